@@ -1,0 +1,70 @@
+"""Values that users and components exchange: plain, immutable, without behaviour that waits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from aiorocket.errors import UsageError
+
+__all__ = ("Queue", "OutgoingMessage", "SendReceipt", "SendStatus", "check_topic", "check_group")
+
+_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}", re.ASCII)
+_GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,255}", re.ASCII)
+
+
+class Queue(NamedTuple):
+    """One queue of a topic on one broker (RocketMQ's MessageQueue); sorts by topic, broker name and id, as there."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class SendStatus(Enum):
+    """What the broker said of a stored message; every status but SEND_OK means stored, with a promise missing."""
+
+    SEND_OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutgoingMessage:
+    """A message to send. ``keys`` are joined by blanks as RocketMQ stores them; ``delay_level`` 0 means at once."""
+
+    topic: str
+    body: bytes
+    tag: str = ""
+    keys: Sequence[str] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    flag: int = 0
+    delay_level: int = 0
+
+
+class SendReceipt(NamedTuple):
+    """The broker's acknowledgement. ``msg_id`` is the client's unique id, ``offset_msg_id`` names the stored record."""
+
+    msg_id: str
+    queue: Queue
+    offset: int
+    offset_msg_id: str
+    status: SendStatus
+
+
+def check_topic(topic: str) -> str:
+    """``topic`` itself, or UsageError when it is outside ``[%|a-zA-Z0-9_-]{1,127}`` (it becomes a path in a store)."""
+    if not isinstance(topic, str) or not _TOPIC.fullmatch(topic):
+        raise UsageError(f"topic {topic!r:.200}: 1 to 127 of the characters % | a-z A-Z 0-9 _ - are allowed")
+    return topic
+
+
+def check_group(group: str) -> str:
+    """``group`` itself, or UsageError when it is outside ``[%|a-zA-Z0-9_-]{1,255}``."""
+    if not isinstance(group, str) or not _GROUP.fullmatch(group):
+        raise UsageError(f"group {group!r:.200}: 1 to 255 of the characters % | a-z A-Z 0-9 _ - are allowed")
+    return group

@@ -1,0 +1,60 @@
+"""Request body of SEND_BATCH_MESSAGE: messages of one topic behind each other (spec/records.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple
+
+from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.limits import MAX_PROPERTIES
+
+__all__ = ("BatchItem", "decode_batch", "encode_batch")
+
+_pack_short = Struct(">H").pack
+_BATCH_HEAD = Struct(">iiiii")  # size magic(0) crc(0) flag body_length
+
+
+class BatchItem(NamedTuple):
+    """One message of a batch body."""
+
+    flag: int
+    body: bytes
+    properties: bytes
+
+
+def encode_batch(items: Iterable[tuple[bytes, int, bytes]]) -> bytes:
+    """The request body of SEND_BATCH_MESSAGE from ``(body, flag, property string)`` of each message."""
+    parts: list[bytes] = []
+    for body, flag, properties in items:
+        if len(properties) > MAX_PROPERTIES:
+            raise ProtocolError(f"properties of {len(properties)} bytes; at most {MAX_PROPERTIES}", where="batch")
+        try:
+            head = _BATCH_HEAD.pack(22 + len(body) + len(properties), 0, 0, flag, len(body))
+        except StructError:
+            raise ProtocolError(f"flag {flag!r:.100} or the body's length needs over 32 bits", where="batch") from None
+        parts += (head, body, _pack_short(len(properties)), properties)
+    return b"".join(parts)
+
+
+def decode_batch(data: bytes) -> list[BatchItem]:
+    """The messages of a batch body. ProtocolError unless items fill it exactly."""
+    items: list[BatchItem] = []
+    start, total = 0, len(data)
+    while start < total:
+        where = f"batch item at {start}"
+        if total - start < 22:
+            raise ProtocolError(f"{total - start} bytes are left; an item has at least 22", where=where)
+        size, _, _, flag, length = _BATCH_HEAD.unpack_from(data, start)
+        body = start + 20
+        end = start + size
+        if size < 22 or end > total or not 0 <= length <= size - 22:
+            raise ProtocolError(f"size {size} with a body of {length}; {total - start} bytes are left", where=where)
+        at = body + length
+        properties_length = data[at] << 8 | data[at + 1]
+        if at + 2 + properties_length != end or properties_length > MAX_PROPERTIES:
+            raise ProtocolError(f"properties of {properties_length} bytes, {end - at - 2} are left", where=where)
+        items.append(BatchItem(flag, data[body:at], data[at + 2 : end]))
+        start = end
+    return items

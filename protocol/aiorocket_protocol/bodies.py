@@ -1,0 +1,477 @@
+"""Bodies of requests and responses as values: routes, heartbeats, locks. (Registrations are in registration.py.)
+
+``encode_body``/``decode_body`` write and read them as JSON under JSON and ROCKETMQ headers, as a msgpack map of the
+same keys under msgpack headers. Members that are absent read as their defaults; unknown ones are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+import msgpack
+
+from aiorocket_protocol import fastjson
+from aiorocket_protocol.command import MSGPACK
+from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.plain import Plain
+from aiorocket_protocol.records import tags_code
+
+__all__ = (
+    "BrokerData",
+    "ClusterInfo",
+    "Connection",
+    "ConsumerConnection",
+    "ConsumerData",
+    "ConsumerListBody",
+    "GroupListBody",
+    "HeartbeatData",
+    "KVTable",
+    "LockBatchBody",
+    "LockBatchResult",
+    "MessageQueue",
+    "QueueData",
+    "SubscriptionData",
+    "TopicListBody",
+    "TopicRouteData",
+    "decode_body",
+    "encode_body",
+)
+
+
+class Body(Protocol):
+    """What ``encode_body`` and ``decode_body`` need."""
+
+    def to_plain(self) -> dict[str, Any]: ...
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self: ...
+
+
+B = TypeVar("B", bound=Body)
+
+_pack = msgpack.Packer().pack
+
+
+def encode_body(value: Body | dict[str, Any], serialize_type: int) -> bytes:
+    """``value`` (or a plain dict) as the body of a command of that serialize type. ProtocolError when it cannot be
+    written."""
+    plain = value if isinstance(value, dict) else value.to_plain()
+    if serialize_type != MSGPACK:
+        return fastjson.dumps(plain)
+    try:
+        return bytes(_pack(plain))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"cannot be packed: {error}", where=type(value).__name__) from None
+
+
+def decode_body(body_class: type[B], data: bytes, serialize_type: int) -> B:
+    """The body as ``body_class``. ProtocolError names the member that is missing or of another type."""
+    if serialize_type != MSGPACK:
+        return body_class.from_plain(fastjson.loads(data))
+    try:
+        plain = msgpack.unpackb(data, strict_map_key=True, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"not msgpack: {error or type(error).__name__}", where=body_class.__name__) from None
+    return body_class.from_plain(plain)
+
+
+class MessageQueue(NamedTuple):
+    """A queue of a topic on a broker."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"brokerName": self.broker_name, "queueId": self.queue_id, "topic": self.topic}
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        """From an object, or from one used as a map key: a tuple of pairs or text that holds the object
+        (fastjson.loads)."""
+        if type(value) is str:
+            value = fastjson.loads(value.encode("utf-8", "replace"))
+        elif type(value) is tuple and all(type(pair) is tuple and len(pair) == 2 for pair in value):
+            value = dict(value)
+        plain = Plain(value, "MessageQueue")
+        return cls(plain.text("topic"), plain.text("brokerName"), plain.number("queueId"))
+
+
+# ---- routes
+# -----------------------------------------------------------------------------------------------------------------
+
+
+class QueueData(NamedTuple):
+    """How many queues of a topic one broker has, and what may be done with them (perm: 4 read, 2 write)."""
+
+    broker_name: str
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    topic_sys_flag: int = 0
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "brokerName": self.broker_name,
+            "perm": self.perm,
+            "readQueueNums": self.read_queue_nums,
+            "topicSysFlag": self.topic_sys_flag,
+            "writeQueueNums": self.write_queue_nums,
+        }
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        plain = Plain(value, "QueueData")
+        return cls(
+            plain.text("brokerName"),
+            plain.number("readQueueNums", 0),
+            plain.number("writeQueueNums", 0),
+            plain.number("perm", 0),
+            plain.number("topicSysFlag", 0),
+        )
+
+
+class BrokerData(NamedTuple):
+    """The addresses of one broker name: id 0 is the master."""
+
+    cluster: str
+    broker_name: str
+    broker_addrs: dict[int, str]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            # Quoted keys: the only form that Java, Go and Node clients all read.
+            "brokerAddrs": {str(broker_id): self.broker_addrs[broker_id] for broker_id in sorted(self.broker_addrs)},
+            "brokerName": self.broker_name,
+            "cluster": self.cluster,
+            "enableActingMaster": False,
+        }
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        plain = Plain(value, "BrokerData")
+        addrs = plain.text_table("brokerAddrs")
+        try:
+            numbered = {_broker_id(broker_id): address for broker_id, address in addrs.items()}
+        except ValueError:
+            what = f"keys must be broker ids, found {list(addrs)!r:.100}"
+            raise ProtocolError(what, where="BrokerData.brokerAddrs") from None
+        return cls(plain.text("cluster", ""), plain.text("brokerName"), numbered)
+
+
+def _broker_id(text: str) -> int:
+    if not text.isascii() or len(text) > 20:
+        raise ValueError(text)
+    return int(text)
+
+
+class TopicRouteData(NamedTuple):
+    """Answer of GET_ROUTEINFO_BY_TOPIC."""
+
+    queue_datas: list[QueueData]
+    broker_datas: list[BrokerData]
+    order_topic_conf: str | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        plain: dict[str, Any] = {
+            "brokerDatas": [data.to_plain() for data in self.broker_datas],
+            "filterServerTable": {},
+            "queueDatas": [data.to_plain() for data in self.queue_datas],
+        }
+        if self.order_topic_conf is not None:
+            plain["orderTopicConf"] = self.order_topic_conf
+        return plain
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        plain = Plain(value, "TopicRouteData")
+        return cls(
+            [QueueData.from_plain(item) for item in plain.items("queueDatas")],
+            [BrokerData.from_plain(item) for item in plain.items("brokerDatas")],
+            plain.text_or_none("orderTopicConf"),
+        )
+
+
+class ClusterInfo(NamedTuple):
+    """Answer of GET_BROKER_CLUSTER_INFO."""
+
+    broker_addr_table: dict[str, BrokerData]
+    cluster_addr_table: dict[str, list[str]]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "brokerAddrTable": {name: data.to_plain() for name, data in self.broker_addr_table.items()},
+            "clusterAddrTable": {name: list(brokers) for name, brokers in self.cluster_addr_table.items()},
+        }
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        plain = Plain(value, "ClusterInfo")
+        clusters = Plain(plain.table("clusterAddrTable"), plain.inner("clusterAddrTable"))
+        return cls(
+            {str(name): BrokerData.from_plain(item) for name, item in plain.table("brokerAddrTable").items()},
+            {str(name): clusters.texts(name) for name in clusters.members},
+        )
+
+
+class TopicListBody(NamedTuple):
+    """Answer of GET_ALL_TOPIC_LIST_FROM_NAMESERVER and GET_TOPICS_BY_CLUSTER."""
+
+    topics: list[str]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"topicList": self.topics}
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        return cls(Plain(value, "TopicListBody").texts("topicList"))
+
+
+class KVTable(NamedTuple):
+    """Answer of GET_KVLIST_BY_NAMESPACE, REGISTER_BROKER and GET_BROKER_RUNTIME_INFO."""
+
+    table: dict[str, str]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"table": self.table}
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        return cls(Plain(value, "KVTable").text_table("table"))
+
+
+# ---- clients
+# ----------------------------------------------------------------------------------------------------------------
+
+
+class SubscriptionData(NamedTuple):
+    """What a group wants of a topic. ``tags_set`` and ``code_set`` are empty for everything."""
+
+    topic: str
+    sub_string: str
+    tags_set: frozenset[str] = frozenset()
+    code_set: frozenset[int] = frozenset()
+    sub_version: int = 0
+    expression_type: str = "TAG"
+
+    @classmethod
+    def parse(cls, topic: str, expression: str | None = "*", version: int = 0) -> Self:
+        """A tag expression: ``*`` or nothing for all, else tags between ``||``. ProtocolError when ``||`` names no
+        tag."""
+        if not expression or expression.strip() in ("", "*"):
+            return cls(topic, "*", sub_version=version)
+        tags = frozenset(tag.strip() for tag in expression.split("||")) - {""}
+        if not tags:
+            raise ProtocolError(f"{expression!r:.100} names no tag", where="subscription expression")
+        return cls(topic, expression, tags, frozenset(map(tags_code, tags)), version)
+
+    def matches_code(self, code: int) -> bool:
+        """May a message with this tags code match? Decides on a hash, so ``matches_tag`` must follow."""
+        codes = self.code_set
+        return not codes or (code & 0xFFFFFFFF ^ 0x80000000) - 0x80000000 in codes
+
+    def matches_tag(self, tag: str) -> bool:
+        """Does a message with this tag match?"""
+        return not self.tags_set or tag in self.tags_set
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "classFilterMode": False,
+            "codeSet": sorted(self.code_set),
+            "expressionType": self.expression_type,
+            "subString": self.sub_string,
+            "subVersion": self.sub_version,
+            "tagsSet": sorted(self.tags_set),
+            "topic": self.topic,
+        }
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        plain = Plain(value, "SubscriptionData")
+        codes = plain.items("codeSet")
+        if not all(type(code) is int and -(2**31) <= code < 2**31 for code in codes):
+            raise ProtocolError(f"32-bit numbers are needed, found {codes!r:.100}", where=plain.inner("codeSet"))
+        return cls(
+            plain.text("topic"),
+            plain.text("subString", "*"),
+            frozenset(plain.texts("tagsSet")),
+            frozenset(codes),
+            plain.number("subVersion", 0),
+            plain.text("expressionType", "TAG"),  # the Node client leaves it out
+        )
+
+
+class ConsumerData(NamedTuple):
+    """One consumer group of a client."""
+
+    group: str
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    subscriptions: list[SubscriptionData] = []  # noqa: RUF012 - a NamedTuple field; never changed in place
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "consumeFromWhere": self.consume_from_where,
+            "consumeType": self.consume_type,
+            "groupName": self.group,
+            "messageModel": self.message_model,
+            "subscriptionDataSet": [subscription.to_plain() for subscription in self.subscriptions],
+            "unitMode": False,
+        }
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        plain = Plain(value, "ConsumerData")
+        return cls(
+            plain.text("groupName"),
+            plain.text("consumeType", "CONSUME_PASSIVELY"),
+            plain.text("messageModel", "CLUSTERING"),
+            plain.text("consumeFromWhere", "CONSUME_FROM_LAST_OFFSET"),
+            [SubscriptionData.from_plain(item) for item in plain.items("subscriptionDataSet")],
+        )
+
+
+class HeartbeatData(NamedTuple):
+    """Body of HEART_BEAT: every group of one client."""
+
+    client_id: str
+    producers: list[str]
+    consumers: list[ConsumerData]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "clientID": self.client_id,
+            "consumerDataSet": [consumer.to_plain() for consumer in self.consumers],
+            "heartbeatFingerprint": 0,
+            "producerDataSet": [{"groupName": group} for group in self.producers],
+            "withoutSub": False,
+        }
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        plain = Plain(value, "HeartbeatData")
+        return cls(
+            plain.text("clientID"),
+            [Plain(item, "ProducerData").text("groupName") for item in plain.items("producerDataSet")],
+            [ConsumerData.from_plain(item) for item in plain.items("consumerDataSet")],
+        )
+
+
+class ConsumerListBody(NamedTuple):
+    """Answer of GET_CONSUMER_LIST_BY_GROUP."""
+
+    consumer_ids: list[str]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"consumerIdList": self.consumer_ids}
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        return cls(Plain(value, "ConsumerListBody").texts("consumerIdList"))
+
+
+class GroupListBody(NamedTuple):
+    """Answer of QUERY_TOPIC_CONSUME_BY_WHO."""
+
+    groups: list[str]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"groupList": self.groups}
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        return cls(Plain(value, "GroupListBody").texts("groupList"))
+
+
+class Connection(NamedTuple):
+    """One client of a group as an administrator sees it; ``language`` is its name."""
+
+    client_addr: str
+    client_id: str
+    language: str
+    version: int
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "clientAddr": self.client_addr,
+            "clientId": self.client_id,
+            "language": self.language,
+            "version": self.version,
+        }
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        plain = Plain(value, "Connection")
+        return cls(
+            plain.text("clientAddr", ""),
+            plain.text("clientId"),
+            plain.text("language", "OTHER"),
+            plain.number("version", 0),
+        )
+
+
+class ConsumerConnection(NamedTuple):
+    """Answer of GET_CONSUMER_CONNECTION_LIST."""
+
+    connections: list[Connection]
+    subscriptions: dict[str, SubscriptionData]
+    consume_type: str
+    message_model: str
+    consume_from_where: str
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "connectionSet": [connection.to_plain() for connection in self.connections],
+            "consumeFromWhere": self.consume_from_where,
+            "consumeType": self.consume_type,
+            "messageModel": self.message_model,
+            "subscriptionTable": {topic: data.to_plain() for topic, data in self.subscriptions.items()},
+        }
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        plain = Plain(value, "ConsumerConnection")
+        table = plain.table("subscriptionTable")
+        return cls(
+            [Connection.from_plain(item) for item in plain.items("connectionSet")],
+            {str(topic): SubscriptionData.from_plain(item) for topic, item in table.items()},
+            plain.text("consumeType", "CONSUME_PASSIVELY"),
+            plain.text("messageModel", "CLUSTERING"),
+            plain.text("consumeFromWhere", "CONSUME_FROM_LAST_OFFSET"),
+        )
+
+
+class LockBatchBody(NamedTuple):
+    """Body of LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
+
+    client_id: str
+    consumer_group: str
+    queues: list[MessageQueue]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "clientId": self.client_id,
+            "consumerGroup": self.consumer_group,
+            "mqSet": [queue.to_plain() for queue in self.queues],
+            "onlyThisBroker": False,
+        }
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        plain = Plain(value, "LockBatchBody")
+        queues = [MessageQueue.from_plain(item) for item in plain.items("mqSet")]
+        return cls(plain.text("clientId"), plain.text("consumerGroup"), queues)
+
+
+class LockBatchResult(NamedTuple):
+    """Answer of LOCK_BATCH_MQ: the queues now held. The body is there even when none is."""
+
+    queues: list[MessageQueue]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"lockOKMQSet": [queue.to_plain() for queue in self.queues]}
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        return cls([MessageQueue.from_plain(item) for item in Plain(value, "LockBatchResult").items("lockOKMQSet")])

@@ -1,0 +1,360 @@
+"""RemotingCommand: one request or response, and its way to and from bytes in three header codecs.
+
+A command that is sent carries its declared fields as a header NamedTuple in ``header``. A received one carries them as
+text in ``ext`` (JSON, ROCKETMQ) or as a positional tuple in ``fields`` (msgpack); ``read(HeaderClass)`` gives the typed
+header of any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from operator import itemgetter
+from struct import Struct
+from struct import error as StructError
+from typing import Any, NamedTuple, TypeVar
+
+from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.headers import REQUEST_HEADERS, SPECS
+from aiorocket_protocol.limits import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, MAX_FRAME
+from aiorocket_protocol.spec import FieldSpec
+
+__all__ = (
+    "CODECS",
+    "JSON",
+    "LANGUAGE_CODES",
+    "LANGUAGE_JAVA",
+    "LANGUAGE_NAMES",
+    "LANGUAGE_OTHER",
+    "LANGUAGE_PYTHON",
+    "MSGPACK",
+    "ROCKETMQ",
+    "VERSION",
+    "HeaderCodec",
+    "RemotingCommand",
+    "SerializeType",
+    "decode",
+    "encode",
+    "encode_head",
+)
+
+
+class SerializeType(IntEnum):
+    """First byte of a frame's second word: how its header is written."""
+
+    JSON = 0
+    ROCKETMQ = 1
+    MSGPACK = 0x4D
+
+
+# Plain ints beside the enum, because comparing an enum member costs a lookup on every frame.
+JSON, ROCKETMQ, MSGPACK = 0, 1, 0x4D
+
+LANGUAGE_NAMES: dict[int, str] = {
+    0: "JAVA", 1: "CPP", 2: "DOTNET", 3: "PYTHON", 4: "DELPHI", 5: "ERLANG", 6: "RUBY", 7: "OTHER", 8: "HTTP", 9: "GO",
+    10: "PHP", 11: "OMS", 12: "RUST", 13: "NODE_JS",
+}  # fmt: skip
+LANGUAGE_CODES: dict[str, int] = {name: code for code, name in LANGUAGE_NAMES.items()}
+LANGUAGE_JAVA, LANGUAGE_PYTHON, LANGUAGE_OTHER = 0, 3, 7
+
+#: MQVersion ordinal of 5.3.3, sent by clients and servers: peers decide on features by it, so it is never 0.
+VERSION = 479
+
+_pack_words = Struct(">II").pack
+
+_RESPONSE = 1
+_ONEWAY = 2
+
+H = TypeVar("H", bound="tuple[Any, ...]")
+
+
+@dataclass(slots=True)
+class RemotingCommand:
+    """One request or response.
+
+    ``opaque`` is given by the connection. ``ext`` holds the fields no header declares; of a received JSON or ROCKETMQ
+    command it holds all fields. A field absent or None is not sent.
+    """
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    language: int = LANGUAGE_PYTHON
+    version: int = VERSION
+    remark: str | None = None
+    ext: dict[str, str | None] | None = None
+    header: tuple[Any, ...] | None = None
+    fields: tuple[Any, ...] | None = None
+    body: bytes = b""
+    serialize_type: int = JSON
+
+    @staticmethod
+    def request(
+        code: int,
+        header: tuple[Any, ...] | None = None,
+        *,
+        ext: Mapping[str, str | None] | None = None,
+        body: bytes = b"",
+        oneway: bool = False,
+    ) -> RemotingCommand:
+        """A request; ``header`` is one of the NamedTuples of ``headers``."""
+        return RemotingCommand(
+            code,
+            0,
+            _ONEWAY if oneway else 0,
+            LANGUAGE_PYTHON,
+            VERSION,
+            None,
+            dict(ext) if ext else None,
+            header,
+            None,
+            body,
+        )
+
+    @staticmethod
+    def response(
+        code: int = 0,
+        header: tuple[Any, ...] | None = None,
+        *,
+        remark: str | None = None,
+        ext: Mapping[str, str | None] | None = None,
+        body: bytes = b"",
+    ) -> RemotingCommand:
+        """A response; the connection copies the request's opaque into it."""
+        return RemotingCommand(
+            code, 0, _RESPONSE, LANGUAGE_PYTHON, VERSION, remark, dict(ext) if ext else None, header, None, body
+        )
+
+    @property
+    def is_response(self) -> bool:
+        return self.flag & 1 != 0
+
+    @property
+    def is_oneway(self) -> bool:
+        return self.flag & 2 != 0
+
+    def read(self, header_class: type[H]) -> H:
+        """The declared fields as ``header_class``.
+
+        ProtocolError names the field and the value when one is missing, of another type or out of its range. Fields
+        behind the declared ones (a newer peer) are ignored, optional ones that are missing are None.
+        """
+        reader = _READERS.get(header_class)
+        if reader is None:
+            reader = _new_reader(header_class)
+        fields = self.fields
+        if fields is None:
+            header = self.header
+            if type(header) is header_class:
+                return header
+            ext = self.ext_fields() if header is not None else self.ext or {}
+            return tuple.__new__(header_class, reader.from_text(ext))
+        numbers = reader.accepted.get(tuple(map(type, fields)))
+        if numbers is None:
+            return tuple.__new__(header_class, reader.from_fields(fields))
+        pick, check = numbers
+        try:
+            check(*pick(fields))
+        except StructError:
+            reader.refuse(fields)
+        return tuple.__new__(header_class, fields)
+
+    def ext_value(self, key: str) -> str | None:
+        """The text of one undeclared field (of any field, for a command received in JSON or ROCKETMQ), or None."""
+        ext = self.ext
+        return ext.get(key) if ext else None
+
+    def ext_fields(self, header_class: type[tuple[Any, ...]] | None = None) -> dict[str, str | None]:
+        """Every field as the text JSON would carry.
+
+        A msgpack command needs ``header_class`` for its names, unless it is a request whose code has a header.
+        ProtocolError when there are positional fields and no class is known.
+        """
+        values = self.header
+        if values is None:
+            values = self.fields
+            if values is None:
+                return self.ext or {}
+            if header_class is None and not self.flag & _RESPONSE:
+                header_class = REQUEST_HEADERS.get(self.code)
+            if header_class is None:
+                if not values:
+                    return self.ext or {}
+                raise ProtocolError(f"positional fields of code {self.code} have no names", where="msgpack header")
+        else:
+            header_class = type(values)
+        texts = dict(self.ext) if self.ext else {}
+        for field, value in zip(SPECS[header_class], values, strict=False):
+            if value is not None:
+                texts[field.wire] = _text(value)
+        return texts
+
+
+def _text(value: object) -> str:
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    return str(value)
+
+
+# ---- typed headers
+# ----------------------------------------------------------------------------------------------------------
+
+_PYTHON_TYPES: dict[str, type] = {"str": str, "int": int, "long": int, "bool": bool}
+_FORMATS = {"int": "i", "long": "q"}
+_RANGES = {"int": (INT32_MIN, INT32_MAX), "long": (INT64_MIN, INT64_MAX)}
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+#: Combinations of absent optional fields remembered per header class; a peer cannot make the table grow beyond it.
+_MAX_ACCEPTED = 64
+
+Numbers = tuple[Callable[[Any], Any], Callable[..., object]]
+
+
+class HeaderReader:
+    """Checks received fields against the spec of one header class.
+
+    ``accepted`` remembers, by the tuple of the fields' types, that the types are right, and which of the values are
+    numbers: packing those into a struct of their widths is the whole range check, in C.
+    """
+
+    __slots__ = ("accepted", "header_class", "specs")
+
+    def __init__(self, header_class: type[tuple[Any, ...]], specs: tuple[FieldSpec, ...]) -> None:
+        self.header_class = header_class
+        self.specs = specs
+        self.accepted: dict[tuple[type, ...], Numbers] = {}
+
+    def from_fields(self, fields: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Positional fields whose types were not met before, checked, and cut or filled up to the declared ones."""
+        specs = self.specs
+        count = len(specs)
+        for position, spec in enumerate(specs):
+            self._check(spec, fields[position] if position < len(fields) else None)
+        if len(fields) != count:
+            return (*fields[:count], *(None,) * (count - len(fields)))
+        if len(self.accepted) < _MAX_ACCEPTED:
+            self.accepted[tuple(map(type, fields))] = _number_check(specs, fields)
+        return fields
+
+    def refuse(self, fields: tuple[Any, ...]) -> None:
+        """Say which number is out of range."""
+        for spec, value in zip(self.specs, fields, strict=False):
+            self._check(spec, value)
+
+    def from_text(self, ext: Mapping[str, str | None]) -> list[Any]:
+        """Fields as text, by their wire keys."""
+        return [self._parse(spec, ext.get(spec.wire)) for spec in self.specs]
+
+    def _check(self, spec: FieldSpec, value: Any) -> None:
+        if value is None:
+            if spec.required:
+                self._fail(spec, "missing")
+            return
+        if type(value) is not _PYTHON_TYPES[spec.kind]:
+            self._fail(spec, f"{spec.kind} is needed, found {type(value).__name__} {value!r:.100}")
+        limits = _RANGES.get(spec.kind)
+        if limits is not None and not limits[0] <= value <= limits[1]:
+            self._fail(spec, f"{value!r:.100} does not fit {spec.kind}")
+
+    def _parse(self, spec: FieldSpec, text: str | None) -> Any:
+        if text is None:
+            if spec.required:
+                self._fail(spec, "missing")
+            return None
+        kind = spec.kind
+        if kind == "str":
+            return text
+        if kind == "bool":
+            lowered = text.lower()
+            if lowered == "true":
+                return True
+            if lowered == "false":
+                return False
+            self._fail(spec, f"true or false is needed, found {text!r:.100}")
+        if not _INTEGER.fullmatch(text):
+            self._fail(spec, f"{kind} is needed, found {text!r:.100}")
+        value = int(text)
+        low, high = _RANGES[kind]
+        if not low <= value <= high:
+            self._fail(spec, f"{text!r:.100} does not fit {kind}")
+        return value
+
+    def _fail(self, spec: FieldSpec, what: str) -> None:
+        raise ProtocolError(what, where=f"{self.header_class.__name__}.{spec.wire}")
+
+
+def _number_check(specs: tuple[FieldSpec, ...], fields: tuple[Any, ...]) -> Numbers:
+    positions = [at for at, value in enumerate(fields) if type(value) is int]
+    if not positions:
+        return _nothing, _nothing
+    check = Struct(">" + "".join(_FORMATS[specs[at].kind] for at in positions)).pack
+    if len(positions) == 1:
+        only = positions[0]
+        return itemgetter(slice(only, only + 1)), check
+    return itemgetter(*positions), check
+
+
+def _nothing(*_values: object) -> tuple[()]:
+    return ()
+
+
+_READERS: dict[type, HeaderReader] = {}
+
+
+def _new_reader(header_class: type[tuple[Any, ...]]) -> HeaderReader:
+    specs = SPECS.get(header_class)
+    if specs is None:
+        raise TypeError(f"{header_class!r} is not one of the header classes of aiorocket_protocol.headers")
+    reader = _READERS[header_class] = HeaderReader(header_class, specs)
+    return reader
+
+
+# ---- codecs
+# -----------------------------------------------------------------------------------------------------------------
+
+# The codecs build RemotingCommands, so they import this module; the table is filled at its end.
+from aiorocket_protocol import codec_json, codec_msgpack, codec_rocketmq  # noqa: E402
+
+
+class HeaderCodec(NamedTuple):
+    """One way to write the header."""
+
+    encode_header: Callable[[RemotingCommand], bytes]
+    decode_header: Callable[[bytes], RemotingCommand]
+
+
+CODECS: dict[int, HeaderCodec] = {
+    JSON: HeaderCodec(codec_json.encode_header, codec_json.decode_header),
+    ROCKETMQ: HeaderCodec(codec_rocketmq.encode_header, codec_rocketmq.decode_header),
+    MSGPACK: HeaderCodec(codec_msgpack.encode_header, codec_msgpack.decode_header),
+}
+_ENCODERS = {serialize_type: codec.encode_header for serialize_type, codec in CODECS.items()}
+_DECODERS = {serialize_type: codec.decode_header for serialize_type, codec in CODECS.items()}
+
+
+def encode_head(command: RemotingCommand, serialize_type: int) -> bytes:
+    """Length words and header; the caller writes ``command.body`` behind it, so a body is never copied.
+    ProtocolError."""
+    header = _ENCODERS[serialize_type](command)
+    length = 4 + len(header) + len(command.body)
+    if length > MAX_FRAME - 4:
+        raise ProtocolError(f"{length + 4} bytes; at most {MAX_FRAME} fit one frame", where="frame")
+    return _pack_words(length, serialize_type << 24 | len(header)) + header
+
+
+def encode(command: RemotingCommand, serialize_type: int) -> bytes:
+    """The whole frame. ProtocolError when a value does not fit or the frame is over its cap."""
+    return encode_head(command, serialize_type) + command.body
+
+
+def decode(serialize_type: int, header: bytes, body: bytes) -> RemotingCommand:
+    """The command of one frame of ``FrameSplitter``. ProtocolError when the header is malformed or its type unknown."""
+    decoder = _DECODERS.get(serialize_type)
+    if decoder is None:
+        raise ProtocolError(f"serialize type {serialize_type} (0x{serialize_type:02x}) is unknown", where="frame")
+    command = decoder(header)
+    command.body = body
+    return command

@@ -1,0 +1,191 @@
+"""JSON as Java's fastjson writes it: strict JSON, or with unquoted numeric keys, objects as keys and trailing commas.
+
+``{0:"10.0.0.1:10911"}`` and ``{{"brokerName":"b","queueId":3,"topic":"T"}:42}`` are what peers really send
+(spec/headers.md).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from json import decoder as json_decoder
+from typing import Any
+
+from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.limits import MAX_NESTING
+
+__all__ = ("dumps", "loads")
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+_strict = json.JSONDecoder(parse_constant=_no_constant).decode
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+_BLANK = re.compile(r"[ \t\r\n]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?", re.ASCII)
+_WORDS = {"true": True, "false": False, "null": None}
+_WORD = re.compile(r"true|false|null")
+_MAX_DIGITS = 64
+# The C scanner of the standard library; its stubs leave it out.
+_scan_string: Any = json_decoder.scanstring  # type: ignore[attr-defined]
+
+
+def loads(data: bytes) -> Any:
+    """The value in ``data`` (UTF-8). Unquoted numeric keys become text; an object used as a key becomes the tuple of
+    its sorted ``(name, value)`` pairs. ProtocolError when neither reading works, or for more than MAX_NESTING
+    levels."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"not UTF-8 at byte {error.start}: {error.reason}", where="JSON") from None
+    try:
+        value = _strict(text)
+    except (ValueError, RecursionError):
+        return _Tolerant(text).document()
+    return value
+
+
+def dumps(value: Any) -> bytes:
+    """Compact JSON (Go's route parser breaks on blanks); a key that is a NamedTuple with ``to_plain`` is written as an
+    object, the only form of such maps that Java, Go and mqadmin all read. ProtocolError for what JSON cannot say."""
+    try:
+        return _text(value).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"cannot be written: {error}", where="JSON") from None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict) and any(type(key) is not str for key in value):
+        return "{" + ",".join([f"{_key(key)}:{_text(item)}" for key, item in value.items()]) + "}"
+    if isinstance(value, dict):
+        return "{" + ",".join([f"{_encode(key)}:{_text(item)}" for key, item in value.items()]) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join([_text(item) for item in value]) + "]"
+    return _encode(value)
+
+
+def _key(key: Any) -> str:
+    to_plain = getattr(key, "to_plain", None)
+    return _encode(to_plain()) if to_plain is not None else _encode(str(key))
+
+
+class _Tolerant:
+    """Recursive descent over the text; ``at`` is the next character."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+
+    def document(self) -> Any:
+        try:
+            value = self.value(0)
+            self.blank()
+        except (ValueError, IndexError) as error:
+            if isinstance(error, ProtocolError):
+                raise
+            raise self.error("unexpected end or bad text") from None
+        if self.at != len(self.text):
+            raise self.error("something follows the value")
+        return value
+
+    def error(self, what: str) -> ProtocolError:
+        found = self.text[self.at : self.at + 20]
+        return ProtocolError(f"{what} at character {self.at}, found {found!r}", where="JSON")
+
+    def blank(self) -> str:
+        """Skip blanks; the character after them, or "" at the end."""
+        match = _BLANK.match(self.text, self.at)
+        self.at = match.end() if match else self.at
+        return self.text[self.at : self.at + 1]
+
+    def value(self, depth: int) -> Any:
+        if depth > MAX_NESTING:
+            raise self.error(f"more than {MAX_NESTING} levels")
+        first = self.blank()
+        if first == '"':
+            return self.string()
+        if first == "{":
+            return self.object(depth)
+        if first == "[":
+            return self.array(depth)
+        if match := _NUMBER.match(self.text, self.at):
+            return self.number(match)
+        if match := _WORD.match(self.text, self.at):
+            self.at = match.end()
+            return _WORDS[match.group()]
+        raise self.error("a value is needed")
+
+    def number(self, match: re.Match[str]) -> int | float:
+        text = match.group()
+        if len(text) > _MAX_DIGITS:
+            raise self.error("a number of unreasonable length")
+        self.at = match.end()
+        if text.lstrip("-").isdigit():
+            return int(text)
+        return float(text)
+
+    def string(self) -> str:
+        text, self.at = _scan_string(self.text, self.at + 1, True)
+        return str(text)
+
+    def array(self, depth: int) -> list[Any]:
+        self.at += 1
+        items: list[Any] = []
+        while self.blank() != "]":
+            items.append(self.value(depth + 1))
+            if not self.separator("]"):
+                break
+        self.at += 1
+        return items
+
+    def object(self, depth: int) -> dict[Any, Any]:
+        self.at += 1
+        members: dict[Any, Any] = {}
+        while self.blank() != "}":
+            key = self.key(depth + 1)
+            if self.blank() != ":":
+                raise self.error("':' is needed after a key")
+            self.at += 1
+            members[key] = self.value(depth + 1)
+            if not self.separator("}"):
+                break
+        self.at += 1
+        return members
+
+    def separator(self, closing: str) -> bool:
+        """Past a comma (more may follow), or at the closing bracket (False)."""
+        found = self.blank()
+        if found == ",":
+            self.at += 1
+            return True
+        if found != closing:
+            raise self.error(f"',' or '{closing}' is needed")
+        return False
+
+    def key(self, depth: int) -> Any:
+        first = self.blank()
+        if first == '"':
+            return self.string()
+        if first == "{":
+            if depth > MAX_NESTING:
+                raise self.error(f"more than {MAX_NESTING} levels")
+            return _frozen(self.object(depth))
+        if match := _NUMBER.match(self.text, self.at):
+            self.at = match.end()
+            return match.group()
+        if match := _WORD.match(self.text, self.at):
+            self.at = match.end()
+            return match.group()
+        raise self.error("a key is needed")
+
+
+def _frozen(value: Any) -> Any:
+    """A hashable form: an object's members sorted by name (names of mixed kinds by their text)."""
+    if isinstance(value, dict):
+        return tuple(sorted(((key, _frozen(item)) for key, item in value.items()), key=lambda pair: str(pair[0])))
+    if isinstance(value, list):
+        return tuple(_frozen(item) for item in value)
+    return value

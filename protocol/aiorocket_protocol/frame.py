@@ -1,0 +1,150 @@
+"""Frames: ``length 4 · serialize type 1 · header length 3 · header · body`` (spec/frame.md).
+
+One splitter serves the running system (a read goes straight into its buffer), asyncio streams, the tests and the
+fuzzer.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.limits import MAX_FRAME
+
+__all__ = ("Frame", "FrameSplitter", "encode_frame", "encode_frame_head")
+
+#: serialize type, header bytes, body bytes.
+Frame = tuple[int, bytes, bytes]
+
+_WORDS = Struct(">II")
+_unpack_words = _WORDS.unpack_from
+_pack_words = _WORDS.pack
+
+#: Reads of a busy connection go into this much; an idle connection keeps the small one, so that thousands of them are
+#: cheap.
+_READ_SIZE = 256 * 1024
+_FIRST_SIZE = 16 * 1024
+#: A buffer grown for one large frame is kept for the next up to this size, else every large pull answer pays an
+#: allocation.
+_KEEP_SIZE = 2 * 1024 * 1024
+
+
+def encode_frame_head(serialize_type: int, header: bytes, body_length: int) -> bytes:
+    """The two length words and the header; the caller writes ``body_length`` bytes after them. ProtocolError over
+    MAX_FRAME."""
+    header_length = len(header)
+    length = 4 + header_length + body_length
+    if length > MAX_FRAME - 4 or header_length > 0xFFFFFF:
+        raise ProtocolError(f"{length + 4} bytes; at most {MAX_FRAME} fit one frame", where="frame")
+    return _pack_words(length, serialize_type << 24 | header_length) + header
+
+
+def encode_frame(serialize_type: int, header: bytes, body: bytes) -> bytes:
+    """A whole frame. ProtocolError over MAX_FRAME."""
+    return encode_frame_head(serialize_type, header, len(body)) + body
+
+
+class FrameSplitter:
+    """Cuts a byte stream into frames, whatever its fragmentation.
+
+    Read into ``writable()``, then call ``received(n)``; or pass bytes to ``feed``. Memory grows with what has arrived,
+    never with what a length word claims: to at most four times the bytes received and never beyond the frame.
+
+    After a bad length the stream cannot be followed any more. Frames before it in the same read are still returned;
+    ``error`` is then set, and the next call raises it. Without such frames the call itself raises.
+    """
+
+    __slots__ = ("_buffer", "_end", "_view", "error")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(_FIRST_SIZE)
+        self._view = memoryview(self._buffer)
+        self._end = 0
+        self.error: ProtocolError | None = None
+
+    @property
+    def partial(self) -> bool:
+        """A frame has begun and is not complete (or the stream is broken): silence from here on deserves a deadline."""
+        return self._end > 0 or self.error is not None
+
+    def writable(self) -> memoryview:
+        """Where the next read goes; valid until ``received``. Never empty."""
+        return self._view[self._end :] if self._end else self._view
+
+    def received(self, count: int) -> list[Frame]:
+        """The frames completed by ``count`` bytes written into ``writable()``. ProtocolError when the stream is no
+        frame."""
+        if self.error is not None:
+            raise self.error
+        view = self._view
+        end = self._end + count
+        start = 0
+        frames: list[Frame] = []
+        size = 0
+        while end - start >= 8:
+            length, word = _unpack_words(view, start)
+            header_length = word & 0xFFFFFF
+            if length > MAX_FRAME - 4 or header_length > length - 4:
+                self.error = _bad_frame(length, header_length)
+                self._end = 0
+                if frames:
+                    return frames
+                raise self.error
+            stop = start + 4 + length
+            if stop > end:
+                size = stop - start
+                break
+            body = start + 8 + header_length
+            frames.append((word >> 24, bytes(view[start + 8 : body]), bytes(view[body:stop]) if body < stop else b""))
+            start = stop
+        tail = end - start
+        capacity = len(view)
+        if start == 0 and end == capacity:
+            self._grow(tail, size)
+        elif start:
+            if capacity > _KEEP_SIZE and tail <= _READ_SIZE // 2:
+                self._replace(_READ_SIZE, start, end)
+            elif capacity < _READ_SIZE and end == capacity:
+                # The read filled the small buffer: this connection is busy.
+                self._replace(_READ_SIZE, start, end)
+            elif tail:
+                view[:tail] = view[start:end]
+        self._end = tail
+        return frames
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """``received`` for bytes that are already in memory."""
+        frames: list[Frame] = []
+        source = memoryview(data)
+        while source:
+            space = self.writable()
+            count = min(len(space), len(source))
+            space[:count] = source[:count]
+            source = source[count:]
+            if self.error is not None and frames:
+                return frames
+            frames += self.received(count)
+        if not data and self.error is not None:
+            raise self.error
+        return frames
+
+    def _grow(self, tail: int, frame_size: int) -> None:
+        """The buffer is full of one unfinished frame: four times as much, but not more than the frame."""
+        self._replace(max(min(frame_size, 4 * tail), _READ_SIZE), 0, tail)
+
+    def _replace(self, capacity: int, start: int, end: int) -> None:
+        buffer = bytearray(capacity)
+        buffer[: end - start] = self._view[start:end]
+        # The old view may still be held by a loop that reads; it is dropped, never resized.
+        self._buffer = buffer
+        self._view = memoryview(buffer)
+
+
+def _bad_frame(length: int, header_length: int) -> ProtocolError:
+    if length > MAX_FRAME - 4:
+        return ProtocolError(
+            f"length field {length} (0x{length:08x}); at most {MAX_FRAME - 4} is allowed", where="frame"
+        )
+    if length < 4:
+        return ProtocolError(f"length field {length}; at least 4 is needed", where="frame")
+    return ProtocolError(f"header of {header_length} bytes in a frame with room for {length - 4}", where="frame")

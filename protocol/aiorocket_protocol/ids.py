@@ -1,0 +1,71 @@
+"""Message ids: the broker's (where a record lies) and the client's (UNIQ_KEY)."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from struct import Struct
+
+from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.hosts import unpack_ip
+
+__all__ = ("UniqueIds", "offset_msg_id", "parse_offset_msg_id")
+
+_LONG = Struct(">q")
+_PORT_AND_OFFSET = Struct(">iq")
+_HEX = re.compile(r"[0-9A-Fa-f]*", re.ASCII)
+
+
+def offset_msg_id(host: bytes, physical_offset: int) -> str:
+    """Upper-case hex of the broker's packed host (8 or 20 bytes) and the record's place in its commit log."""
+    return (host + _LONG.pack(physical_offset)).hex().upper()
+
+
+def parse_offset_msg_id(msg_id: str) -> tuple[str, int, int]:
+    """``(ip, port, physical offset)`` of an id of 32 or 56 hex digits, else ProtocolError."""
+    if len(msg_id) not in (32, 56) or not _HEX.fullmatch(msg_id):
+        raise ProtocolError(f"{msg_id!r:.100} is not 32 or 56 hex digits", where="offset message id")
+    data = bytes.fromhex(msg_id)
+    port, offset = _PORT_AND_OFFSET.unpack_from(data, len(data) - 12)
+    return unpack_ip(data[:-12]), port, offset
+
+
+class UniqueIds:
+    """UNIQ_KEYs of one process: ip, pid, seed, milliseconds of the month, counter.
+
+    mqadmin derives a time range from the millisecond part, so the layout is RocketMQ's. Ids of one object never repeat
+    within a month, even when the clock is set back or 65,536 are drawn in one millisecond: time then runs on inside the
+    ids.
+    """
+
+    __slots__ = ("_base", "_counter", "_end", "_last", "_left", "_prefix")
+
+    def __init__(self, ip: bytes, pid: int, seed: int) -> None:
+        """``ip`` has 4 or 16 bytes; ``pid`` is taken modulo 2^16, ``seed`` (random, per process) modulo 2^32."""
+        if len(ip) not in (4, 16):
+            raise ProtocolError(f"{len(ip)} bytes; an IP address has 4 or 16", where="unique id")
+        self._prefix = f"{ip.hex()}{pid & 0xFFFF:04x}{seed & 0xFFFFFFFF:08x}".upper()
+        self._counter = seed & 0xFFFF
+        self._left = 0x10000
+        self._last = self._base = self._end = 0
+
+    def next(self, now_ms: int) -> str:
+        """A new id; ``now_ms`` is the wall clock."""
+        last = self._last
+        if now_ms > last:
+            last = self._last = now_ms
+            self._left = 0x10000
+        self._left -= 1
+        if self._left < 0:
+            last = self._last = last + 1
+            self._left = 0xFFFF
+        if last >= self._end:
+            self._begin_month(last)
+        counter = self._counter = (self._counter + 1) & 0xFFFF
+        return "%s%08X%04X" % (self._prefix, last - self._base & 0xFFFFFFFF, counter)  # noqa: UP031 - hot: one C call
+
+    def _begin_month(self, now_ms: int) -> None:
+        month = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0, fold=0)
+        following = month.replace(year=month.year + month.month // 12, month=month.month % 12 + 1)
+        self._base = int(month.timestamp() * 1000)
+        self._end = int(following.timestamp() * 1000)

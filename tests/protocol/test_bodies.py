@@ -1,0 +1,240 @@
+"""Bodies in both forms, fastjson's dialect, subscriptions."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorocket_protocol import (
+    JSON,
+    MSGPACK,
+    ROCKETMQ,
+    BrokerData,
+    ClusterInfo,
+    ConsumerConnection,
+    ConsumerData,
+    ConsumerListBody,
+    DataVersion,
+    GroupListBody,
+    HeartbeatData,
+    KVTable,
+    LockBatchBody,
+    LockBatchResult,
+    MessageQueue,
+    ProtocolError,
+    QueueData,
+    RegisterBrokerBody,
+    SubscriptionData,
+    TopicConfig,
+    TopicConfigTable,
+    TopicListBody,
+    TopicRouteData,
+    decode_body,
+    encode_body,
+    fastjson,
+    tags_code,
+)
+from aiorocket_protocol.bodies import Connection
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+NAME = st.text("abcT%_-|01", min_size=1, max_size=12)
+INT32 = st.integers(-(2**31), 2**31 - 1)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+queues = st.builds(MessageQueue, NAME, NAME, INT32)
+subscriptions = st.builds(SubscriptionData, NAME, TEXT, st.frozensets(TEXT), st.frozensets(INT32), INT64, TEXT)
+broker_datas = st.builds(BrokerData, TEXT, NAME, st.dictionaries(INT64, TEXT, max_size=3))
+versions = st.builds(DataVersion, INT64, INT64, INT64)
+topics = st.builds(TopicConfig, NAME, INT32, INT32, INT32, NAME, INT32, st.booleans(), st.dictionaries(TEXT, TEXT))
+topic_lists = st.lists(topics, max_size=3, unique_by=lambda topic: topic.topic_name)
+consumers = st.builds(ConsumerData, NAME, NAME, NAME, NAME, st.lists(subscriptions, max_size=2))
+BODIES: dict[type[Any], st.SearchStrategy[Any]] = {
+    TopicRouteData: st.builds(
+        TopicRouteData,
+        st.lists(st.builds(QueueData, NAME, INT32, INT32, INT32, INT32), max_size=3),
+        st.lists(broker_datas, max_size=3),
+        st.none() | TEXT,
+    ),
+    ClusterInfo: st.builds(
+        ClusterInfo, st.dictionaries(TEXT, broker_datas, max_size=2), st.dictionaries(TEXT, st.lists(TEXT, max_size=2))
+    ),
+    HeartbeatData: st.builds(HeartbeatData, TEXT, st.lists(TEXT, max_size=2), st.lists(consumers, max_size=2)),
+    ConsumerListBody: st.builds(ConsumerListBody, st.lists(TEXT)),
+    GroupListBody: st.builds(GroupListBody, st.lists(TEXT)),
+    TopicListBody: st.builds(TopicListBody, st.lists(TEXT)),
+    KVTable: st.builds(KVTable, st.dictionaries(TEXT, TEXT)),
+    LockBatchBody: st.builds(LockBatchBody, TEXT, TEXT, st.lists(queues, max_size=3)),
+    LockBatchResult: st.builds(LockBatchResult, st.lists(queues, max_size=3)),
+    ConsumerConnection: st.builds(
+        ConsumerConnection,
+        st.lists(st.builds(Connection, TEXT, TEXT, TEXT, INT32), max_size=2),
+        st.dictionaries(TEXT, subscriptions, max_size=2),
+        NAME,
+        NAME,
+        NAME,
+    ),
+    TopicConfigTable: st.builds(TopicConfigTable, versions, topic_lists),
+    RegisterBrokerBody: st.builds(RegisterBrokerBody, versions, topic_lists, st.lists(TEXT, max_size=2)),
+}
+
+
+@given(st.sampled_from(list(BODIES)).flatmap(BODIES.__getitem__))
+def test_round_trip(value: Any) -> None:
+    for serialize_type in (JSON, ROCKETMQ, MSGPACK):
+        data = encode_body(value, serialize_type)
+        assert decode_body(type(value), data, serialize_type) == value
+    assert json.loads(encode_body(value, JSON)) == msgpack.unpackb(encode_body(value, MSGPACK))
+
+
+floats = st.floats(allow_nan=False, allow_infinity=False)
+simple = st.none() | st.booleans() | st.integers(-9, 9) | floats | st.text(max_size=3)
+plains = st.recursive(
+    simple, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+)
+
+
+@given(st.sampled_from(list(BODIES)).flatmap(lambda body: st.tuples(st.just(body), BODIES[body])), plains, st.data())
+def test_a_member_of_another_kind_ends_in_a_value_or_one_error(
+    pair: tuple[type[Any], Any], replacement: Any, data: st.DataObject
+) -> None:
+    body_class, value = pair
+    plain = value.to_plain()
+    inner = plain
+    for _ in range(data.draw(st.integers(0, 4))):
+        members = inner.values() if isinstance(inner, dict) else inner
+        nested = [item for item in members if isinstance(item, (dict, list))]
+        if nested:
+            inner = data.draw(st.sampled_from(nested))
+    if inner:
+        keys = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
+        inner[data.draw(st.sampled_from(keys))] = replacement
+    for serialize_type in (JSON, MSGPACK):
+        try:
+            decode_body(body_class, encode_body(plain, serialize_type), serialize_type)
+        except ProtocolError as error:
+            assert error.where
+
+
+@given(st.sampled_from(list(BODIES)), st.sampled_from([JSON, MSGPACK]), st.binary(max_size=100))
+def test_any_bytes_end_in_a_value_or_one_error(body_class: type[Any], serialize_type: int, data: bytes) -> None:
+    try:
+        decode_body(body_class, data, serialize_type)
+    except ProtocolError:
+        return
+
+
+@given(versions, topic_lists, st.lists(NAME, max_size=2))
+def test_compressed_registration(version: DataVersion, configs: list[TopicConfig], servers: list[str]) -> None:
+    configs = [
+        TopicConfig(topic.topic_name, topic.read_queue_nums & 255, topic.write_queue_nums & 255, topic.perm & 7)
+        for topic in configs
+    ]
+    body = RegisterBrokerBody(version, configs, servers)
+    assert RegisterBrokerBody.from_compressed(body.compressed()) == body
+
+
+@pytest.mark.parametrize(
+    "text", ["", "T1", "T1 8 8 x SINGLE_TAG", "T1 8 8 -6 SINGLE_TAG", "T1 8 8 6 S {", "T1 8 8 6 S []"]
+)
+def test_topic_texts_that_are_none(text: str) -> None:
+    with pytest.raises(ProtocolError):
+        TopicConfig.from_text(text)
+
+
+def test_trap_1_a_route_is_compact_with_quoted_broker_ids() -> None:
+    data = encode_body(TopicRouteData([], [BrokerData("c", "b", {1: "10.0.0.2:1", 0: "10.0.0.1:1"})]), JSON)
+    assert b'"brokerAddrs":{"0":"10.0.0.1:1","1":"10.0.0.2:1"}' in data
+    assert b" " not in data
+
+
+def test_trap_5_sets_are_there_when_empty() -> None:
+    assert encode_body(LockBatchResult([]), JSON) == b'{"lockOKMQSet":[]}'
+    assert encode_body(ConsumerListBody([]), JSON) == b'{"consumerIdList":[]}'
+
+
+def test_bodies_that_cannot_be_written() -> None:
+    for serialize_type in (JSON, MSGPACK):
+        for value in ({"a": {1, 2}}, {"a": "\ud800"}):
+            with pytest.raises(ProtocolError):
+                encode_body(value, serialize_type)
+    with pytest.raises(ProtocolError):
+        encode_body({"a": float("nan")}, JSON)
+
+
+# ---- fastjson ------------------------------------------------------------------------------------------------------
+
+
+@given(plains)
+def test_standard_json_reads_as_itself(value: Any) -> None:
+    assert fastjson.loads(json.dumps(value).encode()) == value
+    assert fastjson.loads(fastjson.dumps(value)) == value
+
+
+@given(st.text(st.sampled_from('{}[]:,"01- \\utrefalsn.'), max_size=30))
+def test_any_text_ends_in_a_value_or_one_error(text: str) -> None:
+    try:
+        fastjson.loads(text.encode())
+    except ProtocolError as error:
+        assert error.where == "JSON"
+
+
+@given(st.dictionaries(queues, st.integers(-5, 5), max_size=4))
+def test_maps_keyed_by_queues(table: dict[MessageQueue, int]) -> None:
+    data = fastjson.dumps({"offsetTable": table})
+    assert b'":{"' not in data.replace(b'{"offsetTable":', b"")
+    found = fastjson.loads(data)["offsetTable"]
+    assert {MessageQueue.from_plain(key): value for key, value in found.items()} == table
+
+
+def test_a_key_that_is_the_text_of_an_object() -> None:
+    """Java reads this form of a queue key too."""
+    key = '{"brokerName":"b","queueId":3,"topic":"T"}'
+    (found,) = fastjson.loads(json.dumps({key: 42}).encode())
+    assert MessageQueue.from_plain(found) == MessageQueue("T", "b", 3)
+    for bad in ("x", "[1]", '{"topic":"T"}', 5, None, (("topic", "T"),), ("T",)):
+        with pytest.raises(ProtocolError):
+            MessageQueue.from_plain(bad)
+
+
+# ---- subscriptions -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "sub_string", "tags"),
+    [("*", "*", set()), ("", "*", set()), (None, "*", set()), (" * ", "*", set()), ("A", "A", {"A"}),
+     ("A||B", "A||B", {"A", "B"}), (" A || || B ", " A || || B ", {"A", "B"})],
+)  # fmt: skip
+def test_tag_expressions(expression: str | None, sub_string: str, tags: set[str]) -> None:
+    subscription = SubscriptionData.parse("T", expression, 7)
+    assert (subscription.sub_string, subscription.sub_version) == (sub_string, 7)
+    assert subscription.tags_set == frozenset(tags)
+    assert subscription.code_set == {tags_code(tag) for tag in tags}
+
+
+def test_an_expression_without_tags_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="names no tag"):
+        SubscriptionData.parse("T", "||")
+
+
+def test_tag_matching_is_by_hash_then_by_text() -> None:
+    subscription = SubscriptionData.parse("T", "Aa")
+    assert subscription.matches_code(tags_code("BB"))  # the same hash: the broker lets it through
+    assert not subscription.matches_tag("BB")  # the client does not
+    assert subscription.matches_tag("Aa")
+    assert not subscription.matches_code(0)
+    everything = SubscriptionData.parse("T")
+    assert everything.matches_code(0)
+    assert everything.matches_tag("")
+    negative = SubscriptionData.parse("T", "polygenelubricants")
+    assert negative.matches_code(-(2**31))
+    assert negative.matches_code(2**31)  # stored as a long without its sign
+
+
+def test_errors_survive_pickling() -> None:
+    error = pickle.loads(pickle.dumps(ProtocolError("bad", where="there")))
+    assert (error.what, error.where, str(error)) == ("bad", "there", "there: bad")

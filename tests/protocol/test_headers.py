@@ -1,0 +1,282 @@
+"""Commands through the three header codecs: round trips, tolerance of real peers, typed reading."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorocket_protocol import (
+    CODECS,
+    JSON,
+    LANGUAGE_NAMES,
+    MSGPACK,
+    REQUEST_HEADERS,
+    ROCKETMQ,
+    SPECS,
+    FrameSplitter,
+    GetMaxOffsetRequestHeader,
+    GetRouteInfoRequestHeader,
+    PopMessageRequestHeader,
+    ProtocolError,
+    PullMessageRequestHeader,
+    PullMessageResponseHeader,
+    RemotingCommand,
+    RequestCode,
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+    decode,
+    encode,
+    encode_head,
+)
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "str": st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),
+    "int": INT32,
+    "long": st.integers(-(2**63), 2**63 - 1),
+    "bool": st.booleans(),
+}
+TYPES = (JSON, ROCKETMQ, MSGPACK)
+
+
+@st.composite
+def headers(draw: st.DrawFn) -> Any:
+    header_class = draw(st.sampled_from(sorted(SPECS, key=lambda item: item.__name__)))
+    values = [
+        draw(VALUES[spec.kind] if spec.required else st.none() | VALUES[spec.kind]) for spec in SPECS[header_class]
+    ]
+    return header_class(*values)
+
+
+commands = st.builds(
+    RemotingCommand,
+    code=st.integers(-(2**15), 2**15 - 1),
+    opaque=INT32,
+    flag=INT32,
+    language=st.sampled_from(sorted(LANGUAGE_NAMES)),
+    version=st.integers(0, 2**15 - 1),
+    remark=st.none() | VALUES["str"],
+    ext=st.none() | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8).map("x-".__add__),
+                                    VALUES["str"], min_size=1, max_size=4),
+    header=st.none() | headers(),
+    body=st.binary(max_size=50),
+)  # fmt: skip
+
+
+@given(commands)
+def test_round_trip_in_every_codec(command: RemotingCommand) -> None:
+    seen = []
+    for serialize_type in TYPES:
+        (frame,) = FrameSplitter().feed(encode(command, serialize_type))
+        found = decode(*frame)
+        assert found.serialize_type == serialize_type
+        for name in ("code", "opaque", "flag", "language", "version", "remark", "body"):
+            assert getattr(found, name) == getattr(command, name)
+        for key, value in (command.ext or {}).items():
+            assert found.ext_value(key) == value
+        if command.header is not None:
+            assert found.read(type(command.header)) == command.header
+            seen.append(found.ext_fields(type(command.header)))
+        assert encode(command, serialize_type) == encode_head(command, serialize_type) + command.body
+    assert all(fields == seen[0] for fields in seen)
+
+
+@given(st.sampled_from(TYPES), st.binary(max_size=200))
+def test_any_header_bytes_end_in_a_command_or_one_error(serialize_type: int, data: bytes) -> None:
+    try:
+        command = decode(serialize_type, data, b"")
+    except ProtocolError:
+        return
+    for header_class in SPECS:
+        try:
+            command.read(header_class)
+        except ProtocolError as error:
+            assert header_class.__name__ in error.where
+
+
+@given(st.lists(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=3),
+                max_size=16))  # fmt: skip
+def test_positional_fields_of_any_type_are_checked(fields: list[Any]) -> None:
+    header_class = SendMessageRequestHeaderV2
+    for _ in range(2):  # the second time through the table of accepted types
+        command = RemotingCommand(310, fields=tuple(fields))
+        try:
+            header = command.read(header_class)
+        except ProtocolError as error:
+            assert error.where.startswith("SendMessageRequestHeaderV2.")
+        else:
+            for value, spec in zip(header, SPECS[header_class], strict=True):
+                assert value is None or type(value) is {"str": str, "bool": bool}.get(spec.kind, int)
+                assert value is not None or not spec.required
+
+
+def test_unknown_serialize_type() -> None:
+    with pytest.raises(ProtocolError, match="serialize type 9"):
+        decode(9, b"", b"")
+
+
+# ---- typed reading -------------------------------------------------------------------------------------------------
+
+
+def read_text(ext: dict[str, str | None], header_class: type[Any] = GetMaxOffsetRequestHeader) -> Any:
+    return RemotingCommand(30, ext=ext).read(header_class)
+
+
+@pytest.mark.parametrize(
+    ("ext", "field", "what"),
+    [
+        ({"queueId": "0"}, "topic", "missing"),
+        ({"topic": None, "queueId": "0"}, "topic", "missing"),
+        ({"topic": "T"}, "queueId", "missing"),
+        ({"topic": "T", "queueId": "x"}, "queueId", "int is needed, found 'x'"),
+        ({"topic": "T", "queueId": ""}, "queueId", "int is needed"),
+        ({"topic": "T", "queueId": "1_0"}, "queueId", "int is needed"),
+        ({"topic": "T", "queueId": " 1"}, "queueId", "int is needed"),
+        ({"topic": "T", "queueId": "\u0661"}, "queueId", "int is needed"),
+        ({"topic": "T", "queueId": "2147483648"}, "queueId", "does not fit int"),
+        ({"topic": "T", "queueId": "9" * 5000}, "queueId", "int is needed"),
+        ({"topic": "T", "queueId": "0", "committed": "yes"}, "committed", "true or false"),
+    ],
+)
+def test_text_fields_that_are_wrong(ext: dict[str, str | None], field: str, what: str) -> None:
+    with pytest.raises(ProtocolError, match=what) as caught:
+        read_text(ext)
+    assert caught.value.where == f"GetMaxOffsetRequestHeader.{field}"
+    assert len(str(caught.value)) < 300
+
+
+def test_text_fields_as_peers_write_them() -> None:
+    assert read_text({"topic": "T", "queueId": "-1", "committed": "True", "ns": "x"}) == ("T", -1, True)
+    assert read_text({"topic": "", "queueId": "+5"}) == ("", 5, None)
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "field"),
+    [(1, 2**31, "queueId"), (1, True, "queueId"), (1, 1.0, "queueId"), (0, b"T", "topic"), (0, None, "topic"),
+     (2, 1, "committed"), (1, (), "queueId")],
+)  # fmt: skip
+def test_positional_fields_that_are_wrong(position: int, value: object, field: str) -> None:
+    fields: list[Any] = ["T", 3, True]
+    assert RemotingCommand(30, fields=tuple(fields)).read(GetMaxOffsetRequestHeader) == ("T", 3, True)
+    fields[position] = value
+    with pytest.raises(ProtocolError) as caught:
+        RemotingCommand(30, fields=tuple(fields)).read(GetMaxOffsetRequestHeader)
+    assert caught.value.where == f"GetMaxOffsetRequestHeader.{field}"
+
+
+def test_64_bit_fields_reach_to_the_end_of_their_range() -> None:
+    header = PullMessageResponseHeader(0, 2**63 - 1, -(2**63), 0)
+    (frame,) = FrameSplitter().feed(encode(RemotingCommand.response(0, header), MSGPACK))
+    assert decode(*frame).read(PullMessageResponseHeader) == header
+    too_large = PullMessageResponseHeader(0, 2**63, 0, 0)  # msgpack could carry it, a Java long could not
+    (frame,) = FrameSplitter().feed(encode(RemotingCommand.response(0, too_large), MSGPACK))
+    with pytest.raises(ProtocolError, match="does not fit long"):
+        decode(*frame).read(PullMessageResponseHeader)
+
+
+def test_many_type_combinations_do_not_grow_the_table() -> None:
+    from aiorocket_protocol.command import _MAX_ACCEPTED, _READERS
+
+    required: tuple[Any, ...] = ("g", "t", 0, 0, 0, 0, 0, 0, 0)
+    for mask in range(2 * _MAX_ACCEPTED):
+        optional = ["s", "e", 1, 1, "p", None, None, None][:5]
+        fields = (*required, *(value if mask >> bit & 1 else None for bit, value in enumerate(optional)))
+        extra = ("x",) * (mask >> 5)
+        assert RemotingCommand(11, fields=(*fields, *extra)).read(PullMessageRequestHeader)[:9] == required
+    assert len(_READERS[PullMessageRequestHeader].accepted) <= _MAX_ACCEPTED
+
+
+def test_reading_a_command_that_was_never_encoded() -> None:
+    """Handlers can be called with what the sender made."""
+    header = GetRouteInfoRequestHeader("T")
+    command = RemotingCommand.request(105, header)
+    assert command.read(GetRouteInfoRequestHeader) is header
+    send = SendMessageRequestHeader("g", "T", "TBW102", 4, 0, 0, 1, 0)
+    with pytest.raises(ProtocolError, match="missing"):
+        RemotingCommand.request(10, send).read(SendMessageRequestHeaderV2)
+    with pytest.raises(TypeError):
+        command.read(tuple)
+
+
+def test_ext_fields_of_a_positional_command() -> None:
+    header = GetMaxOffsetRequestHeader("T", 3, True)
+    (frame,) = FrameSplitter().feed(encode(RemotingCommand.request(30, header, ext={"k": "v"}), MSGPACK))
+    command = decode(*frame)
+    assert command.ext_fields() == {"k": "v", "topic": "T", "queueId": "3", "committed": "true"}
+    assert command.ext_value("k") == "v"
+    assert command.ext_value("absent") is None
+    response = RemotingCommand(0, flag=1, fields=("x",))
+    with pytest.raises(ProtocolError, match="no names"):
+        response.ext_fields()
+    assert RemotingCommand(0, flag=1, fields=()).ext_fields() == {}
+
+
+def test_flags() -> None:
+    request = RemotingCommand.request(15, oneway=True)
+    response = RemotingCommand.response(17, remark="no")
+    assert (request.is_oneway, request.is_response) == (True, False)
+    assert (response.is_oneway, response.is_response, response.remark) == (False, True, "no")
+    assert request.version == response.version == 479
+
+
+# ---- what section 11 of the reference warns of ---------------------------------------------------------------------
+
+
+def test_trap_1_json_is_compact_and_2_values_are_strings() -> None:
+    send = SendMessageRequestHeaderV2("g", "T", "TBW102", 4, 0, 0, 1, 0, unit_mode=False)
+    data = CODECS[JSON].encode_header(RemotingCommand.request(310, send))
+    assert b" " not in data
+    plain = json.loads(data)
+    assert all(type(value) is str for value in plain["extFields"].values())
+    assert plain["extFields"]["k"] == "false"
+    assert list(plain) == sorted(plain)
+
+
+def test_trap_4_a_send_answer_has_ext_fields_java_reads_without_a_check() -> None:
+    header = SendMessageResponseHeader("id", 0, 5, msg_region="DefaultRegion", trace_on="true")
+    data = CODECS[JSON].encode_header(RemotingCommand.response(0, header))
+    assert json.loads(data)["extFields"] == {
+        "msgId": "id", "queueId": "0", "queueOffset": "5", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true",
+    }  # fmt: skip
+
+
+def test_trap_25_pop_never_goes_into_16_bits() -> None:
+    header = PopMessageRequestHeader("g", "T", 0, 32, 1, 1, 1, 0)
+    command = RemotingCommand.request(RequestCode.POP_MESSAGE, header)
+    with pytest.raises(ProtocolError, match="code 200050"):
+        encode(command, ROCKETMQ)
+    for serialize_type in (JSON, MSGPACK):
+        (frame,) = FrameSplitter().feed(encode(command, serialize_type))
+        assert decode(*frame).code == 200050
+
+
+@pytest.mark.parametrize("serialize_type", TYPES)
+def test_text_that_is_not_unicode_is_refused(serialize_type: int) -> None:
+    for command in (
+        RemotingCommand.response(1, remark="\ud800"),
+        RemotingCommand.request(105, GetRouteInfoRequestHeader("\udfff")),
+        RemotingCommand.request(105, ext={"k": "\ud800"}),
+    ):
+        with pytest.raises(ProtocolError):
+            encode(command, serialize_type)
+
+
+def test_values_that_no_field_holds_are_refused() -> None:
+    with pytest.raises(ProtocolError, match="cannot be packed"):
+        encode(RemotingCommand.request(30, GetMaxOffsetRequestHeader("T", 2**70)), MSGPACK)
+    with pytest.raises(ProtocolError, match="opaque"):
+        encode(RemotingCommand(1, opaque=2**31), ROCKETMQ)
+
+
+def test_every_declared_request_header_can_be_read_from_both_forms() -> None:
+    for code, header_class in REQUEST_HEADERS.items():
+        values: list[Any] = [{"str": "x", "bool": True}.get(spec.kind, 7) for spec in SPECS[header_class]]
+        header = header_class(*values)
+        for serialize_type in (JSON, MSGPACK):
+            (frame,) = FrameSplitter().feed(encode(RemotingCommand.request(code, header), serialize_type))
+            assert decode(*frame).read(header_class) == header
