@@ -1,0 +1,219 @@
+"""Address -> connection: one per address, dialled once however many wait for it, with back-off between failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from aiorocket.config import RemotingConfig
+from aiorocket.errors import NotConnectedError
+from aiorocket.remoting.address import parse_address
+from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.router import Router
+from aiorocket.remoting.sweeper import Sweeper
+from aiorocket.runtime.env import Env
+from aiorocket.runtime.tasks import TaskScope
+from aiorocket_protocol import RemotingCommand
+
+__all__ = ("RemotingClient",)
+
+
+class _Failures:
+    """What is remembered of an address that could not be reached."""
+
+    __slots__ = ("count", "last", "not_before")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.not_before = 0.0
+        self.last = ""
+
+
+class RemotingClient:
+    """Outgoing connections. ``router`` serves requests that peers send on them, ``on_close(connection)`` tells of each
+    end."""
+
+    def __init__(
+        self,
+        env: Env,
+        config: RemotingConfig,
+        router: Router | None = None,
+        on_close: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self.config = config
+        self._env = env
+        self._router = router if router is not None else Router()
+        self._on_close = on_close
+        self._live: dict[str, Connection] = {}
+        self._dials: dict[str, list[asyncio.Future[Connection]]] = {}
+        self._failures: dict[str, _Failures] = {}
+        self._tasks = TaskScope("remoting-client")
+        self._sweeper: Sweeper | None = None
+        self._closed = False
+
+    def live(self, address: str) -> Connection | None:
+        """The open connection to ``address``, or None: then ``await connect(address)``."""
+        connection = self._live.get(address)
+        return connection if connection is not None and not connection.closed else None
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The open connections."""
+        return [connection for connection in self._live.values() if not connection.closed]
+
+    def backing_off(self, address: str) -> float:
+        """Seconds until ``address`` may be dialled again after failures; 0 when at once."""
+        failures = self._failures.get(address)
+        if failures is None:
+            return 0.0
+        return max(0.0, failures.not_before - asyncio.get_running_loop().time())
+
+    async def connect(self, address: str, timeout: float | None = None) -> Connection:
+        """The connection to ``address`` (``host:port``), dialled if there is none.
+
+        Waits out the back-off after earlier failures first, for ``timeout`` seconds (default: connect_timeout) in all.
+        Raises NotConnectedError with the address and the cause.
+        """
+        connection = self.live(address)
+        if connection is not None:
+            return connection
+        if self._closed:
+            raise NotConnectedError(f"this client is closed, it does not connect to {address} any more")
+        parse_address(address)
+        loop = asyncio.get_running_loop()
+        if timeout is None:
+            timeout = self.config.connect_timeout
+        failures = self._failures.get(address)
+        if failures is not None and failures.not_before >= loop.time() + timeout:
+            raise NotConnectedError(
+                f"{address}: {failures.last}; tried {failures.count} times, the next attempt is in "
+                f"{failures.not_before - loop.time():.1f} s"
+            )
+        waiter: asyncio.Future[Connection] = loop.create_future()
+        waiters = self._dials.get(address)
+        if waiters is None:
+            waiters = self._dials[address] = []
+            self._tasks.start(self._dial(address), name=f"dial-{address}")
+        waiters.append(waiter)
+        try:
+            async with asyncio.timeout(timeout):
+                return await waiter
+        except TimeoutError:
+            last = f" (before that: {failures.last})" if failures is not None else ""
+            raise NotConnectedError(f"{address}: no connection within {timeout:g} s{last}") from None
+
+    async def request(
+        self, address: str, command: RemotingCommand, timeout: float | None = None
+    ) -> RemotingCommand:
+        """Connect if needed, send, wait for the answer; ``timeout`` (default: request_timeout) covers all of it."""
+        if timeout is None:
+            timeout = self.config.request_timeout
+        connection = self.live(address)
+        if connection is None:
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + timeout
+            connection = await self.connect(address, timeout)
+            timeout = max(deadline - loop.time(), 0.001)
+        return await connection.request(command, timeout)
+
+    async def oneway(self, address: str, command: RemotingCommand, timeout: float | None = None) -> None:
+        """Connect if needed and send a request that gets no answer."""
+        connection = self.live(address) or await self.connect(address, timeout)
+        connection.oneway(command)
+
+    async def _dial(self, address: str) -> None:
+        loop = asyncio.get_running_loop()
+        failures = self._failures.get(address)
+        if failures is not None and failures.not_before > loop.time():
+            await asyncio.sleep(failures.not_before - loop.time())
+        host, port = parse_address(address)
+        if self._sweeper is None:
+            self._sweeper = Sweeper(loop, self.config)
+
+        def factory() -> asyncio.BaseProtocol:
+            return Connection(
+                loop, self.config, self._router.dispatch, self._tasks, is_client=True, on_lost=self._lost
+            )
+
+        cause = ""
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(self.config.connect_timeout):
+                _, made = await loop.create_connection(factory, host, port)
+                connection = cast(Connection, made)
+        except TimeoutError:
+            cause = f"no connection within {self.config.connect_timeout:g} s"
+        except OSError as error:
+            cause = _cause(error)
+        waiters = self._dials.pop(address, [])
+        if connection is not None:
+            self._failures.pop(address, None)
+            self._sweeper.add(connection)
+            if not connection.closed:
+                connection.data["address"] = address
+                self._live[address] = connection
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(connection)
+            return
+        if failures is None:
+            failures = self._failures[address] = _Failures()
+        config = self.config
+        pause = min(config.backoff_max, config.backoff_initial * 2.0 ** min(failures.count, 30))
+        failures.count += 1
+        failures.last = cause
+        failures.not_before = loop.time() + self._env.entropy.jitter(pause)
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(NotConnectedError(f"{address}: {cause}"))
+
+    def _lost(self, connection: Connection) -> None:
+        if self._sweeper is not None:
+            self._sweeper.discard(connection)
+        address = connection.data.get("address")
+        if address is not None and self._live.get(address) is connection:
+            del self._live[address]
+        if self._on_close is not None:
+            self._on_close(connection)
+
+    async def close(self, grace: float = 1.0) -> None:
+        """Close every connection; pending requests fail at once, queued bytes have ``grace`` seconds to leave."""
+        self._closed = True
+        await self._tasks.close()
+        for waiters in self._dials.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_exception(NotConnectedError("the client was closed while it connected"))
+        self._dials.clear()
+        open_connections = list(self._sweeper.connections) if self._sweeper is not None else []
+        for connection in open_connections:
+            connection.close("this client closed it")
+        await end_all(open_connections, grace)
+        if self._sweeper is not None:
+            self._sweeper.close()
+
+
+async def end_all(connections: list[Connection], grace: float) -> None:
+    """Wait until closed connections are gone; those that are not within ``grace`` seconds lose what they had to
+    write."""
+    if not connections:
+        return
+    handle = asyncio.get_running_loop().call_later(grace, _abort_all, connections)
+    try:
+        for connection in connections:
+            await connection.wait_closed()
+    finally:
+        handle.cancel()
+
+
+def _abort_all(connections: list[Connection]) -> None:
+    for connection in connections:
+        connection.abort("it did not take its last bytes in time")
+
+
+def _cause(error: OSError) -> str:
+    """The error's own words with its number; create_connection hides several attempts in one error without a number."""
+    if error.errno is None:
+        return f"{type(error).__name__}: {error}"
+    return f"{error.strerror or error} (errno {error.errno})"

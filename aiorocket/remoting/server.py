@@ -1,0 +1,153 @@
+"""Listening side: accepts, bounds, and ends connections; requests go to a Router."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable
+
+from aiorocket.config import RemotingConfig
+from aiorocket.errors import UsageError
+from aiorocket.remoting.client import end_all
+from aiorocket.remoting.connection import Connection, format_address
+from aiorocket.remoting.router import Router
+from aiorocket.remoting.sweeper import Sweeper
+from aiorocket.runtime.env import Env
+from aiorocket.runtime.tasks import TaskScope
+
+__all__ = ("RemotingServer",)
+
+_log = logging.getLogger("aiorocket.remoting")
+_BACKLOG = 1024
+
+
+class RemotingServer:
+    """A listening socket and its connections. ``on_connect`` and ``on_close`` are called with each connection, once."""
+
+    def __init__(
+        self,
+        env: Env,
+        router: Router,
+        config: RemotingConfig,
+        on_connect: Callable[[Connection], None] | None = None,
+        on_close: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.router = router
+        #: Connections turned away because of ``max_connections``.
+        self.refused = 0
+        self._env = env
+        self._on_connect = on_connect
+        self._on_close = on_close
+        self._server: asyncio.Server | None = None
+        self._sweeper: Sweeper | None = None
+        self._tasks = TaskScope("remoting-server")
+        self._closing = False
+        self._address = ""
+        self._port = 0
+
+    @property
+    def port(self) -> int:
+        """The port bound (also when 0 was asked for)."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """``host:port`` bound."""
+        return self._address
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The open connections, oldest first."""
+        return list(self._sweeper.connections) if self._sweeper is not None else []
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listen; port 0 takes a free one. UsageError says why it cannot be bound and what to do."""
+        loop = asyncio.get_running_loop()
+        self._sweeper = Sweeper(loop, self.config)
+
+        def factory() -> asyncio.BaseProtocol:
+            return Connection(
+                loop,
+                self.config,
+                self.router.dispatch,
+                self._tasks,
+                is_client=False,
+                on_made=self._made,
+                on_lost=self._lost,
+            )
+
+        try:
+            self._server = await loop.create_server(factory, host, port, backlog=_BACKLOG)
+        except OSError as error:
+            raise UsageError(_why_not_bound(host, port, error)) from error
+        name = self._server.sockets[0].getsockname()
+        self._port = int(name[1])
+        self._address = format_address(name)
+
+    def _made(self, connection: Connection) -> None:
+        sweeper = self._sweeper
+        if sweeper is None or self._closing or len(sweeper.connections) >= self.config.max_connections:
+            self.refused += 1
+            if self.refused == 1 or self.refused % 1000 == 0:
+                _log.warning(
+                    "connection from %s refused: %d are open, the limit is %d (%d refused so far)",
+                    connection.peer, len(self.connections), self.config.max_connections, self.refused,
+                )  # fmt: skip
+            connection.data["refused"] = True
+            connection.abort("too many connections")
+            return
+        sweeper.add(connection)
+        if self._on_connect is not None:
+            self._on_connect(connection)
+
+    def _lost(self, connection: Connection) -> None:
+        if connection.data.get("refused"):
+            return
+        if self._sweeper is not None:
+            self._sweeper.discard(connection)
+        if connection.misbehaved:
+            _log.warning("closed: %s", connection.close_reason)
+        if self._on_close is not None:
+            self._on_close(connection)
+
+    async def close(self, grace: float = 0.5) -> None:
+        """Stop listening and reading; requests in flight have ``grace`` seconds to be answered, then everything ends.
+
+        Whoever parks requests (long polls) should answer them before, else they use the grace up.
+        """
+        self._closing = True
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        open_connections = self.connections
+        for connection in open_connections:
+            connection.stop_reading()
+        try:
+            async with asyncio.timeout(grace):
+                for connection in open_connections:
+                    await connection.wait_answered()
+        except TimeoutError:
+            pass  # they had their time
+        await self._tasks.close()
+        for connection in open_connections:
+            connection.close("the server is shutting down")
+        await end_all(open_connections, max(grace, 0.05))
+        if self._sweeper is not None:
+            self._sweeper.close()
+        if server is not None:
+            await server.wait_closed()
+
+
+def _why_not_bound(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} on {host} is in use: another process listens there (perhaps this server, started twice); "
+            "stop it or choose another port (0 takes a free one)"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is not an address of this machine: bind to one that is, or to 0.0.0.0 for all of them"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"no permission to listen on port {port} of {host}: choose a port above 1023"
+    return f"cannot listen on {host}:{port}: {error.strerror or error} (errno {error.errno})"

@@ -1,0 +1,37 @@
+"""The one source of randomness: ids, jitter, shuffles. Seeded in simulations, from the operating system otherwise."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+__all__ = ("Entropy",)
+
+
+class Entropy:
+    """With a seed every draw is repeatable; without one it starts from the operating system's randomness."""
+
+    __slots__ = ("_random",)
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(seed)
+
+    def random(self) -> float:
+        """A float in [0, 1)."""
+        return self._random.random()
+
+    def randrange(self, n: int) -> int:
+        """An int in [0, n)."""
+        return self._random.randrange(n)
+
+    def shuffle(self, items: list[Any]) -> None:
+        self._random.shuffle(items)
+
+    def token(self, n: int) -> bytes:
+        """``n`` random bytes to tell instances apart. Not a secret."""
+        return self._random.randbytes(n)
+
+    def jitter(self, seconds: float) -> float:
+        """``seconds`` spread evenly over 50 % to 100 % of itself, so that peers which failed together don't return
+        together."""
+        return seconds * (0.5 + 0.5 * self._random.random())

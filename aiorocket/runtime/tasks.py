@@ -1,0 +1,77 @@
+"""Background tasks with an owner: each has a name, none outlives its scope, and a crash is always reported.
+
+Plain asyncio rather than an anyio task group, on purpose: a scope is opened by ``start()`` and ended by ``close()`` of
+long-lived objects (broker, client), which lie in different tasks, and one crashed task must not cancel its siblings. It
+also saves the broker process the import of anyio (20 ms of its 200 ms to readiness).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, TypeVar
+
+__all__ = ("TaskScope",)
+
+T = TypeVar("T")
+
+
+class TaskScope:
+    """Owns tasks until they end or ``close()`` cancels them. ``on_crash(task, error)`` replaces the loop's exception
+    handler."""
+
+    __slots__ = ("_closed", "_on_crash", "_tasks", "name")
+
+    def __init__(self, name: str, on_crash: Callable[[asyncio.Task[Any], BaseException], None] | None = None) -> None:
+        self.name = name
+        self._on_crash = on_crash
+        # A dict, not a set: tasks are cancelled in the order they were started, the same in every run of a simulation.
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._closed = False
+
+    def start(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        """Run ``coro`` as a task named ``scope/name``. RuntimeError after ``close()``."""
+        if self._closed:
+            coro.close()
+            raise RuntimeError(f"task scope {self.name!r} is closed, {name!r} cannot start")
+        task = asyncio.get_running_loop().create_task(coro, name=f"{self.name}/{name}")
+        self._tasks[task] = None
+        task.add_done_callback(self._done)
+        return task
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            return
+        if self._on_crash is not None:
+            self._on_crash(task, error)
+        else:
+            task.get_loop().call_exception_handler(
+                {"message": f"background task {task.get_name()} crashed", "exception": error, "task": task}
+            )
+
+    async def close(self) -> None:
+        """Cancel every task and wait until all have ended. A task of the scope that calls this is left to end by
+        itself."""
+        self._closed = True
+        me = asyncio.current_task()
+        waiting = [task for task in self._tasks if task is not me]
+        for task in waiting:
+            task.cancel()
+        if waiting:
+            await asyncio.wait(waiting)
+
+    async def __aenter__(self) -> TaskScope:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,83 @@
+"""Loops for the tests and the check that no test leaves a task, thread or socket behind."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from aiorocket.runtime import new_event_loop
+from aiorocket.testing import SimLoop
+
+_PATIENCE = 100  # times 10 ms for closing sockets and ending threads to be gone
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """uvloop, as users run it; the contract suites run on every loop we support."""
+    if "contract" in item.path.parts:
+        return {"uvloop": new_event_loop, "stdlib": asyncio.new_event_loop, "sim": SimLoop}
+    return {"uvloop": new_event_loop}
+
+
+def _threads() -> set[threading.Thread]:
+    # A default executor's threads belong to the loop and end with it.
+    return {thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
+
+
+def _sockets() -> set[str]:
+    """Inodes of this process's TCP sockets (a loop's own wake-up pair is not one). Empty but on Linux."""
+    try:
+        own = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)}
+    except OSError:
+        return set()
+    tcp = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        if os.path.exists(table):
+            with open(table) as lines:
+                tcp |= {f"socket:[{line.split()[9]}]" for line in list(lines)[1:]}
+    return own & tcp
+
+
+def _is_open(name: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{name}")  # the listing's own descriptor is gone by now
+
+
+@pytest_asyncio.fixture
+async def nothing_left_on_the_loop() -> AsyncIterator[None]:
+    sockets, threads = _sockets(), _threads()
+    before = asyncio.all_tasks()
+    yield
+    for _ in range(_PATIENCE):
+        tasks = asyncio.all_tasks() - before - {asyncio.current_task()}
+        left = [*(_sockets() - sockets), *(_threads() - threads), *tasks]
+        if not left:
+            return
+        await asyncio.sleep(0.01)
+    # As an error, uvloop's warning about an unclosed server makes its own close() hang; ours says the same.
+    warnings.simplefilter("ignore", ResourceWarning)
+    raise AssertionError(f"the test left behind: {left!r}")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test may leave a task, a thread or a socket."""
+    function: Any = getattr(request, "function", None)
+    if function is not None and inspect.iscoroutinefunction(function):
+        request.getfixturevalue("nothing_left_on_the_loop")
+        yield
+        return
+    threads = _threads()
+    yield
+    left = _threads() - threads
+    for thread in left:
+        thread.join(1)
+    assert not {thread for thread in left if thread.is_alive()}, "the test left threads behind"
