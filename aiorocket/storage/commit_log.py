@@ -1,0 +1,465 @@
+"""The commit log: one sequence of records over preallocated segments, written in groups.
+
+Group commit without a timer: whatever is appended while the last group is being written and synced forms the next
+group. A group is one pwritev (and, with ``flush="sync"``, one fdatasync) in the disk's writer thread. With
+``flush="async"`` the group of a loop turn is written from the loop, and a sync follows ``flush_interval`` later.
+
+Offsets, in order: ``synced`` <= ``written`` <= ``end``. ``visible`` follows ``synced`` or ``written``, by the flush
+mode. A segment is synced before the next one gets its first byte, so bad bytes in front of a non-empty segment are
+damage, never a torn tail.
+
+A full disk fails the group and everything gathered behind it, cuts the log back to where the group began and leaves
+the store readable; space is looked for again with later appends. A failed sync is final (R6): what the kernel still
+has is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from aiorocket.config import StoreConfig
+from aiorocket.errors import StoreCorruptedError, StoreError, StoreFullError
+from aiorocket.runtime.disk import Disk, File
+from aiorocket.runtime.env import Env
+from aiorocket.storage.files import FileCache
+from aiorocket.storage.results import PutResult, PutStatus, StoreBrokenError, StoreBusyError
+from aiorocket.storage.segment import Segment
+from aiorocket_protocol import BLANK_SIZE, encode_blank
+
+if TYPE_CHECKING:
+    from aiorocket.storage.consume_queue import ConsumeQueue
+
+__all__ = ("CommitLog", "Group")
+
+_LOG = logging.getLogger("aiorocket.storage")
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: Seconds between two looks at the free space while the store is full.
+_PROBE = 0.25
+
+Done = Callable[[PutResult], None]
+
+
+class _SyncError(Exception):
+    """A sync failed; the OSError is the cause."""
+
+
+class Run:
+    """Consecutive bytes of a group within one segment."""
+
+    __slots__ = ("buffers", "position", "segment")
+
+    def __init__(self, segment: Segment, position: int) -> None:
+        self.segment = segment
+        self.position = position
+        self.buffers: list[bytes] = []
+
+
+class Group:
+    """What is written and acknowledged together. ``marks`` are (queue, its next offset, tags code or None if they
+    differ)."""
+
+    __slots__ = ("dones", "end", "marks", "results", "runs", "size", "start", "touched")
+
+    def __init__(self, start: int, runs: list[Run]) -> None:
+        self.start = start
+        self.end = start
+        self.size = 0
+        self.runs = runs
+        self.dones: list[Done] = []
+        self.results: list[PutResult] = []
+        self.touched: list[ConsumeQueue] = []
+        self.marks: list[tuple[ConsumeQueue, int, int | None]] = []
+
+    def seal(self, end: int) -> None:
+        self.end = end
+        self.size = end - self.start
+        marks = self.marks
+        for queue in self.touched:
+            queue.marked = False
+            marks.append((queue, queue.next_offset, queue.code))
+
+
+class CommitLog:
+    """Appending is split: the store builds the record and files it under ``group``; everything after that is here.
+
+    Fields without underscore are read and written by ``MessageStore.append``, which is one function for speed.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        config: StoreConfig,
+        directory: str,
+        files: FileCache,
+        committed: Callable[[Group], None],
+        failed: Callable[[list[Group], PutStatus], None],
+    ) -> None:
+        self._disk = env.disk
+        self._config = config
+        self._directory = directory
+        self._files = files
+        self._committed = committed
+        self._failed = failed
+        self._sync_mode = config.flush == "sync"
+        self._loop = asyncio.get_running_loop()
+        self.segments: list[Segment] = []
+        self._active: Segment | None = None
+        self._spare: Segment | None = None
+        self.end = self.written = self.synced = 0
+        #: Appends at or past this offset need another segment.
+        self.limit = 0
+        self.group = Group(0, [])
+        self.buffers: list[bytes] = []
+        #: Bytes that were assigned a place and are not written yet.
+        self.pending = 0
+        self.scheduled = False
+        #: Why appends are refused; None while they are not.
+        self.refusal: StoreError | None = None
+        self._flushing: Group | None = None
+        self._rolling_back = False
+        self._probe_at = 0.0
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._idle: list[asyncio.Future[None]] = []
+
+    # ---- opening and closing
+
+    def start(self, segments: list[Segment], end: int) -> None:
+        """Go on at ``end`` of what recovery found; everything below is durable."""
+        self.segments = segments
+        self.end = self.written = self.synced = end
+        active = segments[-1] if segments and segments[-1].end > end else None
+        self._active = active
+        self.limit = active.end - BLANK_SIZE if active is not None else 0
+        self._new_group()
+        if active is None:
+            self._spare = Segment(self._directory, end, self._config.segment_size)
+            self._prepare(self._spare)
+        else:
+            self._prepare(active)
+
+    async def drain(self) -> None:
+        """Return when nothing waits for the disk any more."""
+        while self.scheduled or self._rolling_back:
+            waiter = self._loop.create_future()
+            self._idle.append(waiter)
+            await waiter
+
+    async def close(self) -> None:
+        """Write out what waits, sync, refuse everything later. Never raises for the disk's sake: a failure is in
+        ``refusal``."""
+        await self.drain()
+        if self.refusal is None or isinstance(self.refusal, StoreFullError):
+            await self.sync()
+            if self.refusal is None or isinstance(self.refusal, StoreFullError):
+                self.refusal = StoreError(f"the store in {self._directory} is closed")
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
+            self._sync_timer = None
+        # Last in the thread's queue, so no job is left that uses the handles.
+        await self._disk.run(_nothing)
+        for segment in self.segments:
+            segment.close()
+        if self._spare is not None:
+            self._spare.close()
+
+    # ---- appending
+
+    def roll(self, size: int) -> int:
+        """Make room for ``size`` bytes in a new segment; the offset at which they will stand."""
+        capacity = self._config.segment_size
+        if size + BLANK_SIZE > capacity:
+            raise StoreError(
+                f"{size} bytes in one append do not fit into a segment of {capacity}: raise segment_size or send less"
+            )
+        active = self._active
+        if active is not None:
+            self.buffers.append(encode_blank(active.end - self.end))
+            self.pending += active.end - self.end
+            self.end = active.end
+        segment, self._spare = self._spare, None
+        if segment is None or segment.base != self.end:
+            segment = Segment(self._directory, self.end, capacity)
+        self.segments.append(segment)
+        self._active = segment
+        self.limit = segment.end - BLANK_SIZE
+        run = Run(segment, 0)
+        self.group.runs.append(run)
+        self.buffers = run.buffers
+        return self.end
+
+    def refuse(self) -> None:
+        """Raise what stands against an append; returns when space has come back meanwhile."""
+        refusal = self.refusal
+        if refusal is None:
+            raise StoreBusyError(
+                f"{self.pending} bytes wait for the disk, max_pending is {self._config.max_pending}:"
+                " the disk is too slow for this rate"
+            )
+        if isinstance(refusal, StoreFullError) and not self._rolling_back and self._loop.time() >= self._probe_at:
+            self._probe_at = self._loop.time() + _PROBE
+            if self._disk.free_bytes(self._directory) >= self._needed():
+                _LOG.warning("space is back in %s, appends are accepted again", self._directory)
+                self.refusal = None
+                return
+        raise type(refusal)(*refusal.args)
+
+    def _needed(self) -> int:
+        """Free bytes without which the next append could not succeed."""
+        active = self._active
+        if active is None or active.file is None or self.end >= self.limit:
+            return self._config.min_free + self._config.segment_size
+        return self._config.min_free
+
+    def check_space(self) -> None:
+        """Refuse appends from now on if less than ``min_free`` is left (asked at checkpoints)."""
+        free = self._disk.free_bytes(self._directory)
+        if free < self._config.min_free and self.refusal is None:
+            self._full(f"{free} bytes are free, min_free is {self._config.min_free}")
+
+    def _full(self, why: str) -> None:
+        self.refusal = StoreFullError(
+            f"no space for messages in {self._directory}: {why}; free space or choose another disk"
+        )
+        self._probe_at = self._loop.time() + _PROBE
+        _LOG.error("%s", self.refusal)
+
+    def units_failed(self, error: BaseException) -> None:
+        """A consume queue or the checkpoint could not be written. No space: refuse appends, or memory would grow
+        instead."""
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            if self.refusal is None:
+                self._full(str(error))
+        else:
+            self.broken(error)
+
+    def broken(self, error: BaseException) -> None:
+        """The disk failed in a way after which nothing can be promised any more."""
+        if not isinstance(self.refusal, StoreBrokenError):
+            self.refusal = StoreBrokenError(
+                f"writing to {self._directory} failed, look at the disk, then restart the broker: {error}"
+            )
+            _LOG.critical("%s", self.refusal)
+
+    @property
+    def is_broken(self) -> bool:
+        """Nothing may be promised any more."""
+        return isinstance(self.refusal, StoreBrokenError)
+
+    # ---- group commit
+
+    def _new_group(self) -> None:
+        active = self._active
+        if active is None:
+            self.group = Group(self.end, [])
+            self.buffers = []
+        else:
+            run = Run(active, self.end - active.base)
+            self.group = Group(self.end, [run])
+            self.buffers = run.buffers
+
+    def flush(self) -> None:
+        """Write what has gathered. Called once per loop turn with appends, unless a flush is running."""
+        group = self.group
+        group.seal(self.end)
+        self._new_group()
+        self._flushing = group
+        if not self._sync_mode and len(group.runs) == 1 and group.runs[0].segment.file is not None:
+            try:
+                self._write(group)
+            except (OSError, _SyncError) as error:
+                self._ended(error)
+            else:
+                self._ended(None)
+        else:
+            self._disk.run(self._write, group).add_done_callback(self._written)
+        active = self._active
+        if self._spare is None and active is not None and self.end - active.base > active.capacity // 2:
+            self._spare = Segment(self._directory, active.end, self._config.segment_size)
+            self._prepare(self._spare)
+
+    def _write(self, group: Group) -> None:
+        """Blocking. With more than one run, each but the last is synced before the next is begun."""
+        last = group.runs[-1]
+        for run in group.runs:
+            file = run.segment.prepare(self._disk, self._config.min_free)
+            if run.buffers:
+                file.pwritev(run.buffers, run.position)
+            if self._sync_mode or run is not last:
+                try:
+                    file.fdatasync()
+                except OSError as error:
+                    raise _SyncError from error
+
+    def _written(self, future: asyncio.Future[None]) -> None:
+        self._ended(asyncio.CancelledError() if future.cancelled() else future.exception())
+
+    def _ended(self, error: BaseException | None) -> None:
+        group = self._flushing
+        assert group is not None
+        self._flushing = None
+        if error is not None:
+            self._flush_failed(group, error)
+            return
+        self.written = group.end
+        self.pending -= group.size
+        if self._sync_mode:
+            self.synced = group.end
+        elif self._sync_timer is None:
+            self._sync_timer = self._loop.call_later(self._config.flush_interval, self._sync_due)
+        if self.group.dones:
+            if self._sync_mode:
+                self.flush()  # the disk works on while we acknowledge
+            else:
+                self._loop.call_soon(self.flush)
+        else:
+            self.scheduled = False
+            self._wake()
+        self._committed(group)
+
+    def _flush_failed(self, group: Group, error: BaseException) -> None:
+        behind = self.group
+        behind.seal(self.end)
+        first = group.runs[0]
+        self.segments = [segment for segment in self.segments if segment.base <= first.segment.base]
+        spare, self._spare = self._spare, None
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            status = PutStatus.FULL
+            self._full(str(error))
+            dropped = {run.segment.base: run.segment for run in (*group.runs[1:], *behind.runs)}
+            if spare is not None:
+                dropped[spare.base] = spare
+            dropped.pop(first.segment.base, None)
+            self._rolling_back = True
+            self._disk.run(_cut_back, self._disk, first, dropped).add_done_callback(self._rolled_back)
+        else:
+            status = PutStatus.BROKEN
+            self.broken(error.__cause__ or error)
+        self.end = group.start
+        self.pending = 0
+        self.scheduled = False
+        self._active = first.segment
+        self.limit = first.segment.end - BLANK_SIZE
+        self._new_group()
+        self._failed([group, behind], status)
+        self._wake()
+
+    def _rolled_back(self, future: asyncio.Future[None]) -> None:
+        self._rolling_back = False
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            self.broken(error)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._idle and not self.scheduled and not self._rolling_back:
+            for waiter in self._idle:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._idle.clear()
+
+    def _prepare(self, segment: Segment) -> None:
+        """Create a segment ahead of its use. If that fails, the group that needs it will meet the same and say so."""
+        self._disk.run(segment.prepare, self._disk, self._config.min_free).add_done_callback(_look)
+
+    # ---- syncing behind the writes (flush="async")
+
+    def _unsynced(self) -> File | None:
+        """The one file with bytes that are written and not synced; rolling synced all before it."""
+        if self.synced >= self.written:
+            return None
+        segment = self._segment_at(self.written - 1)
+        return None if segment is None else segment.file
+
+    def _sync_due(self) -> None:
+        self._sync_timer = None
+        file = self._unsynced()
+        if file is not None and not isinstance(self.refusal, StoreBrokenError):
+            self._disk.run(file.fdatasync).add_done_callback(partial(self._synced, self.written))
+
+    def _synced(self, upto: int, future: asyncio.Future[None]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            self.broken(error)
+            return
+        self.synced = max(self.synced, upto)
+        if self.synced < self.written and self._sync_timer is None:
+            self._sync_timer = self._loop.call_later(self._config.flush_interval, self._sync_due)
+
+    async def sync(self) -> None:
+        """Make everything that is written durable. A failure ends up in ``refusal``."""
+        file, upto = self._unsynced(), self.written
+        if file is None:
+            return
+        try:
+            await self._disk.run(file.fdatasync)
+        except OSError as error:
+            self.broken(error)
+        else:
+            self.synced = max(self.synced, upto)
+
+    # ---- reading
+
+    @property
+    def start_offset(self) -> int:
+        """The oldest log offset that is still there."""
+        return self.segments[0].base if self.segments else self.end
+
+    def _segment_at(self, offset: int) -> Segment | None:
+        segments = self.segments
+        if segments and segments[-1].base <= offset:
+            return segments[-1] if offset < segments[-1].end else None
+        low, high = 0, len(segments)
+        while low < high:
+            middle = (low + high) // 2
+            if segments[middle].end <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        if low == len(segments) or offset < segments[low].base:
+            return None
+        return segments[low]
+
+    def piece_start(self, offset: int, size: int) -> int:
+        """Where the ``size``-aligned piece of a segment begins that contains ``offset``."""
+        segment = self._segment_at(offset)
+        return offset if segment is None else offset - (offset - segment.base) % size
+
+    def piece(self, offset: int, size: int) -> bytes:
+        """Written log bytes from ``offset`` on: ``size``, fewer at the end of the segment or of what is written.
+        StoreCorruptedError when the file has gone, OSError when it cannot be read."""
+        segment = self._segment_at(offset)
+        if segment is None:
+            return b""
+        size = min(size, min(segment.end, self.written) - offset)
+        if size <= 0:
+            return b""
+        try:
+            return self._files.open(segment.path).pread(size, offset - segment.base)
+        except FileNotFoundError:
+            raise StoreCorruptedError(
+                f"{segment.path} is missing: log offsets {segment.base} to {segment.end} are gone"
+            ) from None
+
+
+def _nothing() -> None:
+    return None
+
+
+def _look(future: asyncio.Future[File]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _cut_back(disk: Disk, first: Run, dropped: dict[int, Segment]) -> None:
+    """Blocking: remove what a failed group may have left in the files, the newest first."""
+    for base in sorted(dropped, reverse=True):
+        dropped[base].remove(disk)
+    if first.segment.file is not None:
+        first.segment.cut(first.position)

@@ -1,0 +1,180 @@
+"""What happens behind the appends: units written out, checkpoints, the files of deleted topics. Off the hot path, one
+job of the writer thread at a time, so that flushes of the log get in between.
+
+A checkpoint makes the next start short, it does not make anything durable: the log does that. Its order is what
+counts: log synced, consume queues synced, then the file that vouches for both. The timer is armed by the first commit
+after the last checkpoint, so an idle store does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from aiorocket.config import StoreConfig
+from aiorocket.runtime.disk import Disk
+from aiorocket.storage.commit_log import CommitLog
+from aiorocket.storage.consume_queue import UNIT_SIZE, ConsumeQueue, remove_queue, write_units
+from aiorocket.storage.files import FileCache
+from aiorocket.storage.recovery import QueueTable, checkpoint_state
+from aiorocket.storage.snapshots import Snapshot
+
+__all__ = ("Housekeeping",)
+
+
+class Housekeeping:
+    """``dirty`` are queues with units that no checkpoint covers; ``deleting`` are topics whose files are being
+    removed."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        config: StoreConfig,
+        log: CommitLog,
+        files: FileCache,
+        snapshot: Snapshot,
+        queues: QueueTable,
+        deleted: dict[str, int],
+        timestamp: Callable[[], int],
+    ) -> None:
+        self._disk = disk
+        self._interval = config.checkpoint_interval
+        self._log = log
+        self._files = files
+        self._snapshot = snapshot
+        self._queues = queues
+        self._deleted = deleted
+        self._timestamp = timestamp
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._one_at_a_time = asyncio.Lock()
+        self._closing = False
+        self.dirty: dict[ConsumeQueue, None] = {}
+        self.deleting: dict[str, None] = {}
+
+    def arm(self) -> None:
+        """Something was committed: have a checkpoint within its interval."""
+        if self._timer is None and not self._closing:
+            self._timer = self._loop.call_later(self._interval, self._due)
+
+    async def close(self, *, clean: bool) -> None:
+        """Finish what runs; with ``clean`` save the checkpoint after which a start has nothing to read."""
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+        if clean:
+            await self._checkpoint(clean=True)
+
+    # ---- units of busy queues
+
+    def write_out(self, queue: ConsumeQueue) -> None:
+        """Put the gathered units of a queue into its file, without a sync, so that memory stays small."""
+        if queue.writing or queue.deleted:
+            return
+        upto, first = queue.max_offset, queue.tail_first
+        data = bytes(queue.tail[: (upto - first) * UNIT_SIZE])
+        queue.writing = True
+        job = self._disk.run(write_units, self._disk, queue.directory, first, data, None)
+        job.add_done_callback(partial(self._written_out, queue, upto))
+
+    def _written_out(self, queue: ConsumeQueue, upto: int, job: asyncio.Future[None]) -> None:
+        queue.writing = False
+        if job.cancelled():
+            return
+        error = job.exception()
+        if error is None:
+            queue.written(upto, synced=False)
+        else:
+            self._log.units_failed(error)
+
+    # ---- checkpoints
+
+    def _start(self, task: asyncio.Task[None]) -> None:
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._loop.call_exception_handler({"message": f"{task.get_name()} failed", "exception": error})
+
+    def _due(self) -> None:
+        self._timer = None
+        self._start(self._loop.create_task(self._periodic(), name="store checkpoint"))
+
+    async def _periodic(self) -> None:
+        self._log.check_space()
+        await self._checkpoint(clean=False)
+        if self.dirty and not self._log.is_broken:
+            self.arm()
+
+    async def _checkpoint(self, *, clean: bool) -> None:
+        async with self._one_at_a_time:
+            log, disk = self._log, self._disk
+            dirty, self.dirty = self.dirty, {}
+            replay = log.written
+            counts = [(queue, queue.max_offset) for queue in dirty]
+            state = checkpoint_state(
+                self._queues,
+                replay=replay,
+                durable=replay,
+                timestamp=self._timestamp(),
+                deleted=dict(self._deleted),
+                clean=clean,
+            )
+            await log.sync()
+            if log.is_broken:
+                return
+            try:
+                for queue, count in counts:
+                    if queue.deleted:
+                        continue
+                    data = bytes(queue.tail[: max(0, count - queue.tail_first) * UNIT_SIZE])
+                    await disk.run(write_units, disk, queue.directory, queue.tail_first, data, queue.synced)
+                    queue.written(count, synced=True)
+                await disk.run(self._snapshot.save, state)
+            except OSError as error:
+                self.dirty = dirty | self.dirty
+                log.units_failed(error)
+
+    # ---- deleted topics
+
+    def remove(self, topic: str, queues: list[ConsumeQueue]) -> asyncio.Future[None]:
+        """Make a deletion durable (the checkpoint no longer knows the topic), then remove its files."""
+        self.deleting[topic] = None
+        self._deleted[topic] = self._log.end
+        task = self._loop.create_task(self._remove(topic, queues), name=f"store removes topic {topic}")
+        self._start(task)
+        return asyncio.shield(task)  # whoever gives up waiting does not stop it
+
+    def log_was_cut(self, end: int) -> None:
+        """Appends from ``end`` on were taken back: later ones at the same places belong to nothing that was deleted."""
+        for topic, upto in self._deleted.items():
+            self._deleted[topic] = min(upto, end)
+
+    async def _remove(self, topic: str, queues: list[ConsumeQueue]) -> None:
+        log = self._log
+        try:
+            while log.written < self._deleted[topic] and not log.is_broken:
+                await self._disk.run(_nothing)  # behind the flush that runs
+            await self._checkpoint(clean=False)
+            for queue in queues:
+                self._files.forget(queue.directory + "/")
+                await self._disk.run(_remove_files, self._disk, queue.directory)
+        finally:
+            del self.deleting[topic]
+
+
+def _nothing() -> None:
+    return None
+
+
+def _remove_files(disk: Disk, path: str) -> None:
+    if disk.is_dir(path):
+        remove_queue(disk, path)

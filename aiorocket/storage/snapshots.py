@@ -1,0 +1,73 @@
+"""Small state files: one JSON object, two generations, each with its checksum; the newest valid one wins.
+
+A save replaces the *older* generation atomically, so a crash, a torn write or a flipped bit in one file leaves the
+other. The first line of a file is ``aiorocket-state 1 GENERATION LENGTH CRC32``, then the JSON text follows.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+from aiorocket.errors import StoreCorruptedError
+from aiorocket.runtime.disk import Disk
+
+__all__ = ("Snapshot",)
+
+_MAGIC = b"aiorocket-state"
+_VERSION = 1
+
+
+class Snapshot:
+    """The state file ``path`` (its two generations are ``path.a`` and ``path.b``). Methods block: give them to
+    ``disk.run``."""
+
+    __slots__ = ("_disk", "_generation", "path")
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self.path = path
+        self._generation = 0
+
+    def load(self) -> dict[str, Any] | None:
+        """The newest valid state, None when there is none yet. StoreCorruptedError when files exist and none is
+        valid."""
+        newest: dict[str, Any] | None = None
+        problems: list[str] = []
+        for path in (self.path + ".a", self.path + ".b"):
+            if not self._disk.exists(path):
+                continue
+            try:
+                generation, value = _parse(self._disk.read_bytes(path))
+            except (ValueError, UnicodeDecodeError) as error:
+                problems.append(f"{path}: {error}")
+                continue
+            if generation > self._generation:
+                self._generation, newest = generation, value
+        if newest is None and problems:
+            raise StoreCorruptedError("; ".join(problems))
+        return newest
+
+    def save(self, value: dict[str, Any]) -> None:
+        """Make ``value`` the state, durably. OSError leaves the previous state in force."""
+        generation = self._generation + 1
+        text = json.dumps(value, separators=(",", ":")).encode()
+        head = b"%s %d %d %d %08x\n" % (_MAGIC, _VERSION, generation, len(text), zlib.crc32(text))
+        self._disk.replace(f"{self.path}.{'ab'[generation & 1]}", head + text)
+        self._generation = generation
+
+
+def _parse(data: bytes) -> tuple[int, dict[str, Any]]:
+    head, found, text = data.partition(b"\n")
+    fields = head.split(b" ")
+    if not found or len(fields) != 5 or fields[0] != _MAGIC:
+        raise ValueError("not a state file of aiorocket")
+    if int(fields[1]) != _VERSION:
+        raise ValueError(f"state format {int(fields[1])} is newer than this program understands ({_VERSION})")
+    if len(text) != int(fields[3]) or zlib.crc32(text) != int(fields[4], 16):
+        raise ValueError("the checksum does not fit the content")
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("the content is not an object")
+    return int(fields[2]), value

@@ -1,0 +1,475 @@
+"""MessageStore: the one object the broker stores to and reads from. It wires commit log, consume queues and caches
+together.
+
+Appends are assigned their offsets at once and acknowledged by a callback when their group is as durable as
+``StoreConfig.flush`` promises; only then they become visible, in order. Reads are plain calls: from memory at the
+tail, from files otherwise.
+
+``append`` is one long function on purpose: it runs once per message and a call costs as much as any of its steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from aiorocket.config import StoreConfig
+from aiorocket.errors import ProtocolError, StoreError
+from aiorocket.runtime.disk import Lock
+from aiorocket.runtime.env import Env
+from aiorocket.storage.chunk_cache import ChunkCache
+from aiorocket.storage.commit_log import CommitLog, Done, Group
+from aiorocket.storage.consume_queue import UNIT, ConsumeQueue, queue_directory
+from aiorocket.storage.files import FileCache
+from aiorocket.storage.housekeeping import Housekeeping
+from aiorocket.storage.reader import Reader
+from aiorocket.storage.recovery import WRITE_OUT, QueueTable, Recovered, recover
+from aiorocket.storage.results import PutResult, PutStatus, ReadResult, Recovery, StoreBusyError
+from aiorocket.storage.snapshots import Snapshot
+from aiorocket.storage.tail_cache import BLOCK_MASK, TailCache
+from aiorocket_protocol import RecordView, encode_record, tags_code
+
+__all__ = ("Arrival", "BatchItem", "MessageStore")
+
+_pack_unit = UNIT.pack
+_new_result = tuple.__new__
+_OK = PutStatus.OK
+
+#: body, flag, properties, tags code
+BatchItem = tuple[bytes, int, bytes, int]
+#: (topic, queue id, max offset, tags code of what arrived or None when the codes differ)
+Arrival = Callable[[str, int, int, "int | None"], None]
+
+
+def _no_arrival(topic: str, queue_id: int, max_offset: int, code: int | None) -> None:
+    return None
+
+
+def _tags_code_of(record: RecordView) -> int:
+    try:
+        return tags_code(record.tag)
+    except ProtocolError:  # stored as it came; a property string that cannot be read has no tag
+        return 0
+
+
+class MessageStore:
+    """A store in ``directory``. ``store_host`` is the broker's address as 8 (IPv4) or 20 (IPv6) packed bytes.
+
+    Set ``on_arrival`` to hear of visible messages, once per queue and group commit. Set ``tags_code_of`` before
+    ``open`` if queues exist whose units carry something else than the hash of TAGS (the delay queues): recovery asks
+    it for every record it reads.
+    """
+
+    def __init__(self, env: Env, config: StoreConfig, directory: str, *, store_host: bytes) -> None:
+        self._env = env
+        self._disk = env.disk
+        self._wall_ms = env.clock.wall_ms
+        self._config = config
+        self._max_pending = config.max_pending
+        self._store_host = store_host
+        self.directory = directory.rstrip("/") or "/"
+        self._log_directory = f"{self.directory}/commitlog"
+        self._queue_directory = f"{self.directory}/consumequeue"
+        self._snapshot = Snapshot(self._disk, f"{self.directory}/checkpoint")
+        self.on_arrival: Arrival = _no_arrival
+        self.tags_code_of: Callable[[RecordView], int] = _tags_code_of
+        self._files = FileCache(self._disk)
+        self._tail = TailCache(config.tail_cache)
+        self._queues: QueueTable = {}
+        self._timestamp = 0
+        self._lock: Lock | None = None
+        self._log: CommitLog
+        self._reader: Reader
+        self._behind: Housekeeping
+        self._loop: asyncio.AbstractEventLoop
+        self._closed = True
+
+    # ---- life
+
+    async def open(self) -> Recovery:
+        """Lock the directory, recover, start. StoreLockedError, StoreCorruptedError, or StoreError for an unusable
+        directory."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            found = await self._disk.run(self._open_files)
+        except OSError as error:
+            self._release()
+            raise StoreError(
+                f"data directory {self.directory} cannot be used: {error}; give a directory this user may write to"
+            ) from error
+        except BaseException:
+            self._release()
+            raise
+        self._queues = found.queues
+        self._timestamp = found.timestamp
+        self._log = CommitLog(
+            self._env, self._config, self._log_directory, self._files, self._committed, self._failed
+        )
+        self._log.start(found.segments, found.end)
+        chunks = ChunkCache(self._log, max(4 << 20, self._config.tail_cache // 4))
+        self._reader = Reader(self._log, chunks, self._files, self._queues)
+        self._behind = Housekeeping(
+            self._disk,
+            self._config,
+            self._log,
+            self._files,
+            self._snapshot,
+            self._queues,
+            found.deleted,
+            lambda: self._timestamp,
+        )
+        self._closed = False
+        self._log.check_space()
+        return found.report
+
+    def _open_files(self) -> Recovered:
+        disk = self._disk
+        disk.makedirs(self.directory)
+        self._lock = disk.lock(f"{self.directory}/lock")
+        disk.makedirs(self._log_directory)
+        disk.makedirs(self._queue_directory)
+        return recover(disk, self.directory, self._config, self._snapshot, self.tags_code_of)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    async def close(self) -> None:
+        """Write and acknowledge what waits, save a checkpoint that makes the next start scan nothing, give the lock
+        back."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._log.drain()
+            await self._behind.close(clean=not self._log.is_broken)
+            await self._log.close()
+        finally:
+            self._files.close()
+            self._release()
+
+    @property
+    def problem(self) -> str | None:
+        """Why appends are refused at present (full, broken, closed), else None."""
+        return None if self._log.refusal is None else str(self._log.refusal)
+
+    # ---- appending
+
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes,
+        properties: bytes,
+        *,
+        flag: int,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        reconsume_times: int = 0,
+        prepared_transaction_offset: int = 0,
+        tags_code: int,
+        done: Done,
+    ) -> None:
+        """Give the message its place now; ``done(PutResult)`` is called on the loop when it is durable (or cannot
+        be).
+
+        Raises, with nothing assigned: StoreFullError, StoreBusyError (too much waits), StoreBrokenError, StoreError
+        (larger than a segment), UsageError (topic or queue id), ProtocolError (a number or length that a record
+        cannot hold).
+        """
+        log = self._log
+        if log.refusal is not None or log.pending > self._max_pending:
+            log.refuse()
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            queue = self._new_queue(topic, queue_id)
+        now = self._wall_ms()
+        if now < self._timestamp:
+            now = self._timestamp
+        else:
+            self._timestamp = now
+        offset = queue.next_offset
+        physical = log.end
+        record = encode_record(
+            topic=queue.topic_bytes,
+            body=body,
+            properties=properties,
+            queue_id=queue_id,
+            queue_offset=offset,
+            physical_offset=physical,
+            flag=flag,
+            sys_flag=sys_flag,
+            born_timestamp=born_timestamp,
+            born_host=born_host,
+            store_timestamp=now,
+            store_host=self._store_host,
+            reconsume_times=reconsume_times,
+            prepared_transaction_offset=prepared_transaction_offset,
+        )
+        size = len(record)
+        if physical + size > log.limit:
+            physical = log.roll(size)
+            record = _moved(record, physical)
+        log.end = physical + size
+        log.pending += size
+        log.buffers.append(record)
+        group = log.group
+        group.dones.append(done)
+        group.results.append(_new_result(PutResult, (_OK, physical, offset, now, ())))
+        if not queue.marked:
+            queue.marked = True
+            queue.code = tags_code
+            group.touched.append(queue)
+        elif queue.code != tags_code:
+            queue.code = None
+        queue.next_offset = offset + 1
+        queue.tail += _pack_unit(physical, size, tags_code)
+        block = queue.block
+        if block is None or not offset & BLOCK_MASK:
+            block = self._tail.start(queue, offset)
+        block.records.append(record)
+        block.codes.append(tags_code)
+        block.size += size
+        tail = self._tail
+        tail.size += size
+        if tail.size > tail.budget:
+            tail.evict()
+        if not log.scheduled:
+            log.scheduled = True
+            self._loop.call_soon(log.flush)
+
+    def append_batch(
+        self,
+        topic: str,
+        queue_id: int,
+        items: Sequence[BatchItem],
+        *,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        reconsume_times: int = 0,
+        done: Done,
+    ) -> None:
+        """Several messages with consecutive queue offsets in one piece of the log, acknowledged by one ``done``.
+        Raises as ``append``."""
+        if not items:
+            raise StoreError("a batch needs at least one message")
+        log = self._log
+        if log.refusal is not None or log.pending > self._max_pending:
+            log.refuse()
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            queue = self._new_queue(topic, queue_id)
+        now = self._timestamp = max(self._wall_ms(), self._timestamp)
+        first = offset = queue.next_offset
+        start = physical = log.end
+        records: list[bytes] = []
+        for body, flag, properties, _ in items:
+            record = encode_record(
+                topic=queue.topic_bytes,
+                body=body,
+                properties=properties,
+                queue_id=queue_id,
+                queue_offset=offset,
+                physical_offset=physical,
+                flag=flag,
+                sys_flag=sys_flag,
+                born_timestamp=born_timestamp,
+                born_host=born_host,
+                store_timestamp=now,
+                store_host=self._store_host,
+                reconsume_times=reconsume_times,
+            )
+            records.append(record)
+            offset += 1
+            physical += len(record)
+        if physical > log.limit:
+            total = physical - start
+            physical = log.roll(total)
+            for index, record in enumerate(records):
+                records[index] = _moved(record, physical)
+                physical += len(record)
+            start = physical - total
+        tail, group = self._tail, log.group
+        places: list[int] = []
+        log.end = physical
+        log.pending += physical - start
+        log.buffers += records
+        if not queue.marked:
+            queue.marked = True
+            queue.code = items[0][3]
+            group.touched.append(queue)
+        offset, physical = first, start
+        for record, item in zip(records, items, strict=True):
+            size, code = len(record), item[3]
+            if queue.code != code:
+                queue.code = None
+            places.append(physical)
+            queue.tail += _pack_unit(physical, size, code)
+            block = queue.block
+            if block is None or not offset & BLOCK_MASK:
+                block = tail.start(queue, offset)
+            block.records.append(record)
+            block.codes.append(code)
+            block.size += size
+            tail.size += size
+            offset += 1
+            physical += size
+        queue.next_offset = offset
+        if tail.size > tail.budget:
+            tail.evict()
+        group.dones.append(done)
+        group.results.append(PutResult(_OK, start, first, now, tuple(places)))
+        if not log.scheduled:
+            log.scheduled = True
+            self._loop.call_soon(log.flush)
+
+    def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        if topic in self._behind.deleting:
+            raise StoreBusyError(f"topic {topic} is being deleted; try again in a moment")
+        queue = ConsumeQueue(queue_directory(self._queue_directory, topic, queue_id), topic, queue_id)
+        self._queues[topic, queue_id] = queue
+        return queue
+
+    # ---- what the commit log reports
+
+    def _committed(self, group: Group) -> None:
+        dirty = self._behind.dirty
+        for queue, upto, _ in group.marks:
+            if not queue.deleted:
+                queue.max_offset = upto
+                dirty[queue] = None
+        self._acknowledge(group)
+        arrived = self.on_arrival
+        for queue, upto, code in group.marks:
+            if queue.deleted:
+                continue
+            try:
+                arrived(queue.topic, queue.queue_id, upto, code)
+            except Exception as error:  # noqa: BLE001 - the messages are stored whatever the listener does with the news
+                self._report("on_arrival", error)
+            if len(queue.tail) >= WRITE_OUT:
+                self._behind.write_out(queue)
+        self._behind.arm()
+
+    def _acknowledge(self, group: Group) -> None:
+        pairs = zip(group.dones, group.results, strict=True)
+        while True:
+            try:
+                for done, result in pairs:
+                    done(result)
+                return
+            except Exception as error:  # noqa: BLE001 - one broken callback must not keep the others from their answer
+                self._report("done", error)
+
+    def _failed(self, groups: list[Group], status: PutStatus) -> None:
+        for group in groups:
+            for queue, _, _ in group.marks:
+                queue.roll_back()
+                self._tail.forget(queue, queue.max_offset)
+        self._behind.log_was_cut(self._log.end)
+        for group in groups:
+            group.results = [result._replace(status=status) for result in group.results]
+            self._acknowledge(group)
+
+    def _report(self, what: str, error: Exception) -> None:
+        text = f"{what} callback of {self.directory} failed"
+        self._loop.call_exception_handler({"message": text, "exception": error})
+
+    # ---- reading; see reader.py
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        accept: Callable[[int], bool] | None = None,
+    ) -> ReadResult:
+        """Stored records from ``offset`` on as one buffer: at most ``max_messages`` and ``max_bytes``, but at least
+        one message.
+
+        ``accept`` is asked with the tags code of each; at most max(800, max_messages) are looked at. Statuses are
+        RocketMQ's. OSError when a file cannot be read, StoreCorruptedError when it is missing.
+        """
+        return self._reader.read(topic, queue_id, offset, max_messages, max_bytes, accept)
+
+    def read_record(self, physical_offset: int) -> bytes | None:
+        """The record at a log offset, checked with its CRC; None when no record begins there or it is not visible
+        yet."""
+        return self._reader.read_record(physical_offset)
+
+    def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
+        """(physical offset, size, tags code) of up to ``count`` visible messages from ``offset`` on."""
+        return self._reader.entries(topic, queue_id, offset, count)
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """Oldest queue offset that can be read; 0 for an unknown queue."""
+        queue = self._queues.get((topic, queue_id))
+        return 0 if queue is None else queue.min_offset
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """The queue offset after the newest visible message; 0 for an unknown queue."""
+        queue = self._queues.get((topic, queue_id))
+        return 0 if queue is None else queue.max_offset
+
+    def offset_by_time(self, topic: str, queue_id: int, ms: int, upper: bool = False) -> int:
+        """First queue offset stored at or after ``ms`` (the end if none is); with ``upper`` the last one stored at or
+        before it."""
+        return self._reader.offset_by_time(topic, queue_id, ms, upper)
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """Store timestamp (ms) of one message, None when there is none at ``offset``."""
+        return self._reader.store_time(topic, queue_id, offset)
+
+    def is_in_memory(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether a message is young: close enough to the end of the log that it may still be in the page cache."""
+        return self._reader.is_in_memory(topic, queue_id, offset)
+
+    def queues(self, topic: str) -> list[int]:
+        """Ids of the queues of a topic that have ever been written to."""
+        return sorted(queue_id for name, queue_id in self._queues if name == topic)
+
+    def topics(self) -> list[str]:
+        """Topics with at least one queue."""
+        return sorted({topic for topic, _ in self._queues})
+
+    @property
+    def min_physical(self) -> int:
+        """Log offset of the oldest byte that is kept."""
+        return self._log.start_offset
+
+    @property
+    def max_physical(self) -> int:
+        """Log offset after the newest visible message."""
+        return self._log.written
+
+    # ---- deleting
+
+    def delete_topic(self, topic: str) -> asyncio.Future[None]:
+        """Forget the queues of a topic at once; its records stay in the log until their segment goes. A topic made
+        again starts at offset 0.
+
+        The future ends when the deletion is durable and the files are gone; until then appends to the topic raise
+        StoreBusyError. Nobody has to await it: ``close`` does, and an OSError also reaches the loop's exception
+        handler.
+        """
+        doomed = [queue for (name, _), queue in self._queues.items() if name == topic]
+        if not doomed:
+            nothing: asyncio.Future[None] = self._loop.create_future()
+            nothing.set_result(None)
+            return nothing
+        for queue in doomed:
+            queue.deleted = True
+            del self._queues[topic, queue.queue_id]
+            self._tail.forget(queue, queue.cached_first)
+            self._behind.dirty.pop(queue, None)
+        return self._behind.remove(topic, doomed)
+
+
+def _moved(record: bytes, physical: int) -> bytes:
+    """The same record at another place of the log."""
+    return record[:28] + physical.to_bytes(8, "big") + record[36:]

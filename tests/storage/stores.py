@@ -1,0 +1,79 @@
+"""Shared by the storage tests: a short way to append, read back and look at records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from aiorocket.config import StoreConfig
+from aiorocket.runtime.env import Env, memory_env
+from aiorocket.storage import MessageStore, PutResult, ReadStatus
+from aiorocket_protocol import RecordView, encode_properties, split_records, tags_code
+
+HOST = bytes((127, 0, 0, 1, 0, 0, 42, 159))
+HOST_V6 = bytes(15) + b"\1" + (10911).to_bytes(4, "big")
+SMALL: dict[str, Any] = {"segment_size": 65_536, "min_free": 0, "checkpoint_interval": 0.05, "flush_interval": 0.01}
+
+
+def config(**changes: Any) -> StoreConfig:
+    return StoreConfig(**{**SMALL, **changes})
+
+
+def make(env: Env | None = None, directory: str = "store", **changes: Any) -> MessageStore:
+    return MessageStore(env or memory_env(), config(**changes), directory, store_host=HOST)
+
+
+def put(
+    store: MessageStore, topic: str = "T", queue_id: int = 0, body: bytes = b"x", tag: str = "", **more: Any
+) -> asyncio.Future[PutResult]:
+    """Append and get a future of the result; refusals raise at once."""
+    future: asyncio.Future[PutResult] = asyncio.get_running_loop().create_future()
+    properties = encode_properties({"TAGS": tag}) if tag else b""
+    values: dict[str, Any] = {
+        "flag": 0, "sys_flag": 0, "born_timestamp": 7, "born_host": HOST, "tags_code": tags_code(tag), **more
+    }  # fmt: skip
+    store.append(
+        topic, queue_id, body, properties, done=lambda result: future.done() or future.set_result(result), **values
+    )
+    return future
+
+
+def put_batch(
+    store: MessageStore, bodies: Sequence[bytes], topic: str = "T", queue_id: int = 0
+) -> asyncio.Future[PutResult]:
+    future: asyncio.Future[PutResult] = asyncio.get_running_loop().create_future()
+    store.append_batch(
+        topic,
+        queue_id,
+        [(body, 0, b"", 0) for body in bodies],
+        sys_flag=0,
+        born_timestamp=7,
+        born_host=HOST,
+        done=lambda result: future.done() or future.set_result(result),
+    )
+    return future
+
+
+def everything(
+    store: MessageStore, topic: str = "T", queue_id: int = 0, step: int = 32, max_bytes: int = 1 << 20
+) -> list[RecordView]:
+    """All visible records of a queue, read the way a consumer does; checks that the offsets are dense."""
+    views: list[RecordView] = []
+    offset = store.min_offset(topic, queue_id)
+    while True:
+        result = store.read(topic, queue_id, offset, step, max_bytes)
+        if result.status is not ReadStatus.FOUND:
+            assert offset == store.max_offset(topic, queue_id), result
+            return views
+        found = split_records(result.data)
+        assert len(found) == result.count
+        for view in found:
+            assert view.queue_offset == offset and view.queue_id == queue_id and view.topic == topic
+            offset += 1
+        assert result.next_offset == offset
+        views += found
+
+
+def bodies(store: MessageStore, topic: str = "T", queue_id: int = 0, step: int = 32) -> list[bytes]:
+    return [view.raw_body for view in everything(store, topic, queue_id, step)]

@@ -1,0 +1,365 @@
+"""Opening what a crash left: torn tails are cut exactly, damage below the durable mark is refused, queues are made again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from aiorocket.errors import StoreCorruptedError
+from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.runtime.env import Env, memory_env
+from aiorocket.storage import MessageStore, Recovery, Snapshot, StoreBusyError
+from aiorocket_protocol import RecordView
+from tests.storage.stores import bodies, make, put
+
+LOG = "store/commitlog"
+QUEUES = "store/consumequeue"
+
+
+def disk_of(env: Env) -> MemoryDisk:
+    assert isinstance(env.disk, MemoryDisk)
+    return env.disk
+
+
+def copy_of(env: Env) -> Env:
+    """What another process finds when this one is killed now."""
+    copy = memory_env()
+    disk = disk_of(copy)
+    disk.files = {path: bytearray(data) for path, data in disk_of(env).files.items()}
+    disk.directories = dict(disk_of(env).directories)
+    return copy
+
+
+async def reopen(env: Env, **changes: object) -> tuple[MessageStore, Recovery]:
+    store = make(env, **changes)
+    return store, await store.open()
+
+
+async def filled(count: int, *, checkpoint_at: int = 0, size: int = 40) -> tuple[Env, MessageStore, list[int]]:
+    """A store with ``count`` messages over two queues whose last checkpoint came after ``checkpoint_at`` of them."""
+    env = memory_env()
+    store = make(env, checkpoint_interval=1000)
+    await store.open()
+    places = []
+    for number in range(count):
+        if number == checkpoint_at and number:
+            await store._behind._checkpoint(clean=False)
+        result = await put(store, "T", number % 2, b"%d." % number * size)
+        places.append(result.physical_offset)
+    return env, store, places
+
+
+async def test_a_clean_stop_leaves_nothing_to_scan() -> None:
+    env, store, _ = await filled(50)
+    await store.close()
+    again, recovery = await reopen(env)
+    assert recovery.clean and (recovery.records, recovery.scanned_bytes, recovery.truncated_bytes) == (0, 0, 0)
+    assert len(bodies(again, "T", 0)) == 25
+    killed = copy_of(env)
+    await again.close()
+    third, recovery = await reopen(killed)
+    assert not recovery.clean, "the mark of a clean stop is gone as soon as the store is open"
+    await third.close()
+
+
+async def test_a_kill_loses_nothing_that_was_written_and_reads_only_what_came_after_the_checkpoint() -> None:
+    env, store, _ = await filled(60, checkpoint_at=40)
+    killed = copy_of(env)
+    await store.close()
+    again, recovery = await reopen(killed)
+    assert (recovery.records, recovery.truncated_bytes, recovery.rebuilt) == (20, 0, False)
+    assert bodies(again, "T", 1) == [b"%d." % number * 40 for number in range(1, 60, 2)]
+    assert (await put(again, "T", 0)).queue_offset == 30
+    await again.close()
+
+
+async def test_the_last_batch_cut_at_every_byte_with_zeros_and_garbage_behind() -> None:
+    env, store, places = await filled(8, checkpoint_at=5, size=20)
+    image = copy_of(env)
+    await store.close()
+    path = f"{LOG}/{0:020d}"
+    data = bytes(disk_of(image).files["/" + path])
+    end, first = len(data), places[5]
+    draw = random.Random(5)
+    for cut in range(first, end + 1):
+        for filler in (b"", bytes(end - cut), draw.randbytes(end - cut), data[first:][: end - cut]):
+            broken = copy_of(image)
+            torn = data[:cut] + filler
+            whole = sum(torn[:stop] == data[:stop] for stop in [*places[1:], end])
+            disk_of(broken).files["/" + path][:] = torn
+            again, recovery = await reopen(broken)
+            assert recovery.end == [*places, end][whole], (cut, filler)
+            assert again.max_offset("T", 0) + again.max_offset("T", 1) == whole
+            assert len(bodies(again, "T", 0)) == (whole + 1) // 2
+            assert bytes(disk_of(broken).files["/" + path][recovery.end :]).strip(b"\0") == b""
+            assert (await put(again, "T", whole % 2)).queue_offset == whole // 2
+            await again.close()
+
+
+async def test_old_records_behind_a_tear_never_come_back() -> None:
+    """The first of two unsynced records was lost; once its place is filled again the second must not reappear."""
+    env, store, places = await filled(8, checkpoint_at=6)
+    image = copy_of(env)
+    await store.close()
+    path = f"{LOG}/{0:020d}"
+    disk_of(image).files["/" + path][places[6] : places[7]] = bytes(places[7] - places[6])
+    again, recovery = await reopen(image)
+    assert recovery.end == places[6] and recovery.truncated_bytes > 0 and recovery.reason
+    await put(again, "T", 0, b"6." * 40)
+    killed = copy_of(image)
+    await again.close()
+    third, recovery = await reopen(killed)
+    assert third.max_offset("T", 1) == 3 and third.max_offset("T", 0) == 4
+    await third.close()
+
+
+async def test_a_property_sector_that_was_never_written_is_a_tear() -> None:
+    env = memory_env()
+    store = make(env)
+    await store.open()
+    properties = b"name\x01" + b"v" * 1500 + b"\x02"
+    done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    store.append(
+        "T", 0, b"body", properties, flag=0, sys_flag=0, born_timestamp=1, born_host=bytes(8), tags_code=0,
+        done=done.set_result,
+    )  # fmt: skip
+    await done
+    image = copy_of(env)
+    await store.close()
+    disk_of(image).files[f"/{LOG}/{0:020d}"][512:1024] = bytes(512)
+    again, recovery = await reopen(image)
+    assert recovery.end == 0 and "sector" in recovery.reason
+    await again.close()
+
+
+@pytest.mark.parametrize("damage", ["body", "magic", "size", "place", "zeros"])
+async def test_damage_below_the_durable_mark_is_refused_and_nothing_is_changed(damage: str) -> None:
+    env, store, places = await filled(40, checkpoint_at=30)
+    await store._behind._checkpoint(clean=False)
+    image = copy_of(env)
+    await store.close()
+    disk = disk_of(image)
+    disk.unlink("store/checkpoint.a")  # the newest is gone too: the older one tells of the first 30
+    disk_state = {path: bytes(data) for path, data in disk.files.items()}
+    log = disk.files[f"/{LOG}/{0:020d}"]
+    at = places[20]
+    if damage == "body":
+        log[at + 100] ^= 1
+    elif damage == "magic":
+        log[at + 4] ^= 1
+    elif damage == "size":
+        log[at : at + 4] = (1 << 30).to_bytes(4, "big")
+    elif damage == "place":
+        log[at + 30] ^= 1
+    else:
+        log[at : at + 2000] = bytes(2000)
+    disk.files["/store/consumequeue/T/0/" + "0" * 20].clear()  # forces a look at the whole log
+    before = bytes(log)
+    with pytest.raises(StoreCorruptedError, match=str(at)):
+        await reopen(image)
+    assert bytes(log) == before and disk_state.keys() >= {f"/{LOG}/{0:020d}"}
+    log[:] = disk_state[f"/{LOG}/{0:020d}"]
+    again, recovery = await reopen(image)
+    assert recovery.rebuilt and len(bodies(again, "T", 0)) == 20
+    await again.close()
+
+
+async def test_damage_in_front_of_a_used_segment_is_never_a_torn_tail() -> None:
+    env, store, places = await filled(400, size=100)
+    assert places[-1] > 65_536
+    image = copy_of(env)
+    await store.close()
+    disk = disk_of(image)
+    disk.files[f"/{LOG}/{0:020d}"][places[10] + 95] ^= 255
+    with pytest.raises(StoreCorruptedError, match=str(places[10])):
+        await reopen(image)
+
+
+async def test_a_missing_segment_is_refused() -> None:
+    env, store, places = await filled(900, size=100)
+    assert places[-1] > 2 * 65_536
+    image = copy_of(env)
+    await store.close()
+    middle, last = copy_of(env), copy_of(env)
+    disk_of(middle).unlink(f"{LOG}/{65_536:020d}")
+    with pytest.raises(StoreCorruptedError, match="missing"):
+        await reopen(middle)
+    for name in disk_of(last).listdir(LOG)[1:]:
+        disk_of(last).unlink(f"{LOG}/{name}")
+    with pytest.raises(StoreCorruptedError, match="promises"):
+        await reopen(last)
+    again, _ = await reopen(image)
+    await again.close()
+
+
+@pytest.mark.parametrize("loss", ["checkpoint", "queue", "file", "short", "wrong", "both", "garbage"])
+async def test_consume_queues_are_made_again_from_the_log(loss: str) -> None:
+    env, store, _ = await filled(90, checkpoint_at=60)
+    image = copy_of(env)
+    await store.close()
+    disk = disk_of(image)
+    queue = f"/{QUEUES}/T/1/{0:020d}"
+    if loss in ("checkpoint", "both"):
+        for name in "ab":
+            disk.files.pop(f"/store/checkpoint.{name}", None)
+    if loss == "garbage":
+        for name in "ab":
+            disk.files[f"/store/checkpoint.{name}"][:] = b"no state"
+    if loss == "file":
+        disk.unlink(queue[1:])
+    if loss in ("queue", "both"):
+        disk.unlink(queue[1:])
+        disk.rmdir(f"{QUEUES}/T/1")
+    if loss == "short":
+        del disk.files[queue][-7:]
+    if loss == "wrong":
+        disk.files[queue][-17] ^= 3
+    again, recovery = await reopen(image)
+    assert recovery.rebuilt and recovery.records == 90
+    for queue_id in (0, 1):
+        assert bodies(again, "T", queue_id) == [b"%d." % number * 40 for number in range(queue_id, 90, 2)]
+    await again.close()
+
+
+async def test_surplus_units_and_unknown_queues_go() -> None:
+    env, store, _ = await filled(40, checkpoint_at=30)
+    image = copy_of(env)
+    await store.close()
+    disk = disk_of(image)
+    disk.files[f"/{QUEUES}/T/1/{0:020d}"] += b"\xff" * 47
+    disk.makedirs(f"{QUEUES}/ghost/3")
+    disk.open(f"{QUEUES}/ghost/3/{0:020d}", create=True).pwritev([bytes(200)], 0)
+    again, recovery = await reopen(image)
+    assert not recovery.rebuilt and recovery.records == 10
+    assert len(bodies(again, "T", 1)) == 20 and again.topics() == ["T"]
+    await again.close()
+
+
+async def test_a_newer_format_is_refused_in_words() -> None:
+    env, store, _ = await filled(3)
+    await store.close()
+    snapshot = Snapshot(env.disk, "store/checkpoint")
+    state = snapshot.load()
+    assert state is not None
+    snapshot.save({**state, "format": 99})
+    with pytest.raises(StoreCorruptedError, match="newer"):
+        await reopen(env)
+
+
+async def test_store_time_goes_on_after_a_restart() -> None:
+    env = memory_env()
+
+    class Stuck:
+        def wall_ms(self) -> int:
+            return now
+
+    env.clock = Stuck()
+    now = 9000
+    store = make(env)
+    await store.open()
+    await put(store)
+    killed = copy_of(env)
+    await store.close()
+    now = 10
+    for image in (env, killed):
+        image.clock = Stuck()
+        again, _ = await reopen(image)
+        assert (await put(again)).store_timestamp == 9000
+        await again.close()
+
+
+async def test_another_segment_size_after_a_restart() -> None:
+    env, store, _ = await filled(300, size=100)
+    await store.close()
+    expected = [b"%d." % number * 100 for number in range(0, 300, 2)]
+    for segment_size in (131_072, 65_536, 400_000):
+        again, recovery = await reopen(env, segment_size=segment_size)
+        assert recovery.clean and bodies(again, "T", 0) == expected
+        for number in range(300):
+            expected.append(b"%d/" % number * 100)
+            await put(again, "T", 0, expected[-1])
+        assert bodies(again, "T", 0) == expected
+        await again.close()
+    for name in "ab":
+        disk_of(env).unlink(f"store/checkpoint.{name}")
+    again, recovery = await reopen(env)
+    assert recovery.rebuilt and bodies(again, "T", 0) == expected
+    await again.close()
+
+
+async def test_deletion_survives_a_kill_and_a_rebuild() -> None:
+    env, store, _ = await filled(20, checkpoint_at=10)
+    await put(store, "kept")
+    deleting = store.delete_topic("T")
+    with pytest.raises(StoreBusyError):
+        put(store, "T")
+    await deleting
+    await put(store, "T", 0, b"new")
+    image = copy_of(env)
+    await store.close()
+    disk = disk_of(image)
+    disk.files[f"/{QUEUES}/kept/0/{0:020d}"].clear()  # so that everything is read again
+    again, recovery = await reopen(image)
+    assert recovery.rebuilt and again.queues("T") == [0]
+    assert bodies(again, "T") == [b"new"] and bodies(again, "kept") == [b"x"]
+    lost = copy_of(image)
+    await again.close()
+    for name in "ab":
+        disk_of(lost).files.pop(f"/store/checkpoint.{name}", None)
+    third, _ = await reopen(lost)
+    assert bodies(third, "T") == [b"new"], "even without a checkpoint offset 0 says that the topic began again"
+    await third.close()
+
+
+async def test_units_of_delay_queues_are_computed_by_the_owner() -> None:
+    env = memory_env()
+    store = make(env, checkpoint_interval=1000)
+    await store.open()
+    await put(store, "SCHEDULE_TOPIC_XXXX", 2, tags_code=123_456_789_012)
+    killed = copy_of(env)
+    await store.close()
+    again = make(killed)
+    seen: list[str] = []
+
+    def deliver_at(view: RecordView) -> int:
+        seen.append(view.topic)
+        return view.store_timestamp + 5000
+
+    again.tags_code_of = deliver_at
+    await again.open()
+    [(_, _, code)] = again.entries("SCHEDULE_TOPIC_XXXX", 2, 0, 5)
+    assert seen == ["SCHEDULE_TOPIC_XXXX"] and code == (again.store_time("SCHEDULE_TOPIC_XXXX", 2, 0) or 0) + 5000
+    await again.close()
+
+
+async def test_a_mutated_store_opens_or_is_refused_and_never_breaks_otherwise() -> None:
+    env, store, _ = await filled(120, checkpoint_at=80, size=60)
+    image = copy_of(env)
+    await store.close()
+
+    draw = random.Random(11)
+    for _ in range(150):
+        broken = copy_of(image)
+        disk = disk_of(broken)
+        path = draw.choice([path for path, data in disk.files.items() if data])
+        data = disk.files[path]
+        at = draw.randrange(len(data))
+        kind = draw.randrange(3)
+        if kind == 0:
+            data[at] ^= 1 << draw.randrange(8)
+        elif kind == 1:
+            data[at : at + 512] = bytes(len(data[at : at + 512]))
+        else:
+            del data[at:]
+        try:
+            again, recovery = await reopen(broken)
+        except StoreCorruptedError:
+            continue
+        assert recovery.end <= 120 * 400
+        if path.startswith("/" + LOG) and again.max_physical == 0:
+            continue
+        await put(again, "other")
+        await again.close()
+

@@ -1,0 +1,411 @@
+"""MessageStore without faults: appends, publication, reads with every status, deletion, limits, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiorocket.errors import ProtocolError, StoreError, StoreFullError, StoreLockedError, UsageError
+from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.runtime.env import memory_env, real_env
+from aiorocket.storage import PutStatus, ReadStatus, StoreBusyError
+from aiorocket_protocol import RecordView, split_records, tags_code
+from tests.storage.stores import HOST, HOST_V6, bodies, everything, make, put, put_batch
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("tail_cache", [0, 3000, 1 << 20])
+async def test_what_is_appended_is_read_back_from_memory_and_from_files(flush: str, tail_cache: int) -> None:
+    store = make(flush=flush, tail_cache=tail_cache)
+    await store.open()
+    expected: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
+    pending = []
+    for number in range(900):
+        body = b"%d-" % number * (1 + number % 40)
+        expected[number % 3].append(body)
+        pending.append(put(store, "T", number % 3, body))
+        if number % 50 == 49:
+            await pending[-1]
+    results = [await future for future in pending]
+    assert all(result.status is PutStatus.OK for result in results)
+    for queue_id, wanted in expected.items():
+        for step in (1, 7, 200, 1024):
+            assert bodies(store, "T", queue_id, step) == wanted
+    await store.close()
+
+
+async def test_result_names_where_the_message_lies() -> None:
+    store = make()
+    await store.open()
+    first, second = await put(store, body=b"one"), await put(store, body=b"two!")
+    assert (first.queue_offset, second.queue_offset) == (0, 1)
+    record = store.read_record(second.physical_offset)
+    assert record is not None
+    view = RecordView(record, 0, len(record))
+    assert (view.raw_body, view.queue_offset, view.physical_offset) == (b"two!", 1, second.physical_offset)
+    assert (view.store_timestamp, view.born_timestamp) == (second.store_timestamp, 7)
+    assert store.entries("T", 0, 0, 9) == [
+        (first.physical_offset, 95, 0),
+        (second.physical_offset, 96, 0),
+    ]
+    assert store.read_record(second.physical_offset + 1) is None
+    assert store.read_record(1 << 40) is None
+    assert store.max_physical == second.physical_offset + 96
+    assert store.min_physical == 0
+    await store.close()
+
+
+async def test_a_batch_is_one_append_with_consecutive_offsets() -> None:
+    store = make()
+    await store.open()
+    await put(store, body=b"before")
+    result = await put_batch(store, [b"a", b"bb", b"ccc"])
+    assert (result.queue_offset, len(result.physical_offsets)) == (1, 3)
+    assert result.physical_offsets[0] == result.physical_offset
+    for place, body in zip(result.physical_offsets, (b"a", b"bb", b"ccc"), strict=True):
+        record = store.read_record(place)
+        assert record is not None and RecordView(record, 0, len(record)).raw_body == body
+    assert bodies(store) == [b"before", b"a", b"bb", b"ccc"]
+    with pytest.raises(StoreError, match="at least one"):
+        put_batch(store, [])
+    await store.close()
+
+
+async def test_nothing_is_visible_before_it_is_durable() -> None:
+    store = make(flush="sync")
+    await store.open()
+    arrivals: list[Any] = []
+    store.on_arrival = lambda *news: arrivals.append(news)
+    future = put(store)
+    await asyncio.sleep(0)
+    assert store.max_offset("T", 0) == 0 and not arrivals
+    assert store.read("T", 0, 0, 1, 100).status is ReadStatus.NO_MESSAGE_IN_QUEUE
+    await future
+    assert arrivals == [("T", 0, 1, 0)]
+    assert store.read("T", 0, 0, 1, 100).status is ReadStatus.FOUND
+    await store.close()
+
+
+async def test_arrival_is_told_once_per_queue_and_group_with_the_code_if_there_is_only_one() -> None:
+    store = make()
+    await store.open()
+    arrivals: list[Any] = []
+    store.on_arrival = lambda *news: arrivals.append(news)
+    futures = [put(store, "T", 0, tag="A"), put(store, "T", 0, tag="A"), put(store, "T", 1, tag="A")]
+    futures.append(put(store, "T", 1, tag="B"))
+    await asyncio.gather(*futures)
+    assert arrivals == [("T", 0, 2, tags_code("A")), ("T", 1, 2, None)]
+    await store.close()
+
+
+async def test_done_is_called_after_publication_and_its_error_keeps_nobody_from_an_answer() -> None:
+    loop = asyncio.get_running_loop()
+    reported: list[Any] = []
+    loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
+    store = make()
+    await store.open()
+    seen: list[int] = []
+    more: dict[str, Any] = {"flag": 0, "sys_flag": 0, "born_timestamp": 1, "born_host": HOST, "tags_code": 0}
+
+    def broken(result: object) -> None:
+        raise RuntimeError("a callback with a bug")
+
+    store.append("T", 0, b"1", b"", done=broken, **more)
+    store.append("T", 0, b"2", b"", done=lambda result: seen.append(store.max_offset("T", 0)), **more)
+    await put(store)
+    assert seen == [2] or seen == [3]
+    assert len(reported) == 1
+    await store.close()
+
+
+async def test_statuses_of_reads_outside_the_queue() -> None:
+    store = make()
+    await store.open()
+    status = ReadStatus.NO_MATCHED_LOGIC_QUEUE
+    assert store.read("T", 0, 5, 1, 100)[:3] == (status, b"", 0)
+    await asyncio.gather(*[put(store) for _ in range(3)])
+    assert store.read("T", 0, 3, 1, 100)[:3] == (ReadStatus.OFFSET_OVERFLOW_ONE, b"", 3)
+    assert store.read("T", 0, 9, 1, 100)[:3] == (ReadStatus.OFFSET_OVERFLOW_BADLY, b"", 3)
+    assert store.read("T", 0, -1, 1, 100)[:3] == (ReadStatus.OFFSET_TOO_SMALL, b"", 0)
+    assert store.read("T", 1, 0, 1, 100).status is ReadStatus.NO_MATCHED_LOGIC_QUEUE
+    assert store.entries("T", 1, 0, 5) == [] and store.entries("T", 0, 3, 5) == []
+    await store.close()
+
+
+@pytest.mark.parametrize("tail_cache", [0, 1 << 20])
+async def test_limits_count_messages_and_bytes_but_one_message_always_comes(tail_cache: int) -> None:
+    store = make(tail_cache=tail_cache)
+    await store.open()
+    await asyncio.gather(*[put(store, body=b"x" * 1000) for _ in range(10)])
+    size = 94 + 1000 - 2
+    size = store.entries("T", 0, 0, 1)[0][1]
+    assert store.read("T", 0, 0, 4, 1 << 20).count == 4
+    assert store.read("T", 0, 0, 99, 3 * size).count == 3
+    assert store.read("T", 0, 0, 99, 3 * size - 1).count == 2
+    assert store.read("T", 0, 0, 99, 1).count == 1
+    assert store.read("T", 0, 0, 0, 1).count == 1
+    everything_accepted = store.read("T", 0, 0, 99, 3 * size, lambda code: True)
+    assert (everything_accepted.count, everything_accepted.next_offset) == (3, 3)
+    await store.close()
+
+
+@pytest.mark.parametrize("tail_cache", [0, 1 << 20])
+async def test_a_filter_skips_and_the_next_offset_says_how_far_it_looked(tail_cache: int) -> None:
+    store = make(tail_cache=tail_cache, segment_size=1 << 20)
+    await store.open()
+    wanted = tags_code("A")
+    await asyncio.gather(*[put(store, tag="A" if number % 3 == 0 else "B") for number in range(2000)])
+
+    def accept(code: int) -> bool:
+        return code == wanted
+
+    result = store.read("T", 0, 0, 10, 1 << 20, accept)
+    assert (result.status, result.count) == (ReadStatus.FOUND, 10)
+    assert [view.queue_offset for view in split_records(result.data)] == list(range(0, 30, 3))
+    assert result.next_offset in (28, 30)
+    none = store.read("T", 0, 0, 10, 1 << 20, lambda code: False)
+    assert (none.status, none.next_offset, none.data) == (ReadStatus.NO_MATCHED_MESSAGE, 800, b"")
+    seen, offset = 0, 0
+    while offset < 2000:
+        result = store.read("T", 0, offset, 32, 1 << 20, accept)
+        assert result.next_offset > offset
+        seen, offset = seen + result.count, result.next_offset
+    assert seen == 667
+    await store.close()
+
+
+async def test_offset_by_time() -> None:
+    env = memory_env()
+
+    class Steps:
+        now = 1000
+
+        def wall_ms(self) -> int:
+            return self.now
+
+    env.clock = clock = Steps()
+    store = make(env)
+    await store.open()
+    for stamp in (1000, 1000, 2000, 4000):
+        clock.now = stamp
+        await put(store)
+    clock.now = 500
+    late = await put(store)
+    assert late.store_timestamp == 4000, "the store's time never goes back"
+    find = store.offset_by_time
+    assert [find("T", 0, ms) for ms in (0, 1000, 1001, 2000, 4000, 4001)] == [0, 0, 2, 2, 3, 5]
+    assert [find("T", 0, ms, True) for ms in (0, 1000, 1999, 2000, 4000, 9999)] == [0, 1, 1, 2, 4, 4]
+    assert store.store_time("T", 0, 2) == 2000 and store.store_time("T", 0, 5) is None
+    assert find("other", 0, 5) == 0
+    await store.close()
+
+
+async def test_ipv6_hosts() -> None:
+    store = make()
+    await store.open()
+    result = await put(store, born_host=HOST_V6)
+    record = store.read_record(result.physical_offset)
+    assert record is not None
+    view = RecordView(record, 0, len(record))
+    assert view.born_host == "[::1]:10911" and view.store_host == "127.0.0.1:10911"
+    assert store.store_time("T", 0, 0) == result.store_timestamp
+    await store.close()
+
+
+async def test_a_young_message_counts_as_in_memory() -> None:
+    store = make()
+    await store.open()
+    assert not store.is_in_memory("T", 0, 0)
+    await put(store)
+    assert store.is_in_memory("T", 0, 0) and not store.is_in_memory("T", 0, 1)
+    await store.close()
+
+
+async def test_a_full_segment_ends_with_a_blank_and_records_never_span() -> None:
+    store = make()
+    await store.open()
+    places = []
+    for number in range(200):
+        places.append((await put(store, body=bytes([number]) * 3000)).physical_offset)
+    size = store.entries("T", 0, 0, 1)[0][1]
+    assert all(place % 65_536 + size + 8 <= 65_536 for place in places)
+    assert store.max_physical > 9 * 65_536
+    assert [body[0] for body in bodies(store)] == list(range(200))
+    await store.close()
+
+
+async def test_a_message_larger_than_a_segment_is_refused_and_nothing_else_suffers() -> None:
+    store = make()
+    await store.open()
+    await put(store)
+    with pytest.raises(StoreError, match="segment_size"):
+        put(store, body=b"x" * 65_536)
+    with pytest.raises(StoreError, match="segment_size"):
+        put_batch(store, [b"x" * 30_000] * 3)
+    assert (await put(store)).queue_offset == 1
+    await store.close()
+
+
+@pytest.mark.parametrize("topic", ["../../etc", "a/b", "", ".", "..", "a\0b", "ü", "x" * 256])
+async def test_topics_that_could_leave_the_directory_are_refused(topic: str) -> None:
+    store = make()
+    await store.open()
+    with pytest.raises(UsageError, match="topic"):
+        put(store, topic)
+    with pytest.raises(UsageError, match="queue id"):
+        put(store, "T", -1)
+    with pytest.raises(ProtocolError):
+        put(store, "T", 0, flag=1 << 40)
+    assert store.topics() == ["T"] and store.max_offset("T", 0) == 0
+    assert (await put(store)).queue_offset == 0
+    await store.close()
+
+
+async def test_too_many_waiting_bytes_are_busy_and_pass() -> None:
+    store = make(max_pending=5000)
+    await store.open()
+    futures = []
+    with pytest.raises(StoreBusyError, match="max_pending"):
+        for _ in range(100):
+            futures.append(put(store, body=b"x" * 1000))
+    assert len(futures) == 5
+    await asyncio.gather(*futures)
+    await put(store)
+    assert len(bodies(store)) == 6
+    await store.close()
+
+
+async def test_too_little_free_space_refuses_appends_until_space_is_back() -> None:
+    env = memory_env()
+    disk = env.disk
+    assert isinstance(disk, MemoryDisk)
+    store = make(env, min_free=1 << 20)
+    await store.open()
+    await put(store, body=b"before")
+    disk.free = 1000
+    await asyncio.sleep(0.2)  # a checkpoint looks at the space
+    with pytest.raises(StoreFullError, match="min_free"):
+        put(store)
+    assert store.problem is not None and bodies(store) == [b"before"]
+    disk.free = 1 << 40
+    await asyncio.sleep(0.3)
+    await put(store, body=b"after")
+    assert store.problem is None and bodies(store) == [b"before", b"after"]
+    await store.close()
+
+
+async def test_a_closed_store_refuses_and_closes_once() -> None:
+    store = make()
+    await store.open()
+    waiting = put(store)
+    await store.close()
+    assert waiting.done(), "close answers what was accepted"
+    await store.close()
+    with pytest.raises(StoreError, match="closed"):
+        put(store)
+
+
+async def test_a_deleted_topic_is_gone_and_starts_again_at_zero() -> None:
+    env = memory_env()
+    store = make(env)
+    await store.open()
+    await asyncio.gather(*[put(store, "T", queue_id) for queue_id in (0, 1)], put(store, "kept"))
+    pending = put(store, "T", 0)
+    deleted = store.delete_topic("T")
+    assert store.queues("T") == [] and store.topics() == ["kept"]
+    with pytest.raises(StoreBusyError, match="being deleted"):
+        put(store, "T")
+    await deleted
+    await store.delete_topic("unknown")
+    assert pending.done()
+    assert (await put(store, "T", body=b"new")).queue_offset == 0
+    assert bodies(store, "T") == [b"new"]
+    assert not env.disk.exists("store/consumequeue/T/1")
+    await store.close()
+    again = make(env)
+    await again.open()
+    assert bodies(again, "T") == [b"new"] and bodies(again, "kept") == [b"x"] and again.queues("T") == [0]
+    await again.close()
+
+
+async def test_consume_queues_leave_memory_and_cross_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aiorocket.storage import consume_queue, reader, recovery
+
+    monkeypatch.setattr(consume_queue, "FILE_UNITS", 100)
+    monkeypatch.setattr(reader, "FILE_UNITS", 100)
+    monkeypatch.setattr(consume_queue, "FILE_SIZE", 2000)
+    monkeypatch.setattr(recovery, "FILE_SIZE", 2000)
+    env = memory_env()
+    store = make(env, tail_cache=0, segment_size=1 << 20)
+    await store.open()
+    expected = [b"%d" % number for number in range(750)]
+    for start in range(0, 750, 50):
+        await asyncio.gather(*[put(store, body=body) for body in expected[start : start + 50]])
+        await asyncio.sleep(0.02)
+    assert bodies(store) == expected and len(store.entries("T", 0, 0, 1000)) == 750
+    await store.close()
+    assert len(env.disk.listdir("store/consumequeue/T/0")) == 8
+    again = make(env, tail_cache=0, segment_size=1 << 20)
+    assert not (await again.open()).rebuilt
+    assert bodies(again, step=1000) == expected
+    await put(again, body=b"more")
+    assert bodies(again) == [*expected, b"more"]
+    await again.close()
+
+
+# ---- directories
+
+
+async def test_two_stores_cannot_share_a_directory(tmp_path: Path) -> None:
+    env = real_env()
+    first, second = make(env, str(tmp_path)), make(env, str(tmp_path))
+    await first.open()
+    with pytest.raises(StoreLockedError, match=str(tmp_path)):
+        await second.open()
+    await put(first)
+    await first.close()
+    await second.open()
+    assert bodies(second) == [b"x"]
+    await second.close()
+    await env.disk.close()
+
+
+async def test_a_directory_below_a_regular_file_is_one_clear_error(tmp_path: Path) -> None:
+    env = real_env()
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(StoreError, match="data directory .*file/store cannot be used"):
+        await make(env, str(tmp_path / "file" / "store")).open()
+    with pytest.raises(StoreError, match="cannot be used"):
+        await make(env, str(tmp_path / "file")).open()
+    await env.disk.close()
+
+
+async def test_real_files_keep_everything_over_restarts(tmp_path: Path) -> None:
+    env = real_env()
+    expected: list[bytes] = []
+    for turn in range(3):
+        store = make(env, str(tmp_path), flush=("sync", "async")[turn % 2])
+        recovery = await store.open()
+        assert recovery.truncated_bytes == 0 and not recovery.rebuilt and recovery.records == 0
+        assert bodies(store) == expected
+        more = [b"%d/%d " % (turn, number) * 50 for number in range(300)]
+        await asyncio.gather(*[put(store, body=body) for body in more])
+        expected += more
+        assert bodies(store) == expected
+        await store.close()
+    await env.disk.close()
+
+
+async def test_large_records_and_sparse_queues_are_read_one_by_one() -> None:
+    store = make(tail_cache=0, segment_size=4 << 20)
+    await store.open()
+    for number in range(30):
+        await put(store, "big", 0, bytes([number]) * 100_000)
+        await put(store, "small", 0, bytes([number]))
+    assert [body[0] for body in bodies(store, "big")] == list(range(30))
+    assert [body[0] for body in bodies(store, "small")] == list(range(30))
+    assert len(everything(store, "big", max_bytes=1)) == 30
+    await store.close()
