@@ -1,0 +1,306 @@
+"""The broker: builds its parts, starts them in order, stops them in reverse. No decision is made here."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+
+from aiorocket.broker.core.delay import DelaySchedule
+from aiorocket.broker.core.groups import GroupConfigs, GroupTable
+from aiorocket.broker.core.names import SCHEDULE_TOPIC
+from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.topics import Topic, TopicTable
+from aiorocket.broker.handlers.client import ClientHandlers
+from aiorocket.broker.handlers.offset import OffsetHandlers
+from aiorocket.broker.handlers.pull import PullHandlers
+from aiorocket.broker.handlers.query import QueryHandlers
+from aiorocket.broker.handlers.send import SendHandlers
+from aiorocket.broker.handlers.send_back import SendBackHandler
+from aiorocket.broker.handlers.topic import TopicHandlers, only_local
+from aiorocket.broker.registration import Registration
+from aiorocket.broker.schedule import DelayDelivery
+from aiorocket.broker.state import BrokerState
+from aiorocket.config import BrokerConfig
+from aiorocket.errors import UsageError
+from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.router import Handler, Router
+from aiorocket.remoting.server import RemotingServer
+from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.runtime.env import Env
+from aiorocket.runtime.tasks import TaskScope
+from aiorocket.storage.results import Recovery
+from aiorocket.storage.store import MessageStore
+from aiorocket_protocol import DataVersion, RecordView, RequestCode, pack_host, tags_code
+
+__all__ = ("Broker",)
+
+_log = logging.getLogger("aiorocket.broker")
+
+_WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+
+
+class Broker:
+    """One broker. ``start()`` returns when it serves and is registered; ``close()`` makes everything durable and ends
+    it.
+
+    ``start()`` raises UsageError (port in use, a name server refuses the name, no address for clients),
+    StoreLockedError, StoreCorruptedError or StoreError, and leaves nothing behind then.
+    """
+
+    def __init__(self, env: Env, config: BrokerConfig) -> None:
+        self.config = config
+        self._memory = MemoryDisk() if config.data is None else None
+        self._env = env if self._memory is None else Env(env.clock, env.entropy, self._memory)
+        self._directory = (config.data or "memory").rstrip("/") or "/"
+        self.topics = TopicTable(
+            broker=config.name,
+            cluster=config.cluster,
+            auto_create=config.auto_create_topics,
+            default_queues=config.default_topic_queues,
+            delay_levels=len(config.delay_levels),
+        )
+        self.configs = GroupConfigs(config.retry_max_times)
+        self.consumers = GroupTable(config.channel_expiry)
+        self.producers = GroupTable(config.channel_expiry)
+        self.offsets = OffsetTable()
+        self.delays = DelaySchedule(config.delay_levels)
+        #: What opening the store found; None before ``start()``.
+        self.recovery: Recovery | None = None
+        #: ``host:port`` as clients are told; valid after ``start()``.
+        self.address = ""
+        self.store: MessageStore
+        self._router = Router()
+        self._server = RemotingServer(self._env, self._router, config.remoting, on_close=self._lost)
+        self._tasks = TaskScope("broker")
+        self._state: BrokerState | None = None
+        self._registration: Registration | None = None
+        self._pulls: PullHandlers | None = None
+        self._clients: ClientHandlers | None = None
+        self._delivery: DelayDelivery | None = None
+        self._boot = env.clock.wall_ms()
+        self._store_open = False
+        self._closed = False
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def parked_pulls(self) -> int:
+        return 0 if self._pulls is None else self._pulls.polls.count
+
+    async def start(self) -> None:
+        """Open the store, load the state, listen, register."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
+        config = self.config
+        if config.port:
+            # The store first: whoever reaches the port is served at once.
+            await self._open(config.port)
+            await self._server.start(config.host, config.port)
+        else:
+            # Nobody knows a port that was not asked for, so it may be bound before there is something to serve.
+            await self._server.start(config.host, 0)
+            await self._open(self._server.port)
+        if self._delivery is not None:
+            self._delivery.start()
+        if self._state is not None:
+            self._tasks.start(self._state.keep_saving(lambda: config.offset_flush_interval), name="state")
+        self._registration = Registration(
+            self._env, config, self.topics, address=self.address, version=self._topic_version
+        )
+        await self._registration.start()
+
+    async def _open(self, port: int) -> None:
+        config = self.config
+        self.address, store_host = await _advertised(config, port)
+        self.store = store = MessageStore(self._env, config.store, self._directory, store_host=store_host)
+        store.tags_code_of = self._tags_code_of
+        store.on_arrival = self._arrived
+        self.recovery = await store.open()
+        self._store_open = True
+        self._state = BrokerState(
+            self._env.disk,
+            f"{self._directory}/config",
+            {"topics": self.topics, "groups": self.configs, "offsets": self.offsets, "delays": self.delays},
+        )
+        await self._state.load()
+        for name in store.topics():
+            # A crash came before the topic's own record of its creation; its queues tell enough.
+            if name not in self.topics:
+                queues = max(store.queues(name)) + 1
+                self.topics.put(Topic(name, queues, queues))
+        self._wire(store, store_host)
+
+    def _wire(self, store: MessageStore, store_host: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        env, config, topics, configs, offsets = self._env, self.config, self.topics, self.configs, self.offsets
+        changed = self._topics_changed
+        sends = SendHandlers(
+            env,
+            config,
+            store=store,
+            store_host=store_host,
+            topics=topics,
+            configs=configs,
+            delays=self.delays,
+            topics_changed=changed,
+        )
+        self._pulls = pulls = PullHandlers(
+            loop, config, store=store, topics=topics, groups=self.consumers, configs=configs, offsets=offsets
+        )
+        self._clients = clients = ClientHandlers(
+            loop,
+            topics=topics,
+            consumers=self.consumers,
+            producers=self.producers,
+            configs=configs,
+            topics_changed=changed,
+        )
+        positions = OffsetHandlers(store=store, topics=topics, configs=configs, offsets=offsets)
+        backs = SendBackHandler(
+            env, store=store, topics=topics, configs=configs, delays=self.delays, topics_changed=changed
+        )
+        queries = QueryHandlers(env, store=store, consumers=self.consumers)
+        admin = TopicHandlers(
+            store=store,
+            topics=topics,
+            configs=configs,
+            offsets=offsets,
+            topic_version=self._topic_version,
+            save=self._save_admin,
+            deleted=self._topic_deleted,
+        )
+        self._delivery = DelayDelivery(loop, env.clock, self.delays, store)
+        code = RequestCode
+        table: dict[int, Handler] = {
+            code.SEND_MESSAGE: sends.send,
+            code.SEND_MESSAGE_V2: sends.send_v2,
+            code.SEND_BATCH_MESSAGE: sends.send_batch,
+            code.PULL_MESSAGE: pulls.pull,
+            code.LITE_PULL_MESSAGE: pulls.pull,
+            code.QUERY_CONSUMER_OFFSET: positions.query,
+            code.UPDATE_CONSUMER_OFFSET: positions.update,
+            code.SEARCH_OFFSET_BY_TIMESTAMP: positions.search,
+            code.GET_MAX_OFFSET: positions.maximum,
+            code.GET_MIN_OFFSET: positions.minimum,
+            code.GET_EARLIEST_MSG_STORETIME: positions.earliest_time,
+            code.HEART_BEAT: clients.heartbeat,
+            code.UNREGISTER_CLIENT: clients.unregister,
+            code.GET_CONSUMER_LIST_BY_GROUP: clients.consumer_list,
+            code.CHECK_CLIENT_CONFIG: clients.check_client_config,
+            code.CONSUMER_SEND_MSG_BACK: backs.send_back,
+            code.VIEW_MESSAGE_BY_ID: queries.view_message,
+            code.QUERY_MESSAGE: queries.query_message,
+        }
+        administration: dict[int, Handler] = {
+            code.UPDATE_AND_CREATE_TOPIC: admin.create_topic,
+            code.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
+            code.GET_ALL_TOPIC_CONFIG: admin.all_topics,
+            code.GET_TOPIC_CONFIG: admin.topic_config,
+            code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: admin.put_group,
+            code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.all_groups,
+            code.DELETE_SUBSCRIPTIONGROUP: admin.delete_group,
+            code.GET_SUBSCRIPTIONGROUP_CONFIG: admin.group_config,
+            code.GET_CONSUMER_CONNECTION_LIST: clients.consumer_connections,
+            code.GET_PRODUCER_CONNECTION_LIST: clients.producer_connections,
+            code.GET_BROKER_RUNTIME_INFO: queries.runtime_info,
+        }
+        local = _is_loopback(config.host)
+        for number, handler in table.items():
+            self._router.add(number, handler)
+        for number, handler in administration.items():
+            self._router.add(number, handler if local else only_local)
+
+    async def close(self) -> None:
+        """Leave the name servers, answer what is in flight, save everything. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._registration is not None:
+            await self._registration.close()
+        if self._pulls is not None:
+            self._pulls.close()
+        await self._server.close()
+        await self._tasks.close()
+        if self._clients is not None:
+            self._clients.close()
+        if self._delivery is not None:
+            await self._delivery.close()
+        if self._state is not None:
+            await self._state.save_all()
+        if self._store_open:
+            await self.store.close()
+        if self._memory is not None:
+            await self._memory.close()
+
+    # ---- what the parts tell each other
+
+    def _arrived(self, topic: str, queue_id: int, max_offset: int, code: int | None) -> None:
+        if topic == SCHEDULE_TOPIC and self._delivery is not None:
+            self._delivery.arrived(queue_id)
+        if self._pulls is not None:
+            self._pulls.arrived(topic, queue_id, max_offset, code)
+
+    def _tags_code_of(self, record: RecordView) -> int:
+        """What stands beside a record in its queue: the hash of its tag, or when it is due in a delay queue."""
+        if record.topic == SCHEDULE_TOPIC and 0 <= record.queue_id < len(self.config.delay_levels):
+            return self.delays.due_at(record.queue_id + 1, record.store_timestamp)
+        return tags_code(record.tag) if record.tag else 0
+
+    def _lost(self, connection: Connection) -> None:
+        if self._pulls is not None:
+            self._pulls.lost(connection)
+        if self._clients is not None:
+            self._clients.lost(connection)
+
+    def _topics_changed(self) -> None:
+        if self._state is not None:
+            self._state.begin("topics")
+        if self._registration is not None:
+            self._registration.changed()
+
+    def _topic_deleted(self, topic: Topic) -> None:
+        if self._pulls is not None:
+            self._pulls.withdraw(topic.name, topic.read_queues)
+
+    async def _save_admin(self) -> None:
+        if self._state is not None:
+            for name in ("topics", "groups"):
+                await self._state.save(name)
+        if self._registration is not None:
+            await self._registration.register()
+
+    def _topic_version(self) -> DataVersion:
+        return DataVersion(timestamp=self._boot, counter=self.topics.version)
+
+
+async def _advertised(config: BrokerConfig, port: int) -> tuple[str, bytes]:
+    """What clients are told, and the same packed for stored records, where only a number will do."""
+    host = config.advertise or config.host
+    if host in _WILDCARDS:
+        raise UsageError(
+            f"broker {config.name} listens on every address ({config.host}), so clients must be told which one to use: "
+            "set advertise (--advertise HOST) to an address of this machine that they can reach"
+        )
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise UsageError(f"advertise={host!r} cannot be resolved to an address: {error}") from error
+        ip = ipaddress.ip_address(found[0][4][0])
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return address, pack_host(f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}")
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

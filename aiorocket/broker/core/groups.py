@@ -1,0 +1,275 @@
+"""Consumer and producer groups: who is connected, what each group subscribes to, and who must hear of a change.
+
+A member is one connection with one client id; it lives until its connection closes, it unregisters, or it has sent no
+heartbeat for ``expiry`` seconds. Members are kept in the order of their last heartbeat, so the next to expire is always
+the first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from aiorocket.broker.core.names import SYSTEM_GROUPS, Refusal, is_group_name
+from aiorocket_protocol import ResponseCode, SubscriptionData
+
+__all__ = ("ConsumerGroup", "GroupConfig", "GroupConfigs", "GroupTable", "Member", "Subscription")
+
+BROADCASTING = "BROADCASTING"
+
+
+class GroupConfig(NamedTuple):
+    """What an administrator can set for a consumer group; the defaults are RocketMQ's."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queues: int = 1
+    retry_max_times: int = 16
+    notify_changes: bool = True
+    attributes: Mapping[str, str] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of RocketMQ's SubscriptionGroupConfig JSON."""
+        return {
+            "attributes": dict(self.attributes),
+            "brokerId": 0,
+            "consumeBroadcastEnable": self.consume_broadcast_enable,
+            "consumeEnable": self.consume_enable,
+            "consumeFromMinEnable": self.consume_from_min_enable,
+            "consumeMessageOrderly": False,
+            "consumeTimeoutMinute": 15,
+            "groupName": self.name,
+            "groupRetryPolicy": {"type": "CUSTOMIZED"},
+            "groupSysFlag": 0,
+            "notifyConsumerIdsChangedEnable": self.notify_changes,
+            "retryMaxTimes": self.retry_max_times,
+            "retryQueueNums": self.retry_queues,
+            "whichBrokerWhenConsumeSlowly": 1,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> GroupConfig:
+        return cls(
+            name=str(data["groupName"]),
+            consume_enable=bool(data.get("consumeEnable", True)),
+            consume_from_min_enable=bool(data.get("consumeFromMinEnable", True)),
+            consume_broadcast_enable=bool(data.get("consumeBroadcastEnable", True)),
+            retry_queues=int(data.get("retryQueueNums", 1)),
+            retry_max_times=int(data.get("retryMaxTimes", 16)),
+            notify_changes=bool(data.get("notifyConsumerIdsChangedEnable", True)),
+            attributes={str(key): str(value) for key, value in (data.get("attributes") or {}).items()},
+        )
+
+
+class GroupConfigs:
+    """Name → GroupConfig; an unknown group is made with defaults on first use (autoCreateSubscriptionGroup)."""
+
+    def __init__(self, retry_max_times: int) -> None:
+        self._retry_max_times = retry_max_times
+        self._configs: dict[str, GroupConfig] = {}
+        self.version = 0
+        #: Bound once: the pull path calls it per request.
+        self.get = self._configs.get
+
+    def __iter__(self) -> Iterator[GroupConfig]:
+        return iter(self._configs.values())
+
+    def ensure(self, group: str) -> GroupConfig | Refusal:
+        config = self._configs.get(group)
+        if config is not None:
+            return config
+        if not is_group_name(group):
+            return Refusal(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"group {group!r:.300}: 1 to 255 of the characters % | a-z A-Z 0-9 _ - are allowed",
+            )
+        config = GroupConfig(group, retry_max_times=self._retry_max_times)
+        self._configs[group] = config
+        self.version += 1
+        return config
+
+    def put(self, config: GroupConfig) -> Refusal | None:
+        if not is_group_name(config.name):
+            return Refusal(ResponseCode.INVALID_PARAMETER, f"group {config.name!r:.300}: illegal characters or length")
+        if self._configs.get(config.name) != config:
+            self._configs[config.name] = config
+            self.version += 1
+        return None
+
+    def delete(self, group: str) -> bool:
+        if group in SYSTEM_GROUPS or self._configs.pop(group, None) is None:
+            return False
+        self.version += 1
+        return True
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"groups": [config.to_dict() for config in self._configs.values()]}
+
+    def load(self, data: Mapping[str, Any]) -> None:
+        for item in data.get("groups", ()):
+            config = GroupConfig.from_dict(item)
+            if is_group_name(config.name):
+                self._configs[config.name] = config
+
+
+class Subscription:
+    """What a group wants of one topic, ready for the pull path: ``accept`` is None for "everything"."""
+
+    __slots__ = ("accept", "data", "is_tag", "version")
+
+    def __init__(self, data: SubscriptionData) -> None:
+        self.data = data
+        self.version = data.sub_version
+        self.is_tag = is_tag_type(data.expression_type)
+        codes = frozenset(data.code_set)
+        self.accept: Callable[[int], bool] | None = codes.__contains__ if codes and data.sub_string != "*" else None
+
+
+class Member:
+    """One connection that speaks for one client id in one group."""
+
+    __slots__ = ("client_id", "connection", "group", "language", "peer", "seen", "version")
+
+    def __init__(
+        self, group: str, connection: Hashable, client_id: str, language: int, version: int, peer: str, seen: float
+    ) -> None:
+        self.group = group
+        self.connection = connection
+        self.client_id = client_id
+        self.language = language
+        self.version = version
+        self.peer = peer
+        self.seen = seen
+
+
+class ConsumerGroup:
+    """The members and subscriptions of one consumer group that has members."""
+
+    __slots__ = ("consume_from_where", "consume_type", "members", "message_model", "name", "subscriptions")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.consume_type = "CONSUME_PASSIVELY"
+        self.message_model = "CLUSTERING"
+        self.consume_from_where = "CONSUME_FROM_LAST_OFFSET"
+        self.members: dict[Hashable, Member] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+
+    def client_ids(self) -> list[str]:
+        return sorted({member.client_id for member in self.members.values()})
+
+    def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
+        """Newer subscription versions win, topics that are gone are forgotten. True when the set of topics changed."""
+        changed = False
+        topics = set()
+        for data in wanted:
+            topics.add(data.topic)
+            known = self.subscriptions.get(data.topic)
+            if known is None:
+                changed = True
+            if known is None or known.version < data.sub_version:
+                self.subscriptions[data.topic] = Subscription(data)
+        for topic in [topic for topic in self.subscriptions if topic not in topics]:
+            del self.subscriptions[topic]
+            changed = True
+        return changed
+
+
+class GroupTable:
+    """All groups of one kind, with their members' leases. Effects come back as the names of groups whose members must
+    be told."""
+
+    def __init__(self, expiry: float) -> None:
+        self._expiry = expiry
+        self._groups: dict[str, ConsumerGroup] = {}
+        self._by_age: OrderedDict[tuple[str, Hashable], Member] = OrderedDict()
+        self._by_connection: dict[Hashable, set[str]] = {}
+        #: Bound once: the pull path calls it per request.
+        self.get = self._groups.get
+
+    def __iter__(self) -> Iterator[ConsumerGroup]:
+        return iter(self._groups.values())
+
+    def register(
+        self,
+        group: str,
+        *,
+        connection: Hashable,
+        client_id: str,
+        now: float,
+        language: int = 0,
+        version: int = 0,
+        peer: str = "",
+        subscriptions: Iterable[SubscriptionData] | None = None,
+        consume_type: str = "CONSUME_PASSIVELY",
+        message_model: str = "CLUSTERING",
+        consume_from_where: str = "CONSUME_FROM_LAST_OFFSET",
+    ) -> bool:
+        """A heartbeat. True when the other members must rebalance: a new member, or another set of subscribed topics.
+
+        A mere change of subscription versions is not one: every rebalance changes them, so telling would never end
+        (trap 15).
+        """
+        entry = self._groups.get(group)
+        if entry is None:
+            entry = self._groups[group] = ConsumerGroup(group)
+        member = entry.members.get(connection)
+        changed = member is None or member.client_id != client_id
+        if member is None or changed:
+            member = entry.members[connection] = Member(group, connection, client_id, language, version, peer, now)
+            self._by_connection.setdefault(connection, set()).add(group)
+        member.seen = now
+        self._by_age[group, connection] = member
+        self._by_age.move_to_end((group, connection))
+        if subscriptions is not None:
+            entry.consume_type = consume_type
+            entry.message_model = message_model
+            entry.consume_from_where = consume_from_where
+            if entry.subscribe(subscriptions):
+                changed = True
+        return changed
+
+    def unregister(self, group: str, connection: Hashable) -> bool:
+        """True when it was a member, so that the others must be told."""
+        return self._remove(group, connection)
+
+    def lost(self, connection: Hashable) -> list[str]:
+        """A connection closed: the groups it was in."""
+        return [group for group in sorted(self._by_connection.get(connection, ())) if self._remove(group, connection)]
+
+    def expire(self, now: float) -> list[str]:
+        """Forget members whose last heartbeat is older than the expiry: the groups that lost some."""
+        groups: dict[str, None] = {}
+        while self._by_age:
+            (group, connection), member = next(iter(self._by_age.items()))
+            if member.seen + self._expiry > now:
+                break
+            self._remove(group, connection)
+            groups[group] = None
+        return list(groups)
+
+    def next_deadline(self) -> float | None:
+        for member in self._by_age.values():
+            return member.seen + self._expiry
+        return None
+
+    def _remove(self, group: str, connection: Hashable) -> bool:
+        entry = self._groups.get(group)
+        if entry is None or entry.members.pop(connection, None) is None:
+            return False
+        del self._by_age[group, connection]
+        groups = self._by_connection[connection]
+        groups.discard(group)
+        if not groups:
+            del self._by_connection[connection]
+        if not entry.members:
+            del self._groups[group]
+        return True
+
+
+def is_tag_type(expression_type: str | None) -> bool:
+    """A missing type means TAG (ali-ons sends none)."""
+    return not expression_type or expression_type == "TAG"

@@ -1,0 +1,154 @@
+"""Pulls that wait for a message: small entries, no tasks.
+
+A parked pull is found in three ways, each one dict: by its queue (a message arrived), by its connection (it closed), by
+its deadline. Deadlines are FIFO per hold time: pulls of one kind of client all ask for the same hold, so the first of
+each FIFO is the earliest and adding or removing one costs a dict store (performance 6). Hold times are rounded up to
+100 ms, so that a client that asks for a different one each time cannot make more FIFOs than ``max_hold`` has tenths.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+__all__ = ("LongPolls", "ParkedPull")
+
+_INFINITY = float("inf")
+_TICK = 0.1
+
+
+class ParkedPull:
+    """One waiting pull. ``scanned`` is the first offset that the group's filter has not seen yet."""
+
+    __slots__ = ("accept", "connection", "deadline", "queue", "request", "scanned", "seq", "ticks")
+
+    def __init__(
+        self,
+        queue: tuple[str, int],
+        scanned: int,
+        accept: Callable[[int], bool] | None,
+        connection: Hashable,
+        request: Any,
+    ) -> None:
+        self.queue = queue
+        self.scanned = scanned
+        self.accept = accept
+        self.connection = connection
+        #: Whatever the shell needs to run the pull again; never looked at here.
+        self.request = request
+        self.deadline = _INFINITY
+        self.seq = 0
+        self.ticks = 0
+
+
+class LongPolls:
+    """The parked pulls of one broker."""
+
+    def __init__(self, max_hold: float) -> None:
+        self._max_ticks = max(1, round(max_hold / _TICK))
+        self._by_queue: dict[tuple[str, int], dict[int, ParkedPull]] = {}
+        self._by_connection: dict[Hashable, dict[int, ParkedPull]] = {}
+        self._by_hold: dict[int, OrderedDict[int, ParkedPull]] = {}
+        self._seq = 0
+        self._armed = _INFINITY
+        self.count = 0
+
+    def park(self, pull: ParkedPull, hold: float, now: float) -> bool:
+        """Hold ``pull`` for at most ``hold`` seconds (bounded by ``max_hold``). True when the next deadline came
+        closer."""
+        self._seq = seq = self._seq + 1
+        ticks = min(max(1, int(hold / _TICK + 0.999)), self._max_ticks)
+        pull.seq = seq
+        pull.ticks = ticks
+        pull.deadline = deadline = now + ticks * _TICK
+        parked = self._by_queue.get(pull.queue)
+        if parked is None:
+            parked = self._by_queue[pull.queue] = {}
+        parked[seq] = pull
+        mine = self._by_connection.get(pull.connection)
+        if mine is None:
+            mine = self._by_connection[pull.connection] = {}
+        mine[seq] = pull
+        held = self._by_hold.get(ticks)
+        if held is None:
+            held = self._by_hold[ticks] = OrderedDict()
+        held[seq] = pull
+        self.count += 1
+        if deadline < self._armed:
+            self._armed = deadline
+            return True
+        return False
+
+    def arrived(self, topic: str, queue_id: int, max_offset: int, tags_code: int | None) -> Iterable[ParkedPull]:
+        """The pulls to run again because their queue now ends at ``max_offset``; they are no longer parked.
+
+        ``tags_code`` is that of the one new message, None when there are several; pulls it cannot match stay.
+        """
+        parked = self._by_queue.get((topic, queue_id))
+        if parked is None:
+            return ()
+        woken = [
+            pull
+            for pull in parked.values()
+            if pull.scanned < max_offset and (tags_code is None or pull.accept is None or pull.accept(tags_code))
+        ]
+        for pull in woken:
+            self._remove(pull)
+        return woken
+
+    def withdraw_queue(self, topic: str, queue_id: int) -> list[ParkedPull]:
+        """All pulls of a queue that goes away."""
+        woken = list(self._by_queue.get((topic, queue_id), {}).values())
+        for pull in woken:
+            self._remove(pull)
+        return woken
+
+    def expire(self, now: float) -> list[ParkedPull]:
+        """The pulls whose hold is over; they are no longer parked."""
+        over: list[ParkedPull] = []
+        for held in self._by_hold.values():
+            while held:
+                pull = next(iter(held.values()))
+                if pull.deadline > now:
+                    break
+                self._remove(pull)
+                over.append(pull)
+        self._armed = _INFINITY
+        for ticks in [ticks for ticks, held in self._by_hold.items() if not held]:
+            del self._by_hold[ticks]
+        return over
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline; it may name a pull that has been answered since, never one later than the earliest."""
+        if self._armed == _INFINITY:
+            for held in self._by_hold.values():
+                if held:
+                    self._armed = min(self._armed, next(iter(held.values())).deadline)
+        return None if self._armed == _INFINITY else self._armed
+
+    def lost(self, connection: Hashable) -> int:
+        """Drop the pulls of a closed connection; says how many."""
+        gone = list(self._by_connection.get(connection, {}).values())
+        for pull in gone:
+            self._remove(pull)
+        return len(gone)
+
+    def withdraw_all(self) -> list[ParkedPull]:
+        every = [pull for held in self._by_hold.values() for pull in held.values()]
+        for pull in every:
+            self._remove(pull)
+        return every
+
+    def _remove(self, pull: ParkedPull) -> None:
+        seq = pull.seq
+        parked = self._by_queue[pull.queue]
+        del parked[seq]
+        if not parked:
+            del self._by_queue[pull.queue]
+        mine = self._by_connection[pull.connection]
+        del mine[seq]
+        if not mine:
+            del self._by_connection[pull.connection]
+        del self._by_hold[pull.ticks][seq]
+        self.count -= 1

@@ -1,0 +1,54 @@
+"""Where a message goes that its consumer could not handle: later to the retry topic, or for good to the dead letters
+(7.3)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aiorocket.broker.core.groups import GroupConfig
+from aiorocket.broker.core.names import dlq_topic, retry_topic
+
+__all__ = ("Destination", "after_failure", "for_retry_send")
+
+#: Clients older than this do not send a limit that means anything (RocketMQ 3.4.9).
+MAX_RECONSUME_SINCE = 121
+#: The first retry waits at level 3 (10 s with the default levels), each further one a level longer.
+FIRST_RETRY_LEVEL = 3
+
+
+class Destination(NamedTuple):
+    """``delay_level`` 0 stores at once; ``queues`` is how many the topic gets when it must be made."""
+
+    topic: str
+    delay_level: int
+    queues: int
+
+
+def after_failure(
+    config: GroupConfig, *, reconsume_times: int, delay_level: int, limit: int | None, client_version: int
+) -> Destination:
+    """For CONSUMER_SEND_MSG_BACK. ``reconsume_times`` is that of the message that failed, 0 on its first delivery.
+
+    ``delay_level`` is the consumer's wish: below 0 dead letters, 0 the broker decides, above 0 that level.
+    """
+    most = limit if limit is not None and client_version >= MAX_RECONSUME_SINCE else config.retry_max_times
+    if reconsume_times >= most or delay_level < 0:
+        return Destination(dlq_topic(config.name), 0, 1)
+    return Destination(
+        retry_topic(config.name), delay_level or FIRST_RETRY_LEVEL + reconsume_times, config.retry_queues
+    )
+
+
+def for_retry_send(
+    config: GroupConfig, *, reconsume_times: int, limit: int | None, client_version: int, locked: bool
+) -> Destination | None:
+    """For an ordinary send to ``%RETRY%group`` (the client's fall-back when a send-back failed): None means "as
+    addressed".
+
+    ``reconsume_times`` here is already that of the next delivery, so the limit itself is still allowed. A group with
+    live queue locks consumes in order and repeats locally, so what it sends has used up its attempts.
+    """
+    most = limit if limit is not None and client_version >= MAX_RECONSUME_SINCE else config.retry_max_times
+    if reconsume_times > most or locked:
+        return Destination(dlq_topic(config.name), 0, 1)
+    return None

@@ -1,0 +1,105 @@
+"""What a broker checks before it stores a message, in RocketMQ's order (7.2); the first check that fails answers.
+
+The send path tests ``Topic.plain`` and the queue's range itself and comes here only when one of them does not hold.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aiorocket.broker.core.groups import GroupConfigs
+from aiorocket.broker.core.names import FORBIDDEN_TOPICS, RETRY_PREFIX, Refusal
+from aiorocket.broker.core.retry_policy import for_retry_send
+from aiorocket.broker.core.topics import PERM_WRITE, Topic, TopicTable
+from aiorocket_protocol import ResponseCode
+from aiorocket_protocol.limits import MAX_PROPERTIES
+
+__all__ = ("Admitted", "SendFacts", "admit", "check_sizes", "property_value")
+
+
+class SendFacts(NamedTuple):
+    """What a send says of itself. ``draw`` is any non-negative number; it picks the queue when the sender leaves it
+    open."""
+
+    topic: str
+    default_topic: str
+    default_queues: int
+    queue_id: int
+    reconsume_times: int
+    max_reconsume_times: int | None
+    client_version: int
+    draw: int
+
+
+class Admitted(NamedTuple):
+    """``dead`` means the message goes to the dead letters instead, and waits for nothing."""
+
+    topic: Topic
+    queue_id: int
+    dead: bool
+
+
+def admit(topics: TopicTable, configs: GroupConfigs, facts: SendFacts) -> Admitted | Refusal:
+    """Where the message goes; creates topics and groups that may come into being by being used."""
+    name = facts.topic
+    if name in FORBIDDEN_TOPICS:
+        return Refusal(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
+    topic = topics.get(name)
+    if topic is None:
+        made = topics.create_on_send(name, facts.default_topic, facts.default_queues)
+        if isinstance(made, Refusal):
+            return made
+        topic = made
+    if not topic.perm & PERM_WRITE:
+        return Refusal(ResponseCode.NO_PERMISSION, f"topic[{name}] is not writable (perm {topic.perm})")
+    queue_id = facts.queue_id
+    if queue_id >= topic.max_queues:
+        return Refusal(
+            ResponseCode.INVALID_PARAMETER,
+            f"request queueId[{queue_id}] is illegal, topic[{name}] has queues 0 to {topic.max_queues - 1}",
+        )
+    if queue_id < 0:
+        queue_id = facts.draw % max(1, topic.write_queues)
+    if name.startswith(RETRY_PREFIX):
+        config = configs.ensure(name[len(RETRY_PREFIX) :])
+        if isinstance(config, Refusal):
+            return config
+        dead = for_retry_send(
+            config,
+            reconsume_times=facts.reconsume_times,
+            limit=facts.max_reconsume_times,
+            client_version=facts.client_version,
+            locked=False,
+        )
+        if dead is not None:
+            return Admitted(topics.ensure(dead.topic, dead.queues), 0, True)
+    return Admitted(topic, queue_id, False)
+
+
+def check_sizes(body: int, properties: int, max_body: int) -> Refusal | None:
+    """Sizes in bytes of what would be stored."""
+    if body > max_body:
+        return Refusal(ResponseCode.MESSAGE_ILLEGAL, f"message body of {body} bytes: this broker accepts {max_body}")
+    if properties > MAX_PROPERTIES:
+        return Refusal(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"message properties of {properties} bytes: at most {MAX_PROPERTIES} can be stored",
+        )
+    return None
+
+
+def property_value(properties: str, name: str) -> str | None:
+    """The value of ``name`` in a property string, None when it is absent or empty; the last one wins, as in every
+    parser.
+
+    The caller has seen ``name`` + 0x01 in the string already, so this runs only when there is something to find.
+    """
+    mark = name + "\x01"
+    end = len(properties)
+    while (at := properties.rfind(mark, 0, end)) >= 0:
+        if at == 0 or properties[at - 1] == "\x02":
+            start = at + len(mark)
+            stop = properties.find("\x02", start)
+            return (properties[start:] if stop < 0 else properties[start:stop]) or None
+        end = at
+    return None

@@ -1,0 +1,241 @@
+"""The broker's topics: what exists, with how many queues, and which may come into being by being used.
+
+``Topic`` is what the send and pull paths look at once per message, so everything they ask is an attribute computed when
+the topic changes: ``plain`` is true when a message for it needs nothing but a queue id in range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from aiorocket.broker.core.names import (
+    AUTO_CREATE_TOPIC,
+    DLQ_PREFIX,
+    FORBIDDEN_TOPICS,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    Refusal,
+    is_system_topic,
+    is_topic_name,
+)
+from aiorocket_protocol import ResponseCode
+
+__all__ = ("PERM_INHERIT", "PERM_READ", "PERM_WRITE", "Topic", "TopicTable")
+
+PERM_INHERIT = 1
+PERM_WRITE = 2
+PERM_READ = 4
+PERM_READ_WRITE = PERM_READ | PERM_WRITE
+PERM_ALL = 7
+
+#: More queues than this in one topic is a typing error, and each costs a file.
+MAX_QUEUES = 65_536
+
+
+class Topic:
+    """One topic. Replaced as a whole when its configuration changes; never mutated by readers."""
+
+    __slots__ = (
+        "attributes",
+        "filter_type",
+        "max_queues",
+        "name",
+        "order",
+        "perm",
+        "plain",
+        "read_queues",
+        "readable",
+        "sys_flag",
+        "tag_codes",
+        "write_queues",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        read_queues: int,
+        write_queues: int,
+        perm: int = PERM_READ_WRITE,
+        *,
+        order: bool = False,
+        sys_flag: int = 0,
+        filter_type: str = "SINGLE_TAG",
+        attributes: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.read_queues = read_queues
+        self.write_queues = write_queues
+        self.perm = perm
+        self.order = order
+        self.sys_flag = sys_flag
+        self.filter_type = filter_type
+        self.attributes = dict(attributes or {})
+        self.max_queues = max(read_queues, write_queues)
+        self.readable = bool(perm & PERM_READ)
+        #: Nothing but the range of the queue id is left to check for a send.
+        self.plain = bool(perm & PERM_WRITE) and name not in FORBIDDEN_TOPICS and not name.startswith(RETRY_PREFIX)
+        #: tag -> hash, for the few tags a topic has; the send path bounds it.
+        self.tag_codes: dict[str, int] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Topic) and self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Topic({self.name!r}, read={self.read_queues}, write={self.write_queues}, perm={self.perm})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of RocketMQ's TopicConfig JSON."""
+        return {
+            "attributes": self.attributes,
+            "order": self.order,
+            "perm": self.perm,
+            "readQueueNums": self.read_queues,
+            "topicFilterType": self.filter_type,
+            "topicName": self.name,
+            "topicSysFlag": self.sys_flag,
+            "writeQueueNums": self.write_queues,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Topic:
+        return cls(
+            str(data["topicName"]),
+            int(data["readQueueNums"]),
+            int(data["writeQueueNums"]),
+            int(data.get("perm", PERM_READ_WRITE)),
+            order=bool(data.get("order", False)),
+            sys_flag=int(data.get("topicSysFlag", 0)),
+            filter_type=str(data.get("topicFilterType", "SINGLE_TAG")),
+            attributes=data.get("attributes") or {},
+        )
+
+
+class TopicTable:
+    """Name → Topic, with the rules of creation. ``version`` counts changes: it tells name servers and snapshots that
+    there is news."""
+
+    def __init__(
+        self, *, broker: str, cluster: str, auto_create: bool, default_queues: int, delay_levels: int = 18
+    ) -> None:
+        self.auto_create = auto_create
+        self.version = 0
+        self._topics: dict[str, Topic] = {}
+        #: Bound once: the send path calls it per message.
+        self.get = self._topics.get
+        for topic in _built_in(broker, cluster, auto_create, default_queues, delay_levels):
+            self._topics[topic.name] = topic
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._topics.values())
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._topics
+
+    def put(self, topic: Topic) -> bool:
+        """Create or replace; False when nothing changed, and then the version stays."""
+        if self._topics.get(topic.name) == topic:
+            return False
+        self._topics[topic.name] = topic
+        self.version += 1
+        return True
+
+    def delete(self, name: str) -> bool:
+        if self._topics.pop(name, None) is None:
+            return False
+        self.version += 1
+        return True
+
+    def configure(self, topic: Topic) -> Refusal | bool:
+        """An administrator's create or update; the bool says whether anything changed."""
+        if not is_topic_name(topic.name):
+            return Refusal(ResponseCode.INVALID_PARAMETER, topic_name_remark(topic.name))
+        if is_system_topic(topic.name):
+            return Refusal(ResponseCode.INVALID_PARAMETER, f"The topic[{topic.name}] is conflict with system topic.")
+        for queues in (topic.read_queues, topic.write_queues):
+            if not 0 <= queues <= MAX_QUEUES:
+                return Refusal(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"{queues} queues for topic {topic.name}: 0 to {MAX_QUEUES} are allowed",
+                )
+        if not 0 <= topic.perm <= PERM_ALL:
+            return Refusal(
+                ResponseCode.INVALID_PARAMETER, f"perm {topic.perm} for topic {topic.name}: 0 to {PERM_ALL} are allowed"
+            )
+        return self.put(topic)
+
+    def create_on_send(self, name: str, default_topic: str, queues: int) -> Topic | Refusal:
+        """The topic for a send to an unknown name: from its template, or as a retry topic, or refused with
+        TOPIC_NOT_EXIST."""
+        if not is_topic_name(name):
+            return Refusal(ResponseCode.INVALID_PARAMETER, topic_name_remark(name))
+        if name in FORBIDDEN_TOPICS:
+            return Refusal(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
+        template = self._topics.get(default_topic)
+        if (
+            template is not None
+            and template.perm & PERM_INHERIT
+            and (self.auto_create or default_topic != AUTO_CREATE_TOPIC)
+        ):
+            count = max(1, min(queues, template.write_queues))
+            topic = Topic(name, count, count, template.perm & ~PERM_INHERIT)
+        elif name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            topic = Topic(name, 1, 1)
+        else:
+            why = (
+                "and auto-creation is off here"
+                if not self.auto_create
+                else f"and {default_topic!r} is no template for it"
+            )
+            return Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, {why}; create it first")
+        self.put(topic)
+        return topic
+
+    def ensure(self, name: str, queues: int) -> Topic:
+        """The retry or dead-letter topic of a group whose name was checked, made with ``queues`` when it is missing."""
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = Topic(name, queues, queues)
+            self.put(topic)
+        return topic
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"version": self.version, "topics": [topic.to_dict() for topic in self._topics.values()]}
+
+    def load(self, data: Mapping[str, Any]) -> None:
+        """Take over a snapshot. Built-in topics keep today's configuration: settings may have changed since."""
+        built_in = set(self._topics)
+        for item in data.get("topics", ()):
+            topic = Topic.from_dict(item)
+            if topic.name not in built_in and is_topic_name(topic.name):
+                self._topics[topic.name] = topic
+        self.version = max(self.version, int(data.get("version", 0)))
+
+
+def topic_name_remark(name: str) -> str:
+    return (
+        f"topic {name!r:.200}: the specified topic contains illegal characters or is too long, "
+        "allowing only ^[%|a-zA-Z0-9_-]{1,127}$"
+    )
+
+
+def _built_in(broker: str, cluster: str, auto_create: bool, default_queues: int, delay_levels: int) -> Iterator[Topic]:
+    """Section 7.1. Cluster and broker names that cannot be topic names get no topic."""
+    if auto_create:
+        yield Topic(AUTO_CREATE_TOPIC, default_queues, default_queues, PERM_ALL)
+    yield Topic("SELF_TEST_TOPIC", 1, 1)
+    yield Topic("OFFSET_MOVED_EVENT", 1, 1)
+    yield Topic("BenchmarkTest", 1024, 1024)
+    if is_topic_name(cluster):
+        yield Topic(cluster, 16, 16, PERM_ALL)
+        yield Topic(f"{cluster}_REPLY_TOPIC"[:127], 1, 1)
+    if is_topic_name(broker):
+        yield Topic(broker, 1, 1, PERM_ALL)
+    yield Topic(SCHEDULE_TOPIC, max(18, delay_levels), max(18, delay_levels))
+    yield Topic("RMQ_SYS_TRANS_HALF_TOPIC", 1, 1)
+    yield Topic("RMQ_SYS_TRANS_OP_HALF_TOPIC", 1, 1)

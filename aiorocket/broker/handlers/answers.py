@@ -1,0 +1,49 @@
+"""Answers that several handlers give."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from aiorocket.broker.core.names import Refusal
+from aiorocket.errors import StoreError, StoreFullError
+from aiorocket.storage.results import PutResult, PutStatus, StoreBrokenError
+from aiorocket_protocol import RemotingCommand, ResponseCode, decode_body
+
+__all__ = ("plain_body", "put_refusal", "refuse", "store_refusal")
+
+
+def refuse(refusal: Refusal) -> RemotingCommand:
+    return RemotingCommand.response(int(refusal.code), remark=refusal.remark)
+
+
+def store_refusal(error: StoreError) -> Refusal:
+    """Nothing was stored. A full or failed disk needs a person (14), a store that is behind needs a moment (2)."""
+    if isinstance(error, (StoreFullError, StoreBrokenError)):
+        return Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, f"the broker cannot store messages now: {error}")
+    return Refusal(ResponseCode.SYSTEM_BUSY, f"[PCBUSY_CLEAN_QUEUE]{error}")
+
+
+def put_refusal(result: PutResult) -> Refusal:
+    """The store accepted the message and then could not keep the promise."""
+    if result.status is PutStatus.FULL:
+        return Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker's disk is full; the message is not stored")
+    return Refusal(
+        ResponseCode.SYSTEM_ERROR,
+        f"the broker's disk failed ({result.status.name}); the message may or may not be stored",
+    )
+
+
+class _PlainBody(dict[str, Any]):
+    """A body without a class of its own."""
+
+    def to_plain(self) -> dict[str, Any]:
+        return self
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        return cls(value) if isinstance(value, dict) else cls()
+
+
+def plain_body(command: RemotingCommand) -> dict[str, Any]:
+    """The body's members, nothing when it is no object. ProtocolError when it is malformed."""
+    return decode_body(_PlainBody, command.body, command.serialize_type) if command.body else {}

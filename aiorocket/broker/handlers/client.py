@@ -1,0 +1,231 @@
+"""HEART_BEAT (34), UNREGISTER_CLIENT (35), GET_CONSUMER_LIST_BY_GROUP (38), CHECK_CLIENT_CONFIG (46), and the news they
+cause.
+
+Who must rebalance is told by NOTIFY_CONSUMER_IDS_CHANGED (40), one-way, once per group and loop turn however many
+members came or went in it: a restart of a thousand consumers is then not a million notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, cast
+
+from aiorocket.broker.core.groups import (
+    BROADCASTING,
+    ConsumerGroup,
+    GroupConfigs,
+    GroupTable,
+    Member,
+    is_tag_type,
+)
+from aiorocket.broker.core.names import Refusal, retry_topic
+from aiorocket.broker.core.topics import TopicTable
+from aiorocket.broker.handlers.answers import plain_body, refuse
+from aiorocket.errors import RocketError
+from aiorocket.runtime.deadlines import DeadlineDriver
+from aiorocket_protocol import (
+    LANGUAGE_NAMES,
+    ConsumerConnection,
+    ConsumerListBody,
+    GetConsumerConnectionListRequestHeader,
+    GetConsumerListByGroupRequestHeader,
+    GetProducerConnectionListRequestHeader,
+    HeartbeatData,
+    NotifyConsumerIdsChangedRequestHeader,
+    RemotingCommand,
+    RequestCode,
+    ResponseCode,
+    UnregisterClientRequestHeader,
+    decode_body,
+    encode_body,
+)
+from aiorocket_protocol import Connection as ConnectionData
+
+if TYPE_CHECKING:
+    from aiorocket.remoting.connection import Connection
+
+__all__ = ("ClientHandlers",)
+
+
+class ClientHandlers:
+    """Keeps the group tables. ``topics_changed`` is called when a heartbeat made a retry topic."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        topics: TopicTable,
+        consumers: GroupTable,
+        producers: GroupTable,
+        configs: GroupConfigs,
+        topics_changed: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._topics = topics
+        self._consumers = consumers
+        self._producers = producers
+        self._configs = configs
+        self._topics_changed = topics_changed
+        self._to_notify: dict[str, None] = {}
+        self._consumer_expiry = DeadlineDriver(loop, consumers.next_deadline, self._consumers_expired)
+        self._producer_expiry = DeadlineDriver(loop, producers.next_deadline, self._producers_expired)
+
+    def close(self) -> None:
+        self._consumer_expiry.close()
+        self._producer_expiry.close()
+
+    def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 34: (re)register every group of one client. Idempotent."""
+        data = decode_body(HeartbeatData, command.body, command.serialize_type)
+        now = self._loop.time()
+        version = self._topics.version
+        for consumer in data.consumers:
+            config = self._configs.ensure(consumer.group)
+            if isinstance(config, Refusal):
+                return refuse(config)
+            # Made now and registered at once, else retries would show up only with the client's next route poll.
+            self._topics.ensure(retry_topic(consumer.group), config.retry_queues)
+            changed = self._consumers.register(
+                consumer.group,
+                connection=connection,
+                client_id=data.client_id,
+                now=now,
+                language=command.language,
+                version=command.version,
+                peer=connection.peer,
+                subscriptions=consumer.subscriptions,
+                consume_type=consumer.consume_type,
+                message_model=consumer.message_model,
+                consume_from_where=consumer.consume_from_where,
+            )
+            if changed:
+                self._notify(consumer.group)
+        for group in data.producers:
+            self._producers.register(
+                group,
+                connection=connection,
+                client_id=data.client_id,
+                now=now,
+                language=command.language,
+                version=command.version,
+                peer=connection.peer,
+            )
+        if self._topics.version != version:
+            self._topics_changed()
+        self._rearm()
+        return RemotingCommand.response()
+
+    def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 35."""
+        header = command.read(UnregisterClientRequestHeader)
+        if header.producer_group:
+            self._producers.unregister(header.producer_group, connection)
+        if header.consumer_group and self._consumers.unregister(header.consumer_group, connection):
+            self._notify(header.consumer_group)
+        self._rearm()
+        return RemotingCommand.response()
+
+    def consumer_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 38: without members the answer is an error, never an empty list."""
+        group = command.read(GetConsumerListByGroupRequestHeader).consumer_group
+        live = self._consumers.get(group)
+        if live is None:
+            return RemotingCommand.response(
+                ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {group:.255}"
+            )
+        body = encode_body(ConsumerListBody(live.client_ids()), connection.reply_type(command))
+        return RemotingCommand.response(body=body)
+
+    def check_client_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 46: may this subscription be used here? Only TAG may."""
+        subscription = plain_body(command).get("subscriptionData") or {}
+        kind = subscription.get("expressionType") if isinstance(subscription, dict) else None
+        if is_tag_type(kind):
+            return RemotingCommand.response()
+        return RemotingCommand.response(
+            ResponseCode.SYSTEM_ERROR, remark=f"The broker does not support consumer to filter message by {kind!s:.50}"
+        )
+
+    def consumer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 203."""
+        group = command.read(GetConsumerConnectionListRequestHeader).consumer_group
+        live = self._consumers.get(group)
+        if live is None:
+            return RemotingCommand.response(
+                ResponseCode.CONSUMER_NOT_ONLINE, remark=f"the consumer group[{group:.255}] not online"
+            )
+        answer = ConsumerConnection(
+            connections=_connections(live.members.values()),
+            subscriptions={topic: known.data for topic, known in live.subscriptions.items()},
+            consume_type=live.consume_type,
+            message_model=live.message_model,
+            consume_from_where=live.consume_from_where,
+        )
+        return RemotingCommand.response(body=encode_body(answer, connection.reply_type(command)))
+
+    def producer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 204."""
+        group = command.read(GetProducerConnectionListRequestHeader).producer_group
+        live = self._producers.get(group)
+        if live is None:
+            return RemotingCommand.response(
+                ResponseCode.SYSTEM_ERROR, remark=f"the producer group[{group:.255}] not exist"
+            )
+        plain = {"connectionSet": [data.to_plain() for data in _connections(live.members.values())]}
+        return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
+
+    def lost(self, connection: Connection) -> None:
+        """A connection ended: its members are gone, the others learn it."""
+        for group in self._consumers.lost(connection):
+            self._notify(group)
+        self._producers.lost(connection)
+        self._rearm()
+
+    # ---- effects
+
+    def _rearm(self) -> None:
+        self._consumer_expiry.update()
+        self._producer_expiry.update()
+
+    def _consumers_expired(self, now: float) -> None:
+        for group in self._consumers.expire(now):
+            self._notify(group)
+
+    def _producers_expired(self, now: float) -> None:
+        self._producers.expire(now)
+
+    def _notify(self, group: str) -> None:
+        if not self._to_notify:
+            self._loop.call_soon(self._send_notices)
+        self._to_notify[group] = None
+
+    def _send_notices(self) -> None:
+        groups, self._to_notify = self._to_notify, {}
+        for group in groups:
+            live = self._consumers.get(group)
+            config = self._configs.get(group)
+            if live is None or live.message_model == BROADCASTING or (config is not None and not config.notify_changes):
+                continue
+            self._send_notice(live)
+
+    def _send_notice(self, live: ConsumerGroup) -> None:
+        header = NotifyConsumerIdsChangedRequestHeader(live.name)
+        for member in list(live.members.values()):
+            connection = cast("Connection", member.connection)
+            try:
+                connection.oneway(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True))
+            except RocketError:
+                continue  # closed or not reading: it will find out by itself within its 20 s
+
+
+def _connections(members: Iterable[Member]) -> list[ConnectionData]:
+    return [
+        ConnectionData(
+            client_addr=member.peer,
+            client_id=member.client_id,
+            language=LANGUAGE_NAMES.get(member.language, "OTHER"),
+            version=member.version,
+        )
+        for member in members
+    ]

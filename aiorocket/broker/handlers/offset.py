@@ -1,0 +1,124 @@
+"""Offsets: of groups (14, 15) and of queues (29, 30, 31, 32)."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from aiorocket.broker.core.groups import GroupConfigs
+from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.topics import TopicTable
+from aiorocket.broker.handlers.answers import refuse
+from aiorocket_protocol import (
+    GetEarliestMsgStoretimeRequestHeader,
+    GetEarliestMsgStoretimeResponseHeader,
+    GetMaxOffsetRequestHeader,
+    GetMaxOffsetResponseHeader,
+    GetMinOffsetRequestHeader,
+    GetMinOffsetResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumerOffsetResponseHeader,
+    RemotingCommand,
+    ResponseCode,
+    SearchOffsetRequestHeader,
+    SearchOffsetResponseHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.remoting.connection import Connection
+    from aiorocket.storage.store import MessageStore
+
+__all__ = ("OffsetHandlers",)
+
+_log = logging.getLogger("aiorocket.broker")
+
+
+class OffsetHandlers:
+    """Handlers for 14, 15, 29, 30, 31 and 32."""
+
+    def __init__(self, *, store: MessageStore, topics: TopicTable, configs: GroupConfigs, offsets: OffsetTable) -> None:
+        self._store = store
+        self._topics = topics
+        self._configs = configs
+        self._offsets = offsets
+
+    def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 14. A group without an offset starts a young topic at 0: whoever subscribed before the first message
+        was sent must not miss it, however late its first query comes (5.7)."""
+        header = command.read(QueryConsumerOffsetRequestHeader)
+        topic, queue_id = header.topic, header.queue_id
+        offset = self._offsets.query(header.consumer_group, topic, queue_id)
+        if offset is not None:
+            return RemotingCommand.response(header=QueryConsumerOffsetResponseHeader(offset))
+        store = self._store
+        young = (
+            header.set_zero_if_not_found is not False
+            and store.min_offset(topic, queue_id) <= 0
+            and store.max_offset(topic, queue_id) > 0
+            and store.is_in_memory(topic, queue_id, 0)
+        )
+        if young:
+            return RemotingCommand.response(header=QueryConsumerOffsetResponseHeader(0))
+        return RemotingCommand.response(
+            ResponseCode.QUERY_NOT_FOUND, remark="Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+        )
+
+    def update(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 15. A lower commit than the stored one is accepted (resets do that) and leaves a warning."""
+        header = command.read(UpdateConsumerOffsetRequestHeader)
+        group, topic = header.consumer_group, header.topic
+        config = self._configs.get(group) or self._configs.ensure(group)
+        if isinstance(config, Refusal):
+            return refuse(config)
+        if topic not in self._topics:
+            return _unknown(topic)
+        if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
+            _log.warning(
+                "%s set the offset of %s, %s queue %d back to %d",
+                connection.peer,
+                group,
+                topic,
+                header.queue_id,
+                header.commit_offset,
+            )
+        return RemotingCommand.response()
+
+    def search(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 29."""
+        header = command.read(SearchOffsetRequestHeader)
+        if header.topic not in self._topics:
+            return _unknown(header.topic)
+        upper = (header.boundary_type or "").upper() == "UPPER"
+        offset = self._store.offset_by_time(header.topic, header.queue_id, header.timestamp, upper)
+        return RemotingCommand.response(header=SearchOffsetResponseHeader(offset))
+
+    def maximum(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 30."""
+        header = command.read(GetMaxOffsetRequestHeader)
+        if header.topic not in self._topics:
+            return _unknown(header.topic)
+        offset = self._store.max_offset(header.topic, header.queue_id)
+        return RemotingCommand.response(header=GetMaxOffsetResponseHeader(offset))
+
+    def minimum(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 31."""
+        header = command.read(GetMinOffsetRequestHeader)
+        if header.topic not in self._topics:
+            return _unknown(header.topic)
+        offset = self._store.min_offset(header.topic, header.queue_id)
+        return RemotingCommand.response(header=GetMinOffsetResponseHeader(offset))
+
+    def earliest_time(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 32: -1 for an empty queue."""
+        header = command.read(GetEarliestMsgStoretimeRequestHeader)
+        if header.topic not in self._topics:
+            return _unknown(header.topic)
+        first = self._store.min_offset(header.topic, header.queue_id)
+        stamp = self._store.store_time(header.topic, header.queue_id, first)
+        return RemotingCommand.response(header=GetEarliestMsgStoretimeResponseHeader(-1 if stamp is None else stamp))
+
+
+def _unknown(topic: str) -> RemotingCommand:
+    return RemotingCommand.response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{topic:.200}] not exist")

@@ -1,0 +1,231 @@
+"""PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361): the hot path out, with long polling.
+
+A pull that finds messages is answered with one contiguous buffer of stored bytes. One that finds none is parked as a
+small entry and run again when its queue grows (in the same loop turn), or answered when its hold is over. That second
+pass never commits an offset and never suspends again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from aiorocket.broker.core.groups import GroupConfigs, GroupTable, Subscription
+from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
+from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.pull_checks import (
+    FLAG_COMMIT,
+    FLAG_SUBSCRIPTION,
+    FLAG_SUSPEND,
+    check_access,
+    parse_subscription,
+    registered_subscription,
+)
+from aiorocket.broker.core.topics import TopicTable
+from aiorocket.broker.handlers.answers import refuse
+from aiorocket.errors import RocketError
+from aiorocket.runtime.deadlines import DeadlineDriver
+from aiorocket.storage.results import ReadResult, ReadStatus
+from aiorocket_protocol import PullMessageRequestHeader, PullMessageResponseHeader, RemotingCommand, ResponseCode
+
+if TYPE_CHECKING:
+    from aiorocket.config import BrokerConfig
+    from aiorocket.remoting.connection import Connection
+    from aiorocket.storage.store import MessageStore
+
+__all__ = ("PullHandlers",)
+
+_new = tuple.__new__
+#: An expression that comes with each pull is parsed once; clients that make up new ones must not fill the memory.
+MAX_PARSED = 4096
+
+#: Statuses of an empty pull that long polling turns into a wait, given that the offset asked for is the queue's end.
+_HELD = frozenset({ReadStatus.OFFSET_OVERFLOW_ONE, ReadStatus.OFFSET_FOUND_NULL})
+_EMPTY = frozenset({ReadStatus.NO_MATCHED_LOGIC_QUEUE, ReadStatus.NO_MESSAGE_IN_QUEUE})
+_RETRY = frozenset({ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVING})
+
+
+class _Waiting:
+    """What a parked pull needs to be run again."""
+
+    __slots__ = ("command", "connection", "header")
+
+    def __init__(self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader) -> None:
+        self.connection = connection
+        self.command = command
+        self.header = header
+
+
+class PullHandlers:
+    """Handlers for 11 and 361, and the parked pulls."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        config: BrokerConfig,
+        *,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: GroupTable,
+        configs: GroupConfigs,
+        offsets: OffsetTable,
+    ) -> None:
+        self._loop = loop
+        self._config = config
+        self._read = store.read
+        self._topic = topics.get
+        self._group = groups.get
+        self._configs = configs
+        self._group_config = configs.get
+        self._offsets = offsets
+        self._max_messages = config.max_pull_messages
+        self._max_bytes = config.max_pull_bytes
+        self._parsed: dict[tuple[str, str | None, str | None], Subscription] = {}
+        self.polls = LongPolls(config.max_hold)
+        self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
+
+    def pull(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """One pull: None when it is parked."""
+        header = command.read(PullMessageRequestHeader)
+        group = header.consumer_group
+        topic_name = header.topic
+        queue_id = header.queue_id
+        config = self._group_config(group)
+        if config is None:
+            made = self._configs.ensure(group)
+            if isinstance(made, Refusal):
+                return refuse(made)
+            config = made
+        topic = self._topic(topic_name)
+        if topic is None or not topic.readable or not 0 <= queue_id < topic.read_queues or not config.consume_enable:
+            refusal = check_access(config, topic, topic_name, queue_id)
+            if refusal is not None:
+                return refuse(refusal)
+        flags = header.sys_flag
+        if flags & FLAG_SUBSCRIPTION:
+            subscription = self._parse(header)
+        else:
+            subscription = registered_subscription(group, config, self._group(group), topic_name, header.sub_version)
+        if isinstance(subscription, Refusal):
+            return refuse(subscription)
+        if flags & FLAG_COMMIT:
+            self._offsets.commit(group, topic_name, queue_id, header.commit_offset)
+        offset = header.queue_offset
+        accept = subscription.accept
+        result = self._read(topic_name, queue_id, offset, self._count(header), self._bytes(header), accept)
+        if result.status is ReadStatus.FOUND:
+            return _found(result)
+        if flags & FLAG_SUSPEND and header.suspend_timeout_millis > 0 and _is_at_end(result, offset):
+            waiting = _Waiting(connection, command, header)
+            pull = ParkedPull((topic_name, queue_id), offset, accept, connection, waiting)
+            if self.polls.park(pull, header.suspend_timeout_millis / 1000, self._loop.time()):
+                self._driver.update()
+            return None
+        return _not_found(result, offset)
+
+    def arrived(self, topic: str, queue_id: int, max_offset: int, tags_code: int | None) -> None:
+        """The queue now ends at ``max_offset``: answer the pulls that waited for it."""
+        woken = self.polls.arrived(topic, queue_id, max_offset, tags_code)
+        if woken:
+            self._resume(woken)
+
+    def lost(self, connection: Connection) -> None:
+        self.polls.lost(connection)
+
+    def withdraw(self, topic: str, queues: int) -> None:
+        """A topic was deleted: its waiting pulls learn it now."""
+        for queue_id in range(queues):
+            for pull in self.polls.withdraw_queue(topic, queue_id):
+                waiting: _Waiting = pull.request
+                gone = Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] was deleted")
+                waiting.connection.reply(waiting.command, refuse(gone))
+
+    def close(self) -> None:
+        """Answer every parked pull with "nothing": the server is about to close and waits for answers."""
+        self._driver.close()
+        self._resume(self.polls.withdraw_all(), last=True)
+
+    def _expired(self, now: float) -> None:
+        self._resume(self.polls.expire(now), last=True)
+
+    def _resume(self, pulls: Iterable[ParkedPull], *, last: bool = False) -> None:
+        """Run pulls again. Many of them often want exactly the same bytes (a broadcast, an idle group): those are read
+        once."""
+        seen: tuple[object, ...] | None = None
+        result: ReadResult | None = None
+        for pull in pulls:
+            waiting: _Waiting = pull.request
+            connection = waiting.connection
+            if connection.closed:
+                continue
+            header = waiting.header
+            count, size = self._count(header), self._bytes(header)
+            wanted = (pull.queue, pull.scanned, count, size, pull.accept)
+            try:
+                if result is None or wanted != seen:
+                    result = self._read(header.topic, header.queue_id, pull.scanned, count, size, pull.accept)
+                    seen = wanted
+            except RocketError as error:
+                result = None
+                connection.reply(
+                    waiting.command, RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=str(error))
+                )
+                continue
+            if result.status is ReadStatus.FOUND:
+                connection.reply(waiting.command, _found(result))
+            elif not last and (result.status is ReadStatus.NO_MATCHED_MESSAGE or _is_at_end(result, pull.scanned)):
+                # News, but not for this filter: go on waiting behind it.
+                pull.scanned = max(pull.scanned, result.next_offset)
+                now = self._loop.time()
+                if self.polls.park(pull, max(0.0, pull.deadline - now), now):
+                    self._driver.update()
+            else:
+                connection.reply(waiting.command, _not_found(result, pull.scanned))
+
+    def _count(self, header: PullMessageRequestHeader) -> int:
+        return min(max(1, header.max_msg_nums), self._max_messages)
+
+    def _bytes(self, header: PullMessageRequestHeader) -> int:
+        asked = header.max_msg_bytes
+        return min(asked, self._max_bytes) if asked else self._max_bytes
+
+    def _parse(self, header: PullMessageRequestHeader) -> Subscription | Refusal:
+        key = (header.topic, header.subscription, header.expression_type)
+        known = self._parsed.get(key)
+        if known is not None:
+            return known
+        parsed = parse_subscription(header.topic, header.subscription, header.expression_type, header.sub_version)
+        if isinstance(parsed, Subscription):
+            if len(self._parsed) >= MAX_PARSED:
+                self._parsed.clear()
+            self._parsed[key] = parsed
+        return parsed
+
+
+def _is_at_end(result: ReadResult, offset: int) -> bool:
+    """Nothing there yet, and the next message will have the offset asked for: worth waiting."""
+    return result.status in _HELD or (result.status in _EMPTY and offset == 0)
+
+
+def _header(result: ReadResult) -> PullMessageResponseHeader:
+    # All four numbers, whatever the code: Java decodes this header for 0, 19, 20 and 21 and fails without one of them.
+    return _new(
+        PullMessageResponseHeader, (0, result.next_offset, result.min_offset, result.max_offset, None, None, None, None)
+    )
+
+
+def _found(result: ReadResult) -> RemotingCommand:
+    return RemotingCommand.response(0, _header(result), remark="FOUND", body=result.data)
+
+
+def _not_found(result: ReadResult, offset: int) -> RemotingCommand:
+    status = result.status
+    if status in _HELD or (status in _EMPTY and offset == 0):
+        code = ResponseCode.PULL_NOT_FOUND
+    elif status in _RETRY:
+        code = ResponseCode.PULL_RETRY_IMMEDIATELY
+    else:
+        code = ResponseCode.PULL_OFFSET_MOVED
+    return RemotingCommand.response(int(code), _header(result), remark=status.name)

@@ -1,0 +1,385 @@
+"""SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320): the hot path in.
+
+Nothing here waits: a message that passes the checks is given to the store, and the answer leaves from the store's
+callback once the message is as durable as configured. Per message this costs the two dict look-ups of topic and tag, a
+few substring scans of the property string, and one closure; everything rarer sits behind one of those tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiorocket.broker.core.delay import DelaySchedule
+from aiorocket.broker.core.groups import GroupConfigs
+from aiorocket.broker.core.names import SCHEDULE_TOPIC, Refusal
+from aiorocket.broker.core.send_checks import SendFacts, admit, check_sizes, property_value
+from aiorocket.broker.core.topics import Topic, TopicTable
+from aiorocket.broker.handlers.answers import put_refusal, refuse, store_refusal
+from aiorocket.errors import StoreError
+from aiorocket.storage.results import PutResult, PutStatus
+from aiorocket_protocol import (
+    LANGUAGE_PYTHON,
+    VERSION,
+    ProtocolError,
+    RemotingCommand,
+    ResponseCode,
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+    UniqueIds,
+    decode_batch,
+    decode_properties,
+    encode_properties,
+    tags_code,
+)
+from aiorocket_protocol.limits import MAX_PROPERTIES
+
+if TYPE_CHECKING:
+    from aiorocket.config import BrokerConfig
+    from aiorocket.remoting.connection import Connection
+    from aiorocket.runtime.env import Env
+    from aiorocket.storage.store import MessageStore
+
+__all__ = ("SendHandlers",)
+
+MSG_REGION = "DefaultRegion"
+TRACE_ON = "true"
+#: sysFlag bits that only the broker sets on stored messages.
+TRANSACTION_BITS = 0x0C
+#: A topic has few tags; a client that makes up a new one per message must not fill the memory with their hashes.
+MAX_TAG_CACHE = 1024
+
+_new = tuple.__new__
+_OK = PutStatus.OK
+
+
+class SendHandlers:
+    """Handlers for the three send codes. ``topics_changed`` is called after a send made a topic."""
+
+    def __init__(
+        self,
+        env: Env,
+        config: BrokerConfig,
+        *,
+        store: MessageStore,
+        store_host: bytes,
+        topics: TopicTable,
+        configs: GroupConfigs,
+        delays: DelaySchedule,
+        topics_changed: Callable[[], None],
+    ) -> None:
+        self._clock = env.clock
+        self._entropy = env.entropy
+        self._config = config
+        self._store = store
+        self._append = store.append
+        self._topics = topics
+        self._topic = topics.get
+        self._configs = configs
+        self._delays = delays
+        self._topics_changed = topics_changed
+        self._max_body = config.max_message_size
+        self._cluster = f"CLUSTER\x01{config.cluster}\x02"
+        self._max_user_properties = MAX_PROPERTIES - len(self._cluster.encode()) - 64
+        #: An offset id is the store's host and the physical offset in hex; the host never changes.
+        self._id_prefix = store_host.hex().upper()
+        self._unique = UniqueIds(store_host[:-4], env.entropy.randrange(1 << 16), env.entropy.randrange(1 << 31))
+
+    def send(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """Code 10."""
+        return self._send(connection, command, command.read(SendMessageRequestHeader))
+
+    def send_v2(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """Code 310."""
+        return self._send(connection, command, command.read(SendMessageRequestHeaderV2))
+
+    def _send(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+    ) -> RemotingCommand | None:
+        if header.batch:
+            return self._send_batch(connection, command, header)
+        topic = self._topic(header.topic)
+        queue_id = header.queue_id
+        properties = header.properties or ""
+        body = command.body
+        if (
+            topic is None
+            or not topic.plain
+            or not 0 <= queue_id < topic.max_queues
+            or len(body) > self._max_body
+            or len(properties) > self._max_user_properties
+            or "DELAY\x01" in properties
+            or "TRAN_MSG\x01" in properties
+            or "TIMER_" in properties
+        ):
+            return self._send_checked(connection, command, header)
+        code = 0
+        if "TAGS\x01" in properties:
+            tag = property_value(properties, "TAGS")
+            if tag is not None:
+                code = topic.tag_codes.get(tag) or self._tag_code(topic, tag)
+        self._store_one(
+            connection, command, header, topic.name, queue_id, properties, code, header.reconsume_times or 0
+        )
+        return None
+
+    def _store_one(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+        topic: str,
+        queue_id: int,
+        properties: str,
+        code: int,
+        reconsume_times: int,
+        answer_queue: int | None = None,
+    ) -> None:
+        """Give the message to the store; its callback answers. Appends what a broker adds: CLUSTER, and UNIQ_KEY when
+        missing."""
+        unique = property_value(properties, "UNIQ_KEY") if "UNIQ_KEY\x01" in properties else None
+        if properties and properties[-1] != "\x02":
+            properties += "\x02"
+        if unique is None:
+            unique = self._unique.next(self._clock.wall_ms())
+            properties += f"UNIQ_KEY\x01{unique}\x02"
+        shown_queue = queue_id if answer_queue is None else answer_queue
+
+        prefix = self._id_prefix
+
+        def done(result: PutResult) -> None:
+            # A send is answered from here, in the loop turn in which its group became durable.
+            if result.status is not _OK:
+                connection.reply(command, refuse(put_refusal(result)))
+                return
+            header = _new(
+                SendMessageResponseHeader,
+                (
+                    f"{prefix}{result.physical_offset:016X}",
+                    shown_queue,
+                    result.queue_offset,
+                    unique,
+                    None,
+                    None,
+                    MSG_REGION,
+                    TRACE_ON,
+                ),
+            )
+            connection.reply(command, RemotingCommand(0, 0, 1, LANGUAGE_PYTHON, VERSION, None, None, header))
+
+        try:
+            self._append(
+                topic,
+                queue_id,
+                command.body,
+                (properties + self._cluster).encode(),
+                flag=header.flag,
+                sys_flag=header.sys_flag & ~TRANSACTION_BITS,
+                born_timestamp=header.born_timestamp,
+                born_host=connection.peer_host,
+                reconsume_times=reconsume_times,
+                tags_code=code,
+                done=done,
+            )
+        except StoreError as error:
+            connection.reply(command, refuse(store_refusal(error)))
+        except ProtocolError as error:  # a length or number that a record cannot hold
+            connection.reply(command, refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error))))
+
+    def _tag_code(self, topic: Topic, tag: str) -> int:
+        code = tags_code(tag)
+        if len(topic.tag_codes) < MAX_TAG_CACHE:
+            topic.tag_codes[tag] = code
+        return code
+
+    def _admit(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+    ) -> tuple[Topic, int, bool] | Refusal:
+        version = self._topics.version
+        admitted = admit(
+            self._topics,
+            self._configs,
+            SendFacts(
+                topic=header.topic,
+                default_topic=header.default_topic,
+                default_queues=header.default_topic_queue_nums,
+                queue_id=header.queue_id,
+                reconsume_times=header.reconsume_times or 0,
+                max_reconsume_times=header.max_reconsume_times,
+                client_version=command.version,
+                draw=self._entropy.randrange(1 << 30),
+            ),
+        )
+        if self._topics.version != version:
+            self._topics_changed()
+        return admitted
+
+    def _send_checked(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+    ) -> RemotingCommand | None:
+        """The same with every check: unknown topics, retries, delays, sizes near the limit."""
+        admitted = self._admit(connection, command, header)
+        if isinstance(admitted, Refusal):
+            return refuse(admitted)
+        topic, queue_id, dead = admitted
+        properties = header.properties or ""
+        refusal = check_sizes(len(command.body), len((properties + self._cluster).encode()), self._max_body)
+        if refusal is not None:
+            return refuse(refusal)
+        values = decode_properties(properties.encode())
+        refusal = _unserved(values)
+        if refusal is not None:
+            return refuse(refusal)
+        values.pop("CLUSTER", None)
+        tag = values.get("TAGS")
+        code = tags_code(tag) if tag else 0
+        level = 0 if dead else _delay_level(values)
+        if dead:
+            values.pop("DELAY", None)
+        name, store_queue = topic.name, queue_id
+        if level > 0:
+            level = self._delays.clamp(level)
+            values.update(DELAY=str(level), REAL_TOPIC=name, REAL_QID=str(queue_id))
+            name, store_queue = SCHEDULE_TOPIC, level - 1
+            code = self._delays.due_at(level, self._clock.wall_ms())
+        text = encode_properties(values).decode()
+        refusal = check_sizes(0, len(text.encode()) + len(self._cluster) + 64, self._max_body)
+        if refusal is not None:
+            return refuse(refusal)
+        self._store_one(
+            connection, command, header, name, store_queue, text, code, header.reconsume_times or 0, queue_id
+        )
+        return None
+
+    def send_batch(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """Code 320: several messages of one queue, stored by one append with consecutive offsets."""
+        return self._send_batch(connection, command, command.read(SendMessageRequestHeaderV2))
+
+    def _send_batch(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+    ) -> RemotingCommand | None:
+        topic = self._topic(header.topic)
+        queue_id = header.queue_id
+        if topic is None or not topic.plain or not 0 <= queue_id < topic.max_queues:
+            admitted = self._admit(connection, command, header)
+            if isinstance(admitted, Refusal):
+                return refuse(admitted)
+            topic, queue_id, _ = admitted
+        if len(command.body) > self._max_body:
+            return refuse(
+                Refusal(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    f"batch of {len(command.body)} bytes: this broker accepts {self._max_body}",
+                )
+            )
+        try:
+            messages = decode_batch(command.body)
+        except ProtocolError as error:
+            return refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)))
+        if not messages:
+            return refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch without a message"))
+        # Each item gets the properties of the batch behind its own; by the rule that the last one wins they override.
+        extra = (header.properties or "").encode()
+        if extra and extra[-1] != 2:
+            extra += b"\x02"
+        if b"DELAY\x01" in extra:
+            return refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be delayed (property DELAY)"))
+        suffix = extra + self._cluster.encode()
+        codes = topic.tag_codes
+        items: list[tuple[bytes, int, bytes, int]] = []
+        for flag, body, own in messages:
+            properties = (own + b"\x02" + suffix) if own and own[-1] != 2 else own + suffix
+            code = 0
+            if b"TAGS\x01" in properties:
+                tag = property_value(properties.decode("utf-8", "replace"), "TAGS")
+                if tag is not None:
+                    code = codes.get(tag) or self._tag_code(topic, tag)
+            if b"DELAY\x01" in own and decode_properties(own).get("DELAY"):
+                return refuse(
+                    Refusal(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed (property DELAY)")
+                )
+            if len(properties) > MAX_PROPERTIES:
+                return refuse(
+                    Refusal(
+                        ResponseCode.MESSAGE_ILLEGAL,
+                        f"message properties of {len(properties)} bytes: at most {MAX_PROPERTIES} can be stored",
+                    )
+                )
+            items.append((body, flag, properties, code))
+        unique = (
+            property_value(header.properties, "UNIQ_KEY")
+            if header.properties and "UNIQ_KEY\x01" in header.properties
+            else None
+        )
+        self._store_batch(connection, command, header, topic.name, queue_id, items, unique)
+        return None
+
+    def _store_batch(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+        topic: str,
+        queue_id: int,
+        items: list[tuple[bytes, int, bytes, int]],
+        unique: str | None,
+    ) -> None:
+        prefix = self._id_prefix
+
+        def done(result: PutResult) -> None:
+            if result.status is not _OK:
+                connection.reply(command, refuse(put_refusal(result)))
+                return
+            ids = ",".join([f"{prefix}{offset:016X}" for offset in result.physical_offsets])
+            answer = SendMessageResponseHeader(
+                ids, queue_id, result.queue_offset, unique, unique, None, MSG_REGION, TRACE_ON
+            )
+            connection.reply(command, RemotingCommand.response(0, answer))
+
+        try:
+            self._store.append_batch(
+                topic,
+                queue_id,
+                items,
+                sys_flag=header.sys_flag & ~TRANSACTION_BITS,
+                born_timestamp=header.born_timestamp,
+                born_host=connection.peer_host,
+                done=done,
+            )
+        except StoreError as error:
+            connection.reply(command, refuse(store_refusal(error)))
+        except ProtocolError as error:  # a length or number that a record cannot hold
+            connection.reply(command, refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error))))
+
+
+def _delay_level(values: dict[str, str]) -> int:
+    try:
+        return int(values.get("DELAY", "0"))
+    except ValueError:
+        return 0
+
+
+def _unserved(values: dict[str, str]) -> Refusal | None:
+    """Promises this broker cannot keep are refused, never broken in silence."""
+    if values.get("TRAN_MSG") == "true":
+        return Refusal(ResponseCode.NO_PERMISSION, "this broker does not accept transactional messages")
+    if _delay_level(values) <= 0 and any(
+        name in values for name in ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
+    ):
+        return Refusal(
+            ResponseCode.MESSAGE_ILLEGAL, "this broker does not serve timer messages (TIMER_*); use a delay level"
+        )
+    return None

@@ -1,0 +1,175 @@
+"""Tells every name server about this broker: at start, when topics change, every 30 s, and when it stops.
+
+A name server that cannot be reached is tried again; one that refuses (another broker holds the name) is an error the
+operator must see, so the first round's refusal ends the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiorocket.broker.core.topics import Topic, TopicTable
+from aiorocket.errors import RocketError, UsageError
+from aiorocket.remoting.client import RemotingClient
+from aiorocket.runtime.tasks import TaskScope
+from aiorocket_protocol import (
+    DataVersion,
+    ProtocolError,
+    RegisterBrokerBody,
+    RegisterBrokerRequestHeader,
+    RemotingCommand,
+    RequestCode,
+    TopicConfig,
+    UnRegisterBrokerRequestHeader,
+    encode_body,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.config import BrokerConfig
+    from aiorocket.runtime.env import Env
+
+__all__ = ("Registration",)
+
+_log = logging.getLogger("aiorocket.broker")
+
+#: Seconds until an unreachable name server is tried again.
+RETRY_AFTER = 1.0
+
+
+class Registration:
+    """This broker's entry at its name servers. ``address`` is what clients will be told to connect to."""
+
+    def __init__(
+        self,
+        env: Env,
+        config: BrokerConfig,
+        topics: TopicTable,
+        *,
+        address: str,
+        version: Callable[[], DataVersion],
+    ) -> None:
+        self._config = config
+        self._topics = topics
+        self._address = address
+        self._version = version
+        self._client = RemotingClient(env, config.remoting, on_close=self._lost)
+        self._tasks = TaskScope("broker-registration")
+        self._wake = asyncio.Event()
+        self._closing = False
+        #: Name server -> why it does not know us at the moment.
+        self.failures: dict[str, str] = {}
+        self._refused: set[str] = set()
+
+    async def start(self) -> None:
+        """Register once with all, then keep it up. UsageError when one refuses, with its reason."""
+        if not self._config.nameservers:
+            return
+        await self.register()
+        for nameserver in sorted(self._refused):
+            raise UsageError(f"name server {nameserver} refuses this broker: {self.failures[nameserver]}")
+        self._tasks.start(self._keep(), name="keep")
+
+    async def register(self) -> None:
+        """One round over all name servers at once. Failures are kept in ``failures``, never raised."""
+        nameservers = self._config.nameservers
+        if len(nameservers) == 1:
+            await self._register(nameservers[0])
+        elif nameservers:
+            await asyncio.gather(*(self._register(nameserver) for nameserver in nameservers))
+
+    def changed(self) -> None:
+        """Topics changed: tell name servers soon; any number of changes in between make one round."""
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Say goodbye to those that can be reached, and end the connections."""
+        self._closing = True
+        await self._tasks.close()
+        header = UnRegisterBrokerRequestHeader(
+            broker_name=self._config.name,
+            broker_addr=self._address,
+            cluster_name=self._config.cluster,
+            broker_id=self._config.broker_id,
+        )
+        pending = []
+        for connection in self._client.connections:
+            try:
+                pending.append(
+                    connection.request(RemotingCommand.request(RequestCode.UNREGISTER_BROKER, header), timeout=1.0)
+                )
+            except RocketError:
+                continue  # it is gone, and with it our entry
+        if pending:
+            await asyncio.gather(*pending, return_exceptions=True)
+        await self._client.close()
+
+    async def _keep(self) -> None:
+        while True:
+            self._wake.clear()
+            retry = self.failures and not self._refused
+            try:
+                async with asyncio.timeout(RETRY_AFTER if retry else self._config.register_interval):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass  # the interval is over, that is what we waited for
+            await self.register()
+
+    def _lost(self, _connection: object) -> None:
+        if not self._closing:
+            self._wake.set()
+
+    async def _register(self, nameserver: str) -> None:
+        timeout = self._config.register_timeout
+        try:
+            async with asyncio.timeout(timeout):
+                connection = await self._client.connect(nameserver)
+                body = RegisterBrokerBody(self._version(), [_config_of(topic) for topic in self._topics])
+                command = RemotingCommand.request(
+                    RequestCode.REGISTER_BROKER, self._header(), body=encode_body(body, connection.serialize_type)
+                )
+                response = await connection.request(command, timeout)
+        except TimeoutError:
+            self._failed(nameserver, f"no answer within {timeout:g} s")
+            return
+        except (RocketError, ProtocolError) as error:
+            self._failed(nameserver, str(error))
+            return
+        if response.code != 0:
+            self._refused.add(nameserver)
+            self._failed(nameserver, response.remark or f"code {response.code}")
+            return
+        self._refused.discard(nameserver)
+        if self.failures.pop(nameserver, None) is not None:
+            _log.info("registered with name server %s again", nameserver)
+
+    def _failed(self, nameserver: str, why: str) -> None:
+        if self.failures.get(nameserver) != why:
+            _log.warning("not registered with name server %s: %s", nameserver, why)
+        self.failures[nameserver] = why
+
+    def _header(self) -> RegisterBrokerRequestHeader:
+        return RegisterBrokerRequestHeader(
+            broker_name=self._config.name,
+            broker_addr=self._address,
+            cluster_name=self._config.cluster,
+            ha_server_addr="",
+            broker_id=self._config.broker_id,
+            compressed=False,
+            body_crc32=0,
+        )
+
+
+def _config_of(topic: Topic) -> TopicConfig:
+    return TopicConfig(
+        topic_name=topic.name,
+        read_queue_nums=topic.read_queues,
+        write_queue_nums=topic.write_queues,
+        perm=topic.perm,
+        topic_filter_type=topic.filter_type,
+        topic_sys_flag=topic.sys_flag,
+        order=topic.order,
+        attributes=topic.attributes,
+    )

@@ -1,0 +1,103 @@
+"""The broker's small state: topics, groups, offsets and delay progress, saved as snapshots when they changed.
+
+Topics are saved at once, in the disk's one writer thread and so before the first message of a new topic can be
+acknowledged. The rest is saved every few seconds and at the end: a crash costs repeated deliveries, never a lost
+message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from aiorocket.runtime.disk import Disk
+from aiorocket.storage.snapshots import Snapshot
+
+__all__ = ("BrokerState",)
+
+_log = logging.getLogger("aiorocket.broker")
+
+
+class Table(Protocol):
+    """What can be saved: ``version`` differs from the saved one when there is something to save."""
+
+    version: int
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def load(self, data: Mapping[str, Any]) -> None: ...
+
+
+class _Saved:
+    __slots__ = ("running", "snapshot", "table", "version")
+
+    def __init__(self, table: Table, snapshot: Snapshot) -> None:
+        self.table = table
+        self.snapshot = snapshot
+        self.version = table.version
+        self.running: asyncio.Future[None] | None = None
+
+
+class BrokerState:
+    """Named tables in one directory."""
+
+    def __init__(self, disk: Disk, directory: str, tables: Mapping[str, Table]) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._saved = {name: _Saved(table, Snapshot(disk, f"{directory}/{name}")) for name, table in tables.items()}
+
+    async def load(self) -> None:
+        """Fill the tables from what was saved last. StoreCorruptedError when a file is there and cannot be trusted."""
+
+        def read() -> list[dict[str, Any] | None]:
+            self._disk.makedirs(self._directory)
+            return [saved.snapshot.load() for saved in self._saved.values()]
+
+        for saved, data in zip(self._saved.values(), await self._disk.run(read), strict=True):
+            if data is not None:
+                saved.table.load(data)
+            saved.version = saved.table.version
+
+    def save(self, name: str) -> asyncio.Future[None]:
+        """Begin to save ``name`` now; await the result to know that it is durable (OSError). Nothing to do is done."""
+        saved = self._saved[name]
+        version = saved.table.version
+        if version == saved.version:
+            return saved.running if saved.running is not None else _done()
+        saved.version = version
+        job = self._disk.run(saved.snapshot.save, saved.table.to_dict())
+        saved.running = job
+        job.add_done_callback(lambda job: self._finished(saved, name, job))
+        return job
+
+    def begin(self, name: str) -> None:
+        """Begin to save ``name`` now; failures are logged and tried again with the next save."""
+        self.save(name)
+
+    async def save_all(self) -> None:
+        """Save whatever changed; an OSError is logged and tried again with the next save."""
+        for name in self._saved:
+            try:
+                await self.save(name)
+            except OSError:
+                continue  # logged by _finished, which also marks it as unsaved
+
+    async def keep_saving(self, interval: Callable[[], float]) -> None:
+        while True:
+            await asyncio.sleep(interval())
+            await self.save_all()
+
+    def _finished(self, saved: _Saved, name: str, job: asyncio.Future[None]) -> None:
+        if saved.running is job:
+            saved.running = None
+        if not job.cancelled() and (error := job.exception()) is not None:
+            saved.version = -1
+            _log.error("%s of %s could not be saved: %s", name, self._directory, error)
+
+
+def _done() -> asyncio.Future[None]:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.set_result(None)
+    return future

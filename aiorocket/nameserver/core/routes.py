@@ -1,0 +1,175 @@
+"""Which brokers live and which topics they carry. Leases and connections decide; nothing here survives the process.
+
+A broker is one (broker name, broker id). Its holder is the connection that registered it last. A second one with the
+same name and id at another address is refused while that connection lives: two masters under one name would split one
+queue's messages over two logs. The same address is the same broker come back on a new connection, before the old one
+was noticed to be dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import NamedTuple
+
+from aiorocket_protocol import BrokerData, DataVersion, QueueData, TopicRouteData
+
+__all__ = ("Registration", "RouteTable")
+
+PERM_WRITE = 2
+
+
+class Registration(NamedTuple):
+    """What a broker says of itself. ``topics`` is None when it only renews its lease."""
+
+    cluster: str
+    name: str
+    broker_id: int
+    address: str
+    topics: Mapping[str, QueueData] | None = None
+    version: DataVersion = DataVersion(0, 0)
+    expiry: float | None = None
+
+
+class _Broker:
+    __slots__ = ("address", "cluster", "connection", "expiry", "seen", "version")
+
+    def __init__(self, registration: Registration, connection: Hashable, now: float, expiry: float) -> None:
+        self.cluster = registration.cluster
+        self.address = registration.address
+        self.connection = connection
+        self.seen = now
+        self.expiry = expiry
+        self.version: DataVersion | None = None
+
+
+class RouteTable:
+    """The name server's memory. ``connection`` is anything that stands for a live connection."""
+
+    def __init__(self, expiry: float) -> None:
+        self._expiry = expiry
+        self._brokers: dict[tuple[str, int], _Broker] = {}
+        self._topics: dict[str, dict[str, QueueData]] = {}
+
+    def register(self, what: Registration, *, connection: Hashable, now: float) -> str | None:
+        """None when accepted, else why not (for the remark of a SYSTEM_ERROR)."""
+        key = (what.name, what.broker_id)
+        known = self._brokers.get(key)
+        if known is not None and known.address != what.address and known.connection != connection:
+            return (
+                f"broker name {what.name} with id {what.broker_id} is held by {known.address}, still connected; "
+                f"{what.address} needs another name, or the other broker must stop first"
+            )
+        if known is None and what.topics is not None and len(what.topics) == 1:
+            return (
+                f"broker {what.name} is not registered and sends exactly one topic, which is an incremental update; "
+                "register with the whole topic table first"
+            )
+        if known is None:
+            known = self._brokers[key] = _Broker(what, connection, now, self._expiry)
+        known.cluster = what.cluster
+        known.address = what.address
+        known.connection = connection
+        known.seen = now
+        known.expiry = what.expiry or self._expiry
+        if what.topics is not None and what.broker_id == 0 and known.version != what.version:
+            known.version = what.version
+            for topic, queues in what.topics.items():
+                self._topics.setdefault(topic, {})[what.name] = queues
+        return None
+
+    def renew(self, name: str, broker_id: int, version: DataVersion, now: float) -> DataVersion | None:
+        """QUERY_DATA_VERSION: the version known here (None for an unknown broker); an equal one renews the lease."""
+        known = self._brokers.get((name, broker_id))
+        if known is None:
+            return None
+        if known.version == version:
+            known.seen = now
+        return known.version
+
+    def touch(self, name: str, broker_id: int, now: float) -> None:
+        """BROKER_HEARTBEAT renews the lease and nothing else."""
+        known = self._brokers.get((name, broker_id))
+        if known is not None:
+            known.seen = now
+
+    def unregister(self, name: str, broker_id: int, address: str) -> bool:
+        """A broker says goodbye; one that no longer holds the name changes nothing."""
+        known = self._brokers.get((name, broker_id))
+        if known is None or known.address != address:
+            return False
+        self._remove((name, broker_id))
+        return True
+
+    def lost(self, connection: Hashable) -> list[str]:
+        """A connection closed: the addresses of the brokers that went with it."""
+        return self._remove_all([key for key, broker in self._brokers.items() if broker.connection == connection])
+
+    def expire(self, now: float) -> list[str]:
+        return self._remove_all([key for key, broker in self._brokers.items() if broker.seen + broker.expiry <= now])
+
+    def next_deadline(self) -> float | None:
+        return min((broker.seen + broker.expiry for broker in self._brokers.values()), default=None)
+
+    def holder(self, name: str, broker_id: int) -> str | None:
+        known = self._brokers.get((name, broker_id))
+        return None if known is None else known.address
+
+    def topic_route(self, topic: str, order_conf: str | None = None) -> TopicRouteData | None:
+        """Queues and brokers of ``topic``; None when no live broker carries it."""
+        queues = [data for name, data in sorted(self._topics.get(topic, {}).items()) if self._addresses(name)]
+        if not queues:
+            return None
+        brokers = [self._broker_data(data.broker_name) for data in queues]
+        return TopicRouteData(queue_datas=queues, broker_datas=brokers, order_topic_conf=order_conf)
+
+    def brokers(self) -> list[BrokerData]:
+        return [self._broker_data(name) for name in sorted({name for name, _ in self._brokers})]
+
+    def topics(self) -> list[str]:
+        return sorted(self._topics)
+
+    def topics_of_cluster(self, cluster: str) -> list[str]:
+        names = {data.broker_name for data in self.brokers() if data.cluster == cluster}
+        return sorted(topic for topic, queues in self._topics.items() if names & set(queues))
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """Forget ``topic``, on the brokers of one cluster only when it is given."""
+        queues = self._topics.get(topic)
+        if queues is None:
+            return
+        for name in list(queues):
+            if not cluster or self._broker_data(name).cluster == cluster:
+                del queues[name]
+        if not queues:
+            del self._topics[topic]
+
+    def set_writable(self, broker_name: str, writable: bool) -> int:
+        """Give or take the write permission in all topics of one broker; says how many topics it has."""
+        count = 0
+        for queues in self._topics.values():
+            data = queues.get(broker_name)
+            if data is not None:
+                perm = data.perm | PERM_WRITE if writable else data.perm & ~PERM_WRITE
+                queues[broker_name] = data._replace(perm=perm)
+                count += 1
+        return count
+
+    def _addresses(self, name: str) -> dict[int, str]:
+        return {broker_id: broker.address for (other, broker_id), broker in self._brokers.items() if other == name}
+
+    def _broker_data(self, name: str) -> BrokerData:
+        cluster = next((broker.cluster for (other, _), broker in self._brokers.items() if other == name), "")
+        return BrokerData(cluster=cluster, broker_name=name, broker_addrs=dict(sorted(self._addresses(name).items())))
+
+    def _remove_all(self, keys: Iterable[tuple[str, int]]) -> list[str]:
+        return [self._remove(key).address for key in keys]
+
+    def _remove(self, key: tuple[str, int]) -> _Broker:
+        broker = self._brokers.pop(key)
+        name = key[0]
+        if not self._addresses(name):
+            for topic in [
+                topic for topic, queues in self._topics.items() if queues.pop(name, None) is not None and not queues
+            ]:
+                del self._topics[topic]
+        return broker

@@ -1,0 +1,331 @@
+"""The name server: the codes of the wire, around a table of routes and a table of key-values."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from typing import Any
+
+from aiorocket.config import NameServerConfig
+from aiorocket.nameserver.core.kv import KeyValues
+from aiorocket.nameserver.core.routes import Registration, RouteTable
+from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.router import Handler, Router
+from aiorocket.remoting.server import RemotingServer
+from aiorocket.runtime.deadlines import DeadlineDriver
+from aiorocket.runtime.env import Env
+from aiorocket_protocol import (
+    AddWritePermOfBrokerRequestHeader,
+    AddWritePermOfBrokerResponseHeader,
+    BrokerHeartbeatRequestHeader,
+    ClusterInfo,
+    DataVersion,
+    DeleteKVConfigRequestHeader,
+    DeleteTopicFromNamesrvRequestHeader,
+    GetKVConfigRequestHeader,
+    GetKVConfigResponseHeader,
+    GetKVListByNamespaceRequestHeader,
+    GetRouteInfoRequestHeader,
+    GetTopicsByClusterRequestHeader,
+    KVTable,
+    PutKVConfigRequestHeader,
+    QueryDataVersionRequestHeader,
+    QueryDataVersionResponseHeader,
+    QueueData,
+    RegisterBrokerBody,
+    RegisterBrokerRequestHeader,
+    RegisterBrokerResponseHeader,
+    RemotingCommand,
+    RequestCode,
+    ResponseCode,
+    TopicListBody,
+    UnRegisterBrokerRequestHeader,
+    WipeWritePermOfBrokerRequestHeader,
+    WipeWritePermOfBrokerResponseHeader,
+    decode_body,
+    encode_body,
+)
+
+__all__ = ("NameServer",)
+
+_log = logging.getLogger("aiorocket.nameserver")
+
+#: The KV namespace whose table rides on every answer to a registration.
+ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
+
+
+class NameServer:
+    """Answers who carries a topic. Brokers register here and are forgotten when their connection ends or their lease
+    runs out.
+
+    ``start()`` binds (UsageError when the port is taken); ``address`` and ``port`` are valid afterwards; ``close()``
+    ends it. Without authentication the codes that change something for everyone are served only when bound to loopback.
+    """
+
+    def __init__(self, env: Env, config: NameServerConfig) -> None:
+        self.config = config
+        self._env = env
+        self.routes = RouteTable(config.broker_expiry)
+        self.kv = KeyValues()
+        self._kv_file = _KvFile(env, config.data) if config.data is not None else None
+        self._router = Router()
+        self._server = RemotingServer(env, self._router, config.remoting, on_close=self._lost)
+        self._expiry: DeadlineDriver | None = None
+        self._local = is_loopback(config.host)
+        for code, handler in self._table().items():
+            self._router.add(code, handler)
+
+    async def start(self) -> None:
+        """Load the key-values and listen."""
+        if self._kv_file is not None:
+            self.kv.load(await self._kv_file.load())
+        loop = asyncio.get_running_loop()
+        self._expiry = DeadlineDriver(loop, self.routes.next_deadline, self._expire)
+        await self._server.start(self.config.host, self.config.port)
+
+    async def close(self) -> None:
+        """Stop listening and end every connection. A second call does nothing."""
+        if self._expiry is None:
+            return
+        self._expiry.close()
+        self._expiry = None
+        await self._server.close()
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def address(self) -> str:
+        """``host:port`` as bound."""
+        return self._server.address
+
+    def _table(self) -> dict[int, Handler]:
+        code = RequestCode
+        return {
+            code.PUT_KV_CONFIG: self._put_kv,
+            code.GET_KV_CONFIG: self._get_kv,
+            code.DELETE_KV_CONFIG: self._delete_kv,
+            code.REGISTER_BROKER: self._register,
+            code.UNREGISTER_BROKER: self._unregister,
+            code.GET_ROUTEINFO_BY_TOPIC: self._route,
+            code.GET_BROKER_CLUSTER_INFO: self._cluster_info,
+            code.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_perm,
+            code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._all_topics,
+            code.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            code.GET_KVLIST_BY_NAMESPACE: self._kv_list,
+            code.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
+            code.QUERY_DATA_VERSION: self._query_data_version,
+            code.ADD_WRITE_PERM_OF_BROKER: self._add_write_perm,
+            code.BROKER_HEARTBEAT: self._broker_heartbeat,
+        }
+
+    # ---- routes
+
+    def _route(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        topic = command.read(GetRouteInfoRequestHeader).topic
+        route = self.routes.topic_route(topic, self.kv.get(ORDER_TOPIC_CONFIG, topic))
+        if route is None:
+            return RemotingCommand.response(
+                ResponseCode.TOPIC_NOT_EXIST, remark=f"No topic route info in name server for the topic: {topic:.200}"
+            )
+        return _body(connection, command, route)
+
+    def _cluster_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        brokers = {data.broker_name: data for data in self.routes.brokers()}
+        clusters: dict[str, list[str]] = {}
+        for data in brokers.values():
+            clusters.setdefault(data.cluster, []).append(data.broker_name)
+        return _body(connection, command, ClusterInfo(brokers, clusters))
+
+    def _all_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        return _body(connection, command, TopicListBody(self.routes.topics()))
+
+    def _topics_of_cluster(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        cluster = command.read(GetTopicsByClusterRequestHeader).cluster
+        return _body(connection, command, TopicListBody(self.routes.topics_of_cluster(cluster)))
+
+    def _delete_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = command.read(DeleteTopicFromNamesrvRequestHeader)
+        if not self._local:
+            return _only_local()
+        self.routes.delete_topic(header.topic, header.cluster_name)
+        return RemotingCommand.response()
+
+    def _wipe_write_perm(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        name = command.read(WipeWritePermOfBrokerRequestHeader).broker_name
+        if not self._local:
+            return _only_local()
+        return RemotingCommand.response(
+            header=WipeWritePermOfBrokerResponseHeader(self.routes.set_writable(name, False))
+        )
+
+    def _add_write_perm(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        name = command.read(AddWritePermOfBrokerRequestHeader).broker_name
+        if not self._local:
+            return _only_local()
+        return RemotingCommand.response(header=AddWritePermOfBrokerResponseHeader(self.routes.set_writable(name, True)))
+
+    # ---- brokers
+
+    def _register(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = command.read(RegisterBrokerRequestHeader)
+        if header.body_crc32 and zlib.crc32(command.body) & 0xFFFFFFFF != header.body_crc32 & 0xFFFFFFFF:
+            return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
+        topics: dict[str, QueueData] | None = None
+        version = DataVersion(0, 0)
+        if command.body:
+            if header.compressed:
+                body = RegisterBrokerBody.from_compressed(command.body)
+            else:
+                body = decode_body(RegisterBrokerBody, command.body, command.serialize_type)
+            version = body.data_version
+            topics = {
+                topic.topic_name: QueueData(
+                    header.broker_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag
+                )
+                for topic in body.topics
+            }
+        expiry = header.heartbeat_timeout_millis
+        registration = Registration(
+            cluster=header.cluster_name,
+            name=header.broker_name,
+            broker_id=header.broker_id,
+            address=header.broker_addr,
+            topics=topics,
+            version=version,
+            expiry=expiry / 1000 if expiry and expiry > 0 else None,
+        )
+        known = self.routes.holder(header.broker_name, header.broker_id)
+        refusal = self.routes.register(registration, connection=connection, now=asyncio.get_running_loop().time())
+        if refusal is not None:
+            _log.warning("registration of %s from %s refused: %s", header.broker_name, connection.peer, refusal)
+            return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=refusal)
+        if known != header.broker_addr:
+            _log.info("broker %s id %d registered at %s", header.broker_name, header.broker_id, header.broker_addr)
+        self._rearm()
+        master = self.routes.holder(header.broker_name, 0) or ""
+        answer = RegisterBrokerResponseHeader(ha_server_addr="", master_addr="" if header.broker_id == 0 else master)
+        table = KVTable(self.kv.table(ORDER_TOPIC_CONFIG) or {})
+        return RemotingCommand.response(header=answer, body=encode_body(table, connection.reply_type(command)))
+
+    def _unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = command.read(UnRegisterBrokerRequestHeader)
+        if self.routes.unregister(header.broker_name, header.broker_id, header.broker_addr):
+            _log.info("broker %s id %d unregistered", header.broker_name, header.broker_id)
+        self._rearm()
+        return RemotingCommand.response()
+
+    def _query_data_version(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = command.read(QueryDataVersionRequestHeader)
+        asked = decode_body(DataVersion, command.body, command.serialize_type) if command.body else DataVersion(0, 0)
+        now = asyncio.get_running_loop().time()
+        known = self.routes.renew(header.broker_name, header.broker_id, asked, now)
+        self._rearm()
+        response = RemotingCommand.response(header=QueryDataVersionResponseHeader(changed=known != asked))
+        if known is not None:
+            response.body = encode_body(known, connection.reply_type(command))
+        return response
+
+    def _broker_heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = command.read(BrokerHeartbeatRequestHeader)
+        self.routes.touch(header.broker_name, header.broker_id or 0, asyncio.get_running_loop().time())
+        self._rearm()
+        return RemotingCommand.response()
+
+    # ---- key-values
+
+    def _put_kv(self, connection: Connection, command: RemotingCommand) -> Any:
+        header = command.read(PutKVConfigRequestHeader)
+        if not self._local:
+            return _only_local()
+        return self._kv_changed(self.kv.put(header.namespace, header.key, header.value))
+
+    def _get_kv(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        header = command.read(GetKVConfigRequestHeader)
+        value = self.kv.get(header.namespace, header.key)
+        if value is None:
+            return RemotingCommand.response(
+                ResponseCode.QUERY_NOT_FOUND,
+                remark=f"No config item, Namespace: {header.namespace:.200} Key: {header.key:.200}",
+            )
+        return RemotingCommand.response(header=GetKVConfigResponseHeader(value))
+
+    def _delete_kv(self, connection: Connection, command: RemotingCommand) -> Any:
+        header = command.read(DeleteKVConfigRequestHeader)
+        if not self._local:
+            return _only_local()
+        return self._kv_changed(self.kv.delete(header.namespace, header.key))
+
+    def _kv_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        namespace = command.read(GetKVListByNamespaceRequestHeader).namespace
+        table = self.kv.table(namespace)
+        if table is None:
+            return RemotingCommand.response(
+                ResponseCode.QUERY_NOT_FOUND, remark=f"No config item, Namespace: {namespace:.200}"
+            )
+        return _body(connection, command, KVTable(table))
+
+    def _kv_changed(self, changed: bool) -> Any:
+        """Saved before it is acknowledged."""
+        if changed and self._kv_file is not None:
+            return self._saved(self._kv_file)
+        return RemotingCommand.response()
+
+    async def _saved(self, file: _KvFile) -> RemotingCommand:
+        await file.save(self.kv.to_dict())
+        return RemotingCommand.response()
+
+    # ---- leases
+
+    def _rearm(self) -> None:
+        if self._expiry is not None:
+            self._expiry.update()
+
+    def _expire(self, now: float) -> None:
+        for address in self.routes.expire(now):
+            _log.warning("broker at %s has not registered in time, its routes are dropped", address)
+
+    def _lost(self, connection: Connection) -> None:
+        for address in self.routes.lost(connection):
+            _log.info("broker at %s closed its connection, its routes are dropped", address)
+        self._rearm()
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _only_local() -> RemotingCommand:
+    return RemotingCommand.response(
+        ResponseCode.NO_PERMISSION,
+        remark="this name server is reachable from other machines and has no authentication, so it serves no "
+        "administration; bind it to 127.0.0.1 to administer it",
+    )
+
+
+def _body(connection: Connection, command: RemotingCommand, value: Any) -> RemotingCommand:
+    return RemotingCommand.response(body=encode_body(value, connection.reply_type(command)))
+
+
+class _KvFile:
+    """Where the key-values live, as a snapshot of two generations."""
+
+    def __init__(self, env: Env, directory: str) -> None:
+        # Imported here because a name server without a data directory has no use for it.
+        from aiorocket.storage.snapshots import Snapshot
+
+        self._disk = env.disk
+        self._directory = directory
+        self._snapshot = Snapshot(env.disk, f"{directory}/kvConfig")
+
+    async def load(self) -> dict[str, dict[str, str]]:
+        def load() -> dict[str, Any]:
+            self._disk.makedirs(self._directory)
+            return self._snapshot.load() or {}
+
+        return await self._disk.run(load)
+
+    async def save(self, tables: dict[str, dict[str, str]]) -> None:
+        await self._disk.run(self._snapshot.save, tables)

@@ -1,0 +1,147 @@
+"""A hand-made client for the broker's tests: one connection, requests by name, answers as they come."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiorocket.broker import Broker
+from aiorocket.config import BrokerConfig
+from aiorocket.remoting import CommandReader, CommandWriter, open_command_stream
+from aiorocket.runtime.env import Env, memory_env
+from aiorocket_protocol import (
+    ConsumerData,
+    ConsumerListBody,
+    ConsumerSendMsgBackRequestHeader,
+    CreateTopicRequestHeader,
+    GetConsumerListByGroupRequestHeader,
+    HeartbeatData,
+    PullMessageRequestHeader,
+    PullMessageResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumerOffsetResponseHeader,
+    RecordView,
+    RemotingCommand,
+    SendMessageRequestHeaderV2,
+    SubscriptionData,
+    decode_body,
+    encode_batch,
+    encode_body,
+    encode_properties,
+    split_records,
+)
+
+SUSPEND = 2
+SUBSCRIPTION = 4
+
+
+@asynccontextmanager
+async def running(config: BrokerConfig | None = None, env: Env | None = None, **changes: Any) -> AsyncIterator[Broker]:
+    """A broker on a free port, with its messages in memory unless told otherwise."""
+    own = env if env is not None else memory_env()
+    broker = Broker(own, config or BrokerConfig(**{"port": 0, **changes}))
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.close()
+        if env is None:
+            await own.disk.close()
+
+
+def send_header(topic: str = "T", queue_id: int = 0, **changes: Any) -> SendMessageRequestHeaderV2:
+    header = SendMessageRequestHeaderV2("p", topic, "TBW102", 4, queue_id, 0, 1_700_000_000_000, 0)
+    return header._replace(**changes)
+
+
+def pull_header(topic: str = "T", queue_id: int = 0, offset: int = 0, **changes: Any) -> PullMessageRequestHeader:
+    header = PullMessageRequestHeader(
+        "g", topic, queue_id, offset, 32, SUSPEND | SUBSCRIPTION, 0, 15_000, 0, subscription="*"
+    )
+    return header._replace(**changes)
+
+
+def heartbeat(client_id: str, *topics: str, group: str = "g", version: int = 1, **changes: Any) -> bytes:
+    subscriptions = [SubscriptionData.parse(topic, "*", version) for topic in (*topics, f"%RETRY%{group}")]
+    consumer = ConsumerData(group, subscriptions=subscriptions)._replace(**changes)
+    return encode_body(HeartbeatData(client_id, ["CLIENT_INNER_PRODUCER"], [consumer]), 0)
+
+
+def records(answer: RemotingCommand) -> list[RecordView]:
+    return split_records(answer.body)
+
+
+class Peer:
+    """``call`` for one request and its answer; ``ask`` and ``answer`` when something happens in between."""
+
+    def __init__(self, reader: CommandReader, writer: CommandWriter) -> None:
+        self.reader, self.writer = reader, writer
+        #: Requests that the broker sent meanwhile.
+        self.requests: list[RemotingCommand] = []
+
+    @classmethod
+    async def connect(cls, port: int, serializer: str = "json", host: str = "127.0.0.1") -> Peer:
+        return cls(*await open_command_stream(host, port, serializer=serializer))
+
+    async def ask(self, code: int, header: Any = None, body: bytes = b"", *, oneway: bool = False, **ext: str) -> int:
+        opaque = self.writer.write(RemotingCommand.request(code, header, body=body, oneway=oneway, ext=ext or None))
+        await self.writer.drain()
+        return opaque
+
+    async def read(self) -> RemotingCommand:
+        command = await self.reader.read()
+        assert command is not None, "the broker closed the connection"
+        return command
+
+    async def answer(self) -> RemotingCommand:
+        while not (command := await self.read()).is_response:
+            self.requests.append(command)
+        return command
+
+    async def call(self, code: int, header: Any = None, body: bytes = b"", **ext: str) -> RemotingCommand:
+        await self.ask(code, header, body, **ext)
+        return await self.answer()
+
+    async def close(self) -> None:
+        await self.writer.close()
+
+    # ---- what tests do most
+
+    async def send(
+        self, body: bytes = b"hello", properties: dict[str, str] | str | None = None, **changes: Any
+    ) -> RemotingCommand:
+        text = properties if isinstance(properties, str) else encode_properties(properties or {}).decode()
+        return await self.call(310, send_header(**{"properties": text, **changes}), body)
+
+    async def send_batch(self, *bodies: bytes, properties: str = "", **changes: Any) -> RemotingCommand:
+        items = [(body, 0, encode_properties({"UNIQ_KEY": f"K{n}"})) for n, body in enumerate(bodies)]
+        return await self.call(320, send_header(batch=True, properties=properties, **changes), encode_batch(items))
+
+    async def pull(self, *args: Any, **changes: Any) -> RemotingCommand:
+        return await self.call(11, pull_header(*args, **changes))
+
+    async def send_back(self, offset: int, delay_level: int = 0, **changes: Any) -> RemotingCommand:
+        return await self.call(36, ConsumerSendMsgBackRequestHeader(offset, "g", delay_level)._replace(**changes))
+
+    async def committed(self, group: str, topic: str, queue_id: int = 0, **changes: Any) -> int | None:
+        header = QueryConsumerOffsetRequestHeader(group, topic, queue_id)._replace(**changes)
+        answer = await self.call(14, header)
+        if answer.code == 22:
+            return None
+        return answer.read(QueryConsumerOffsetResponseHeader).offset
+
+    async def members(self, group: str = "g") -> list[str] | None:
+        answer = await self.call(38, GetConsumerListByGroupRequestHeader(group))
+        if answer.code:
+            return None
+        return decode_body(ConsumerListBody, answer.body, answer.serialize_type).consumer_ids
+
+    async def create_topic(self, topic: str, queues: int = 4, perm: int = 6) -> RemotingCommand:
+        header = CreateTopicRequestHeader(topic, "TBW102", queues, queues, perm, "SINGLE_TAG", False)
+        return await self.call(17, header)
+
+
+def span(answer: RemotingCommand) -> PullMessageResponseHeader:
+    """The four offsets, which every pull answer must have (trap 4)."""
+    return answer.read(PullMessageResponseHeader)

@@ -1,0 +1,192 @@
+"""Starting, stopping, coming back, and everything that keeps a broker from starting."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from pathlib import Path
+
+import pytest
+
+from aiorocket.broker import Broker
+from aiorocket.config import BrokerConfig, NameServerConfig, RemotingConfig
+from aiorocket.errors import StoreError, StoreLockedError, UsageError
+from aiorocket.nameserver import NameServer
+from aiorocket.runtime.env import real_env
+from aiorocket_protocol import TopicRouteData, decode_body
+from tests.broker.peer import Peer, records, running
+
+
+async def test_everything_that_was_promised_is_there_after_a_restart(tmp_path: Path) -> None:
+    env = real_env()
+    config = BrokerConfig(port=0, data=str(tmp_path / "store"), delay_levels=(0.3,))
+    async with running(config, env) as broker:
+        peer = await Peer.connect(broker.port)
+        await peer.create_topic("T", 3)
+        for number in range(5):
+            await peer.send(b"%d" % number, queue_id=2)
+        await peer.call(15, None, consumerGroup="g", topic="T", queueId="2", commitOffset="4")
+        await peer.call(200, body=b'{"groupName":"g","retryMaxTimes":3}')
+        await peer.send(b"later", {"DELAY": "1"})
+        await peer.close()
+    async with running(config, env) as broker:
+        peer = await Peer.connect(broker.port)
+        assert broker.recovery is not None and broker.recovery.clean
+        topic = broker.topics.get("T")
+        assert topic is not None and topic.write_queues == 3
+        assert await peer.committed("g", "T", 2) == 4
+        assert [record.body for record in records(await peer.pull("T", 2))] == [b"0", b"1", b"2", b"3", b"4"]
+        group = broker.configs.get("g")
+        assert group is not None and group.retry_max_times == 3
+        assert [record.body for record in records(await peer.pull())] == [b"later"]
+        await peer.close()
+    async with running(config, env) as broker:
+        peer = await Peer.connect(broker.port)
+        await asyncio.sleep(0.05)
+        assert len(records(await peer.pull())) == 1  # delivered once: the schedule's progress was saved
+        assert broker.delays.progress(1) == 1
+        await peer.close()
+    await env.disk.close()
+
+
+async def test_a_topic_whose_own_record_was_lost_is_made_again_from_its_queues(tmp_path: Path) -> None:
+    env = real_env()
+    config = BrokerConfig(port=0, data=str(tmp_path / "store"), auto_create_topics=False)
+    async with running(config, env) as broker:
+        peer = await Peer.connect(broker.port)
+        await peer.create_topic("T", 3)
+        await peer.send(queue_id=1)
+        await peer.close()
+    for path in (tmp_path / "store" / "config").glob("topics*"):
+        path.unlink()
+    async with running(config, env) as broker:
+        topic = broker.topics.get("T")
+        assert topic is not None and topic.write_queues == 2
+    await env.disk.close()
+
+
+async def test_a_broker_registers_its_topics_and_is_gone_when_it_stops() -> None:
+    env = real_env()
+    nameserver = NameServer(env, NameServerConfig(port=0))
+    await nameserver.start()
+    names = await Peer.connect(nameserver.port)
+
+    async def route(topic: str) -> TopicRouteData | None:
+        answer = await names.call(105, None, topic=topic)
+        return decode_body(TopicRouteData, answer.body, 0) if answer.code == 0 else None
+
+    async with running(env=env, nameservers=(nameserver.address,)) as broker:
+        found = await route("TBW102")
+        assert found is not None and found.broker_datas[0].broker_addrs == {0: broker.address}
+        peer = await Peer.connect(broker.port)
+        assert (await peer.create_topic("T", 5)).code == 0
+        found = await route("T")  # an administrator's topic has its route when the answer is there
+        assert found is not None and found.queue_datas[0].write_queue_nums == 5
+        await peer.send(topic="Auto")
+        while await route("Auto") is None:
+            await asyncio.sleep(0.001)
+        await peer.close()
+    assert await route("T") is None
+    await names.close()
+    await nameserver.close()
+    await env.disk.close()
+
+
+async def test_a_second_broker_of_the_same_name_is_told_who_holds_it() -> None:
+    env = real_env()
+    nameserver = NameServer(env, NameServerConfig(port=0))
+    await nameserver.start()
+    async with running(env=env, nameservers=(nameserver.address,)) as first:
+        second = Broker(env, BrokerConfig(port=0, nameservers=(nameserver.address,)))
+        with pytest.raises(UsageError, match=f"broker-a with id 0 is held by {first.address}"):
+            await second.start()
+        third = Broker(env, BrokerConfig(port=0, name="broker-b", nameservers=(nameserver.address,)))
+        await third.start()
+        await third.close()
+        assert nameserver.routes.holder("broker-a", 0) == first.address
+    async with running(env=env, nameservers=(nameserver.address,)) as again:
+        assert nameserver.routes.holder("broker-a", 0) == again.address
+    await nameserver.close()
+    await env.disk.close()
+
+
+async def test_a_name_server_that_comes_later_or_comes_back_learns_of_the_broker() -> None:
+    env = real_env()
+    first = NameServer(env, NameServerConfig(port=0))
+    await first.start()
+    port = first.port
+    await first.close()
+    config = BrokerConfig(
+        port=0, nameservers=(f"127.0.0.1:{port}",), remoting=RemotingConfig(backoff_initial=0.02, backoff_max=0.05)
+    )
+    async with running(config, env) as broker:
+        for _ in range(2):
+            nameserver = NameServer(env, NameServerConfig(port=port))
+            await nameserver.start()
+            async with asyncio.timeout(10):
+                while nameserver.routes.holder("broker-a", 0) != broker.address:
+                    await asyncio.sleep(0.01)
+            await nameserver.close()
+    await env.disk.close()
+
+
+async def test_a_port_in_use_a_directory_in_use_and_a_directory_that_is_none(tmp_path: Path) -> None:
+    env = real_env()
+    config = BrokerConfig(port=0, data=str(tmp_path / "store"))
+    async with running(config, env) as broker:
+        with pytest.raises(UsageError, match=f"port {broker.port} on 127.0.0.1 is in use"):
+            await Broker(env, BrokerConfig(port=broker.port)).start()
+        with pytest.raises(StoreLockedError, match="lock"):
+            await Broker(real_env(), config).start()
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(StoreError, match="data directory"):
+            await Broker(env, BrokerConfig(port=0, data=str(tmp_path / "file" / "below"))).start()
+        peer = await Peer.connect(broker.port)
+        assert (await peer.send()).code == 0  # the one that runs has not noticed
+        await peer.close()
+    async with running(config, env) as broker:
+        assert broker.recovery is not None and broker.recovery.clean
+    await env.disk.close()
+
+
+async def test_a_wildcard_bind_needs_an_address_for_clients() -> None:
+    env = real_env()
+    with pytest.raises(UsageError, match="advertise"):
+        await Broker(env, BrokerConfig(port=0, host="0.0.0.0")).start()
+    await env.disk.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\xff" * 64,
+        struct.pack(">I", 17 << 20) + b"\x00" * 60,
+        struct.pack(">II", 8, 1 << 20),
+        struct.pack(">II", 12, 8) + b"notjson!",
+        b"\x00" * 64,
+    ],
+)
+async def test_garbage_ends_its_own_connection_only(broker: Broker, peer: Peer, data: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+    writer.write(data)
+    try:
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+    except ConnectionError:
+        pass  # the broker closed with our bytes unread
+    writer.close()
+    assert (await peer.send()).code == 0
+
+
+async def test_ipv6_hosts_are_stored_and_shown() -> None:
+    try:
+        async with running(host="::1") as broker:
+            assert broker.address == f"[::1]:{broker.port}"
+            peer = await Peer.connect(broker.port, host="::1")
+            assert (await peer.send()).code == 0
+            (record,) = records(await peer.pull())
+            assert record.store_host == f"[::1]:{broker.port}" and record.born_host.startswith("[::1]:")
+            await peer.close()
+    except UsageError as error:
+        pytest.skip(f"no IPv6 loopback here: {error}")

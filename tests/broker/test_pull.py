@@ -1,0 +1,191 @@
+"""Pulling over the wire: results, long polling, filters, and whose turn it is to wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiorocket.broker import Broker
+from tests.broker.peer import SUSPEND, Peer, heartbeat, pull_header, records, running, span
+
+NO_WAIT = {"suspend_timeout_millis": 0}
+
+
+async def test_the_result_table(peer: Peer) -> None:
+    await peer.create_topic("T", 2)
+    empty = await peer.pull(**NO_WAIT)
+    assert empty.code == 19 and span(empty)[:4] == (0, 0, 0, 0)
+    moved = await peer.pull("T", 0, 7)
+    assert moved.code == 21 and span(moved).next_begin_offset == 0  # trap 8
+    for _ in range(3):
+        await peer.send()
+    found = await peer.pull("T", 0, 1)
+    assert found.code == 0 and found.remark == "FOUND" and span(found)[:4] == (0, 3, 0, 3)
+    assert [record.queue_offset for record in records(found)] == [1, 2]
+    end = await peer.pull("T", 0, 3, **NO_WAIT)
+    assert end.code == 19 and end.remark == "OFFSET_OVERFLOW_ONE" and span(end)[:4] == (0, 3, 0, 3)
+    beyond = await peer.pull("T", 0, 9)
+    assert beyond.code == 21 and span(beyond)[:4] == (0, 3, 0, 3)
+    below = await peer.pull("T", 0, -1)
+    assert below.code == 21 and span(below).next_begin_offset == 0
+
+
+async def test_limits_on_one_pull(peer: Peer) -> None:
+    for _ in range(40):
+        await peer.send(bytes(1000))
+    assert len(records(await peer.pull())) == 32
+    assert len(records(await peer.pull(max_msg_nums=0))) == 1
+    assert len(records(await peer.pull(max_msg_nums=10_000))) == 40
+    assert len(records(await peer.pull(max_msg_bytes=5000))) in (3, 4)
+    assert len(records(await peer.pull(max_msg_bytes=1))) == 1  # always at least one
+
+
+async def test_a_parked_pull_is_answered_by_the_next_message(broker: Broker, peer: Peer) -> None:
+    await peer.create_topic("T", 1)
+    other = await Peer.connect(broker.port, "msgpack")
+    try:
+        await other.ask(11, pull_header())
+        while not broker.parked_pulls:
+            await asyncio.sleep(0)
+        assert (await peer.send(b"woken")).code == 0
+        answer = await other.answer()
+        assert answer.code == 0 and records(answer)[0].body == b"woken" and not broker.parked_pulls
+    finally:
+        await other.close()
+
+
+async def test_a_hold_ends_with_19_and_the_same_offset(peer: Peer) -> None:
+    await peer.send()
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    answer = await peer.pull("T", 0, 1, suspend_timeout_millis=200)
+    assert answer.code == 19 and span(answer)[:4] == (0, 1, 0, 1) and 0.15 < loop.time() - start < 2
+
+
+async def test_a_pull_is_only_held_when_it_says_so(peer: Peer) -> None:
+    await peer.send()
+    assert (await peer.pull("T", 0, 1, sys_flag=4)).code == 19
+
+
+async def test_the_second_pass_does_not_commit_again(broker: Broker, peer: Peer) -> None:
+    await peer.send()
+    other = await Peer.connect(broker.port)
+    await other.ask(11, pull_header("T", 0, 1, sys_flag=7, commit_offset=1))
+    while not broker.parked_pulls:
+        await asyncio.sleep(0)
+    assert await peer.committed("g", "T") == 1
+    await peer.call(15, None, consumerGroup="g", topic="T", queueId="0", commitOffset="0")
+    await peer.send()
+    assert (await other.answer()).code == 0
+    assert await peer.committed("g", "T") == 0
+    await other.close()
+
+
+async def test_a_closed_connection_takes_its_parked_pulls_along(broker: Broker, peer: Peer) -> None:
+    await peer.send()
+    other = await Peer.connect(broker.port)
+    for offset in (1, 1, 1):
+        await other.ask(11, pull_header("T", 0, offset))
+    while broker.parked_pulls < 3:
+        await asyncio.sleep(0)
+    await other.close()
+    while broker.parked_pulls:
+        await asyncio.sleep(0)
+    assert (await peer.send()).code == 0
+
+
+async def test_tags_filter_by_hash_and_offsets_advance_over_what_does_not_match(broker: Broker, peer: Peer) -> None:
+    for tag in "AABA":
+        await peer.send(tag.encode(), {"TAGS": tag})
+    found = await peer.pull(subscription="B")
+    assert [record.body for record in records(found)] == [b"B"] and span(found).next_begin_offset == 4
+    none = await peer.pull(subscription="C")
+    assert none.code == 20 and span(none)[:4] == (0, 4, 0, 4)
+    other = await Peer.connect(broker.port)
+    await other.ask(11, pull_header("T", 0, 4, subscription="B", suspend_timeout_millis=400))
+    while not broker.parked_pulls:
+        await asyncio.sleep(0)
+    await peer.send(b"A", {"TAGS": "A"})
+    await peer.send_batch(b"1", b"2")
+    assert broker.parked_pulls == 1  # neither was for it
+    answer = await other.answer()
+    # Told how far the filter has looked, so that it does not look there again.
+    assert answer.code in (19, 20) and span(answer).next_begin_offset == 7
+    await other.close()
+
+
+async def test_news_that_match_among_news_that_do_not(broker: Broker, peer: Peer) -> None:
+    await peer.create_topic("T", 1)
+    other = await Peer.connect(broker.port)
+    await other.ask(11, pull_header(subscription="B"))
+    while not broker.parked_pulls:
+        await asyncio.sleep(0)
+    await peer.send(b"A", {"TAGS": "A"})
+    await peer.send(b"B", {"TAGS": "B"})
+    answer = await other.answer()
+    assert answer.code == 0 and [record.body for record in records(answer)] == [b"B"]
+    assert span(answer).next_begin_offset == 2
+    await other.close()
+
+
+async def test_checks_before_a_pull(peer: Peer) -> None:
+    assert (await peer.pull("Unknown")).code == 17
+    await peer.create_topic("T", 2)
+    assert (await peer.pull("T", 2)).code == 29
+    assert (await peer.pull("T", -1)).code == 29
+    assert (await peer.pull(consumer_group="bad group")).code == 26
+    assert (await peer.pull(expression_type="SQL92", subscription="a > 1")).code == 1  # trap 27
+    assert (await peer.pull(subscription="||")).code == 23
+    await peer.create_topic("Deaf", 1, perm=2)
+    assert (await peer.pull("Deaf")).code == 16
+
+
+async def test_a_push_consumer_needs_its_heartbeat_first_and_its_newest_version(peer: Peer) -> None:
+    await peer.send()
+    push = {"sys_flag": SUSPEND, "subscription": None, "sub_version": 5}
+    assert (await peer.pull(**push)).code == 24  # trap 11
+    assert (await peer.call(34, body=heartbeat("c", "T", version=4))).code == 0
+    assert (await peer.pull(**push)).code == 25  # trap 14
+    assert (await peer.call(34, body=heartbeat("c", "T", version=5))).code == 0
+    assert (await peer.pull(**push)).code == 0
+    assert (await peer.pull("BenchmarkTest", **push)).code == 24
+
+
+async def test_a_deleted_topic_answers_its_parked_pulls(broker: Broker, peer: Peer) -> None:
+    await peer.send()
+    other = await Peer.connect(broker.port)
+    await other.ask(361, pull_header("T", 0, 1))
+    while not broker.parked_pulls:
+        await asyncio.sleep(0)
+    assert (await peer.call(215, None, topic="T")).code == 0
+    assert (await other.answer()).code == 17
+    assert (await peer.pull()).code == 17
+    assert (await peer.send(b"new")).code == 0  # made again, from the beginning
+    assert [record.body for record in records(await peer.pull())] == [b"new"]
+    await other.close()
+
+
+async def test_closing_answers_parked_pulls_at_once() -> None:
+    async with running() as broker:
+        peer = await Peer.connect(broker.port)
+        await peer.create_topic("T", 1)
+        await peer.ask(11, pull_header())
+        while not broker.parked_pulls:
+            await asyncio.sleep(0)
+        start = asyncio.get_running_loop().time()
+        await broker.close()
+        assert (await peer.answer()).code == 19
+        assert asyncio.get_running_loop().time() - start < 0.4
+        await peer.close()
+
+
+async def test_many_waiters_of_one_queue_get_the_same_message(broker: Broker, peer: Peer) -> None:
+    await peer.create_topic("T", 1)
+    others = [await Peer.connect(broker.port, "msgpack") for _ in range(20)]
+    for number, other in enumerate(others):
+        await other.ask(11, pull_header(consumer_group=f"g{number}"))
+    while broker.parked_pulls < 20:
+        await asyncio.sleep(0)
+    await peer.send(b"for all")
+    for other in others:
+        assert [record.body for record in records(await other.answer())] == [b"for all"]
+        await other.close()

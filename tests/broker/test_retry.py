@@ -1,0 +1,144 @@
+"""Send-back, delay levels, dead letters, single messages, and administration over the wire."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aiorocket.broker import Broker
+from aiorocket_protocol import KVTable, decode_body
+from tests.broker.peer import Peer, records, running
+
+
+async def test_a_delayed_message_comes_later_under_its_own_name(peer: Peer) -> None:
+    answer = await peer.send(b"later", {"DELAY": "2", "TAGS": "A", "UNIQ_KEY": "K"}, queue_id=3)
+    assert answer.code == 0 and answer.ext_value("queueId") == "3" and answer.ext_value("transactionId") == "K"
+    assert (await peer.pull("T", 3, suspend_timeout_millis=0)).code == 19
+    (record,) = records(await peer.pull("T", 3, subscription="A"))
+    assert record.body == b"later" and record.topic == "T" and record.queue_id == 3
+    assert not {"DELAY", "REAL_TOPIC", "REAL_QID"} & set(record.properties)
+    assert record.store_timestamp - record.born_timestamp > 0
+
+
+async def test_a_level_above_the_highest_is_the_highest(peer: Peer) -> None:
+    await peer.send(b"later", {"DELAY": "99"})
+    (record,) = records(await peer.pull())
+    assert record.body == b"later"
+
+
+async def test_levels_do_not_wait_for_each_other(peer: Peer) -> None:
+    for level in (4, 1, 2, 4, 1):
+        await peer.send(str(level).encode(), {"DELAY": str(level)})
+    seen: list[bytes] = []
+    while len(seen) < 5:
+        seen += [record.body for record in records(await peer.pull("T", 0, len(seen)))]
+    assert seen == [b"1", b"1", b"2", b"4", b"4"]
+
+
+async def test_a_message_sent_back_returns_in_the_retry_topic_with_its_history(peer: Peer) -> None:
+    await peer.send(b"x", {"TAGS": "A", "UNIQ_KEY": "K", "KEYS": "k"}, queue_id=1, flag=7)
+    (first,) = records(await peer.pull("T", 1))
+    assert (await peer.send_back(first.physical_offset, 1)).code == 0
+    (second,) = records(await peer.pull("%RETRY%g"))
+    assert second.body == b"x" and second.flag == 7 and second.reconsume_times == 1  # trap 23
+    assert second.born_timestamp == first.born_timestamp and second.born_host == first.born_host
+    assert second.properties["RETRY_TOPIC"] == "T" and second.msg_id == "K"
+    assert second.properties["ORIGIN_MESSAGE_ID"] == first.offset_msg_id
+    assert (await peer.send_back(second.physical_offset, 1)).code == 0
+    (third,) = records(await peer.pull("%RETRY%g", 0, 1))
+    assert third.reconsume_times == 2 and third.properties["RETRY_TOPIC"] == "T"
+    assert third.properties["ORIGIN_MESSAGE_ID"] == first.offset_msg_id
+
+
+@pytest.mark.parametrize(("level", "limit"), [(-1, 16), (0, 0)])
+async def test_dead_letters(peer: Peer, level: int, limit: int) -> None:
+    await peer.send(b"x", {"TAGS": "A"})
+    (first,) = records(await peer.pull())
+    assert (await peer.send_back(first.physical_offset, level, max_reconsume_times=limit)).code == 0
+    (dead,) = records(await peer.pull("%DLQ%g"))
+    assert dead.body == b"x" and dead.topic == "%DLQ%g" and dead.reconsume_times == 1
+
+
+async def test_the_brokers_own_limit_holds_when_nobody_sets_one() -> None:
+    async with running(retry_max_times=1, delay_levels=(0.01,)) as broker:
+        peer = await Peer.connect(broker.port)
+        await peer.send(b"x")
+        (record,) = records(await peer.pull())
+        await peer.send_back(record.physical_offset)
+        (record,) = records(await peer.pull("%RETRY%g"))
+        await peer.send_back(record.physical_offset)
+        assert len(records(await peer.pull("%DLQ%g"))) == 1
+        await peer.close()
+
+
+async def test_a_send_back_that_cannot_be_is_one_clear_answer(peer: Peer) -> None:
+    await peer.send()
+    answer = await peer.send_back(123_456_789)
+    assert answer.code == 1 and "123456789" in (answer.remark or "")
+    (record,) = records(await peer.pull())
+    answer = await peer.send_back(record.physical_offset + 1)  # physical, and exactly so
+    assert answer.code == 1
+    assert (await peer.send_back(record.physical_offset, group="bad group")).code == 26
+
+
+async def test_a_group_that_wants_no_retries_gets_none(peer: Peer) -> None:
+    await peer.send()
+    (record,) = records(await peer.pull())
+    assert (await peer.call(200, body=b'{"groupName":"g","retryQueueNums":0}')).code == 0
+    assert (await peer.send_back(record.physical_offset)).code == 0
+    assert (await peer.pull("%RETRY%g", suspend_timeout_millis=0)).code == 17
+
+
+async def test_one_message_by_its_physical_offset(peer: Peer) -> None:
+    await peer.send(b"one")
+    (record,) = records(await peer.pull())
+    (seen,) = records(await peer.call(33, None, offset=str(record.physical_offset)))
+    assert seen.body == b"one"
+    answer = await peer.call(33, None, offset="99999")
+    assert answer.code == 1 and "99999" in (answer.remark or "")
+
+
+async def test_topics_are_administered(broker: Broker, peer: Peer) -> None:
+    assert (await peer.create_topic("T", 6)).code == 0
+    answer = await peer.call(351, None, topic="T")
+    assert json.loads(answer.body)["writeQueueNums"] == 6
+    table = json.loads((await peer.call(21)).body)
+    assert table["topicConfigTable"]["T"]["perm"] == 6 and table["dataVersion"]["counter"] == broker.topics.version
+    assert (await peer.create_topic("bad name")).code == 29
+    assert (await peer.create_topic("TBW102")).code == 29
+    assert (await peer.call(351, None, topic="Unknown")).code == 17
+    assert (await peer.call(215, None, topic="TBW102")).code == 29
+    assert (await peer.call(215, None, topic="T")).code == 0
+    assert (await peer.call(215, None, topic="T")).code == 0
+    assert (await peer.call(351, None, topic="T")).code == 17
+
+
+async def test_groups_are_administered(peer: Peer) -> None:
+    assert (await peer.call(200, body=b'{"groupName":"g","consumeEnable":false}')).code == 0
+    await peer.send()
+    assert (await peer.pull()).code == 16
+    groups = json.loads((await peer.call(201)).body)["subscriptionGroupTable"]
+    assert groups["g"]["consumeEnable"] is False and groups["g"]["retryMaxTimes"] == 16
+    assert json.loads((await peer.call(352, None, group="g")).body)["groupName"] == "g"
+    await peer.call(15, None, consumerGroup="g", topic="T", queueId="0", commitOffset="1")
+    assert (await peer.call(207, None, groupName="g", cleanOffset="true")).code == 0
+    assert await peer.committed("g", "T") == 0
+    assert (await peer.call(200, body=b'{"groupName":"bad group"}')).code == 29
+    assert (await peer.call(200, body=b"{}")).code == 29
+
+
+async def test_what_mqadmin_reads_of_a_broker_is_text(peer: Peer) -> None:
+    table = decode_body(KVTable, (await peer.call(28)).body, 0).table
+    assert table["brokerVersionDesc"] and len(table["putTps"].split()) == 3
+    assert float(table["sendThreadPoolQueueSize"]) == 0
+
+
+async def test_beyond_loopback_nothing_is_administered_but_messages_flow() -> None:
+    async with running(host="0.0.0.0", advertise="127.0.0.1") as broker:
+        peer = await Peer.connect(broker.port)
+        assert (await peer.send()).code == 0 and len(records(await peer.pull())) == 1
+        for code in (17, 21, 28, 200, 201, 203, 204, 207, 215, 351, 352):
+            answer = await peer.call(code, None, topic="T")
+            assert answer.code == 16 and "127.0.0.1" in (answer.remark or ""), code
+        await peer.close()
