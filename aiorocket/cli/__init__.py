@@ -1,0 +1,1 @@
+"""The command ``aiorocket``: one file per command, loaded only when that command runs."""

@@ -1,0 +1,59 @@
+"""``aiorocket broker``"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import click
+
+from aiorocket.broker.broker import Broker
+from aiorocket.cli.options import advertised, nameserver_option, server_options, store_options
+from aiorocket.cli.running import serve
+from aiorocket.config import BrokerConfig, Flush, StoreConfig
+from aiorocket.runtime.env import real_env
+
+__all__ = ("broker",)
+
+
+@click.command()
+@server_options(10911, "Port to listen on.")
+@nameserver_option
+@store_options
+def broker(
+    bind: str,
+    port: int,
+    advertise: str | None,
+    nameservers: tuple[str, ...],
+    data: str,
+    flush: Flush,
+    name: str,
+    cluster: str,
+) -> None:
+    """Run a durable broker and register it at the name servers.
+
+    It stops on Ctrl-C or SIGTERM; what it acknowledged is still there at the next start with the same --data.
+    """
+    config = BrokerConfig(
+        name=name,
+        cluster=cluster,
+        host=bind,
+        port=port,
+        advertise=advertised(bind, advertise),
+        nameservers=nameservers,
+        data=data,
+        store=StoreConfig(flush=flush),
+    )
+
+    @asynccontextmanager
+    async def server() -> AsyncIterator[str]:
+        env = real_env()
+        instance = Broker(env, config)
+        try:
+            await instance.start()
+            yield f"broker {name} ready on {instance.address} (data {data}, flush {flush})"
+        finally:
+            await instance.close()
+            await env.disk.close()
+
+    serve(server)

@@ -1,0 +1,209 @@
+"""``aiorocket consume``"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import sys
+from datetime import datetime
+from typing import Any
+
+import click
+
+from aiorocket.cli.options import nameserver_option
+from aiorocket.cli.positions import Positions
+from aiorocket.cli.running import INTERRUPTED, run, stop_signals
+from aiorocket.client.message import Message
+from aiorocket.client.session import Client
+from aiorocket.config import ConsumerConfig
+from aiorocket.errors import RemoteError
+from aiorocket.model import Queue, check_group, check_topic
+
+__all__ = ("consume",)
+
+#: How often the brokers are asked whether the group has reached what was the end; our own commits are as frequent.
+_LOOK = 0.2
+
+
+def _read_start(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | int | None:
+    """``first``, ``last``, or a moment: ISO 8601 (local time when it names no zone) or milliseconds since 1970."""
+    if value is None or value in ("first", "last"):
+        return value
+    if value.isascii() and value.isdigit():
+        return int(value)
+    try:
+        return int(datetime.fromisoformat(value).timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(
+            f"{value!r} is neither first, last, a time like 2030-01-31T12:00:00 nor milliseconds since 1970"
+        ) from None
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--group", required=True, help="Consumer group; it remembers how far it has come.")
+@nameserver_option
+@click.option("--tag", "tags", default="*", show_default=True, help="Only these tags: 'a || b'.")
+@click.option(
+    "--from",
+    "start",
+    metavar="first|last|TIMESTAMP",
+    callback=_read_start,
+    help="Where a group without offsets begins: first (default), last, or a moment (ISO 8601 or ms).",
+)
+@click.option("--count", type=click.IntRange(1), metavar="N", help="Stop after N messages.")
+@click.option("--follow", is_flag=True, help="Go on waiting for new messages until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line: body, keys, tag, queue, offset, times.")
+def consume(
+    topic: str,
+    group: str,
+    nameservers: tuple[str, ...],
+    tags: str,
+    start: str | int | None,
+    count: int | None,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Print the messages of TOPIC as a member of a consumer group.
+
+    Without --follow it ends when the group has reached what was the end of the topic at its start, and has committed
+    that.
+    A message counts as consumed once it is printed.
+    """
+    sys.exit(run(_Reader(topic, group, tags, count, follow, as_json).run(nameservers, start)))
+
+
+class _Reader:
+    def __init__(self, topic: str, group: str, tags: str, count: int | None, follow: bool, as_json: bool) -> None:
+        self._topic = topic
+        self._group = group
+        self._tags = tags
+        self._count = count
+        self._follow = follow
+        self._as_json = as_json
+        self._printed = 0
+        self._enough = asyncio.Event()
+        self._broken = False
+
+    async def run(self, nameservers: tuple[str, ...], start: str | int | None) -> int:
+        check_topic(self._topic)
+        check_group(self._group)
+        async with Client(nameservers=nameservers) as client:
+            positions = Positions(client)
+            queues = await positions.queues(self._topic)
+            ends = await positions.ends(queues)
+            begin = await self._begin(positions, queues, ends, start)
+            interrupted = asyncio.Event()
+            with stop_signals(interrupted.set):
+                if self._follow or not await self._reached(positions, ends):
+                    await self._consume(client, positions, ends, begin, interrupted)
+        if self._broken:
+            return 1
+        click.echo(f"{self._printed} messages of topic {self._topic} printed as group {self._group}", err=True)
+        return INTERRUPTED if interrupted.is_set() and not self._follow and not self._enough.is_set() else 0
+
+    async def _begin(
+        self, positions: Positions, queues: tuple[Queue, ...], ends: dict[Queue, int], start: str | int | None
+    ) -> Any:
+        """Where a queue without an offset begins.
+
+        A group that has none at all is given its offsets here, before it pulls: what ``last`` and a moment mean is then
+        decided once, not again by the next member in a queue that had nothing to read this time.
+        """
+        known = await positions.committed(self._group, queues)
+        if any(offset is not None for offset in known.values()):
+            if start is not None:
+                click.echo(
+                    f"group {self._group} already has offsets for topic {self._topic}: it goes on there, "
+                    "and --from is not used",
+                    err=True,
+                )
+            return "first" if start is None else start
+        if start is None or start == "first":
+            offsets = await positions.begins(queues)
+        elif start == "last":
+            offsets = ends
+        else:
+            assert isinstance(start, int)
+            offsets = await positions.at(queues, start)
+        try:
+            await positions.commit(self._group, offsets)
+        except RemoteError:
+            pass  # a broker that does not know the group yet: the consumer begins in the same place by itself
+        return "first" if start is None else start
+
+    async def _reached(self, positions: Positions, ends: dict[Queue, int]) -> bool:
+        known = await positions.committed(self._group, ends)
+        return all((known[queue] or 0) >= end for queue, end in ends.items())
+
+    async def _consume(
+        self, client: Client, positions: Positions, ends: dict[Queue, int], begin: Any, interrupted: asyncio.Event
+    ) -> None:
+        consumer = client.consumer(self._group, config=ConsumerConfig(concurrency=1, offset_flush_interval=_LOOK))
+        consumer.listener(self._topic, self._tags, start_from=begin)(self._print)
+        await consumer.start()
+        waits: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(self._enough.wait()),
+            asyncio.ensure_future(interrupted.wait()),
+        ]
+        if not self._follow:
+            waits.append(asyncio.ensure_future(self._until(positions, ends)))
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+            await consumer.stop(drain=False)
+
+    async def _until(self, positions: Positions, ends: dict[Queue, int]) -> None:
+        while not await self._reached(positions, ends):  # noqa: ASYNC110 - the brokers know, and tell nobody of a commit
+            await asyncio.sleep(_LOOK)
+
+    async def _print(self, message: Message) -> None:
+        if self._enough.is_set():
+            # It came after the last one that was wanted. Never returning leaves it, and its offset, to the group.
+            await asyncio.Event().wait()
+        text = _as_json(message) if self._as_json else message.body
+        try:
+            sys.stdout.buffer.write(text + b"\n")
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            # Nobody has seen it, so it is not consumed. What is left in the buffer must not fail once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self._broken = True
+            self._enough.set()
+            await asyncio.Event().wait()
+        self._printed += 1
+        if self._printed == self._count:
+            self._enough.set()
+
+
+def _as_json(message: Message) -> bytes:
+    body: dict[str, str]
+    try:
+        body = {"body": message.body.decode()}
+    except UnicodeDecodeError:
+        body = {"body_base64": base64.b64encode(message.body).decode()}
+    queue = message.queue
+    return json.dumps(
+        {
+            "topic": queue.topic,
+            "broker": queue.broker_name,
+            "queue": queue.queue_id,
+            "offset": message.queue_offset,
+            "msg_id": message.msg_id,
+            "tag": message.tag,
+            "keys": message.keys,
+            "born_ms": message.born_timestamp,
+            "stored_ms": message.store_timestamp,
+            "reconsume_times": message.reconsume_times,
+            "properties": message.properties,
+            **body,
+        },
+        ensure_ascii=False,
+    ).encode()

@@ -1,0 +1,60 @@
+"""Entry point. Only click is imported here: a command's module is loaded when it is called, so ``--help`` is fast."""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+
+import click
+
+__all__ = ("COMMANDS", "cli", "main")
+
+#: Command, in the order ``--help`` shows it -> (module, one line of help). The text stands here too, so that
+#: ``aiorocket --help`` imports none of them; a test compares it with the commands themselves.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("aiorocket.cli.demo", "Send every line of a text through a real broker and account for each one."),
+    "standalone": ("aiorocket.cli.standalone", "Run a name server and a durable broker in one process."),
+    "nameserver": ("aiorocket.cli.nameserver", "Run a name server."),
+    "broker": ("aiorocket.cli.broker", "Run a durable broker and register it at the name servers."),
+    "produce": ("aiorocket.cli.produce", "Send each line of FILE, or of standard input, as one message to TOPIC."),
+    "consume": ("aiorocket.cli.consume", "Print the messages of TOPIC as a member of a consumer group."),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = getattr(import_module(entry[0]), cmd_name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{entry[0]}.{cmd_name} is not a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"aiorocket {metadata.version('aiorocketmq')}")
+        ctx.exit()
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
+def cli() -> None:
+    """RocketMQ for asyncio: a broker, a name server and clients for both ours and Apache's.
+
+    `aiorocket demo` shows all of it in a few seconds. Each command explains itself: `aiorocket COMMAND --help`.
+    """
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 failed (one line on standard error says why), 2 bad usage or input."""
+    cli(prog_name="aiorocket")

@@ -1,0 +1,45 @@
+"""``aiorocket nameserver``"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import click
+
+from aiorocket.cli.options import advertised, host_port, server_options
+from aiorocket.cli.running import serve
+from aiorocket.config import NameServerConfig
+from aiorocket.nameserver.server import NameServer
+from aiorocket.runtime.env import real_env
+
+__all__ = ("nameserver",)
+
+
+@click.command()
+@server_options(9876, "Port to listen on.")
+@click.option(
+    "--data", metavar="DIR", help="Directory for KV configuration; without it, it lives as long as the process."
+)
+def nameserver(bind: str, port: int, advertise: str | None, data: str | None) -> None:
+    """Run a name server.
+
+    Brokers register here and clients ask it which broker has a topic. It stops on Ctrl-C or SIGTERM. Routes are not
+    stored: brokers register again within 30 seconds of a restart.
+    """
+    shown = bind if advertise is None else advertised(bind, advertise)  # nobody is told a name server's own address
+    config = NameServerConfig(host=bind, port=port, data=data)
+
+    @asynccontextmanager
+    async def server() -> AsyncIterator[str]:
+        env = real_env()
+        instance = NameServer(env, config)
+        try:
+            await instance.start()
+            kept = f"data {data}" if data is not None else "in memory"
+            yield f"name server ready on {host_port(shown, instance.port)} ({kept})"
+        finally:
+            await instance.close()
+            await env.disk.close()
+
+    serve(server)

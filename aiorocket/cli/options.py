@@ -1,0 +1,139 @@
+"""Options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+__all__ = (
+    "DEFAULT_DATA",
+    "BadInputError",
+    "advertised",
+    "host_port",
+    "nameserver_option",
+    "parse_nameservers",
+    "server_options",
+    "store_options",
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Where broker and standalone keep messages when ``--data`` is not given: a name that says whose directory it is.
+DEFAULT_DATA = "aiorocket-data"
+
+_WILDCARDS = {"0.0.0.0", "::", "[::]", ""}
+
+
+class BadInputError(click.ClickException):
+    """Input that cannot be used (a missing file, a line over the limit). The command exits with 2, as for bad usage."""
+
+    exit_code = 2
+
+
+def parse_nameservers(text: str) -> tuple[str, ...]:
+    """``HOST:PORT[,HOST:PORT]``, ``;`` too, as RocketMQ's own tools write it. ValueError says which part is wrong."""
+    addresses = [part.strip() for part in re.split("[,;]", text) if part.strip()]
+    if not addresses:
+        raise ValueError("no address given; expected HOST:PORT[,HOST:PORT]")
+    for address in addresses:
+        host, colon, port = address.rpartition(":")
+        if not colon or not host or "/" in host:
+            raise ValueError(f"{address!r} is not HOST:PORT")
+        if ":" in host and not (host.startswith("[") and host.endswith("]")):
+            raise ValueError(f"{address!r}: write an IPv6 host in brackets, as in [::1]:9876")
+        if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError(f"{address!r}: port {port!r} is not a number from 1 to 65535")
+    return tuple(dict.fromkeys(addresses))
+
+
+def _read_nameservers(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, ...]:
+    try:
+        return parse_nameservers(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def nameserver_option(function: F) -> F:
+    """``--nameserver``, else the environment, else a name server on this machine."""
+    return click.option(
+        "--nameserver",
+        "nameservers",
+        metavar="HOST:PORT[,HOST:PORT]",
+        callback=_read_nameservers,
+        envvar="AIOROCKET_NAMESERVER",
+        default="127.0.0.1:9876",
+        show_default=True,
+        show_envvar=True,
+        help="Name servers to ask, separated by ',' or ';'.",
+    )(function)
+
+
+def server_options(port: int, port_help: str) -> Callable[[F], F]:
+    """``--bind``, ``--port`` and ``--advertise``, the same for each server."""
+
+    def decorate(function: F) -> F:
+        function = click.option(
+            "--advertise", metavar="HOST",
+            help="Host that clients are told to connect to; needed when --bind is a wildcard.",
+        )(function)  # fmt: skip
+        function = click.option(
+            "--port", type=click.IntRange(0, 65535), default=port, show_default=True,
+            help=f"{port_help} 0 takes a free one, which is printed.",
+        )(function)  # fmt: skip
+        return click.option(
+            "--bind",
+            metavar="HOST",
+            default="127.0.0.1",
+            show_default=True,
+            help="Address to listen on: loopback unless given.",
+        )(function)
+
+    return decorate
+
+
+def store_options(function: F) -> F:
+    """What a broker stores, how, and under which name: the same for ``broker`` and ``standalone``."""
+    for option in (
+        click.option("--cluster", default="DefaultCluster", show_default=True, help="Cluster name."),
+        click.option("--name", default="broker-a", show_default=True, help="Broker name; one living broker per name."),
+        click.option(
+            "--flush",
+            type=click.Choice(["sync", "async"]),
+            default="sync",
+            show_default=True,
+            help="sync: acknowledge after fdatasync. async: earlier; a power cut may lose the last half second.",
+        ),
+        click.option(
+            "--data",
+            metavar="DIR",
+            default=DEFAULT_DATA,
+            show_default=True,
+            help="Directory of the store; made if missing.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def advertised(bind: str, advertise: str | None) -> str:
+    """The host that goes into routes, an IPv6 one without brackets. A wildcard is no address anybody can connect to, so
+    it needs ``--advertise``."""
+    if advertise is not None:
+        if not advertise or advertise in _WILDCARDS or (":" in advertise and not advertise.startswith("[")):
+            raise click.BadParameter(
+                f"{advertise!r} is not a host that clients can connect to (give it without a port)",
+                param_hint="--advertise",
+            )
+        return advertise.strip("[]")
+    if bind in _WILDCARDS:
+        raise click.UsageError(
+            f"--bind {bind} needs --advertise HOST: clients are told this host and cannot connect to {bind}"
+        )
+    return bind

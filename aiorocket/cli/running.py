@@ -1,0 +1,115 @@
+"""From a command into the event loop and back: exit codes, one-line errors, stop signals, the life of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import TypeVar
+
+import click
+
+from aiorocket.errors import ProtocolError, RocketError
+from aiorocket.runtime import loop as event_loop
+
+__all__ = ("INTERRUPTED", "run", "serve", "stop_signals")
+
+T = TypeVar("T")
+
+#: Exit code of a client command that Ctrl-C or SIGTERM ended before its work was done (128 + SIGINT, as shells count).
+INTERRUPTED = 130
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run(work: Coroutine[object, object, T]) -> T:
+    """The result of ``work``. An error that a user can act on becomes one line on standard error and exit code 1."""
+    try:
+        return event_loop.run(work)
+    except (RocketError, ProtocolError) as error:
+        raise click.ClickException(str(error)) from error
+    except BrokenPipeError:
+        raise  # whoever read our output is gone: click ends the process without a word
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        if error.errno in (errno.ENOTDIR, errno.EEXIST):
+            where += "a directory is needed here and something else is in its place; give another one. "
+        raise click.ClickException(f"{where}{error.strerror or error}") from error
+
+
+@contextmanager
+def stop_signals(action: Callable[[], object]) -> Iterator[None]:
+    """Call ``action`` in the loop on the first Ctrl-C or SIGTERM. A second one ends the process the hard way."""
+    running = asyncio.get_running_loop()
+
+    def restore() -> None:
+        for number in _SIGNALS:
+            try:
+                running.remove_signal_handler(number)
+            except NotImplementedError:
+                signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+
+    def first() -> None:
+        restore()
+        action()
+
+    for number in _SIGNALS:
+        try:
+            running.add_signal_handler(number, first)
+        except NotImplementedError:  # Windows: its loops take no handlers, the interpreter does
+            signal.signal(number, lambda *_: running.call_soon_threadsafe(first) and None)
+    try:
+        yield
+    finally:
+        restore()
+
+
+def serve(server: Callable[[], AbstractAsyncContextManager[str]]) -> None:
+    """Run a server until Ctrl-C or SIGTERM. Entering the context starts it and gives the line that says it is ready."""
+    run(_serve(server))
+
+
+class _Held(logging.Handler):
+    """Keeps what is logged while a server starts: a start that fails is told in one line, its error's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    def release_logs(self) -> None:
+        """From now on to standard error, beginning with what was kept."""
+        logging.getLogger().removeHandler(self)
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        for record in self.records:
+            logging.getLogger().handle(record)
+
+
+async def _serve(server: Callable[[], AbstractAsyncContextManager[str]]) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    stop = asyncio.Event()
+    ready = False
+    held = _Held()
+    logging.getLogger().addHandler(held)
+
+    def stopping() -> None:
+        stop.set()
+        if not ready:
+            task.cancel()  # still starting: recovery of a large store must not make a signal wait
+
+    with stop_signals(stopping):
+        try:
+            async with server() as line:
+                ready = True
+                click.echo(line)
+                held.release_logs()
+                await stop.wait()
+        except asyncio.CancelledError:
+            if not stop.is_set() or task.uncancel() > 0:
+                raise

@@ -1,0 +1,65 @@
+"""What the demo shows: moving bars and tables on a terminal (only then rich is imported), plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import click
+
+__all__ = ("Row", "progress", "table")
+
+#: Label, then one value for each column.
+Row = tuple[str, ...]
+
+#: Called with what is done and what there is to do, or None while that is unknown (standard input is still open).
+Update = Callable[[str, int, int | None], None]
+
+
+@contextmanager
+def progress(*, pretty: bool) -> Iterator[Update]:
+    if not pretty:
+        yield lambda stage, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    # No refresh thread: the demo's own task calls update ten times a second.
+    bars = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=Console(), auto_refresh=False,
+    )  # fmt: skip
+    stages: dict[str, TaskID] = {}
+
+    def update(stage: str, done: int, total: int | None) -> None:
+        if stage not in stages:
+            stages[stage] = bars.add_task(stage, total=None)
+        bars.update(stages[stage], completed=done, total=total)
+        bars.refresh()
+
+    with bars:
+        yield update
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Row], *, pretty: bool) -> None:
+    """A table with right-aligned values. Rows may have fewer values than there are columns."""
+    if pretty:
+        from rich.console import Console
+        from rich.table import Table
+
+        shown = Table(title=title, title_justify="left", title_style="bold")
+        for number, column in enumerate(columns):
+            shown.add_column(column, justify="right" if number else "left")
+        for row in rows:
+            shown.add_row(*row)
+        Console().print(shown)
+        return
+    cells = [tuple(columns), *rows]
+    widths = [max(len(row[n]) for row in cells if len(row) > n) for n in range(len(columns))]
+    click.echo(f"\n{title}")
+    for row in cells:
+        line = "  ".join(
+            cell.rjust(width) if n else cell.ljust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=False))
+        )
+        click.echo(f"  {line}".rstrip())

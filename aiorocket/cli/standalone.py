@@ -1,0 +1,73 @@
+"""``aiorocket standalone``"""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import click
+
+from aiorocket.broker.broker import Broker
+from aiorocket.cli.options import advertised, host_port, server_options, store_options
+from aiorocket.cli.running import serve
+from aiorocket.config import BrokerConfig, Flush, NameServerConfig, StoreConfig
+from aiorocket.nameserver.server import NameServer
+from aiorocket.runtime.env import real_env
+
+__all__ = ("standalone",)
+
+
+@click.command()
+@server_options(9876, "Port of the name server.")
+@click.option(
+    "--broker-port",
+    type=click.IntRange(0, 65535),
+    default=10911,
+    show_default=True,
+    help="Port of the broker; 0 takes a free one.",
+)
+@store_options
+def standalone(
+    bind: str, port: int, advertise: str | None, broker_port: int, data: str, flush: Flush, name: str, cluster: str
+) -> None:
+    """Run a name server and a durable broker in one process.
+
+    The shortest way to a real RocketMQ address for one machine. It stops on Ctrl-C or SIGTERM.
+    """
+    host = advertised(bind, advertise)
+
+    @asynccontextmanager
+    async def server() -> AsyncIterator[str]:
+        env = real_env()
+        names = NameServer(env, NameServerConfig(host=bind, port=port, data=os.path.join(data, "nameserver")))
+        instance: Broker | None = None
+        try:
+            await names.start()
+            # The broker reaches its name server the way it is bound; a wildcard listens on loopback too.
+            near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
+            instance = Broker(
+                env,
+                BrokerConfig(
+                    name=name,
+                    cluster=cluster,
+                    host=bind,
+                    port=broker_port,
+                    advertise=host,
+                    nameservers=(host_port(near, names.port),),
+                    data=data,
+                    store=StoreConfig(flush=flush),
+                ),
+            )
+            await instance.start()
+            yield (
+                f"standalone ready: name server {host_port(host, names.port)}, broker {name} {instance.address} "
+                f"(data {data}, flush {flush})"
+            )
+        finally:
+            if instance is not None:
+                await instance.close()
+            await names.close()
+            await env.disk.close()
+
+    serve(server)

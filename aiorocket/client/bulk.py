@@ -1,0 +1,185 @@
+"""Many messages by one call: a batch in one request, or a stream with a bounded number in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from aiorocket.client.attempts import Letter
+from aiorocket.client.outgoing import property_text
+from aiorocket.errors import RocketError, UsageError
+from aiorocket.model import OutgoingMessage, Queue, SendReceipt
+from aiorocket.runtime.tasks import TaskScope
+from aiorocket_protocol import encode_batch
+
+if TYPE_CHECKING:
+    from aiorocket.client.producer import Producer
+
+__all__ = ("Item", "SendOutcome", "send_batch", "send_many")
+
+Item = bytes | OutgoingMessage
+
+#: Bytes of the batch encoding per message beside body and properties.
+_ITEM_OVERHEAD = 22
+
+
+class SendOutcome(NamedTuple):
+    """How one message of ``send_many`` ended: ``number`` counts from 0, one of ``receipt`` and ``error`` is set."""
+
+    number: int
+    message: Item
+    receipt: SendReceipt | None
+    error: RocketError | None
+
+
+async def send_batch(
+    producer: Producer, topic: str, messages: Iterable[Item], queue: Queue | None, timeout: float | None
+) -> list[SendReceipt]:
+    """See ``Producer.send_batch``."""
+    timeout = producer.config.send_timeout if timeout is None else timeout
+    deadline = asyncio.get_running_loop().time() + timeout
+    publish = await producer.open_topic(topic, timeout)
+    ids: list[str] = []
+    items: list[tuple[bytes, int, bytes]] = []
+    size = 0
+    next_id = producer.next_id
+    for message in messages:
+        msg_id = next_id()
+        if type(message) is bytes:
+            body, flag, text = message, 0, "UNIQ_KEY\x01" + msg_id + "\x02"
+        elif isinstance(message, OutgoingMessage):
+            if message.topic != topic or message.delay_level:
+                raise UsageError(f"message {len(ids)} of the batch: topic must be {topic!r} and delay_level 0")
+            body, flag = message.body, message.flag
+            text = property_text(msg_id, message.tag, message.keys, message.properties, None, 0)
+        else:
+            raise UsageError(f"message {len(ids)} of the batch: bytes or OutgoingMessage, not {type(message).__name__}")
+        if not body:
+            raise UsageError(f"message {len(ids)} of the batch has an empty body")
+        ids.append(msg_id)
+        properties = text.encode()
+        items.append((body, flag, properties))
+        size += _ITEM_OVERHEAD + len(body) + len(properties)
+    if not items:
+        return []
+    if size > producer.config.max_message_size:
+        limit = producer.config.max_message_size
+        raise UsageError(f"the batch takes {size} bytes, max_message_size is {limit}: send fewer at once")
+    born = producer.client.env.clock.wall_ms()
+    letter = Letter(topic, encode_batch(items), "WAIT\x01true\x02", ids[0], 0, 0, born, True, producer.group)
+    with producer.counted():
+        if queue is not None:
+            first = await producer.attempts.pinned(publish, queue, letter, deadline)
+        else:
+            first = await producer.attempts.run(publish, publish.next(), letter, deadline)
+    offset_ids = first.offset_msg_id.split(",")
+    if len(offset_ids) != len(ids):
+        # Apache's brokers with batch queues answer with one id for all.
+        offset_ids = [offset_ids[0]] * len(ids)
+    return [
+        SendReceipt(msg_id, first.queue, offset, offset_id, first.status)
+        for offset, (msg_id, offset_id) in enumerate(zip(ids, offset_ids, strict=True), first.offset)
+    ]
+
+
+async def send_many(
+    producer: Producer,
+    topic: str,
+    messages: Iterable[Item] | AsyncIterable[Item],
+    ordered: bool,
+    in_flight: int,
+    timeout: float | None,
+) -> AsyncIterator[SendOutcome]:
+    """See ``Producer.send_many``. A fixed number of senders share the source, so no message costs a task."""
+    if in_flight < 1:
+        raise UsageError(f"in_flight={in_flight}: 1 or more")
+    source = _Source(messages)
+    ready: deque[SendOutcome] = deque()
+    early: dict[int, SendOutcome] = {}
+    changed = asyncio.Event()
+    room = asyncio.Event()
+    due = 0
+    crashed: list[BaseException] = []
+
+    async def sender() -> None:
+        while True:
+            taken = await source.next()
+            if taken is None:
+                return
+            index, message = taken
+            receipt, error = None, None
+            try:
+                if isinstance(message, OutgoingMessage):
+                    receipt = await producer.send(message, timeout=timeout)
+                else:
+                    receipt = await producer.send(topic, message, timeout=timeout)
+            except RocketError as failed:
+                error = failed
+            outcome = SendOutcome(index, message, receipt, error)
+            if ordered:
+                early[index] = outcome
+            else:
+                ready.append(outcome)
+            changed.set()
+            # A consumer of outcomes that stops taking them stops the senders too.
+            while len(ready) + len(early) >= 2 * in_flight and not (ordered and due in early):
+                room.clear()
+                await room.wait()
+
+    def crash(_: object, error: BaseException) -> None:
+        crashed.append(error)
+        changed.set()
+
+    async with TaskScope("send_many", on_crash=crash) as scope:
+        tasks = [scope.start(sender(), name=str(number)) for number in range(in_flight)]
+        for task in tasks:
+            task.add_done_callback(lambda _: changed.set())
+        while True:
+            while ordered and due in early:
+                ready.append(early.pop(due))
+                due += 1
+            if ready:
+                yield ready.popleft()
+                if not room.is_set():
+                    room.set()
+                continue
+            if crashed:
+                raise crashed[0]
+            if all(task.done() for task in tasks):
+                return
+            room.set()
+            changed.clear()
+            await changed.wait()
+
+
+class _Source:
+    """The messages with their numbers, for several takers; an async source is asked by one at a time."""
+
+    def __init__(self, messages: Iterable[Item] | AsyncIterable[Item]) -> None:
+        self._index = 0
+        self._ended = False
+        self._sync = iter(messages) if isinstance(messages, Iterable) else None
+        self._async = None if isinstance(messages, Iterable) else aiter(messages)
+        self._asking = asyncio.Lock()
+
+    async def next(self) -> tuple[int, Item] | None:
+        if self._sync is not None:
+            for message in self._sync:
+                return self._numbered(message)
+            return None
+        assert self._async is not None
+        async with self._asking:
+            if self._ended:
+                return None
+            try:
+                return self._numbered(await anext(self._async))
+            except StopAsyncIteration:
+                self._ended = True
+                return None
+
+    def _numbered(self, message: Item) -> tuple[int, Item]:
+        index = self._index
+        self._index += 1
+        return index, message

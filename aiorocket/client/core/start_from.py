@@ -1,0 +1,60 @@
+"""Where a group begins in a queue it has no offset for (rocketmq-protocol 6.8), as the one question left to ask."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import Enum
+from typing import NamedTuple
+
+from aiorocket.errors import UsageError
+
+__all__ = ("Ask", "StartFrom", "parse_start", "question")
+
+
+class StartFrom(NamedTuple):
+    """``kind`` is "first", "last" or "time"; ``millis`` the wall-clock time of the latter."""
+
+    kind: str
+    millis: int = 0
+
+    @property
+    def wire(self) -> str:
+        """RocketMQ's name, as a heartbeat carries it."""
+        return _WIRE[self.kind]
+
+
+_WIRE = {
+    "first": "CONSUME_FROM_FIRST_OFFSET",
+    "last": "CONSUME_FROM_LAST_OFFSET",
+    "time": "CONSUME_FROM_TIMESTAMP",
+}
+
+
+class Ask(Enum):
+    """What to ask the broker for."""
+
+    ZERO = "nothing: begin at 0"
+    MIN = "smallest offset"
+    MAX = "next offset to be written"
+    TIME = "first offset stored at or after a time"
+
+
+def parse_start(value: str | datetime | int) -> StartFrom:
+    """"first", "last", an aware datetime, or milliseconds since 1970 UTC; UsageError for anything else."""
+    if value in ("first", "last"):
+        return StartFrom(str(value))
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise UsageError(f"start_from={value!r}: the time needs a zone, such as datetime.now(UTC)")
+        return StartFrom("time", int(value.timestamp() * 1000))
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return StartFrom("time", value)
+    raise UsageError(f"start_from={value!r}: 'first', 'last', an aware datetime or milliseconds since 1970")
+
+
+def question(start: StartFrom, *, retry_topic: bool) -> Ask:
+    """A group's own retry topic is read from its beginning, whatever the group wants of other topics: what lies there
+    is its own unfinished work."""
+    if retry_topic:
+        return Ask.MIN
+    return {"first": Ask.MIN, "last": Ask.MAX, "time": Ask.TIME}[start.kind]

@@ -1,0 +1,86 @@
+"""One subscription per topic out of many listeners, and which listener a message is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, NamedTuple, TypeVar
+
+from aiorocket.errors import UsageError
+from aiorocket_protocol import ProtocolError, SubscriptionData
+
+__all__ = ("ALL_TAGS", "Registration", "Subscriptions", "check_tags")
+
+ALL_TAGS = "*"
+
+S = TypeVar("S")
+
+
+def check_tags(expression: str) -> frozenset[str]:
+    """The tags of an expression such as ``"a || b"``; empty for all. UsageError when it names none."""
+    try:
+        return frozenset(SubscriptionData.parse("", expression).tags_set)
+    except ProtocolError as error:
+        raise UsageError(f"tags={expression!r}: {error}; '*' for all, or tags between '||'") from None
+
+
+class Registration(NamedTuple, Generic[S]):
+    """Whoever takes messages of one topic (``sink``): those with one of ``tags``, or all when it is empty."""
+
+    topic: str
+    tags: frozenset[str]
+    sink: S
+
+
+class Subscriptions(Generic[S]):
+    """What a group wants. The broker knows one expression per topic, so it is the union of all sinks' tags."""
+
+    __slots__ = ("_by_topic",)
+
+    def __init__(self) -> None:
+        self._by_topic: dict[str, list[Registration[S]]] = {}
+
+    def add(self, topic: str, tags: Iterable[str], sink: S) -> None:
+        """UsageError when an earlier sink of the topic takes some of the same messages: who should get them?"""
+        wanted = frozenset(tags)
+        present = self._by_topic.setdefault(topic, [])
+        for other in present:
+            if not wanted or not other.tags or wanted & other.tags:
+                common = " || ".join(sorted(wanted & other.tags)) or ALL_TAGS
+                raise UsageError(f"topic {topic!r}, tags {common!r}: there is a listener for these messages already")
+        present.append(Registration(topic, wanted, sink))
+
+    def topics(self) -> list[str]:
+        return list(self._by_topic)
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._by_topic
+
+    def tags(self, topic: str) -> frozenset[str]:
+        """The union; empty for all."""
+        registrations = self._by_topic.get(topic, ())
+        if any(not each.tags for each in registrations):
+            return frozenset()
+        return frozenset().union(*(each.tags for each in registrations))
+
+    def data(self, topic: str, version: int) -> SubscriptionData:
+        """As heartbeats carry it."""
+        return SubscriptionData.parse(topic, " || ".join(sorted(self.tags(topic))) or ALL_TAGS, version)
+
+    def only(self, topic: str) -> S | None:
+        """The sink of a topic that has one, so that whole runs of messages go there without a look at each."""
+        registrations = self._by_topic.get(topic, ())
+        return registrations[0].sink if len(registrations) == 1 else None
+
+    def find(self, topic: str, tag: str) -> S | None:
+        """The sink for one message. A retried message keeps going to its topic's first sink when its tag has been
+        unsubscribed since; None when nobody takes the topic any more."""
+        registrations = self._by_topic.get(topic)
+        if not registrations:
+            return None
+        for each in registrations:
+            if not each.tags or tag in each.tags:
+                return each.sink
+        return registrations[0].sink
+
+    def sinks(self) -> list[S]:
+        return list(dict.fromkeys(each.sink for group in self._by_topic.values() for each in group))

@@ -1,0 +1,35 @@
+"""How a listener ends other than by returning (success) or by any other exception (retry by the broker's schedule)."""
+
+from __future__ import annotations
+
+__all__ = ("DeadLetter", "Retry", "Skip")
+
+
+class _Exit(Exception):
+    """Root of the explicit exits."""
+
+
+class Retry(_Exit):
+    """Deliver again later. ``after`` seconds, rounded up to the next delay level; None leaves it to the broker (10 s
+    after the first failure, longer each time). ``delay_level`` 1 to 18 says it directly."""
+
+    def __init__(self, after: float | None = None, *, delay_level: int | None = None) -> None:
+        self.after = after
+        self.delay_level = delay_level
+        super().__init__(f"retry (after={after}, delay_level={delay_level})")
+
+
+class DeadLetter(_Exit):
+    """Give up now: the message goes to ``%DLQ%group``."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(reason or "dead letter")
+
+
+class Skip(_Exit):
+    """Acknowledge without having processed; counted apart."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(reason or "skip")

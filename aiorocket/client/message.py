@@ -1,0 +1,160 @@
+"""A message as a listener sees it: a lazy view into the pull answer, and its ways to be settled."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from aiorocket.client.core.delays import level_for
+from aiorocket.client.exits import DeadLetter, Retry, Skip
+from aiorocket_protocol import PROPERTY_RETRY_TOPIC, RecordView
+
+if TYPE_CHECKING:
+    from aiorocket.client.core.process_queue import ProcessQueue
+    from aiorocket.model import Queue
+
+__all__ = ("Message", "Settler", "Source", "exit_level")
+
+log = logging.getLogger("aiorocket.client")
+
+_RETRY_PREFIX = "%RETRY%"
+#: Delay level of a send-back that means: to the dead letters, now.
+DEAD_LETTER_LEVEL = -1
+
+
+class Settler(Protocol):
+    """Finishes messages; the consumer."""
+
+    async def send_back(self, message: Message, delay_level: int, max_attempts: int | None = None) -> bool: ...
+
+    def count_skipped(self) -> None: ...
+
+
+class Source(Protocol):
+    """The assigned queue a message was pulled from."""
+
+    @property
+    def queue(self) -> Queue: ...
+
+    @property
+    def settler(self) -> Settler: ...
+
+
+def exit_level(error: BaseException) -> int:
+    """The delay level of a send-back for what ended a listener: 0 leaves it to the broker, -1 is the dead letters."""
+    if isinstance(error, DeadLetter):
+        return DEAD_LETTER_LEVEL
+    if isinstance(error, Retry):
+        if error.delay_level is not None:
+            return max(0, error.delay_level)
+        return 0 if error.after is None else level_for(error.after)
+    return 0
+
+
+class Message(RecordView):
+    """A received message. Attributes are decoded when first asked for; bodies arrive as they were sent.
+
+    Of a listener's messages nothing needs to be settled: returning is success, an exception is a retry. Messages of
+    ``Consumer.messages()`` are settled by ``process()``, ``ack()``, ``retry()`` or ``dead_letter()``; until then the
+    group's offset does not pass them.
+    """
+
+    # `holder` is the process queue while the message is unfinished, None from then on.
+    __slots__ = ("holder", "source")
+
+    holder: ProcessQueue | None
+    source: Source
+
+    @property
+    def topic(self) -> str:
+        """The topic it was sent to, also when it comes back as a retry."""
+        topic = super().topic
+        if topic.startswith(_RETRY_PREFIX):
+            return self.properties.get(PROPERTY_RETRY_TOPIC, topic)
+        return topic
+
+    @property
+    def queue(self) -> Queue:
+        """The queue it was pulled from (of the retry topic, for a retry)."""
+        return self.source.queue
+
+    @property
+    def offset(self) -> int:
+        """Its offset in that queue."""
+        return self.queue_offset
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery."""
+        return self.reconsume_times + 1
+
+    @property
+    def sharding_key(self) -> str | None:
+        return self.properties.get("__SHARDINGKEY")
+
+    @property
+    def settled(self) -> bool:
+        """Finished one way or the other, or its queue was given up."""
+        holder = self.holder
+        return holder is None or holder.dropped
+
+    async def ack(self) -> bool:
+        """Done. False when that came too late: settled before, or the queue belongs to somebody else by now."""
+        holder = self.holder
+        return holder is not None and holder.done(self) and not holder.dropped
+
+    async def retry(self, *, after: float | None = None, delay_level: int = 0) -> bool:
+        """Deliver again later: after ``after`` seconds (rounded up to a delay level), or by the broker's schedule.
+        False when it came too late. The last allowed attempt goes to the dead letters instead."""
+        level = level_for(after) if after is not None else delay_level
+        return await self.source.settler.send_back(self, level)
+
+    async def dead_letter(self, reason: str = "") -> bool:
+        """To ``%DLQ%group``, now. ``reason`` is logged. False when it came too late."""
+        log.warning("to the dead letters: message %s of %s: %s", self.msg_id, self.queue, reason or "no reason given")
+        return await self.source.settler.send_back(self, DEAD_LETTER_LEVEL)
+
+    def process(self, *, retry_delay: float | None = None) -> Processing:
+        """``async with message.process():`` acknowledges at the end of the block. An exception inside is logged and
+        leads to a retry after ``retry_delay`` seconds (None: the broker's schedule); it does not leave the block, so
+        one bad message does not end a loop. Retry, DeadLetter and Skip work as in a listener. Being cancelled settles
+        nothing."""
+        return Processing(self, retry_delay)
+
+
+class Processing:
+    """See ``Message.process``."""
+
+    __slots__ = ("_message", "_retry_delay")
+
+    def __init__(self, message: Message, retry_delay: float | None) -> None:
+        self._message = message
+        self._retry_delay = retry_delay
+
+    async def __aenter__(self) -> Message:
+        return self._message
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        message = self._message
+        if error is None:
+            await message.ack()
+            return False
+        if not isinstance(error, Exception):
+            return False
+        if message.settled:
+            # Settled by hand, failed afterwards: nothing more can be done for the message, so the error is the
+            # caller's.
+            return False
+        if isinstance(error, Skip):
+            message.source.settler.count_skipped()
+            await message.ack()
+            return True
+        level = exit_level(error)
+        if not isinstance(error, Retry | DeadLetter):
+            log.warning("processing message %s of %s failed", message.msg_id, message.queue, exc_info=error)
+            level = 0 if self._retry_delay is None else level_for(self._retry_delay)
+        await message.source.settler.send_back(message, level)
+        return True

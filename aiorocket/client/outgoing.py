@@ -1,0 +1,75 @@
+"""From what a user hands over to what goes on the wire: properties text, compressed body, checks with clear
+refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from aiorocket.errors import UsageError
+from aiorocket_protocol import (
+    COMPRESSION_ZLIB,
+    MAX_PROPERTIES,
+    SYS_FLAG_COMPRESSED,
+    ProtocolError,
+    check_user_properties,
+    compress,
+)
+
+__all__ = ("COMPRESSED_ZLIB", "property_text", "squeeze")
+
+#: sysFlag of a body compressed by zlib, as Java's producers mark it (compressed, type 3).
+COMPRESSED_ZLIB = SYS_FLAG_COMPRESSED | COMPRESSION_ZLIB
+
+_NAME_END = "\x01"
+_VALUE_END = "\x02"
+
+
+def property_text(
+    msg_id: str,
+    tag: str,
+    keys: Iterable[str],
+    properties: Mapping[str, str] | None,
+    sharding_key: str | None,
+    delay_level: int,
+) -> str:
+    """The property string of a message that has more than an id. UsageError names what cannot be stored."""
+    parts = ["UNIQ_KEY\x01", msg_id, "\x02"]
+    if tag:
+        if "||" in tag or tag != tag.strip():
+            raise UsageError(f"tag {tag!r}: a message has one tag, without '||' and without blanks at its ends")
+        parts += ("TAGS\x01", tag, "\x02")
+    if keys:
+        if isinstance(keys, str):
+            raise UsageError(f"keys={keys!r}: a sequence of keys is needed, such as [{keys!r}]")
+        joined = " ".join(keys)
+        if not joined.strip() or any(not key or " " in key for key in keys):
+            raise UsageError(f"keys={keys!r}: keys are joined by blanks, so none may be empty or contain one")
+        parts += ("KEYS\x01", joined, "\x02")
+    if sharding_key:
+        parts += ("__SHARDINGKEY\x01", sharding_key, "\x02")
+    if delay_level:
+        if not 0 < delay_level <= 18:
+            raise UsageError(f"delay_level={delay_level}: 1 to 18, or 0 for at once")
+        parts += ("DELAY\x01", str(delay_level), "\x02")
+    if properties:
+        try:
+            check_user_properties(properties)
+        except ProtocolError as error:
+            raise UsageError(f"properties: {error}") from None
+        for name, value in properties.items():
+            parts += (name, _NAME_END, value, _VALUE_END)
+    text = "".join(parts)
+    # Each property brings one of either separator; more of them would come back as other properties than were sent.
+    pairs = 1 + bool(tag) + bool(keys) + bool(sharding_key) + bool(delay_level) + (len(properties) if properties else 0)
+    if text.count(_NAME_END) != pairs or text.count(_VALUE_END) != pairs:
+        raise UsageError("tag, keys, sharding_key and properties must not contain the characters U+0001 and U+0002")
+    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_PROPERTIES:
+        raise UsageError(f"the properties take {size} bytes, {MAX_PROPERTIES} is the limit")
+    return text
+
+
+def squeeze(body: bytes, level: int) -> tuple[bytes, int]:
+    """The body as it is sent and the sysFlag that says so: compressed when that makes it smaller."""
+    packed = compress(body, level, COMPRESSION_ZLIB)
+    return (packed, COMPRESSED_ZLIB) if len(packed) < len(body) else (body, 0)

@@ -1,0 +1,48 @@
+"""One topic as a producer writes to it: targets with their addresses, and the choice among them."""
+
+from __future__ import annotations
+
+from aiorocket.client.core.queue_choice import QueueChoice
+from aiorocket.client.core.routes import TopicRoute
+from aiorocket.errors import TopicNotFoundError, UsageError
+from aiorocket.model import Queue
+
+__all__ = ("Publish", "Target")
+
+
+class Target:
+    """A writable queue and the address that takes its messages; made once per route, so a send builds nothing."""
+
+    __slots__ = ("address", "broker_name", "queue", "queue_id")
+
+    def __init__(self, queue: Queue, address: str) -> None:
+        self.queue = queue
+        self.broker_name = queue.broker_name
+        self.queue_id = queue.queue_id
+        self.address = address
+
+
+class Publish:
+    """``provisional``: the topic does not exist yet, its route was borrowed from auto-creation's template."""
+
+    __slots__ = ("_by_queue", "choice", "next", "provisional", "topic")
+
+    def __init__(self, route: TopicRoute, *, start: int, provisional: bool) -> None:
+        self.topic = route.topic
+        self.provisional = provisional
+        targets = [Target(queue, route.master(queue.broker_name) or "") for queue in route.publish]
+        if not targets:
+            raise TopicNotFoundError(
+                f"topic {route.topic!r} has a route but no queue that can be written: no write permission, or no master"
+            )
+        self.choice = QueueChoice(targets, start)
+        self.next = self.choice.next
+        self._by_queue = {target.queue: target for target in targets}
+
+    def pinned(self, queue: Queue) -> Target:
+        """The target of exactly this queue; UsageError when the topic has no such queue to write to."""
+        target = self._by_queue.get(Queue(*queue))
+        if target is None:
+            have = ", ".join(f"{name}:{number}" for _, name, number in list(self._by_queue)[:16])
+            raise UsageError(f"{queue!r} is not a writable queue of topic {self.topic!r}; there are {have}")
+        return target

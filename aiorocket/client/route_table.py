@@ -1,0 +1,160 @@
+"""Routes of the topics in use: asked for when first needed, refreshed every 30 s, one question at a time per topic."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from aiorocket.client.core.routes import TopicRoute
+from aiorocket.errors import NotConnectedError, RocketError, TopicNotFoundError
+from aiorocket.runtime.tasks import TaskScope
+from aiorocket_protocol import (
+    GetRouteInfoRequestHeader,
+    ProtocolError,
+    RemotingCommand,
+    RequestCode,
+    ResponseCode,
+    TopicRouteData,
+    decode_body,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.config import ClientConfig
+    from aiorocket.remoting.client import RemotingClient
+
+__all__ = ("AUTO_CREATE_TOPIC", "RouteTable")
+
+log = logging.getLogger("aiorocket.client")
+
+#: The template topic of auto-creation: it has a route exactly when some broker creates topics by itself.
+AUTO_CREATE_TOPIC = "TBW102"
+
+_SUCCESS = int(ResponseCode.SUCCESS)
+_NO_ROUTE = int(ResponseCode.TOPIC_NOT_EXIST)
+
+
+class _Owner(Protocol):
+    config: ClientConfig
+    remoting: RemotingClient
+
+
+class RouteTable:
+    """``get`` answers from memory or from the name servers; ``known`` only from memory, for the hot path."""
+
+    def __init__(self, owner: _Owner) -> None:
+        self._config = owner.config
+        self._remoting = owner.remoting
+        self._routes: dict[str, TopicRoute] = {}
+        self._asking: dict[str, asyncio.Task[TopicRoute | Exception]] = {}
+        self._watchers: list[Callable[[TopicRoute], None]] = []
+        self._scope = TaskScope("routes")
+        #: The name server that answered last is asked first.
+        self._preferred = 0
+        #: Our address as the network sees it, from the latest connection to a name server.
+        self.local_ip = "127.0.0.1"
+
+    def known(self, topic: str) -> TopicRoute | None:
+        return self._routes.get(topic)
+
+    def broker_addresses(self, *, masters_only: bool) -> set[str]:
+        """Every broker that serves a topic in use."""
+        found: set[str] = set()
+        for route in self._routes.values():
+            found |= route.masters() if masters_only else route.all_addresses()
+        return found
+
+    def watch(self, callback: Callable[[TopicRoute], None]) -> Callable[[], None]:
+        self._watchers.append(callback)
+        return lambda: self._watchers.remove(callback)
+
+    def forget(self, topic: str) -> None:
+        """Nobody uses the topic any more: no refreshes, and no heartbeats to brokers only it needs."""
+        self._routes.pop(topic, None)
+
+    async def get(self, topic: str, *, refresh: bool = False) -> TopicRoute:
+        """TopicNotFoundError when a name server says so, NotConnectedError when none answers."""
+        route = self._routes.get(topic)
+        if route is not None and not refresh:
+            return route
+        result = await asyncio.shield(self.refresh_soon(topic))
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def refresh_soon(self, topic: str) -> asyncio.Task[TopicRoute | Exception]:
+        """Ask the name servers, unless somebody is asking them for this topic already."""
+        task = self._asking.get(topic)
+        if task is None:
+            # A task of its own, so that the first caller's cancellation is not everybody's. It returns its error,
+            # because a task nobody waits for any more must not be reported as crashed.
+            task = self._asking[topic] = self._scope.start(self._ask(topic), name=topic)
+            task.add_done_callback(lambda _: self._asking.pop(topic, None))
+        return task
+
+    async def template(self, topic: str, queues: int) -> TopicRoute | None:
+        """A provisional route for a topic that does not exist yet, on every broker that would create it; None when no
+        broker would. It is not remembered: the first send creates the topic, then the real route is there."""
+        data = await self._from_nameservers(AUTO_CREATE_TOPIC)
+        return None if isinstance(data, Exception) else TopicRoute.from_data(topic, data, at_most=queues)
+
+    async def refresh_forever(self) -> None:
+        """Keep the known routes fresh. A name server that is away changes nothing: the routes we have stay in use."""
+        while True:
+            await asyncio.sleep(self._config.route_interval)
+            for topic in list(self._routes):
+                try:
+                    await self.get(topic, refresh=True)
+                except (RocketError, ProtocolError) as error:
+                    log.info("route of %s stays as it was: %s", topic, error)
+
+    async def close(self) -> None:
+        await self._scope.close()
+        self._watchers.clear()
+
+    async def _ask(self, topic: str) -> TopicRoute | Exception:
+        data = await self._from_nameservers(topic)
+        if isinstance(data, TopicNotFoundError):
+            hint = await self._from_nameservers(AUTO_CREATE_TOPIC)
+            creates = "no broker creates topics by itself: create it first"
+            if not isinstance(hint, Exception):
+                creates = "brokers create topics at the first send"
+            return TopicNotFoundError(f"{data}; {creates}")
+        if isinstance(data, Exception):
+            return data
+        route = TopicRoute.from_data(topic, data)
+        if self._routes.get(topic) != route:
+            self._routes[topic] = route
+            for callback in tuple(self._watchers):
+                callback(route)
+        return self._routes[topic]
+
+    async def _from_nameservers(self, topic: str) -> TopicRouteData | Exception:
+        """The first route any name server has; else what each of them said."""
+        servers = self._config.nameservers
+        said: list[str] = []
+        unknown = False
+        for turn in range(len(servers)):
+            index = (self._preferred + turn) % len(servers)
+            address = servers[index]
+            try:
+                connection = await self._remoting.connect(address)
+                host = connection.local.rpartition(":")[0].strip("[]")
+                if host:
+                    self.local_ip = host
+                header = GetRouteInfoRequestHeader(topic, accept_standard_json_only=True)
+                command = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+                response = await connection.request(command, self._config.remoting.request_timeout)
+                if response.code == _SUCCESS:
+                    self._preferred = index
+                    return decode_body(TopicRouteData, response.body, response.serialize_type)
+                if response.code == _NO_ROUTE:
+                    unknown = True
+                    said.append(f"{address} has no route")
+                else:
+                    said.append(f"{address} answered {response.code} {response.remark or ''}".rstrip())
+            except (RocketError, ProtocolError) as error:
+                said.append(f"{address}: {error}")
+        text = f"topic {topic!r}: " + ", ".join(said)
+        return TopicNotFoundError(text) if unknown else NotConnectedError(f"no name server answers for {text}")

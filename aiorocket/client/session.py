@@ -1,0 +1,379 @@
+"""What the producers and consumers of one process share: connections, routes, heartbeats, the client id.
+
+RocketMQ hides this object in a global map (MQClientInstance); here it is explicit. A stand-alone Producer or Consumer
+makes a private one, so two consumers of one group in one process are two clients, as a broker needs them to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiorocket.client.core.lifecycle import Lifecycle
+from aiorocket.client.core.retry import remote_error
+from aiorocket.client.core.routes import TopicRoute, parse_nameservers
+from aiorocket.client.route_table import RouteTable
+from aiorocket.config import ClientConfig
+from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, UsageError
+from aiorocket.model import check_group
+from aiorocket.remoting.client import RemotingClient
+from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.router import Router
+from aiorocket.runtime.env import Env, real_env
+from aiorocket.runtime.tasks import TaskScope
+from aiorocket_protocol import (
+    ConsumerData,
+    HeartbeatData,
+    NotifyConsumerIdsChangedRequestHeader,
+    ProtocolError,
+    RemotingCommand,
+    RequestCode,
+    UnregisterClientRequestHeader,
+    encode_body,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.client.consumer import Consumer
+    from aiorocket.client.producer import Producer
+
+__all__ = ("INNER_PRODUCER", "Client", "GroupMember")
+
+log = logging.getLogger("aiorocket.client")
+
+#: RocketMQ's name for the producer inside every client; brokers and tools expect to see it.
+INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
+
+#: Where a connection keeps the number of the registration that was last told over it.
+_TOLD = "client.registration"
+
+#: How soon to try again to reach brokers that did not answer a heartbeat.
+_HEARTBEAT_RETRY = 2.0
+
+
+class GroupMember(Protocol):
+    """A consumer as its client sees it."""
+
+    def consumer_data(self) -> ConsumerData: ...
+
+    def rebalance_now(self) -> None: ...
+
+
+class Client:
+    """Connections, routes and heartbeats for any number of producers and consumers.
+
+    ``nameservers`` is ``"host:port[;host:port]"`` or a sequence of them and wins over the one in ``config``.
+    ``group`` is the default of ``producer()`` and ``consumer()``. Nothing is opened before ``start()`` or ``async
+    with``; an object is used once.
+    """
+
+    def __init__(
+        self,
+        *,
+        nameservers: str | Sequence[str] | None = None,
+        group: str | None = None,
+        config: ClientConfig | None = None,
+        env: Env | None = None,
+    ) -> None:
+        config = config or ClientConfig()
+        if nameservers is not None:
+            config = replace(config, nameservers=parse_nameservers(nameservers))
+        self.config = config
+        self.group = None if group is None else check_group(group)
+        self._own_env = env is None
+        self.env = env or real_env()
+        self._lifecycle = Lifecycle("this Client")
+        self._instance = config.instance or f"{os.getpid()}#{self.env.entropy.token(6).hex()}"
+        self._producers: dict[str, object] = {}
+        self._consumers: dict[str, GroupMember] = {}
+        # Rises with every change of what a heartbeat says; a connection remembers which one it carried last.
+        self._registration = 0
+        self._heartbeats: dict[Connection, asyncio.Task[Exception | None]] = {}
+
+    # -- life --
+
+    async def start(self) -> None:
+        """Begin heartbeats and route refreshes. No network is touched here: the first use of a topic is the first
+        request."""
+        self._lifecycle.move("start")
+        self.loop = asyncio.get_running_loop()
+        self._scope = TaskScope("client")
+        router = Router()
+        router.add(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._on_members_changed)
+        self.remoting = RemotingClient(self.env, self.config.remoting, router, on_close=self._on_close)
+        self.routes = RouteTable(self)
+        self._heartbeat_due = asyncio.Event()
+        self._scope.start(self._heartbeat_forever(), name="heartbeat")
+        self._scope.start(self.routes.refresh_forever(), name="routes")
+        self._lifecycle.move("started")
+
+    async def stop(self) -> None:
+        """Close everything. Producers and consumers are to be stopped before; what they still wait for fails."""
+        if not self._lifecycle.running:
+            self._lifecycle.move("stop")
+            return
+        self._lifecycle.move("stop")
+        await self._scope.close()
+        await self.routes.close()
+        await self.remoting.close()
+        if self._own_env:
+            await self.env.disk.close()
+        self._lifecycle.move("stopped")
+
+    async def __aenter__(self) -> Client:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def need_running(self) -> None:
+        """UsageError unless started and not stopped."""
+        self._lifecycle.need_running()
+
+    def start_task(self, coro: Any, *, name: str) -> asyncio.Task[Any]:
+        """A task that ends with this client at the latest."""
+        return self._scope.start(coro, name=name)
+
+    @property
+    def started(self) -> bool:
+        return self._lifecycle.running
+
+    @property
+    def client_id(self) -> str:
+        """``ip@instance``; the ip is the one name servers and brokers see, known from the first connection on."""
+        return f"{self.local_ip}@{self._instance}"
+
+    @property
+    def local_ip(self) -> str:
+        return self.routes.local_ip
+
+    # -- factories --
+
+    def producer(self, group: str | None = None, **options: Any) -> Producer:
+        """A producer on this client; ``options`` as of ``Producer``."""
+        from aiorocket.client.producer import Producer
+
+        return Producer(self._group_for(group), client=self, **options)
+
+    def consumer(self, group: str | None = None, **options: Any) -> Consumer:
+        """A consumer on this client; ``options`` as of ``Consumer``."""
+        from aiorocket.client.consumer import Consumer
+
+        return Consumer(self._group_for(group), client=self, **options)
+
+    def _group_for(self, group: str | None) -> str:
+        chosen = group or self.group
+        if chosen is None:
+            raise UsageError("which group? give one here or as Client(group=...)")
+        return chosen
+
+    # -- groups --
+
+    def add_producer(self, group: str, producer: object) -> None:
+        """Register a producer group with this client; UsageError when it is there already."""
+        if group in self._producers:
+            raise UsageError(
+                f"producer group {group!r} is already used by this Client: share the Producer, or make a second Client"
+            )
+        self._producers[group] = producer
+        self._changed()
+
+    def add_consumer(self, group: str, member: GroupMember) -> None:
+        """Register a consumer group with this client; UsageError when it is there already."""
+        if group in self._consumers:
+            raise UsageError(
+                f"consumer group {group!r} is already used by this Client: a second member needs its own Client"
+            )
+        self._consumers[group] = member
+        self._changed()
+
+    def subscriptions_changed(self) -> None:
+        """A member subscribes to something else: brokers have to be told before the next pull."""
+        self._changed()
+
+    def _changed(self) -> None:
+        self._registration += 1
+        self._heartbeat_due.set()
+
+    async def remove_producer(self, group: str) -> None:
+        """Forget the group and tell the brokers, as far as they answer."""
+        if self._producers.pop(group, None) is not None:
+            await self._unregister(UnregisterClientRequestHeader(client_id=self.client_id, producer_group=group))
+
+    async def remove_consumer(self, group: str, member: GroupMember) -> None:
+        """Forget the group and tell the brokers, so that the other members get its queues at once. Nothing happens when
+        ``member`` is not the one that is registered."""
+        if self._consumers.get(group) is member:
+            del self._consumers[group]
+            await self._unregister(UnregisterClientRequestHeader(client_id=self.client_id, consumer_group=group))
+
+    async def _unregister(self, header: UnregisterClientRequestHeader) -> None:
+        self._registration += 1
+        waiting = []
+        for address in sorted(self.routes.broker_addresses(masters_only=False)):
+            connection = self.remoting.live(address)
+            if connection is not None:
+                command = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)
+                try:
+                    waiting.append(connection.request(command, self.config.remoting.request_timeout))
+                except RocketError as error:
+                    log.debug("unregister at %s: %s", address, error)
+        # A broker that does not answer forgets us by itself when the connection closes.
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    # -- requests --
+
+    async def connection(self, address: str, timeout: float | None = None) -> Connection:
+        """The connection to ``address``, made if need be within ``timeout`` seconds. NotConnectedError."""
+        connection = self.remoting.live(address)
+        if connection is not None:
+            return connection
+        limit = self.config.remoting.connect_timeout
+        try:
+            async with asyncio.timeout(limit if timeout is None else min(limit, timeout)):
+                connection = await self.remoting.connect(address)
+        except TimeoutError:
+            raise NotConnectedError(f"no connection to {address} in time: is it up, and reachable from here?") from None
+        if self._producers or self._consumers:
+            self._heartbeat_due.set()
+        return connection
+
+    async def member_connection(self, address: str, timeout: float | None = None) -> Connection:
+        """A connection over which the broker knows our groups and subscriptions: a pull before that is answered with
+        24."""
+        connection = await self.connection(address, timeout)
+        if connection.data.get(_TOLD) != self._registration:
+            await self._tell(connection)
+        return connection
+
+    async def call(
+        self,
+        address: str,
+        code: int,
+        header: tuple[Any, ...] | None = None,
+        *,
+        body: bytes = b"",
+        timeout: float | None = None,
+        accept: Iterable[int] = (0,),
+    ) -> RemotingCommand:
+        """One request to ``address`` and its answer. RemoteError for an answer outside ``accept``; NotConnectedError,
+        ConnectionLostError, RequestTimeoutError as the connection says."""
+        timeout = self.config.remoting.request_timeout if timeout is None else timeout
+        deadline = self.loop.time() + timeout
+        connection = await self.connection(address, timeout)
+        left = max(0.001, deadline - self.loop.time())
+        response = await connection.request(RemotingCommand.request(code, header, body=body), left)
+        if response.code not in accept:
+            raise remote_error(response.code, response.remark, request=RequestCode(code).name, address=address)
+        return response
+
+    # -- heartbeats --
+
+    def heartbeat_data(self) -> HeartbeatData:
+        """What brokers are told: who we are, our producer groups, our consumers with their subscriptions."""
+        producers = [INNER_PRODUCER, *(group for group in self._producers if group != INNER_PRODUCER)]
+        return HeartbeatData(self.client_id, producers, [member.consumer_data() for member in self._consumers.values()])
+
+    async def heartbeat(self) -> dict[str, Exception]:
+        """Tell every broker in use about us, now. The errors by address; empty when all of them know."""
+        addresses = sorted(self.routes.broker_addresses(masters_only=not self._consumers))
+        results = await asyncio.gather(*(self._heartbeat_to(address) for address in addresses))
+        return {address: error for address, error in zip(addresses, results, strict=True) if error is not None}
+
+    def forget_told(self, connection: Connection) -> None:
+        """The broker says that it does not know us: the next ``member_connection`` tells it again."""
+        connection.data.pop(_TOLD, None)
+
+    async def _heartbeat_to(self, address: str) -> Exception | None:
+        try:
+            await self._tell(await self.connection(address))
+        except (RocketError, ProtocolError) as error:
+            return error
+        return None
+
+    async def _tell(self, connection: Connection) -> None:
+        """One heartbeat at a time per connection; whoever comes meanwhile waits for it and asks for another if it is
+        old."""
+        running = self._heartbeats.get(connection)
+        while running is not None:
+            await asyncio.shield(running)
+            if connection.data.get(_TOLD) == self._registration:
+                return
+            running = self._heartbeats.get(connection)
+        task = self._heartbeats[connection] = self._scope.start(self._send_heartbeat(connection), name="tell")
+        task.add_done_callback(lambda _: self._heartbeats.pop(connection, None))
+        error = await asyncio.shield(task)
+        if error is not None:
+            raise error
+
+    async def _send_heartbeat(self, connection: Connection) -> Exception | None:
+        registration = self._registration
+        try:
+            body = encode_body(self.heartbeat_data(), connection.serialize_type)
+            command = RemotingCommand.request(RequestCode.HEART_BEAT, body=body)
+            response = await connection.request(command, self.config.remoting.request_timeout)
+            if response.code != 0:
+                raise remote_error(response.code, response.remark, request="HEART_BEAT", address=connection.peer)
+        except (RocketError, ProtocolError) as error:
+            return error
+        connection.data[_TOLD] = registration
+        return None
+
+    async def _heartbeat_forever(self) -> None:
+        interval = self.config.heartbeat_interval
+        pause = interval
+        while True:
+            try:
+                async with asyncio.timeout(pause):
+                    await self._heartbeat_due.wait()
+                # Let what is being registered together be told together.
+                await asyncio.sleep(0.05)
+            except TimeoutError:
+                pass
+            self._heartbeat_due.clear()
+            if not self._producers and not self._consumers:
+                pause = interval
+                continue
+            errors = await self.heartbeat()
+            for address, error in errors.items():
+                log.info("heartbeat to %s: %s", address, error)
+            pause = min(interval, self.env.entropy.jitter(_HEARTBEAT_RETRY)) if errors else interval
+
+    def _on_close(self, connection: Connection) -> None:
+        # A broker forgets a client whose connection ends. Members that pull come back by themselves; one without queues
+        # there would be left out of the group until the next regular heartbeat.
+        if self._lifecycle.running and self._consumers:
+            self._heartbeat_due.set()
+
+    def _on_members_changed(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        group = command.read(NotifyConsumerIdsChangedRequestHeader).consumer_group
+        member = self._consumers.get(group)
+        if member is not None:
+            member.rebalance_now()
+        return RemotingCommand.response()
+
+    # -- routes --
+
+    async def route(self, topic: str, *, timeout: float | None = None, refresh: bool = False) -> TopicRoute:
+        """The topic's route, asked for once however many want it. TopicNotFoundError or NotConnectedError; with
+        ``refresh`` the name server is asked even if a route is known."""
+        self.need_running()
+        limit = self.config.remoting.request_timeout if timeout is None else timeout
+        try:
+            async with asyncio.timeout(limit):
+                return await self.routes.get(topic, refresh=refresh)
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"no route for topic {topic!r} within {limit:g} s from {', '.join(self.config.nameservers)}"
+            ) from None
+
+    def watch_routes(self, callback: Callable[[TopicRoute], None]) -> Callable[[], None]:
+        """Call ``callback`` with every route that changed; the returned function ends that."""
+        return self.routes.watch(callback)

@@ -1,0 +1,141 @@
+"""Failed messages: back to the broker, or, when it refuses, into the retry topic as a new message, or once more
+here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiorocket.client.attempts import Attempts, Letter
+from aiorocket.client.exits import DeadLetter, Retry
+from aiorocket.client.message import DEAD_LETTER_LEVEL, Message, exit_level
+from aiorocket.client.publish import Publish
+from aiorocket.client.session import INNER_PRODUCER
+from aiorocket.config import ProducerConfig
+from aiorocket.errors import NotConnectedError, RocketError
+from aiorocket.model import Queue, SendReceipt, SendStatus
+from aiorocket_protocol import (
+    COMPRESSION_MASK,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RETRY_TOPIC,
+    SYS_FLAG_COMPRESSED,
+    ConsumerSendMsgBackRequestHeader,
+    ProtocolError,
+    RemotingCommand,
+    RequestCode,
+    SendMessageResponseHeader,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.client.consumer import Consumer
+
+__all__ = ("Settlement",)
+
+log = logging.getLogger("aiorocket.client")
+
+_SEND_BACK_TIMEOUT = 5.0
+#: Delay level of the first retry; each further one is a level higher (the broker's own rule for level 0).
+_FIRST_RETRY_LEVEL = 3
+#: Of the stored record only how the body is compressed goes into the copy.
+_KEPT_FLAGS = SYS_FLAG_COMPRESSED | COMPRESSION_MASK
+#: Properties that say where a message was on its way through the broker; a copy must not repeat them.
+_NOT_COPIED = frozenset(("TRAN_MSG", "DELAY", "REAL_TOPIC", "REAL_QID", "CLUSTER", "WAIT"))
+
+
+class Settlement:
+    """Implements Settler and Failure for a consumer."""
+
+    def __init__(self, consumer: Consumer, again: Callable[[Message], None]) -> None:
+        self._consumer = consumer
+        self._again = again
+        config = ProducerConfig(send_timeout=_SEND_BACK_TIMEOUT)
+        self._attempts = Attempts(consumer.client, config, self._open, _receipt)
+
+    async def failed(self, message: Message, error: Exception, max_attempts: int | None) -> None:
+        """A listener ended with ``error``."""
+        if isinstance(error, DeadLetter):
+            log.warning("to the dead letters: message %s of %s: %s", message.msg_id, message.queue, error)
+        elif not isinstance(error, Retry):
+            log.warning("the listener failed on message %s of %s", message.msg_id, message.queue, exc_info=error)
+        await self.send_back(message, exit_level(error), max_attempts)
+
+    async def expired(self, message: Message, max_attempts: int | None) -> None:
+        """A listener has been at it for longer than the consume timeout."""
+        if not message.settled:
+            log.warning("message %s of %s: consume timeout, it will be delivered again", message.msg_id, message.queue)
+            self._consumer.counters.timed_out += 1
+            await self.send_back(message, _FIRST_RETRY_LEVEL, max_attempts)
+
+    async def send_back(self, message: Message, delay_level: int, max_attempts: int | None = None) -> bool:
+        """Have the message delivered again, or to the dead letters, and finish it here. False when its result came too
+        late. When neither way to the broker works it stays unfinished and is delivered again from here after a
+        while."""
+        holder = message.holder
+        if holder is None or holder.dropped:
+            self._consumer.counters.late += 1
+            return False
+        limit = max_attempts or self._consumer.config.max_attempts
+        try:
+            try:
+                await self._by_broker(message, delay_level, limit)
+            except (RocketError, ProtocolError) as error:
+                log.info("send-back of message %s: %s; sending it to the retry topic instead", message.msg_id, error)
+                await self._by_message(message, delay_level, limit)
+        except (RocketError, ProtocolError) as error:
+            if message.settled:
+                return False
+            log.warning("message %s of %s cannot be sent back: %s", message.msg_id, message.queue, error)
+            self._consumer.later(self._consumer.config.local_retry_delay, lambda: self._again(message))
+            return False
+        counters = self._consumer.counters
+        if delay_level == DEAD_LETTER_LEVEL or message.reconsume_times + 1 >= limit:
+            counters.dead_lettered += 1
+        else:
+            counters.retried += 1
+        if not holder.done(message):
+            counters.late += 1
+            return False
+        return True
+
+    async def _by_broker(self, message: Message, delay_level: int, limit: int) -> None:
+        queue = message.queue
+        address = self._consumer.master_address(queue)
+        if address is None:
+            raise NotConnectedError(f"broker {queue.broker_name!r} has no master")
+        header = ConsumerSendMsgBackRequestHeader(
+            message.physical_offset, self._consumer.group, delay_level, message.msg_id, message.topic, False, limit - 1
+        )
+        code = RequestCode.CONSUMER_SEND_MSG_BACK
+        await self._consumer.client.call(address, code, header, timeout=_SEND_BACK_TIMEOUT)
+
+    async def _by_message(self, message: Message, delay_level: int, limit: int) -> None:
+        """The fall-back of rocketmq-protocol 6.11. Any broker of the retry topic will do."""
+        group = self._consumer.group
+        times = message.reconsume_times + 1
+        dead = delay_level == DEAD_LETTER_LEVEL or times >= limit
+        topic = f"%DLQ%{group}" if dead else f"%RETRY%{group}"
+        properties = {name: value for name, value in message.properties.items() if name not in _NOT_COPIED}
+        properties[PROPERTY_RETRY_TOPIC] = message.topic
+        properties[PROPERTY_ORIGIN_MESSAGE_ID] = message.properties.get(PROPERTY_ORIGIN_MESSAGE_ID, message.msg_id)
+        if not dead:
+            properties["DELAY"] = str(delay_level or _FIRST_RETRY_LEVEL + times - 1)
+        text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+        letter = Letter(
+            topic, message.raw_body, text, message.msg_id, message.sys_flag & _KEPT_FLAGS, message.flag,
+            message.born_timestamp, group=INNER_PRODUCER, reconsume_times=0 if dead else times,
+            max_reconsume_times=None if dead else limit - 1,
+        )  # fmt: skip
+        deadline = asyncio.get_running_loop().time() + _SEND_BACK_TIMEOUT
+        publish = await self._open(topic)
+        await self._attempts.run(publish, publish.next(), letter, deadline)
+
+    async def _open(self, topic: str, *, refresh: bool = False) -> Publish:
+        route = await self._consumer.client.route(topic, refresh=refresh)
+        return Publish(route, start=0, provisional=False)
+
+
+def _receipt(letter: Letter, queue: Queue, answer: RemotingCommand) -> SendReceipt:
+    stored = answer.read(SendMessageResponseHeader)
+    return SendReceipt(letter.msg_id, queue, stored.queue_offset, stored.msg_id, SendStatus(answer.code))

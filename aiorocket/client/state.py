@@ -1,0 +1,53 @@
+"""What a consumer is doing right now, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiorocket.model import Queue
+
+__all__ = ("ConsumerState", "Counters", "QueueState")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueState:
+    """One assigned queue. ``blocked`` says which limit holds back the next pull ("messages", "bytes", "span", "paused",
+    "buffer"); ``last_pull`` is in loop time."""
+
+    queue: Queue
+    next_offset: int
+    committed: int
+    cached: int
+    cached_bytes: int
+    blocked: str | None
+    last_pull: float | None
+    last_error: str | None
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start. ``consumed`` counts every finished message, however it ended; ``late`` results came after the
+    message was given to somebody else and changed nothing."""
+
+    consumed: int = 0
+    retried: int = 0
+    dead_lettered: int = 0
+    skipped: int = 0
+    timed_out: int = 0
+    late: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerState:
+    """A snapshot: assigned queues, how much is cached and in work, and how it has gone so far."""
+
+    group: str
+    client_id: str
+    running: bool
+    members: tuple[str, ...]
+    queues: tuple[QueueState, ...]
+    cached: int
+    in_work: int
+    counters: Counters
+    last_error: str | None

@@ -1,0 +1,110 @@
+"""A name server and a broker in this process and loop: for demos, tests and applications that need no other machine.
+
+They are the real ones, over real sockets on loopback; only the ports are taken by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from aiorocket.broker.broker import Broker
+from aiorocket.client.consumer import Consumer
+from aiorocket.client.producer import Producer
+from aiorocket.client.route_table import AUTO_CREATE_TOPIC
+from aiorocket.client.session import Client
+from aiorocket.config import BrokerConfig, Flush, NameServerConfig
+from aiorocket.errors import UsageError
+from aiorocket.model import check_topic
+from aiorocket.nameserver.server import NameServer
+from aiorocket.runtime.env import Env, real_env
+from aiorocket_protocol import CreateTopicRequestHeader, RequestCode
+
+__all__ = ("Embedded", "embed")
+
+_READ_AND_WRITE = 6
+
+
+class Embedded:
+    """What ``embed`` gives: addresses, the servers themselves, and clients that are already pointed at them."""
+
+    def __init__(self, env: Env, nameserver: NameServer, config: BrokerConfig) -> None:
+        self.env = env
+        self.nameserver = nameserver
+        self.config = config
+        self.broker = Broker(env, config)
+
+    @property
+    def nameserver_address(self) -> str:
+        """``host:port``, for other processes too."""
+        return self.nameserver.address
+
+    @property
+    def nameservers(self) -> tuple[str, ...]:
+        return (self.nameserver.address,)
+
+    def client(self, group: str | None = None, **options: Any) -> Client:
+        """A client, to be started by the caller."""
+        return Client(nameservers=self.nameservers, group=group, **options)
+
+    def producer(self, group: str = "embedded-producer", **options: Any) -> Producer:
+        """A producer with a client of its own, to be started by the caller. ``options`` as of ``Producer``."""
+        return Producer(group, nameservers=self.nameservers, **options)
+
+    def consumer(self, group: str | None = None, **options: Any) -> Consumer:
+        """A consumer with a client of its own, so that several can be members of one group. ``options`` as of
+        ``Consumer``."""
+        return Consumer(group, nameservers=self.nameservers, **options)
+
+    async def create_topic(self, topic: str, queues: int = 4) -> None:
+        """Create ``topic``, or change its number of queues. It has a route when this returns."""
+        header = CreateTopicRequestHeader(
+            check_topic(topic), AUTO_CREATE_TOPIC, queues, queues, _READ_AND_WRITE, "SINGLE_TAG", False
+        )
+        async with self.client() as client:
+            await client.call(self.broker.address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+    async def restart(self) -> None:
+        """Stop the broker and start one on the same directory and port. UsageError for a broker that keeps its
+        messages in memory: there would be nothing left to start on."""
+        if self.config.data is None:
+            raise UsageError("this broker keeps its messages in memory: embed(directory) makes one that can be restarted")
+        port = self.broker.port
+        await self.broker.close()
+        self.config = replace(self.config, port=port)
+        self.broker = Broker(self.env, self.config)
+        await self.broker.start()
+
+
+@asynccontextmanager
+async def embed(
+    data: str | None = None,
+    *,
+    flush: Flush | None = None,
+    broker: BrokerConfig | Mapping[str, Any] | None = None,
+    host: str = "127.0.0.1",
+) -> AsyncIterator[Embedded]:
+    """Start a name server and a broker on free ports of ``host``; both have ended when the block is left.
+
+    ``data`` is the broker's directory (made if missing); None keeps messages in memory. ``flush`` is "sync" (default:
+    acknowledge after fdatasync) or "async" (earlier; a power cut may lose the last half second). ``broker`` changes
+    other settings: a BrokerConfig, or a mapping of its fields. StoreError and UsageError as of the broker's start.
+    """
+    config = broker if isinstance(broker, BrokerConfig) else BrokerConfig(**{"port": 0, **(broker or {})})
+    if flush is not None:
+        config = replace(config, store=replace(config.store, flush=flush))
+    env = real_env()
+    nameserver = NameServer(env, NameServerConfig(host=host, port=0))
+    try:
+        await nameserver.start()
+        mq = Embedded(env, nameserver, replace(config, host=host, data=data, nameservers=(nameserver.address,)))
+        try:
+            await mq.broker.start()
+            yield mq
+        finally:
+            await mq.broker.close()
+    finally:
+        await nameserver.close()
+        await env.disk.close()
