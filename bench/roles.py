@@ -1,0 +1,248 @@
+"""What runs inside a child process of a product scenario: the public API, driven by JSON lines on standard input.
+
+    {"do": "send", "count": 1000, "in_flight": 256, "batch": 1, "size": 1024}    producer
+    {"do": "pace", "rate": 1000, "seconds": 10, "size": 1024}                     producer, open loop
+    {"do": "expect", "count": 1000} · {"do": "latencies"} · {"do": "stop"}        consumer
+    {"do": "count"}                                                               any, with --instrument calls
+
+``--instrument calls`` counts entered Python frames (resumptions of coroutines included) of the loop's thread,
+``--instrument profile`` writes a cProfile file to ``--profile`` at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import json
+import os
+import struct
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiorocket
+from aiorocket.runtime.loop import run
+
+STAMP = struct.Struct(">Q")
+
+
+def say(**what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+class Instrument:
+    """Counting is cProfile's own, in C: it adds no noise to the number of calls of Python functions."""
+
+    def __init__(self, kind: str, path: str | None) -> None:
+        self.path = path if kind == "profile" else None
+        self.profiler = cProfile.Profile(builtins=kind == "profile") if kind != "none" else None
+
+    def enable(self) -> None:
+        if self.profiler is not None:
+            self.profiler.enable()
+
+    def counts(self) -> dict[str, int]:
+        """Calls so far by ``file:line function``, the bench's own left out."""
+        assert self.profiler is not None
+        self.profiler.disable()
+        found: dict[str, int] = {}
+        for entry in self.profiler.getstats():
+            code = entry.code
+            if isinstance(code, str) or f"{os.sep}bench{os.sep}" in code.co_filename:
+                continue
+            place = "/".join(code.co_filename.split(os.sep)[-3:])
+            key = f"{place}:{code.co_firstlineno} {code.co_qualname}"
+            found[key] = found.get(key, 0) + entry.callcount
+        self.profiler.enable()
+        return found
+
+    def finish(self) -> None:
+        if self.profiler is not None:
+            self.profiler.disable()
+            if self.path:
+                self.profiler.dump_stats(self.path)
+
+
+async def commands(instrument: Instrument) -> AsyncIterator[dict[str, Any]]:
+    """The parent's words until it closes the pipe; those that every role answers alike are answered here."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    try:
+        while line := await reader.readline():
+            command = json.loads(line)
+            if command["do"] == "count":
+                say(calls=instrument.counts())
+            else:
+                yield command
+    finally:
+        transport.close()
+
+
+async def server(options: argparse.Namespace, instrument: Instrument) -> None:
+    """Name server and broker as ``aiorocket standalone`` runs them, where an instrument must be in the same process."""
+    from aiorocket.broker.broker import Broker
+    from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig
+    from aiorocket.nameserver.server import NameServer
+    from aiorocket.runtime.env import real_env
+
+    env = real_env()
+    names = NameServer(env, NameServerConfig(port=0))
+    await names.start()
+    config = BrokerConfig(
+        port=0, data=options.data, nameservers=(f"127.0.0.1:{names.port}",), store=StoreConfig(flush=options.flush)
+    )
+    broker = Broker(env, config)
+    await broker.start()
+    instrument.enable()
+    say(nameserver=names.port, broker=broker.port)
+    async for _ in commands(instrument):
+        pass
+    await broker.close()
+    await names.close()
+    await env.disk.close()
+
+
+async def producer(options: argparse.Namespace, instrument: Instrument) -> None:
+    async with aiorocket.Producer("bench-producer", nameservers=options.nameserver) as rocket:
+        instrument.enable()
+        say(ready=True)
+        async for command in commands(instrument):
+            if command["do"] == "pace":
+                await pace(rocket, options.topic, command)
+            else:
+                await send(rocket, options.topic, command)
+
+
+async def send(rocket: aiorocket.Producer, topic: str, command: dict[str, Any]) -> None:
+    count, batch = command["count"], command["batch"]
+    body = os.urandom(command["size"])
+    bodies = [body] * batch
+    requests = count // batch
+    sent = acknowledged = 0
+
+    async def sender() -> None:
+        nonlocal sent, acknowledged
+        while sent < requests:
+            sent += 1
+            await rocket.send(topic, body)
+            acknowledged += 1
+
+    async def batch_sender() -> None:
+        nonlocal sent, acknowledged
+        while sent < requests:
+            sent += 1
+            await rocket.send_batch(topic, bodies)
+            acknowledged += 1
+
+    cpu, started = time.process_time(), time.monotonic()
+    await asyncio.gather(*((sender if batch == 1 else batch_sender)() for _ in range(command["in_flight"])))
+    ended = time.monotonic()
+    used = time.process_time() - cpu
+    say(sent=sent * batch, acknowledged=acknowledged * batch, started=started, ended=ended, cpu=used)
+
+
+async def pace(rocket: aiorocket.Producer, topic: str, command: dict[str, Any]) -> None:
+    """Open loop: the next message goes out on time whatever became of the ones before. A stamp is taken at the call."""
+    loop, rate, rest = asyncio.get_running_loop(), command["rate"], os.urandom(command["size"] - STAMP.size)
+    total = int(rate * command["seconds"])
+    late = 0.0
+    acknowledgements = []
+
+    async def one() -> float:
+        stamp = time.monotonic_ns()
+        await rocket.send(topic, STAMP.pack(stamp) + rest)
+        return (time.monotonic_ns() - stamp) / 1e6
+
+    begin = loop.time()
+    for number in range(total):
+        due = begin + number / rate
+        while (wait := due - loop.time()) > 0:
+            await asyncio.sleep(wait)
+        late = max(late, loop.time() - due)
+        acknowledgements.append(asyncio.create_task(one()))
+    times = sorted(await asyncio.gather(*acknowledgements))
+    say(sent=total, acknowledged=len(times), late_ms=late * 1e3, **percentiles(times))
+
+
+def percentiles(times: list[float]) -> dict[str, float]:
+    """Milliseconds of a sorted list."""
+    last = len(times) - 1
+    parts = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
+    return {name: round(times[int(last * part)], 3) for name, part in parts.items()}
+
+
+async def consumer(options: argparse.Namespace, instrument: Instrument) -> None:
+    loop = asyncio.get_running_loop()
+    rocket = aiorocket.Consumer(options.group, nameservers=options.nameserver)
+    consumed, target, first = 0, -1, 0.0
+    arrived = asyncio.Event()
+    times: list[float] = []
+
+    async def count(message: aiorocket.Message) -> None:
+        nonlocal consumed, first
+        consumed += 1
+        if consumed == target:
+            arrived.set()
+        elif consumed == 1:
+            first = time.monotonic()
+
+    async def measure(message: aiorocket.Message) -> None:
+        nonlocal consumed
+        times.append((time.monotonic_ns() - STAMP.unpack_from(message.body)[0]) / 1e6)
+        consumed += 1
+        if consumed == target:
+            arrived.set()
+
+    rocket.listener(options.topic, start_from="first")(measure if options.stamped else count)
+    cpu = time.process_time()
+    starting = loop.time()
+    if options.wait:
+        say(ready=True)
+    else:
+        await rocket.start()
+        instrument.enable()
+        say(ready=True)
+    async for command in commands(instrument):
+        if command["do"] == "expect":
+            target = command["count"]
+            if options.wait and not consumed:
+                cpu, starting = time.process_time(), time.monotonic()
+                instrument.enable()
+                await rocket.start()
+            if consumed < target:
+                await arrived.wait()
+            arrived.clear()
+            ended = time.monotonic()
+            used = time.process_time() - cpu
+            say(consumed=consumed, first=first, started=starting, ended=ended, cpu=used)
+            cpu = time.process_time()
+        elif command["do"] == "latencies":
+            say(consumed=consumed, **percentiles(sorted(times[command["skip"] :])))
+        elif command["do"] == "stop":
+            await rocket.stop()
+            say(consumed=consumed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("role", choices=("server", "producer", "consumer"))
+    parser.add_argument("--nameserver")
+    parser.add_argument("--topic", default="bench")
+    parser.add_argument("--group", default="bench-consumer")
+    parser.add_argument("--data")
+    parser.add_argument("--flush", default="async")
+    parser.add_argument("--wait", action="store_true", help="start the consumer at the first 'expect', not at once")
+    parser.add_argument("--stamped", action="store_true", help="bodies begin with the monotonic time of the send")
+    parser.add_argument("--instrument", choices=("none", "calls", "profile"), default="none")
+    parser.add_argument("--profile")
+    options = parser.parse_args()
+    instrument = Instrument(options.instrument, options.profile)
+    run({"server": server, "producer": producer, "consumer": consumer}[options.role](options, instrument))
+    instrument.finish()
+
+
+if __name__ == "__main__":
+    main()

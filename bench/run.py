@@ -1,0 +1,243 @@
+"""Probe and product in turn, in one run on one machine: figures, their ratio, and the floors they must reach.
+
+    python -m bench.run                    every scenario (about five minutes; leave the machine alone meanwhile)
+    python -m bench.run single drain       some of them
+    python -m bench.run --smoke            tiny counts: does every scenario run and do its counts add up (seconds)
+    python -m bench.run --check            exit with 1 when a floor is missed
+
+A run is appended to ``bench/results/<date>.json`` with the machine's facts, a smoke run is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import ceiling, scenarios
+from bench.machine import facts
+from bench.processes import ROOT, BenchError
+
+RESULTS = ROOT / "bench" / "results"
+SCENARIOS = ("single", "single-sync", "batch", "batch-sync", "drain", "latency", "latency-sync", "start")
+#: Apache's Java client 5.5.0 with its broker 5.5.0 on two such cores, msg/s; the final goals are 1.5 times these.
+JAVA = {"single": 42_500, "single-sync": 42_000, "batch": 113_900, "batch-sync": 96_800, "drain": 284_000}
+
+
+class Sizes(NamedTuple):
+    single: int = 200_000
+    batch: int = 640_000
+    drain: int = 500_000
+    seconds: float = 10.0
+    starts: int = 7
+    warm: int = 4_096
+
+
+FULL = Sizes()
+SMOKE = Sizes(single=2_000, batch=6_400, drain=6_400, seconds=0.5, starts=1, warm=320)
+
+
+class Floor(NamedTuple):
+    """One line of the table: ``value`` must be at least (``above``) or at most ``limit``."""
+
+    name: str
+    value: float
+    limit: float
+    above: bool
+    unit: str
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.limit if self.above else self.value <= self.limit
+
+
+Runner = Callable[[], dict[str, Any]]
+
+
+def pairs(sizes: Sizes, data: str) -> dict[str, tuple[Runner, Runner, float | None]]:
+    """Scenario -> (probe, product, floor of product / probe)."""
+    e2e, probe = scenarios.end_to_end, ceiling.measure
+    single, batch, warm = sizes.single, sizes.batch, sizes.warm
+    return {
+        "single": (
+            lambda: probe(single, data=data),
+            lambda: e2e(single, warm=warm, data=data),
+            0.40,
+        ),
+        "single-sync": (
+            lambda: probe(single, sync=True, data=data),
+            lambda: e2e(single, flush="sync", warm=warm, data=data),
+            0.40,
+        ),
+        "batch": (
+            lambda: probe(batch, batch=32, in_flight=16, data=data),
+            lambda: e2e(batch, batch=32, in_flight=16, warm=warm, data=data),
+            0.45,
+        ),
+        "batch-sync": (
+            lambda: probe(batch, batch=32, in_flight=16, sync=True, data=data),
+            lambda: e2e(batch, batch=32, in_flight=16, flush="sync", warm=warm, data=data),
+            None,
+        ),
+        "drain": (
+            lambda: probe(single, data=data),
+            lambda: scenarios.drain(sizes.drain, data=data),
+            2.5,
+        ),
+    }
+
+
+def interleaved(name: str, probe: Runner, product: Runner, repeat: int, console: Console) -> dict[str, Any]:
+    """Probe, product, probe, product …; medians, and the load seen at each pair, for others may use the machine."""
+    runs: list[dict[str, Any]] = []
+    for number in range(repeat):
+        load = os.getloadavg()[0]
+        console.print(f"{name} {number + 1}/{repeat}: probe …", end="", highlight=False)
+        ceiling_run = probe()
+        console.print(f" {ceiling_run['rate']:,}/s, product …", end="", highlight=False)
+        product_run = product()
+        console.print(f" {product_run['rate']:,}/s (load {load:.1f})", highlight=False)
+        runs.append({"load": round(load, 2), "probe": ceiling_run, "product": product_run})
+    probe_rate = median(run["probe"]["rate"] for run in runs)
+    product_rate = median(run["product"]["rate"] for run in runs)
+    return {
+        "probe": probe_rate,
+        "product": product_rate,
+        "ratio": round(product_rate / probe_rate, 3),
+        "probe_cpu_us": middle(runs, "probe"),
+        "product_cpu_us": middle(runs, "product"),
+        "runs": runs,
+    }
+
+
+def middle(runs: list[dict[str, Any]], side: str) -> dict[str, float]:
+    return {name: median(run[side]["cpu_us"][name] for run in runs) for name in runs[0][side]["cpu_us"]}
+
+
+def floors(results: dict[str, Any], ratios: dict[str, float | None]) -> list[Floor]:
+    found = []
+    for name, result in results.items():
+        limit = ratios.get(name)
+        if limit is not None:
+            found.append(Floor(f"{name}: product / probe", result["ratio"], limit, True, "x"))
+    if "single" in results:
+        found.append(Floor("single: the probe itself", results["single"]["probe"], 100_000, True, "msg/s"))
+    if "latency" in results:
+        listener = results["latency"]["listener_ms"]
+        found.append(Floor("latency: send to listener p50", listener["p50"], 0.5, False, "ms"))
+        found.append(Floor("latency: send to listener p99", listener["p99"], 1.5, False, "ms"))
+    if "start" in results:
+        found.append(Floor("start: broker answers", results["start"]["ready_ms"], 200, False, "ms"))
+        found.append(Floor("start: idle memory", results["start"]["rss_mib"], 60, False, "MiB"))
+    return found
+
+
+def show(results: dict[str, Any], reached: list[Floor], console: Console) -> None:
+    title = "msg/s end to end, medians; CPU µs per message: producer + broker + consumer (drain: broker + consumer)"
+    rates = Table(title=title, title_justify="left")
+    for column in ("scenario", "probe", "product", "ratio", "probe CPU", "product CPU", "Java", "of Java"):
+        rates.add_column(column, justify="left" if column == "scenario" else "right")
+    for name, result in results.items():
+        if "ratio" not in result:
+            continue
+        java = JAVA[name]
+        rates.add_row(
+            name,
+            f"{result['probe']:,.0f}",
+            f"{result['product']:,.0f}",
+            f"{result['ratio']:.2f}",
+            " + ".join(f"{each:.1f}" for each in result["probe_cpu_us"].values()),
+            " + ".join(f"{each:.1f}" for each in result["product_cpu_us"].values()),
+            f"{java:,}",
+            f"{result['product'] / java:.2f}",
+        )
+    if rates.row_count:
+        console.print(rates)
+    for name, result in results.items():
+        if "listener_ms" in result:
+            figures = ", ".join(f"{key} {value} ms" for key, value in result["listener_ms"].items())
+            console.print(f"{name}: send to listener {figures}; broker {result['broker_cores']} cores", highlight=False)
+        elif "ready_ms" in result:
+            console.print(
+                f"{name}: broker answers after {result['ready_ms']} ms; idle memory broker {result['rss_mib']} MiB, "
+                f"name server {result['nameserver_rss_mib']} MiB",
+                highlight=False,
+            )
+    table = Table(title="Floors", title_justify="left")
+    for column in ("figure", "value", "floor", "met"):
+        table.add_column(column, justify="right" if column in ("value", "floor") else "left")
+    for floor in reached:
+        sign = "≥" if floor.above else "≤"
+        verdict = "[green]yes[/green]" if floor.met else "[red]no[/red]"
+        table.add_row(floor.name, f"{floor.value:,.2f} {floor.unit}", f"{sign} {floor.limit:,} {floor.unit}", verdict)
+    console.print(table)
+
+
+def append(run: dict[str, Any]) -> Path:
+    """Add the run to the day's file; earlier runs stay as they are."""
+    path = RESULTS / f"{run['machine']['date'][:10]}.json"
+    path.parent.mkdir(exist_ok=True)
+    runs = json.loads(path.read_text()) if path.exists() else []
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps([*runs, run], indent=1) + "\n")
+    temporary.replace(path)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(SCENARIOS))
+    parser.add_argument("--repeat", type=int, default=5, help="pairs of probe and product (5; drain at most 3)")
+    parser.add_argument("--smoke", action="store_true", help="tiny counts, one pair, nothing recorded, no floors")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a floor is missed")
+    parser.add_argument("--data", default=tempfile.gettempdir(), help="directory for stores (a real disk)")
+    parser.add_argument("--note", default="", help="recorded with the run, e.g. what else used the machine")
+    options = parser.parse_args()
+    wanted = options.scenarios or list(SCENARIOS)
+    if unknown := set(wanted) - set(SCENARIOS):
+        parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
+    console = Console()
+    sizes = SMOKE if options.smoke else FULL
+    machine = facts(options.data)
+    both = pairs(sizes, options.data)
+    results: dict[str, Any] = {}
+    try:
+        for name in wanted:
+            if name in both:
+                probe, product, _ = both[name]
+                repeat = 1 if options.smoke else min(options.repeat, 3) if name == "drain" else options.repeat
+                results[name] = interleaved(name, probe, product, repeat, console)
+            elif name == "start":
+                results[name] = scenarios.start(sizes.starts, data=options.data)
+            else:
+                flush = "sync" if name == "latency-sync" else "async"
+                results[name] = scenarios.latency(seconds=sizes.seconds, flush=flush, data=options.data)
+    except BenchError as error:
+        sys.exit(f"bench: {error}")
+    if options.smoke:
+        console.print(f"smoke: {', '.join(wanted)} ran and every count added up")
+        return
+    reached = floors(results, {name: pair[2] for name, pair in both.items()})
+    show(results, reached, console)
+    run = {
+        "machine": machine,
+        "note": options.note,
+        "results": results,
+        "floors": [{**floor._asdict(), "met": floor.met} for floor in reached],
+    }
+    console.print(f"recorded in {append(run).relative_to(ROOT)}", highlight=False)
+    if options.check and not all(floor.met for floor in reached):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

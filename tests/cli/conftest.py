@@ -1,0 +1,137 @@
+"""Real processes of the command line, each ended by its own fixture."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ENTRY = (sys.executable, "-c", "from aiorocket.cli.main import main; main()")
+
+
+def environment(**more: str) -> dict[str, str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("AIOROCKET_")}
+    return {**clean, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Aiorocket:
+    """Runs ``aiorocket`` in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def run(self, *arguments: str, stdin: bytes = b"", timeout: float = 60, **env: str) -> Result:
+        done = subprocess.run(
+            [*ENTRY, *arguments],
+            input=stdin,
+            capture_output=True,
+            timeout=timeout,
+            cwd=self.directory,
+            env=environment(**env),
+            check=False,
+        )
+        return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def python(self, script: str) -> str:
+        """What a script prints in a fresh interpreter that finds the same packages as this one."""
+        return subprocess.run(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment(), text=True, timeout=60, check=True
+        ).stdout
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [*ENTRY, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self.directory,
+            env=environment(),
+            **options,
+        )
+        self.processes.append(process)
+        return process
+
+    def server(self, *arguments: str) -> tuple[subprocess.Popen[bytes], str]:
+        """A server that has said it is ready, and the line it said."""
+        process = self.start(*arguments)
+        line = read_line(process)
+        assert "ready" in line, (
+            line,
+            process.stderr and process.stderr.read().decode() if process.poll() is not None else "",
+        )
+        return process, line
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait(10)
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+def read_line(process: subprocess.Popen[bytes], timeout: float = 20) -> str:
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], timeout)
+    assert readable, "nothing was printed in time"
+    return process.stdout.readline().decode()
+
+
+def stop(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGTERM) -> Result:
+    process.send_signal(number)
+    process.wait(20)  # not communicate(): it would close standard input, which ends some commands by itself
+    assert process.stdout is not None and process.stderr is not None
+    return Result(process.returncode, process.stdout.read().decode(), process.stderr.read().decode())
+
+
+def ports(line: str) -> list[int]:
+    return [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", line)]
+
+
+@pytest.fixture
+def aiorocket(tmp_path: Path) -> Iterator[Aiorocket]:
+    directory = tmp_path / "here"
+    directory.mkdir()
+    commands = Aiorocket(directory)
+    yield commands
+    commands.end()
+
+
+@pytest.fixture
+def standalone(aiorocket: Aiorocket) -> str:
+    """A running standalone server; the address of its name server."""
+    _, line = aiorocket.server("standalone", "--port", "0", "--broker-port", "0", "--data", "store")
+    return f"127.0.0.1:{ports(line)[0]}"
+
+
+Stopper = Callable[..., Result]
+
+
+@pytest.fixture(name="stop")
+def _stop() -> Stopper:
+    return stop
+
+
+@pytest.fixture(name="ports")
+def _ports() -> Callable[[str], list[int]]:
+    return ports
+
+
+@pytest.fixture(name="read_line")
+def _read_line() -> Callable[..., str]:
+    return read_line

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from aiorocket.cli.consume import _read_start
+from aiorocket.cli.main import cli
+from aiorocket.cli.options import advertised, nameserver_option, parse_nameservers
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("127.0.0.1:9876", ("127.0.0.1:9876",)),
+        ("a:1,b:2", ("a:1", "b:2")),
+        ("a:1;b:2", ("a:1", "b:2")),
+        (" a:1 ; b:2 , a:1;", ("a:1", "b:2")),
+        ("[::1]:9876", ("[::1]:9876",)),
+    ],
+)
+def test_addresses_are_separated_by_comma_or_semicolon(text: str, addresses: tuple[str, ...]) -> None:
+    assert parse_nameservers(text) == addresses
+
+
+@pytest.mark.parametrize(
+    "text", ["", ";", "host", "host:", ":1", "host:0", "host:65536", "host:x", "::1:9876", "http://host:9876", "a:1,b"]
+)
+def test_a_bad_address_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match=r"HOST:PORT|port|brackets"):
+        parse_nameservers(text)
+
+
+@click.command()
+@nameserver_option
+def show(nameservers: tuple[str, ...]) -> None:
+    click.echo(" ".join(nameservers))
+
+
+def test_the_name_server_comes_from_the_option_then_the_environment_then_this_machine() -> None:
+    runner = CliRunner(env={"AIOROCKET_NAMESERVER": "env:1;env:2"})
+    assert runner.invoke(show, ["--nameserver", "opt:1"]).output == "opt:1\n"
+    assert runner.invoke(show).output == "env:1 env:2\n"
+    assert CliRunner(env={"AIOROCKET_NAMESERVER": None}).invoke(show).output == "127.0.0.1:9876\n"
+    assert runner.invoke(show, ["--nameserver", "nowhere"]).exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["broker", "standalone"])
+def test_a_wildcard_needs_a_host_that_clients_can_be_told(command: str) -> None:
+    result = CliRunner().invoke(cli, [command, "--bind", "0.0.0.0"])
+    assert result.exit_code == 2
+    assert "--advertise HOST" in result.output and "0.0.0.0" in result.output
+    assert CliRunner().invoke(cli, [command, "--bind", "0.0.0.0", "--advertise", "0.0.0.0"]).exit_code == 2
+    assert CliRunner().invoke(cli, [command, "--advertise", "host:10911"]).exit_code == 2
+
+
+def test_what_is_advertised() -> None:
+    assert advertised("127.0.0.1", None) == "127.0.0.1"
+    assert advertised("0.0.0.0", "mq.example") == "mq.example"
+    assert advertised("::", "[2001:db8::1]") == "2001:db8::1"
+
+
+def test_where_a_group_begins() -> None:
+    context = click.Context(show)
+    param = show.params[0]
+    assert _read_start(context, param, "first") == "first"
+    assert _read_start(context, param, "1700000000000") == 1700000000000
+    assert _read_start(context, param, "2023-11-14T22:13:20+00:00") == 1700000000000
+    with pytest.raises(click.BadParameter, match="yesterday"):
+        _read_start(context, param, "yesterday")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["consume", "t"],
+        ["consume", "t", "--group", "g", "--count", "0"],
+        ["consume", "t", "--group", "g", "--from", "soon"],
+        ["produce", "t", "--rate", "0"],
+        ["broker", "--flush", "maybe"],
+        ["broker", "--port", "65536"],
+    ],
+)
+def test_bad_usage_exits_with_2(arguments: list[str]) -> None:
+    assert CliRunner().invoke(cli, arguments).exit_code == 2

@@ -1,0 +1,98 @@
+"""nameserver, broker and standalone as processes: ready line, stop signals, and the errors of a wrong start."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_name_server_says_where_it_is_and_stops_cleanly(
+    aiorocket: Any, stop: Callable[..., Any], number: signal.Signals
+) -> None:
+    process, line = aiorocket.server("nameserver", "--port", "0")
+    assert re.fullmatch(r"name server ready on 127\.0\.0\.1:[1-9]\d* \(in memory\)\n", line)
+    assert stop(process, number) == (0, "", "")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_broker_registers_and_stops_cleanly(
+    aiorocket: Any, stop: Callable[..., Any], ports: Callable[[str], list[int]], number: signal.Signals
+) -> None:
+    names, line = aiorocket.server("nameserver", "--port", "0")
+    address = f"127.0.0.1:{ports(line)[0]}"
+    broker, line = aiorocket.server(
+        "broker", "--port", "0", "--nameserver", address, "--data", "b", "--flush", "async", "--name", "red"
+    )
+    assert re.fullmatch(r"broker red ready on 127\.0\.0\.1:[1-9]\d* \(data b, flush async\)\n", line)
+    sent = aiorocket.run("produce", "t", "--nameserver", address, stdin=b"one\ntwo\n")
+    assert sent.code == 0, sent
+    assert stop(broker, number) == (0, "", "")
+    assert stop(names, number) == (0, "", "")
+
+
+def test_standalone_keeps_what_it_acknowledged(
+    aiorocket: Any, stop: Callable[..., Any], ports: Callable[[str], list[int]]
+) -> None:
+    start = ("standalone", "--port", "0", "--broker-port", "0", "--data", "s")
+    process, line = aiorocket.server(*start)
+    assert re.fullmatch(
+        r"standalone ready: name server 127\.0\.0\.1:\d+, broker broker-a 127\.0\.0\.1:\d+ \(data s, flush sync\)\n",
+        line,
+    )
+    assert aiorocket.run("produce", "t", "--nameserver", f"127.0.0.1:{ports(line)[0]}", stdin=b"kept\n").code == 0
+    assert stop(process) == (0, "", "")
+
+    process, line = aiorocket.server(*start)
+    read = aiorocket.run("consume", "t", "--group", "g", "--nameserver", f"127.0.0.1:{ports(line)[0]}")
+    assert (read.code, read.out) == (0, "kept\n"), read
+    assert stop(process) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("nameserver", "--port"),
+        ("broker", "--port"),
+        ("standalone", "--port"),
+        ("standalone", "--port", "0", "--broker-port"),
+    ],
+)
+def test_a_port_in_use_is_one_line_with_the_port(aiorocket: Any, command: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = aiorocket.run(*command, str(port))
+    assert result.code == 1
+    assert result.out == ""
+    assert len(result.err.splitlines()) == 1
+    assert str(port) in result.err and "in use" in result.err
+
+
+def test_a_data_directory_has_one_broker(aiorocket: Any, standalone: str) -> None:
+    result = aiorocket.run("broker", "--port", "0", "--data", "store", "--name", "second", "--nameserver", standalone)
+    assert result.code == 1
+    assert len(result.err.splitlines()) == 1
+    assert "store" in result.err and re.search("another|in use|lock", result.err)
+
+
+@pytest.mark.parametrize("command", [("broker", "--port", "0"), ("standalone", "--port", "0", "--broker-port", "0")])
+def test_a_store_cannot_lie_below_a_regular_file(aiorocket: Any, command: tuple[str, ...]) -> None:
+    (aiorocket.directory / "file").write_text("not a directory")
+    result = aiorocket.run(*command, "--data", "file/store")
+    assert result.code == 1
+    assert len(result.err.splitlines()) == 1
+    assert "file" in result.err and "director" in result.err
+
+
+def test_two_brokers_of_one_name_cannot_live_at_once(aiorocket: Any, standalone: str) -> None:
+    result = aiorocket.run("broker", "--port", "0", "--data", "other", "--nameserver", standalone)
+    assert result.code == 1
+    assert len(result.err.splitlines()) == 1
+    assert "broker-a" in result.err

@@ -1,0 +1,64 @@
+"""Interop needs a JDK, Maven artifacts and minutes: skipped unless ``-m interop`` or AIOROCKET_INTEROP=1 asks for it.
+
+With AIOROCKET_REQUIRE_INTEROP=1 (``.ci/run``) it always runs and a missing program is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop.peers import JavaClient, Server, apache_server, fetch_jars, missing_programs, our_server
+
+
+def _wanted(config: pytest.Config) -> bool:
+    if os.environ.get("AIOROCKET_INTEROP") == "1" or os.environ.get("AIOROCKET_REQUIRE_INTEROP") == "1":
+        return True
+    return "interop" in str(config.getoption("markexpr", "")).replace("not interop", "")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("interop") is None:
+        return
+    if not _wanted(item.config):
+        pytest.skip("interop is run by .ci/run; by hand: -m interop or AIOROCKET_INTEROP=1 (needs a JDK and Maven)")
+    if reason := missing_programs():
+        if os.environ.get("AIOROCKET_REQUIRE_INTEROP") == "1":
+            pytest.fail(f"interop is required here: {reason}", pytrace=False)
+        pytest.skip(f"interop: {reason}")
+
+
+@pytest.fixture(scope="session")
+def jars() -> Path:
+    return fetch_jars()
+
+
+@pytest.fixture(scope="session")
+def smoke_classes(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    classes = tmp_path_factory.mktemp("smoke-classes")
+    JavaClient.compile(jars, classes)
+    return classes
+
+
+@pytest.fixture(scope="session")
+def apache(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with apache_server(jars, tmp_path_factory.mktemp("apache")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with our_server(tmp_path_factory.mktemp("ours")) as server:
+        yield server
+
+
+@pytest.fixture
+async def java(jars: Path, smoke_classes: Path, tmp_path: Path) -> AsyncIterator[JavaClient]:
+    client = JavaClient(jars, smoke_classes, tmp_path)
+    try:
+        yield client
+    finally:
+        await client.close()

@@ -1,0 +1,333 @@
+"""The real peers as processes: Apache RocketMQ's name server and broker, its Java client, and our own servers.
+
+Everything is started by this module and ended by it through the process objects it holds; each wait has a bound, each
+process a log file whose tail is part of the error when a bound is reached. The jars come through ``java/pom.xml``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ("JavaClient", "JavaRun", "Server", "apache_server", "ask", "fetch_jars", "missing_programs", "our_server")
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+POM = HERE / "java" / "pom.xml"
+SMOKE = HERE / "java" / "Smoke.java"
+
+#: What Apache's own start scripts open for a Java above 8; without it the store's direct buffers and locks fail.
+JVM_OPTIONS = (
+    *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.nio", "sun.nio.ch", "java.lang", "java.util")),
+    *(f"--add-exports=java.base/{name}=ALL-UNNAMED" for name in ("jdk.internal.ref", "sun.nio.ch")),
+    "-XX:+UseSerialGC",
+)
+
+READY_LIMIT = 90.0
+STOP_LIMIT = 20.0
+
+
+class Server(NamedTuple):
+    """A running name server with one registered broker."""
+
+    kind: str
+    nameserver: str
+    broker: str
+    #: Seconds after which a first failure comes back (delay level 3).
+    first_retry: float
+
+
+def missing_programs() -> str:
+    """What is lacking on this machine to run the Java side, as one line; empty when nothing is."""
+    missing = [name for name in ("java", "javac", "mvn") if shutil.which(name) is None]
+    return f"not on PATH: {', '.join(missing)} (a JDK >= 17 and Maven are needed)" if missing else ""
+
+
+def fetch_jars() -> Path:
+    """The folder with the jars of ``pom.xml``, copied there by Maven once per content of the pom."""
+    home = Path(os.environ.get("AIOROCKET_PEERS") or ROOT / ".peers").resolve()
+    lib = home / f"apache-{hashlib.sha256(POM.read_bytes()).hexdigest()[:12]}"
+    if lib.is_dir():
+        return lib
+    home.mkdir(parents=True, exist_ok=True)
+    partial = home / f"{lib.name}.{os.getpid()}"
+    log = home / f"{lib.name}.log"
+    command = ["mvn", "-B", "-q", "-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={partial}"]
+    with log.open("wb") as out:
+        code = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, timeout=900, check=False
+        ).returncode
+    if code != 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise RuntimeError(f"Maven could not fetch the jars (exit {code}); {log} ends with:\n{_tail(log)}")
+    try:
+        partial.rename(lib)
+    except OSError:  # another run was faster
+        shutil.rmtree(partial, ignore_errors=True)
+    return lib
+
+
+def ask(
+    address: str, code: int, fields: Mapping[str, str], *, timeout: float = 3.0
+) -> tuple[int, dict[str, str], bytes]:
+    """One JSON request on a fresh connection, written without our protocol package so that it can judge both sides.
+
+    Returns (response code, ext fields, body); OSError when the peer cannot be reached or hangs up.
+    """
+    host, port = address.rsplit(":", 1)
+    header = json.dumps(
+        {"code": code, "language": "JAVA", "version": 479, "opaque": 1, "flag": 0, "extFields": dict(fields)},
+        separators=(",", ":"),
+    ).encode()
+    with socket.create_connection((host, int(port)), timeout=timeout) as link, link.makefile("rb") as answer:
+        link.sendall(struct.pack(">II", 4 + len(header), len(header)) + header)
+        prefix = answer.read(8)
+        if len(prefix) < 8:
+            raise ConnectionError(f"{address} hung up on request {code}")
+        total, header_length = struct.unpack(">II", prefix)
+        if header_length >> 24:
+            raise ConnectionError(f"{address} answered JSON request {code} in serialize type {header_length >> 24}")
+        head = json.loads(answer.read(header_length))
+        body = answer.read(total - 4 - header_length)
+    return head["code"], head.get("extFields") or {}, body
+
+
+class _Process:
+    """A child of ours with a log file; ended by its process object, never by name."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str], *, patience: float = STOP_LIMIT
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._patience = patience
+        with log.open("ab") as out:
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=log.parent, env=dict(env)
+            )
+
+    def __enter__(self) -> _Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.terminate()
+        try:
+            self._child.wait(self._patience)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait(STOP_LIMIT)
+
+    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + READY_LIMIT
+        while True:
+            code = self._child.poll()
+            if code is not None:
+                raise RuntimeError(f"{self.name} exited with {code}, not yet {what}; its log:\n{_tail(self.log)}")
+            with suppress(OSError):
+                if ready():
+                    return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name}: not {what} in {READY_LIMIT:g} s; its log:\n{_tail(self.log)}")
+            time.sleep(0.1)
+
+
+@contextmanager
+def apache_server(lib: Path, place: Path) -> Iterator[Server]:
+    """Apache RocketMQ: a name server and a broker on free loopback ports, ready when TBW102 has a route."""
+    place.mkdir(parents=True, exist_ok=True)
+    ns_port, broker_port = _free_port(), _free_port(-2, 0, 1)
+    nameserver, broker = f"127.0.0.1:{ns_port}", f"127.0.0.1:{broker_port}"
+    env = {**os.environ, "ROCKETMQ_HOME": str(place), "NAMESRV_ADDR": nameserver}
+    # kvConfigPath and configStorePath default to the user's home, which is ${user.home} below.
+    (place / "ns.conf").write_text(f"listenPort={ns_port}\nbindAddress=127.0.0.1\n")
+    settings = {
+        "brokerClusterName": "DefaultCluster",
+        "brokerName": "broker-a",
+        "brokerId": "0",
+        "brokerIP1": "127.0.0.1",
+        "brokerIP2": "127.0.0.1",
+        "bindAddress": "127.0.0.1",
+        "listenPort": str(broker_port),
+        "haListenPort": str(broker_port + 1),
+        "namesrvAddr": nameserver,
+        "storePathRootDir": str(place / "store"),
+        "storePathCommitLog": str(place / "store" / "commitlog"),
+        # A test writes kilobytes; the default preallocates a gigabyte and maps it twice.
+        "mappedFileSizeCommitLog": str(64 << 20),
+        "autoCreateTopicEnable": "true",
+        "flushDiskType": "ASYNC_FLUSH",
+        "enablePropertyFilter": "true",
+        "slaveReadEnable": "false",
+        # The default refuses writes on machines whose disk is 75 % full, however much that leaves.
+        "diskMaxUsedSpaceRatio": "95",
+    }
+    (place / "broker.conf").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+
+    def java(heap: str, main: str, conf: str) -> list[str]:
+        options = [*JVM_OPTIONS, *heap.split(), f"-Duser.home={place}"]
+        return ["java", *options, "-cp", f"{lib}/*", main, "-c", str(place / conf)]
+
+    with ExitStack() as stack:
+        ns = stack.enter_context(
+            _Process(
+                "Apache's name server",
+                java("-Xms128m -Xmx256m", "org.apache.rocketmq.namesrv.NamesrvStartup", "ns.conf"),
+                place / "nameserver.log",
+                env,
+                patience=2,
+            )
+        )
+        ns.wait_until(lambda: ask(nameserver, 106, {})[0] in (0, 1), "answering")
+        started = stack.enter_context(
+            _Process(
+                "Apache's broker",
+                java("-Xms256m -Xmx512m", "org.apache.rocketmq.broker.BrokerStartup", "broker.conf"),
+                place / "broker.log",
+                env,
+                # Its orderly shutdown takes up to 20 s and saves a store that the test throws away.
+                patience=2,
+            )
+        )
+        started.wait_until(lambda: ask(nameserver, 105, {"topic": "TBW102"})[0] == 0, "routable")
+        yield Server("apache", nameserver, broker, first_retry=10.0)
+
+
+@contextmanager
+def our_server(place: Path) -> Iterator[Server]:
+    """Our name server and our broker with a durable store, as two processes of the installed command line."""
+    place.mkdir(parents=True, exist_ok=True)
+    ns_port, broker_port = _free_port(), _free_port()
+    nameserver, broker = f"127.0.0.1:{ns_port}", f"127.0.0.1:{broker_port}"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "protocol"))), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-c", "from aiorocket.cli.main import main; main()"]
+    with ExitStack() as stack:
+        ns = stack.enter_context(
+            _Process("our name server", [*command, "nameserver", "--port", str(ns_port)], place / "nameserver.log", env)
+        )
+        ns.wait_until(lambda: ask(nameserver, 106, {})[0] in (0, 1), "answering")
+        arguments = ["broker", "--port", str(broker_port), "--nameserver", nameserver, "--data", str(place / "store")]
+        started = stack.enter_context(_Process("our broker", [*command, *arguments], place / "broker.log", env))
+        started.wait_until(lambda: ask(nameserver, 105, {"topic": "TBW102"})[0] == 0, "routable")
+        yield Server("ours", nameserver, broker, first_retry=10.0)
+
+
+class JavaRun:
+    """One running Smoke program; ``events`` grows by each JSON line it prints."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name = name
+        self.events: list[dict[str, Any]] = []
+        self._process = process
+        self._log = log
+
+    async def until(self, event: str, *, limit: float) -> dict[str, Any]:
+        """Read lines up to the next ``event``; what came before it is in ``events`` too."""
+        try:
+            async with asyncio.timeout(limit):
+                while True:
+                    line = await self._next()
+                    if line is None:
+                        raise AssertionError(f"{self.name} ended before {event!r}; its errors:\n{_tail(self._log)}")
+                    if line["event"] == event:
+                        return line
+        except TimeoutError:
+            raise AssertionError(
+                f"{self.name}: no {event!r} in {limit:g} s, last {self.events[-3:]}; its errors:\n{_tail(self._log)}"
+            ) from None
+
+    async def finish(self, *, limit: float) -> list[dict[str, Any]]:
+        """All events, after the program ended by itself with status 0."""
+        await self.until("done", limit=limit)
+        async with asyncio.timeout(STOP_LIMIT):
+            while await self._next() is not None:
+                pass
+            code = await self._process.wait()
+        assert code == 0, f"{self.name} exited with {code}; its errors:\n{_tail(self._log)}"
+        return self.events
+
+    async def end(self) -> None:
+        """Kill it if it still runs, and reap it."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+        assert self._process.stdout is not None
+        await self._process.stdout.read()
+        await self._process.wait()
+
+    async def _next(self) -> dict[str, Any] | None:
+        assert self._process.stdout is not None
+        while raw := await self._process.stdout.readline():
+            if raw.startswith(b"{"):  # a JVM may print warnings of its own
+                event: dict[str, Any] = json.loads(raw)
+                self.events.append(event)
+                return event
+        return None
+
+
+class JavaClient:
+    """Starts Smoke, the program on Apache's official client; its home and its error logs are in ``place``."""
+
+    def __init__(self, lib: Path, classes: Path, place: Path) -> None:
+        self._lib = lib
+        self._classes = classes
+        self._place = place
+        self._runs: list[JavaRun] = []
+
+    @staticmethod
+    def compile(lib: Path, classes: Path) -> None:
+        command = ["javac", "-encoding", "UTF-8", "-cp", f"{lib}/*", "-d", str(classes), str(SMOKE)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        if result.returncode != 0:
+            raise RuntimeError(f"javac failed on {SMOKE.name}:\n{result.stderr}")
+
+    async def start(self, *arguments: str) -> JavaRun:
+        name = f"smoke-{len(self._runs)}-{arguments[0]}"
+        log = self._place / f"{name}.log"
+        options = [*JVM_OPTIONS, "-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Duser.home={self._place}"]
+        path = f"{self._classes}{os.pathsep}{self._lib}/*"
+        with log.open("wb") as errors:
+            process = await asyncio.create_subprocess_exec(
+                "java", *options, "-cp", path, "Smoke", *arguments,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, cwd=self._place,
+            )  # fmt: skip
+        run = JavaRun(name, process, log)
+        self._runs.append(run)
+        return run
+
+    async def close(self) -> None:
+        for run in self._runs:
+            await run.end()
+
+
+def _free_port(*around: int) -> int:
+    """A loopback port that was free a moment ago, with its neighbours at the distances ``around``."""
+    offsets = around or (0,)
+    for _ in range(200):
+        with ExitStack() as stack:
+            probe = stack.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+            try:
+                for offset in offsets:
+                    if offset:
+                        stack.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
+            except (OSError, OverflowError):
+                continue
+            return port
+    raise RuntimeError("no free loopback ports found in 200 attempts")
+
+
+def _tail(log: Path, lines: int = 30) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) or "(nothing)"
