@@ -9,15 +9,17 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING
+from time import perf_counter
 
 import click
 
+from aiorocket.broker.broker import Broker
+from aiorocket.cli.ledger import GROUP, LINE, QUEUES, RETRY_TOPIC, TOPIC, Books, message_key, read_books, stock
 from aiorocket.cli.lines import Line, LineSource
 from aiorocket.cli.running import INTERRUPTED, run, stop_signals
 from aiorocket.cli.sending import send_lines
 from aiorocket.cli.show import Row, Update, progress, table
-from aiorocket.cli.tally import Stock, Tally, percentile
+from aiorocket.cli.tally import Tally, percentile
 from aiorocket.client.consumer import Consumer
 from aiorocket.client.exits import Retry
 from aiorocket.client.message import Message
@@ -26,18 +28,8 @@ from aiorocket.config import ConsumerConfig
 from aiorocket.embedded import Embedded, embed
 from aiorocket.errors import RocketError
 
-if TYPE_CHECKING:
-    from aiorocket.broker.broker import Broker
-
 __all__ = ("demo",)
 
-TOPIC = "demo"
-GROUP = "demo-readers"
-RETRY_TOPIC = f"%RETRY%{GROUP}"
-DEAD_TOPIC = f"%DLQ%{GROUP}"
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-
-QUEUES = 4
 CONSUMERS = 2
 #: Deliveries with the first one. After failure n a message waits for delay level 2 + n: here levels 3 and 4 count.
 MAX_ATTEMPTS = 3
@@ -49,7 +41,6 @@ STALLED = 30.0
 
 #: What the listener reads to know how often it is to fail: the producer's word, so that a redelivery agrees with it.
 FAILS = "demo_fails"
-LINE = "demo_line"
 ALWAYS = "always"
 _MARKS = {b"[fails once]": "1", b"[fails twice]": "2", b"[fails always]": ALWAYS}
 _TURNS = ("1", "2", ALWAYS)
@@ -110,21 +101,6 @@ def _directory(data: str | None) -> Iterator[str]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _stock(broker: Broker) -> Stock:
-    """Read in one go, without an await in between, so that nothing moves between two numbers."""
-    store, offsets, schedule = broker.store, broker.offsets, broker.delays
-    topic = [(store.max_offset(TOPIC, n), offsets.query(GROUP, TOPIC, n) or 0) for n in range(QUEUES)]
-    sent_back = [(store.max_offset(SCHEDULE_TOPIC, n - 1), schedule.progress(n)) for n in schedule.levels]
-    retry_end = store.max_offset(RETRY_TOPIC, 0)
-    return Stock(
-        sent=sum(end for end, _ in topic),
-        open=sum(end - done for end, done in topic),
-        retried=sum(end for end, _ in sent_back),
-        waiting=sum(end - done for end, done in sent_back) + retry_end - (offsets.query(GROUP, RETRY_TOPIC, 0) or 0),
-        dead=store.max_offset(DEAD_TOPIC, 0),
-    )
-
-
 class _Demo:
     def __init__(
         self, source: LineSource, total: int | None, plan: Callable[[Line], str | None], data: str | None
@@ -147,32 +123,33 @@ class _Demo:
         if not work.cancelled():
             return work.result()
         kept = (
-            f"run it again with --data {self._data}: it finishes them first"
+            f"run it again with --data {self._data}: what is left comes first"
             if self._data
             else "they went with the temporary store"
         )
-        click.echo(f"interrupted: {self._tally.sent} lines sent, {self._tally.consumed} consumed; {kept}", err=True)
+        sent, consumed = len(self._tally.sent), len(self._tally.consumed)
+        click.echo(f"interrupted: {sent} lines sent, {consumed} consumed; {kept}", err=True)
         return INTERRUPTED
 
     async def _run(self) -> int:
         with _directory(self._data) as directory:
             async with embed(directory, broker={"delay_levels": DELAY_LEVELS, "offset_flush_interval": 0.5}) as mq:
                 await mq.create_topic(TOPIC, queues=QUEUES)
-                before = _stock(mq.broker)
+                before = read_books(mq.broker)
                 self._introduce(mq, directory, before)
                 with progress(pretty=self._pretty) as update:
                     async with self._consumers(mq), mq.producer("demo-writer") as producer:
                         await self._move(mq.broker, producer, before, update)
-                after = _stock(mq.broker)
+                after = read_books(mq.broker)
             wrong = self._tally.disagreements(before, after)
             self._summary(before, after, directory)
             for text in wrong:
                 click.echo(f"The counts do not add up: {text}", err=True)
             if not wrong:
-                pending = f"{before.pending} pending + " if before.pending else ""
-                dead = after.dead - before.dead
+                pending = f"{len(before.pending)} pending + " if before.pending else ""
+                dead = len(after.dead - before.dead)
                 click.echo(
-                    f"The counts add up: {pending}{self._tally.sent} sent = {self._tally.consumed} consumed"
+                    f"The counts add up: {pending}{len(self._tally.sent)} sent = {len(self._tally.consumed)} consumed"
                     f" + {dead} dead-lettered."
                 )
             return 1 if wrong else 0
@@ -190,7 +167,7 @@ class _Demo:
             yield
 
     def _listener(self, number: int) -> Callable[[Message], Awaitable[None]]:
-        tally, loop = self._tally, asyncio.get_running_loop()
+        tally = self._tally
 
         async def listen(message: Message) -> None:
             properties = message.properties
@@ -201,25 +178,25 @@ class _Demo:
             succeeded = fails is None or (fails != ALWAYS and times >= int(fails))
             sent_at = self._sent_at.pop(properties.get(LINE, ""), None)
             if sent_at is not None:
-                tally.arrived = loop.time()
+                tally.arrived = perf_counter()
                 tally.latencies.append(tally.arrived - sent_at)
-            tally.delivered((queue.topic, queue.queue_id, message.queue_offset), is_retry=is_retry, succeeded=succeeded)
+            tally.delivered(message_key(message), times, succeeded=succeeded)
             if not is_retry:
-                tally.consumed_by_queue[number][queue.queue_id] += 1
+                tally.delivered_by_queue[number][queue.queue_id] += 1
             if not succeeded:
                 raise Retry()  # any exception would do; this one says that it is on purpose and is not logged
 
         return listen
 
-    async def _move(self, broker: Broker, producer: Producer, before: Stock, update: Update) -> None:
+    async def _move(self, broker: Broker, producer: Producer, before: Books, update: Update) -> None:
         """Send all lines, and watch until everything that is stored has come to its end, or nothing moves any more."""
         loop = asyncio.get_running_loop()
         tally = self._tally
 
         async def send(line: Line) -> None:
             fails = self._plan(line)
-            key = f"{before.sent}-{line.number}"  # lines of an earlier run may come by, with numbers of their own
-            self._sent_at[key] = loop.time()
+            key = f"{before.stock.sent}-{line.number}"  # lines of an earlier run may come by, with numbers of their own
+            self._sent_at[key] = perf_counter()  # uvloop's own clock counts whole milliseconds
             if tally.began is None:
                 tally.began = self._sent_at[key]
             properties = {LINE: key} if fails is None else {LINE: key, FAILS: fails}
@@ -229,8 +206,9 @@ class _Demo:
                 self._sent_at.pop(key, None)
                 tally.failed_sends.append(f"line {line.number}: {error}")
                 return
-            tally.sent += 1
-            tally.doomed += fails == ALWAYS
+            tally.sent.add(key)
+            if fails == ALWAYS:
+                tally.doomed.add(key)
             tally.sent_by_queue[receipt.queue.queue_id] += 1
 
         sending = asyncio.ensure_future(send_lines(self._source, send, in_flight=IN_FLIGHT))
@@ -238,20 +216,20 @@ class _Demo:
             last, moved = None, loop.time()
             while True:
                 await asyncio.wait([sending], timeout=LOOK) if not sending.done() else await asyncio.sleep(LOOK)
-                now = _stock(broker)
-                end = tally.sent if sending.done() else self._total
-                update("sent", tally.sent, end)
+                now = stock(broker)
+                end = len(tally.sent) if sending.done() else self._total
+                update("sent", len(tally.sent), end)
                 update(
                     "consumed or dead-lettered",
-                    tally.finished(before, now),
-                    None if end is None else end + before.pending,
+                    tally.finished(before.stock, now),
+                    None if end is None else end + len(before.pending),
                 )
                 if sending.done():
                     sending.result()
-                    if not now.pending:
+                    if not now.unsettled:
                         return
-                if (now, tally.deliveries) != last:
-                    last, moved = (now, tally.deliveries), loop.time()
+                if (now, len(tally.consumed), tally.failures) != last:
+                    last, moved = (now, len(tally.consumed), tally.failures), loop.time()
                 elif sending.done() and loop.time() - moved > STALLED:
                     return  # the accounts say what is missing
         finally:
@@ -260,30 +238,30 @@ class _Demo:
 
     # -- the words --
 
-    def _introduce(self, mq: Embedded, directory: str, before: Stock) -> None:
+    def _introduce(self, mq: Embedded, directory: str, before: Books) -> None:
         lines = f"{self._total} lines" if self._total is not None else "the lines"
         click.echo(f"name server {mq.nameserver_address}, broker {mq.broker.address}, flush sync")
         click.echo(f"store: {directory}{'' if self._data else ' (temporary; give --data DIR to keep it)'}")
-        if before.sent:
+        if before.stock.sent:
             click.echo(
-                f"from earlier runs: {before.sent} sent, {before.dead} dead-lettered, {before.pending} pending, "
-                "which come first"
+                f"from earlier runs: {before.stock.sent} sent, {len(before.dead)} dead-lettered, "
+                f"{len(before.pending)} pending, which come first"
             )
         click.echo(
             f"sending {lines} of {self._source.name} to topic {TOPIC}; {CONSUMERS} consumers of group {GROUP} read them"
         )
 
-    def _summary(self, before: Stock, after: Stock, directory: str) -> None:
+    def _summary(self, before: Books, after: Books, directory: str) -> None:
         tally = self._tally
-        dead = after.dead - before.dead
+        retried = after.stock.retried
         rows: list[Row] = [
-            ("sent", str(tally.sent), str(after.sent)),
-            ("consumed", str(tally.consumed), str(after.sent - after.dead - after.pending)),
-            ("retried", str(after.retried - before.retried), str(after.retried)),
-            ("dead-lettered", str(dead), str(after.dead)),
+            ("sent", str(len(tally.sent)), str(after.stock.sent)),
+            ("consumed", str(len(tally.consumed)), str(after.consumed)),
+            ("retried", str(retried - before.stock.retried), str(retried)),
+            ("dead-lettered", str(len(after.dead - before.dead)), str(len(after.dead))),
         ]
         if tally.duplicates:
-            rows.append(("delivered twice", str(tally.duplicates)))
+            rows.append(("delivered once more", str(tally.duplicates)))
         if self._source.empty:
             rows.append(("empty lines skipped", str(self._source.empty)))
         rate = tally.rate()
@@ -293,7 +271,7 @@ class _Demo:
             rows.append((f"p{percent} send to listener", "-" if value is None else f"{value * 1000:.1f} ms"))
         table("Messages", ("", "this run", "in the store"), rows, pretty=self._pretty)
         spread: list[Row] = [
-            (f"{n}", str(tally.sent_by_queue[n]), *(str(taken[n]) for taken in tally.consumed_by_queue))
+            (f"{n}", str(tally.sent_by_queue[n]), *(str(taken[n]) for taken in tally.delivered_by_queue))
             for n in range(QUEUES)
         ]
         columns = ("queue", "sent", *(f"delivered to consumer {n + 1}" for n in range(CONSUMERS)))

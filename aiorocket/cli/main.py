@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 
 import click
+
+from aiorocket import __version__
 
 __all__ = ("COMMANDS", "cli", "main")
 
@@ -40,7 +42,7 @@ class _LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        click.echo(f"aiorocket {metadata.version('aiorocketmq')}")
+        click.echo(f"aiorocket {__version__}")
         ctx.exit()
 
 

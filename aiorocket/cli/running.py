@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Iterator
@@ -90,6 +91,15 @@ class _Held(logging.Handler):
             logging.getLogger().handle(record)
 
 
+def _spare_the_collector() -> None:
+    """What a server holds after its start lives as long as it does, and messages in flight form no cycles: looking at
+    them all the time cost 2.5 times as much (reference: 0.71 against 0.29 us per object held). A process of our own may
+    do this; a library may not."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
 async def _serve(server: Callable[[], AbstractAsyncContextManager[str]]) -> None:
     task = asyncio.current_task()
     assert task is not None
@@ -108,6 +118,7 @@ async def _serve(server: Callable[[], AbstractAsyncContextManager[str]]) -> None
             async with server() as line:
                 ready = True
                 click.echo(line)
+                _spare_the_collector()
                 held.release_logs()
                 await stop.wait()
         except asyncio.CancelledError:

@@ -1,64 +1,46 @@
-"""The demo's bookkeeping: every record that is delivered, what became of it, and whether the counts add up."""
+"""The demo's bookkeeping: every delivery, what became of it, and whether the counts add up."""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from math import ceil
+from typing import TYPE_CHECKING
 
-__all__ = ("Stock", "Tally", "percentile")
+if TYPE_CHECKING:
+    from aiorocket.cli.ledger import Books, Stock
 
-
-class Stock(NamedTuple):
-    """What the store says at one moment. Everything in it is an offset, so it survives the process."""
-
-    #: Messages of the topic, and how many of them the group has not settled.
-    sent: int
-    open: int
-    #: Messages sent back for a later attempt so far, and how many of those still wait or are not settled.
-    retried: int
-    waiting: int
-    dead: int
-
-    @property
-    def pending(self) -> int:
-        return self.open + self.waiting
+__all__ = ("Tally", "percentile")
 
 
 class Tally:
-    """Counts deliveries by record (topic, queue, offset). One that is delivered twice is a duplicate, not a message."""
+    """Counts by message, whatever copies of it came by. What was delivered before in the same state is a duplicate."""
 
     def __init__(self, consumers: int) -> None:
-        self.sent = 0
+        self.sent: set[str] = set()
+        #: Of these the ones that are never consumed, on purpose.
+        self.doomed: set[str] = set()
         self.failed_sends: list[str] = []
-        #: Messages sent in this run that will never be consumed, on purpose.
-        self.doomed = 0
-        self.deliveries = 0
-        self.outcomes: dict[tuple[str, int, int], bool] = {}
-        self.retry_records = 0
+        self.consumed: set[str] = set()
+        self.failures = 0
+        self.duplicates = 0
+        self._seen: set[tuple[str, int]] = set()
         self.latencies = array("d")
-        #: Loop times of the first send and of the last delivery that was no retry.
+        #: Time of the first send and of the last delivery that was no retry.
         self.began: float | None = None
         self.arrived = 0.0
         self.sent_by_queue: Counter[int] = Counter()
-        self.consumed_by_queue: list[Counter[int]] = [Counter() for _ in range(consumers)]
+        self.delivered_by_queue: list[Counter[int]] = [Counter() for _ in range(consumers)]
 
-    def delivered(self, record: tuple[str, int, int], *, is_retry: bool, succeeded: bool) -> None:
-        self.deliveries += 1
-        if record not in self.outcomes:
-            self.retry_records += is_retry
-            self.outcomes[record] = succeeded
-        elif succeeded:
-            self.outcomes[record] = True
-
-    @property
-    def consumed(self) -> int:
-        return sum(self.outcomes.values())
-
-    @property
-    def duplicates(self) -> int:
-        return self.deliveries - len(self.outcomes)
+    def delivered(self, key: str, attempt: int, *, succeeded: bool) -> None:
+        if (key, attempt) in self._seen or key in self.consumed:
+            self.duplicates += 1
+        self._seen.add((key, attempt))
+        if succeeded:
+            self.consumed.add(key)
+        else:
+            self.failures += 1
 
     def rate(self) -> float | None:
         """Messages a second from the first send to the last first delivery; the waits of retries are no part of it."""
@@ -67,47 +49,33 @@ class Tally:
         return len(self.latencies) / (self.arrived - self.began)
 
     def finished(self, before: Stock, now: Stock) -> int:
-        """Messages that have come to an end in this run, one way or the other."""
-        return self.consumed + now.dead - before.dead
+        """Messages that have come to an end in this run, near enough for a progress bar."""
+        return len(self.consumed) + now.dead_records - before.dead_records
 
-    def disagreements(self, before: Stock, after: Stock) -> list[str]:
+    def disagreements(self, before: Books, after: Books) -> list[str]:
         """Every equation that does not hold, in words; empty when the counts add up.
 
-        After a kill -9 some messages are delivered again (at least once is the promise). Each such delivery may leave
-        one more record behind, so the equations about outcomes allow as many as were counted; those about loss none.
+        Those about messages hold whatever was delivered twice (at least once is the promise, and after a kill -9 it is
+        used). The one about deliveries is asked only when nothing was.
         """
         wrong: list[str] = []
 
-        def equal(left: int, right: int, text: str, slack: int = 0) -> None:
-            if abs(left - right) > slack:
+        def equal(left: int, right: int, text: str) -> None:
+            if left != right:
                 wrong.append(f"{text}: {left} against {right}")
 
+        due = self.sent | before.pending
         dead = after.dead - before.dead
-        first = len(self.outcomes) - self.retry_records
-        failed = len(self.outcomes) - self.consumed
-        again = self.duplicates
-        equal(after.sent - before.sent, self.sent, "messages in the store against acknowledged sends")
-        equal(after.pending, 0, "messages left pending")
-        equal(first, before.open + self.sent, "first deliveries against messages pending and sent")
-        equal(
-            self.retry_records,
-            before.waiting + after.retried - before.retried,
-            "redeliveries against messages sent back",
-        )
-        equal(
-            after.retried - before.retried + dead,
-            failed,
-            "sent back and dead-lettered against failed deliveries",
-            again,
-        )
-        equal(
-            self.consumed + dead,
-            before.pending + self.sent,
-            "consumed and dead-lettered against pending and sent",
-            again,
-        )
-        if not before.pending:
-            equal(dead, self.doomed, "dead-lettered against lines that always fail", again)
+        equal(after.stock.sent - before.stock.sent, len(self.sent), "messages in the store against acknowledged sends")
+        equal(after.stock.unsettled, 0, "records left unsettled")
+        equal(len(due), len(self.consumed) + len(dead), "pending and sent against consumed and dead-lettered")
+        equal(len(self.consumed & after.dead), 0, "messages that were consumed and are dead letters too")
+        equal(len((self.consumed | dead) - due), 0, "messages delivered that were neither pending nor sent")
+        equal(len(self.doomed ^ (dead & self.sent)), 0, "lines that always fail against their dead letters, differing")
+        if not self.duplicates and not before.pending:
+            sent_back = after.stock.retried - before.stock.retried
+            letters = after.stock.dead_records - before.stock.dead_records
+            equal(sent_back + letters, self.failures, "sent back and dead-lettered against failed deliveries")
         if self.failed_sends:
             wrong.append(f"{len(self.failed_sends)} sends failed, the first one: {self.failed_sends[0]}")
         return wrong
@@ -118,4 +86,4 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     if not values:
         return None
     ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * percent // 100).__trunc__() - 1)]
+    return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)]

@@ -102,6 +102,8 @@ def _awaitable(handler: Handler) -> Handler:
         raise UsageError(f"a listener must be a function, {handler!r} is not")
 
     async def call(messages: Any) -> object:
-        return await in_thread(handler, messages)
+        result = await in_thread(handler, messages)
+        # Whatever calls an `async def` for us (a lambda, a wrapper) gave its coroutine back unawaited.
+        return await result if inspect.isawaitable(result) else result
 
     return call

@@ -78,6 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         "_frames",
         "_frames_mark",
         "_heard",
+        "_heard_at",
         "_held",
         "_held_frames",
         "_idle",
@@ -99,6 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         "_since_stalled",
         "_splitter",
         "_stopped",
+        "_suspect_since",
         "_timeouts",
         "_transport",
         "_upgrade",
@@ -170,6 +172,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frames_mark = -1
         self._write_mark = 0
         self._since_quiet = self._since_partial = self._since_stalled = 0.0
+        self._heard_at = self._suspect_since = 0.0
 
     # -- what owners call ------------------------------------------------------------------------------------
 
@@ -354,7 +357,7 @@ class Connection(asyncio.BufferedProtocol):
         if ":" in self.peer:
             self.peer_host = pack_host(self.peer)
         self._transport.set_write_buffer_limits(high=self.config.write_high_water)
-        self._since_quiet = self._since_partial = self._since_stalled = self._loop.time()
+        self._since_quiet = self._since_partial = self._since_stalled = self._heard_at = self._loop.time()
         if self._on_made is not None:
             self._on_made(self)
 
@@ -365,6 +368,7 @@ class Connection(asyncio.BufferedProtocol):
         self._heard = True
         if self.closed:
             return
+        self._heard_at = self._loop.time()
         try:
             frames = self._splitter.received(nbytes)
         except ProtocolError as error:
@@ -538,8 +542,25 @@ class Connection(asyncio.BufferedProtocol):
         opaque, code = what
         self._requests.pop(opaque, None)
         future.set_exception(
-            RequestTimeoutError(f"{self.peer} did not answer request code {code} within {timeout:g} s")
+            RequestTimeoutError(f"{self.peer} did not answer request code {code} within {timeout:.3g} s")
         )
+        if self._is_client:
+            self._suspect(timeout)
+
+    def _suspect(self, timeout: float) -> None:
+        """Give the connection up when requests time out and not one byte has come for ``request_timeout`` since.
+
+        Without this a half-open connection (the peer lost power, a firewall forgot us) would be used until it is idle.
+        """
+        now = self._loop.time()
+        asked = now - timeout
+        if self._heard_at > asked:
+            return
+        if self._suspect_since <= self._heard_at:
+            self._suspect_since = asked
+        silence = now - self._suspect_since
+        if silence >= self.config.request_timeout - 0.001:
+            self.abort(f"{self.peer} has been silent for {silence:.1f} s while requests waited")
 
     def _abandon(self, future: asyncio.Future[RemotingCommand], what: tuple[int, int]) -> None:
         self._requests.pop(what[0], None)

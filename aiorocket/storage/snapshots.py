@@ -1,7 +1,8 @@
 """Small state files: one JSON object, two generations, each with its checksum; the newest valid one wins.
 
 A save replaces the *older* generation atomically, so a crash, a torn write or a flipped bit in one file leaves the
-other. The first line of a file is ``aiorocket-state 1 GENERATION LENGTH CRC32``, then the JSON text follows.
+other. The first line of a file is ``aiorocket-state 1 CRC32 GENERATION``, then the JSON text follows; the checksum covers
+the generation, its newline and the text.
 """
 
 from __future__ import annotations
@@ -53,21 +54,24 @@ class Snapshot:
         """Make ``value`` the state, durably. OSError leaves the previous state in force."""
         generation = self._generation + 1
         text = json.dumps(value, separators=(",", ":")).encode()
-        head = b"%s %d %d %d %08x\n" % (_MAGIC, _VERSION, generation, len(text), zlib.crc32(text))
-        self._disk.replace(f"{self.path}.{'ab'[generation & 1]}", head + text)
+        covered = b"%d\n%s" % (generation, text)
+        head = b"%s %d %08x " % (_MAGIC, _VERSION, zlib.crc32(covered))
+        self._disk.replace(f"{self.path}.{'ab'[generation & 1]}", head + covered)
         self._generation = generation
 
 
 def _parse(data: bytes) -> tuple[int, dict[str, Any]]:
-    head, found, text = data.partition(b"\n")
-    fields = head.split(b" ")
-    if not found or len(fields) != 5 or fields[0] != _MAGIC:
+    magic, _, rest = data.partition(b" ")
+    version, _, rest = rest.partition(b" ")
+    checksum, _, covered = rest.partition(b" ")
+    if magic != _MAGIC:
         raise ValueError("not a state file of aiorocket")
-    if int(fields[1]) != _VERSION:
-        raise ValueError(f"state format {int(fields[1])} is newer than this program understands ({_VERSION})")
-    if len(text) != int(fields[3]) or zlib.crc32(text) != int(fields[4], 16):
+    if version != b"%d" % _VERSION:
+        raise ValueError(f"state format {version!r:.20}, this program understands {_VERSION}")
+    if checksum != b"%08x" % zlib.crc32(covered):
         raise ValueError("the checksum does not fit the content")
+    generation, _, text = covered.partition(b"\n")
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("the content is not an object")
-    return int(fields[2]), value
+    return int(generation), value

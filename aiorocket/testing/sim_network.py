@@ -38,6 +38,7 @@ class SimHost:
         self._loop = loop
         self._context = contextvars.copy_context()
         self._context.run(SimHost.current.set, self)
+        loop.network.hosts[address] = self
 
     def start(self, coro: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
         """Run ``coro`` as a task of this host."""
@@ -64,6 +65,7 @@ class SimNetwork:
         self.latency = (0.0001, 0.002)
         #: Largest piece in which bytes arrive; pieces of 1 byte up to this are drawn.
         self.fragment = 64 * 1024
+        self.hosts: dict[str, SimHost] = {}  # the newest of each address
         self._listening: dict[tuple[str, int], SimServer] = {}
         self._transports: dict[SimTransport, None] = {}
         self._blocked: dict[tuple[str, str], None] = {}
@@ -108,6 +110,10 @@ class SimNetwork:
 
     # -- the loop's side
     # ------------------------------------------------------------------------------------------------
+
+    def is_up(self, address: str) -> bool:
+        host = self.hosts.get(address)
+        return host is None or host.alive
 
     def is_blocked(self, source: str, target: str) -> bool:
         return (source, target) in self._blocked
@@ -289,10 +295,10 @@ class SimTransport(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         self._check_alive()
-        if self._eof_wanted:
-            raise RuntimeError("cannot write after write_eof()")
         if self._closing or not data:
             return
+        if self._eof_wanted:
+            raise RuntimeError("cannot write after write_eof()")
         self._buffer += data
         self._pump()
         if len(self._buffer) > self._high and not self._writing_paused:
@@ -374,6 +380,8 @@ class SimTransport(asyncio.Transport):
     def arrive(self) -> None:
         piece = self.wire.popleft()
         if self.host is not None and not self.host.alive:
+            if self._network.is_up(self.local[0]):
+                self._send_reset()  # the machine is back and knows nothing of this connection
             return
         self._arrived.append(piece)
         self.deliver_soon()

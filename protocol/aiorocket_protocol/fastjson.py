@@ -35,8 +35,8 @@ _scan_string: Any = json_decoder.scanstring  # type: ignore[attr-defined]
 
 def loads(data: bytes) -> Any:
     """The value in ``data`` (UTF-8). Unquoted numeric keys become text; an object used as a key becomes the tuple of
-    its sorted ``(name, value)`` pairs. ProtocolError when neither reading works, or for more than MAX_NESTING
-    levels."""
+    its sorted ``(name, value)`` pairs. ProtocolError when neither reading works: non-standard JSON may be nested
+    MAX_NESTING deep, standard JSON as deep as the standard library follows."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

@@ -44,8 +44,8 @@ async def test_all_members_hear_of_a_newcomer_a_leaver_and_other_topics_once_eac
         assert (await peer.read()).code == NOTICE
         for _ in range(3):  # the same again, and other versions: no news (traps 12, 15)
             await peer.call(34, body=heartbeat("c1", "T", version=9))
+        assert await peer.members() == ["c1", "c2"] and not peer.requests
         await peer.call(34, body=heartbeat("c1", "T", "U", version=9))
-        await peer.members()
         assert (await peer.read()).code == NOTICE
         await other.close()
         assert (await peer.read()).code == NOTICE
@@ -64,6 +64,7 @@ def _msgpack_heartbeat(client_id: str) -> bytes:
 async def test_broadcasting_groups_are_not_disturbed(broker: Broker, peer: Peer) -> None:
     await peer.call(34, body=heartbeat("c1", "T", message_model="BROADCASTING"))
     await peer.call(34, body=heartbeat("c2", "T", message_model="BROADCASTING"))
+    await peer.members()
     await peer.members()
     assert not peer.requests
 

@@ -136,8 +136,10 @@ async def test_a_port_in_use_a_directory_in_use_and_a_directory_that_is_none(tmp
     async with running(config, env) as broker:
         with pytest.raises(UsageError, match=f"port {broker.port} on 127.0.0.1 is in use"):
             await Broker(env, BrokerConfig(port=broker.port)).start()
+        other = real_env()
         with pytest.raises(StoreLockedError, match="lock"):
-            await Broker(real_env(), config).start()
+            await Broker(other, config).start()
+        await other.disk.close()
         (tmp_path / "file").write_text("x")
         with pytest.raises(StoreError, match="data directory"):
             await Broker(env, BrokerConfig(port=0, data=str(tmp_path / "file" / "below"))).start()

@@ -198,7 +198,7 @@ def main(arguments: list[str]) -> None:
     if arguments == ["--seeds"]:
         write_seeds()
         return
-    import atheris  # type: ignore[import-not-found, unused-ignore]
+    import atheris  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
     with atheris.instrument_imports(include=["aiorocket_protocol"]):
         import aiorocket_protocol  # noqa: F401

@@ -60,3 +60,9 @@ def test_package_is_importable_alone_and_pure() -> None:
     )
     run = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+def test_the_readme_program_runs() -> None:
+    text = (PROTOCOL / "README.md").read_text(encoding="utf-8")
+    program = text.split("```python\n")[1].split("```")[0]
+    exec(compile(program, "protocol/README.md", "exec"), {})

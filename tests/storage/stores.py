@@ -33,9 +33,7 @@ def put(
     values: dict[str, Any] = {
         "flag": 0, "sys_flag": 0, "born_timestamp": 7, "born_host": HOST, "tags_code": tags_code(tag), **more
     }  # fmt: skip
-    store.append(
-        topic, queue_id, body, properties, done=lambda result: future.done() or future.set_result(result), **values
-    )
+    store.append(topic, queue_id, body, properties, done=future.set_result, **values)
     return future
 
 
@@ -50,7 +48,7 @@ def put_batch(
         sys_flag=0,
         born_timestamp=7,
         born_host=HOST,
-        done=lambda result: future.done() or future.set_result(result),
+        done=future.set_result,
     )
     return future
 

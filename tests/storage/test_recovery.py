@@ -1,9 +1,11 @@
-"""Opening what a crash left: torn tails are cut exactly, damage below the durable mark is refused, queues are made again."""
+"""Opening what a crash left: torn tails are cut exactly, damage below the durable mark is refused, queues are made
+again."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
@@ -32,7 +34,7 @@ def copy_of(env: Env) -> Env:
     return copy
 
 
-async def reopen(env: Env, **changes: object) -> tuple[MessageStore, Recovery]:
+async def reopen(env: Env, **changes: Any) -> tuple[MessageStore, Recovery]:
     store = make(env, **changes)
     return store, await store.open()
 

@@ -376,7 +376,7 @@ async def test_two_stores_cannot_share_a_directory(tmp_path: Path) -> None:
 async def test_a_directory_below_a_regular_file_is_one_clear_error(tmp_path: Path) -> None:
     env = real_env()
     (tmp_path / "file").write_text("not a directory")
-    with pytest.raises(StoreError, match="data directory .*file/store cannot be used"):
+    with pytest.raises(StoreError, match=r"data directory .*file/store cannot be used"):
         await make(env, str(tmp_path / "file" / "store")).open()
     with pytest.raises(StoreError, match="cannot be used"):
         await make(env, str(tmp_path / "file")).open()

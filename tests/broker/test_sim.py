@@ -1,0 +1,266 @@
+"""The broker and the name server in virtual time: two hours of delays, expiries, power cuts and full disks in milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aiorocket.broker import Broker
+from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig
+from aiorocket.nameserver import NameServer
+from aiorocket.remoting import RemotingClient
+from aiorocket.config import RemotingConfig
+from aiorocket.runtime.env import Env
+from aiorocket.testing import SimDisk, Simulation, simulate
+from aiorocket_protocol import RemotingCommand, split_records
+from tests.broker.peer import heartbeat, pull_header, send_header
+
+SMALL = StoreConfig(segment_size=64 * 1024, min_free=64 * 1024)
+
+
+class SimPeer:
+    """A client on a host of its own, through the real Connection."""
+
+    def __init__(self, sim: Simulation, address: str, host: str = "10.0.0.9") -> None:
+        self.address = address
+        self.client = RemotingClient(sim.env(), RemotingConfig())
+        self.host = sim.host(host)
+
+    async def call(self, code: int, header: Any = None, body: bytes = b"", timeout: float = 60.0) -> RemotingCommand:
+        command = RemotingCommand.request(code, header, body=body)
+        return await self.host.run(self.client.request(self.address, command, timeout))
+
+    async def send(self, body: bytes = b"x", **changes: Any) -> RemotingCommand:
+        return await self.call(310, send_header(**changes), body)
+
+    async def pull(self, *args: Any, **changes: Any) -> RemotingCommand:
+        return await self.call(11, pull_header(*args, **changes))
+
+    async def close(self) -> None:
+        await self.host.run(self.client.close())
+
+
+def config(**changes: Any) -> BrokerConfig:
+    return BrokerConfig(**{"host": "10.0.0.1", "port": 10911, "data": "store", "store": SMALL, **changes})
+
+
+def bodies(answer: RemotingCommand) -> list[bytes]:
+    return [record.body for record in split_records(answer.body)]
+
+
+async def started(sim: Simulation, env: Env, settings: BrokerConfig) -> tuple[Any, Broker]:
+    host = sim.host(settings.host)
+    broker = Broker(env, settings)
+    await host.run(broker.start())
+    return host, broker
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_hold_lasts_as_long_as_asked_and_never_longer_than_the_broker_allows(seed: int) -> None:
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config())
+        peer = SimPeer(sim, broker.address)
+        await peer.send()
+        for asked, held in ((15_000, 15.0), (3_210, 3.3), (3_600_000, 30.0)):
+            start = sim.loop.time()
+            answer = await peer.pull("T", 0, 1, suspend_timeout_millis=asked)
+            assert answer.code == 19
+            assert held - 0.2 <= sim.loop.time() - start <= held + 0.2
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main, seed)
+
+
+def test_a_silent_client_is_forgotten_after_two_minutes_and_the_others_are_told() -> None:
+    async def main(sim: Simulation) -> None:
+        # The connection may live on (NAT, a frozen process): only heartbeats count here.
+        host, broker = await started(sim, sim.env(), config(remoting=RemotingConfig(idle_timeout=10_000)))
+        silent, loud = SimPeer(sim, broker.address, "10.0.0.8"), SimPeer(sim, broker.address)
+        assert (await silent.call(34, body=heartbeat("silent", "T"))).code == 0
+        for _ in range(5):
+            assert (await loud.call(34, body=heartbeat("loud", "T"))).code == 0
+            await asyncio.sleep(30)
+        live = broker.consumers.get("g")
+        assert live is not None and live.client_ids() == ["loud"]
+        await silent.close()
+        await loud.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_a_broker_that_falls_silent_loses_its_routes_after_two_minutes_and_gets_them_back() -> None:
+    async def main(sim: Simulation) -> None:
+        names_host = sim.host("10.0.0.5")
+        nameserver = NameServer(sim.env(), NameServerConfig(host="10.0.0.5", port=9876))
+        await names_host.run(nameserver.start())
+        host, broker = await started(sim, sim.env(), config(nameservers=("10.0.0.5:9876",)))
+        assert nameserver.routes.topic_route("TBW102") is not None
+        sim.network.partition(["10.0.0.1"], ["10.0.0.5"])
+        await asyncio.sleep(80)
+        assert nameserver.routes.topic_route("TBW102") is not None
+        await asyncio.sleep(80)
+        assert nameserver.routes.topic_route("TBW102") is None
+        sim.network.heal()
+        await asyncio.sleep(60)
+        assert nameserver.routes.holder("broker-a", 0) == broker.address
+        await host.run(broker.close())
+        await asyncio.sleep(1)
+        assert nameserver.routes.holder("broker-a", 0) is None
+        await names_host.run(nameserver.close())
+
+    simulate(main)
+
+
+def test_a_broker_that_died_is_replaced_at_once_by_one_of_its_name() -> None:
+    async def main(sim: Simulation) -> None:
+        names_host = sim.host("10.0.0.5")
+        nameserver = NameServer(sim.env(), NameServerConfig(host="10.0.0.5", port=9876))
+        await names_host.run(nameserver.start())
+        host, _ = await started(sim, sim.env(), config(nameservers=("10.0.0.5:9876",)))
+        host.kill()
+        await asyncio.sleep(0.1)
+        other = config(host="10.0.0.2", nameservers=("10.0.0.5:9876",))
+        host, broker = await started(sim, sim.env(), other)
+        assert nameserver.routes.holder("broker-a", 0) == "10.0.0.2:10911"
+        await host.run(broker.close())
+        await names_host.run(nameserver.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_hours_of_delay_pass_over_a_restart_and_a_clock_that_jumps(seed: int) -> None:
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        for level in (18, 1, 5):
+            await peer.send(b"%d" % level, properties=f"DELAY\x01{level}\x02")
+        await asyncio.sleep(2)
+        assert bodies(await peer.pull()) == [b"1"]
+        await asyncio.sleep(60)
+        assert bodies(await peer.pull()) == [b"1", b"5"]
+        await host.run(broker.close())
+        await asyncio.sleep(3600)
+        host, broker = await started(sim, env, config())
+        assert bodies(await peer.pull()) == [b"1", b"5"]
+        await asyncio.sleep(1800)
+        assert len(bodies(await peer.pull())) == 2
+        env.clock.skew_ms += 3600_000  # type: ignore[attr-defined]
+        await asyncio.sleep(61)  # the wall clock is looked at once a minute while something waits
+        assert bodies(await peer.pull()) == [b"1", b"5", b"18"]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main, seed)
+
+
+def test_a_clock_set_back_a_year_does_not_hold_a_message_for_a_year() -> None:
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        await peer.send(b"late", properties="DELAY\x012\x02")
+        env.clock.skew_ms -= 365 * 86_400_000  # type: ignore[attr-defined]
+        await asyncio.sleep(61)
+        assert bodies(await peer.pull()) == [b"late"]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_was_acknowledged_survives_a_killed_process_and_a_power_cut(seed: int, power: bool) -> None:
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        acknowledged: dict[bytes, int] = {}
+        unknown = 0
+
+        async def sender(number: int) -> None:
+            nonlocal unknown
+            peer = SimPeer(sim, broker.address, f"10.0.1.{number}")
+            for count in range(200):
+                body = b"%d-%d" % (number, count)
+                try:
+                    answer = await peer.host.run(
+                        peer.client.request(
+                            broker.address,
+                            RemotingCommand.request(310, send_header(topic=f"T{count % 3}"), body=body),
+                            2.0,
+                        )
+                    )
+                except Exception:  # noqa: BLE001 - whatever the outcome, it is not an acknowledgement
+                    unknown += 1
+                    break
+                assert answer.code == 0
+                acknowledged[body] = 1
+                if count % 20 == 7:
+                    delayed = await peer.send(b"later-" + body, properties="DELAY\x013\x02")
+                    if delayed.code == 0:
+                        acknowledged[b"later-" + body] = 1
+            await peer.close()
+
+        tasks = [asyncio.create_task(sender(number)) for number in range(4)]
+        await asyncio.sleep(0.02 + sim.loop.random.random() * 0.3)
+        host.kill(power_cut=power)
+        if power:
+            disk.crash()
+        else:
+            disk.process_died()
+        await asyncio.wait(tasks)
+        for task in tasks:
+            if (error := task.exception()) is not None:  # a delayed send cut off in the middle
+                unknown += 1
+                assert "10911" in str(error)
+        assert acknowledged and unknown
+        host, broker = await started(sim, env, config())
+        assert broker.recovery is not None and not broker.recovery.clean
+        await asyncio.sleep(20)
+        peer = SimPeer(sim, broker.address)
+        found: set[bytes] = set()
+        for topic in ("T", "T0", "T1", "T2"):
+            offset = 0
+            while True:
+                answer = await peer.pull(topic, 0, offset, max_msg_nums=1024, suspend_timeout_millis=0)
+                if answer.code != 0:
+                    break
+                found.update(bodies(answer))
+                offset += len(bodies(answer))
+        assert set(acknowledged) <= found
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main, seed)
+
+
+def test_a_full_disk_refuses_messages_and_nothing_else_until_there_is_room() -> None:
+    async def main(sim: Simulation) -> None:
+        disk: SimDisk = sim.disk(capacity=400_000)
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        stored = 0
+        while (answer := await peer.send(bytes(10_000))).code == 0:
+            stored += 1
+            assert stored < 100
+        assert answer.code == 14 and "stor" in (answer.remark or "")
+        assert len(bodies(await peer.pull(max_msg_nums=1000))) == stored
+        assert (await peer.call(34, body=heartbeat("c", "T"))).code == 0
+        disk.capacity += 10_000_000
+        await asyncio.sleep(5)
+        codes = [(await peer.send(bytes(10_000))).code for _ in range(3)]
+        assert codes[-1] == 0
+        count = len(bodies(await peer.pull(max_msg_nums=1000)))
+        assert count == stored + codes.count(0)
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)

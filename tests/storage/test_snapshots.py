@@ -1,0 +1,76 @@
+"""Snapshot: atomic, two generations, newest valid wins."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from aiorocket.errors import StoreCorruptedError
+from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.storage import Snapshot
+from aiorocket.testing import SimDisk
+
+
+def made(disk: MemoryDisk) -> Snapshot:
+    disk.makedirs("d")
+    return Snapshot(disk, "d/state")
+
+
+def test_what_is_saved_is_loaded() -> None:
+    disk = MemoryDisk()
+    snapshot = made(disk)
+    assert snapshot.load() is None
+    for number in range(5):
+        snapshot.save({"number": number, "text": "ü\n\0"})
+        assert Snapshot(disk, "d/state").load() == {"number": number, "text": "ü\n\0"}
+    assert disk.listdir("d") == ["state.a", "state.b"]
+
+
+@pytest.mark.parametrize("newest", [True, False])
+def test_one_damaged_generation_leaves_the_other(newest: bool) -> None:
+    disk = MemoryDisk()
+    snapshot = made(disk)
+    snapshot.save({"number": 1})  # state.b
+    snapshot.save({"number": 2})  # state.a
+    image = {path: bytes(data) for path, data in disk.files.items()}
+    path = "/d/state.a" if newest else "/d/state.b"
+    good = image[path]
+    damaged = [good[:cut] for cut in range(len(good))]
+    damaged += [good[:at] + bytes([good[at] ^ bit]) + good[at + 1 :] for at in range(len(good)) for bit in (1, 4, 32)]
+    for data in damaged:
+        disk.files = {name: bytearray(content) for name, content in image.items()}
+        disk.files[path][:] = data
+        again = Snapshot(disk, "d/state")
+        assert again.load() == ({"number": 1} if newest else {"number": 2})
+        again.save({"number": 3})
+        assert Snapshot(disk, "d/state").load() == {"number": 3}
+
+
+def test_no_valid_generation_is_an_error_that_names_the_files() -> None:
+    disk = MemoryDisk()
+    snapshot = made(disk)
+    snapshot.save({})
+    disk.files["/d/state.b"][:] = b"rubbish"
+    with pytest.raises(StoreCorruptedError, match=r"d/state\.b"):
+        Snapshot(disk, "d/state").load()
+
+
+def test_a_failed_save_keeps_the_state_and_the_next_one_works() -> None:
+    for call in range(1, 12):
+        disk = SimDisk(call)
+        snapshot = made(disk)
+        snapshot.save({"number": 1})
+        disk.fail(call, errno.ENOSPC)
+        try:
+            snapshot.save({"number": 2})
+        except OSError:
+            disk.crash()
+            assert Snapshot(disk, "d/state").load() in ({"number": 1}, {"number": 2})
+        disk.crash()
+        disk._failures.clear()
+        again = Snapshot(disk, "d/state")
+        again.load()
+        again.save({"number": 3})
+        disk.crash()
+        assert Snapshot(disk, "d/state").load() == {"number": 3}
