@@ -30,7 +30,7 @@ def pytest_asyncio_loop_factories(
 
 def _threads() -> set[threading.Thread]:
     # A default executor's threads belong to the loop and end with it.
-    return {thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(("asyncio_", "uvloop_"))}
 
 
 def _sockets() -> set[str]:

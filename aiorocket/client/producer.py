@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +18,7 @@ from aiorocket.client.publish import Publish
 from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.client.session import Client
 from aiorocket.config import ProducerConfig
-from aiorocket.errors import RocketError, SendError, TopicNotFoundError, UsageError
+from aiorocket.errors import NotConnectedError, RocketError, SendError, TopicNotFoundError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt, SendStatus, check_group, check_topic
 from aiorocket.runtime.env import Env
 from aiorocket_protocol import (
@@ -36,6 +37,7 @@ __all__ = ("Producer",)
 
 _SEND = int(RequestCode.SEND_MESSAGE_V2)
 _OK = SendStatus.SEND_OK
+_FIRST_PAUSE = 0.05
 # A NamedTuple's own constructor is a Python function; this is half its price, twice per message.
 _header: Callable[[tuple[object, ...]], SendMessageRequestHeaderV2] = partial(
     tuple.__new__, SendMessageRequestHeaderV2
@@ -70,7 +72,8 @@ class Producer:
         self._lifecycle = Lifecycle(f"producer {group!r}")
         self._publish: dict[str, Publish] = {}
         self._in_flight = 0
-        self._room: list[asyncio.Future[None]] = []
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._idle: list[asyncio.Future[None]] = []
         self._ids: UniqueIds | None = None
         self._time = _not_started
 
@@ -124,10 +127,10 @@ class Producer:
         await self.stop()
 
     async def flush(self) -> None:
-        """Return when every send that is under way now has ended, one way or the other."""
-        while self._in_flight:
+        """Return when no send is under way: each ends within its timeout, one way or the other."""
+        if self._in_flight:
             waiter = self._loop.create_future()
-            self._room.append(waiter)
+            self._idle.append(waiter)
             await waiter
 
     # -- sending --
@@ -152,8 +155,8 @@ class Producer:
         ``timeout`` in seconds bounds the whole call, look-ups and retries included (default:
         ``ProducerConfig.send_timeout``).
 
-        UsageError for arguments that can never be sent, TopicNotFoundError when nobody has the topic, SendError
-        otherwise.
+        UsageError for arguments that can never be sent, TopicNotFoundError when the name servers say that nobody has
+        the topic, SendError otherwise.
         """
         flag = 0
         if type(topic) is not str:
@@ -214,7 +217,7 @@ class Producer:
             raise SendError(f"topic {topic!r}: the answer cannot be read: {error}", may_be_stored=True) from error
         finally:
             self._in_flight -= 1
-            if self._room:
+            if self._room or self._idle:
                 self._make_room()
 
     async def send_oneway(
@@ -304,7 +307,7 @@ class Producer:
             yield
         finally:
             self._in_flight -= 1
-            if self._room:
+            if self._room or self._idle:
                 self._make_room()
 
     async def open_topic(self, topic: str, timeout: float) -> Publish:
@@ -314,18 +317,32 @@ class Producer:
     async def _admit(self, topic: str, timeout: float) -> Publish:
         self._lifecycle.need_running()
         check_topic(topic)
+        trouble = ""
         try:
             async with asyncio.timeout(timeout):
+                pause = _FIRST_PAUSE
+                while True:
+                    try:
+                        publish = await self._open(topic)
+                        break
+                    except NotConnectedError as error:
+                        # Name servers come back; the time of this send is there to wait for them.
+                        trouble = str(error)
+                        await asyncio.sleep(pause)
+                        pause = min(2 * pause, 1.0)
                 while self._in_flight >= self.config.max_in_flight:
                     waiter = self._loop.create_future()
                     self._room.append(waiter)
-                    await waiter
-                return await self._open(topic)
+                    try:
+                        await waiter
+                    except BaseException:
+                        if waiter.done() and not waiter.cancelled():
+                            self._make_room()  # it was our turn and we cannot take it
+                        raise
+                return publish
         except TimeoutError:
-            raise SendError(
-                f"topic {topic!r}: no route, or no room beside {self._in_flight} sends in flight, within {timeout:g} s",
-                may_be_stored=False,
-            ) from None
+            what = trouble or f"topic {topic!r}: no route, or no room beside {self._in_flight} sends in flight"
+            raise SendError(f"{what} (tried for {timeout:g} s)", may_be_stored=False) from None
 
     async def _open(self, topic: str, *, refresh: bool = False) -> Publish:
         publish = self._publish.get(topic)
@@ -367,10 +384,17 @@ class Producer:
         self._publish.pop(route.topic, None)
 
     def _make_room(self) -> None:
-        room, self._room = self._room, []
-        for waiter in room:
+        """After the end of a send somebody waits for: the next one may begin, or all are done."""
+        while self._room and self._in_flight < self.config.max_in_flight:
+            waiter = self._room.popleft()
             if not waiter.done():
                 waiter.set_result(None)
+                break
+        if not self._in_flight:
+            idle, self._idle = self._idle, []
+            for waiter in idle:
+                if not waiter.done():
+                    waiter.set_result(None)
 
 
 def _not_started() -> float:

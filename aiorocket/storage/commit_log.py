@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ("CommitLog", "Group")
 
+#: Messages after which a group of flush="async" is written at once instead of at the end of the loop turn: a full read
+#: holds a producer's whole window, and answering it in one piece makes producer and broker wait for each other in turns.
+_BURST = 48
+
 _LOG = logging.getLogger("aiorocket.storage")
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Seconds between two looks at the free space while the store is full.
@@ -106,6 +110,8 @@ class CommitLog:
         self._committed = committed
         self._failed = failed
         self._sync_mode = config.flush == "sync"
+        #: Appends call ``flush`` when the group has this many messages.
+        self.burst = 1 << 62 if self._sync_mode else _BURST
         self._loop = asyncio.get_running_loop()
         self.segments: list[Segment] = []
         self._active: Segment | None = None
@@ -265,6 +271,12 @@ class CommitLog:
     def flush(self) -> None:
         """Write what has gathered. Called once per loop turn with appends, unless a flush is running."""
         group = self.group
+        if self._flushing is not None:
+            return  # its end begins the next flush
+        if not group.dones:
+            self.scheduled = False  # a burst has written what this was scheduled for
+            self._wake()
+            return
         group.seal(self.end)
         self._new_group()
         self._flushing = group

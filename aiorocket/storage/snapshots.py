@@ -1,8 +1,8 @@
 """Small state files: one JSON object, two generations, each with its checksum; the newest valid one wins.
 
 A save replaces the *older* generation atomically, so a crash, a torn write or a flipped bit in one file leaves the
-other. The first line of a file is ``aiorocket-state 1 CRC32 GENERATION``, then the JSON text follows; the checksum covers
-the generation, its newline and the text.
+other. The first line of a file is ``aiorocket-state 1 CRC32 GENERATION``, then the JSON text follows; the checksum
+covers the generation, its newline and the text.
 """
 
 from __future__ import annotations

@@ -239,6 +239,8 @@ class MessageStore:
         if not log.scheduled:
             log.scheduled = True
             self._loop.call_soon(log.flush)
+        elif len(group.dones) >= log.burst:
+            log.flush()
 
     def append_batch(
         self,

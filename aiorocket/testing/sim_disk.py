@@ -7,10 +7,11 @@ import asyncio
 import errno
 import os
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from aiorocket.runtime.disk import Buffer, File, Lock, MemoryDisk, MemoryFile
+from aiorocket.runtime.disk import Buffer, File, MemoryDisk, MemoryFile
 
 __all__ = ("SimDisk",)
 
@@ -132,6 +133,7 @@ class SimDisk(MemoryDisk):
         self._unsynced_names: dict[str, list[list[tuple[str, bytearray | None]]]] = {}
         self._failures: dict[int, int] = {}
         self._busy_until = 0.0
+        self._jobs: deque[tuple[asyncio.Future[Any], Callable[..., Any], tuple[object, ...]]] = deque()
 
     # -- faults
     # ---------------------------------------------------------------------------------------------------------
@@ -156,9 +158,13 @@ class SimDisk(MemoryDisk):
         self._names = dict(self.files)
 
     def process_died(self) -> None:
-        """The process that used the disk was killed: its locks and handles are gone, the kernel keeps its writes."""
+        """The process that used the disk was killed: its locks and handles are gone, the kernel keeps its writes.
+
+        Call this or ``crash`` whenever the SimHost that uses the disk is killed.
+        """
         self.era += 1
         self.locks.clear()
+        self._jobs.clear()
         self._busy_until = 0.0
 
     # -- what files call
@@ -220,9 +226,6 @@ class SimDisk(MemoryDisk):
     def free_bytes(self, path: str) -> int:
         return min(self.free, self.room())
 
-    def lock(self, path: str) -> Lock:
-        return super().lock(path)
-
     def _changed(self, name: str, group: list[tuple[str, bytearray | None]]) -> None:
         self._unsynced_names.setdefault(os.path.dirname(name), []).append(group)
 
@@ -237,12 +240,15 @@ class SimDisk(MemoryDisk):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._busy_until = max(loop.time(), self._busy_until) + self._draw.uniform(*self.latency)
-        loop.call_at(self._busy_until, self._job, future, self.era, fn, args)
+        # Jobs wait in a queue, not in the timers, which fire in any order when they are due in one instant.
+        self._jobs.append((future, fn, args))
+        loop.call_at(self._busy_until, self._job, self.era)
         return future
 
-    def _job(self, future: asyncio.Future[T], era: int, fn: Callable[..., T], args: tuple[object, ...]) -> None:
+    def _job(self, era: int) -> None:
         if era != self.era:
             return  # the process died before its job began
+        future, fn, args = self._jobs.popleft()
         try:
             result = fn(*args)
         except Exception as error:  # noqa: BLE001 - whoever awaits the job gets its error

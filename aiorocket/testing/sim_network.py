@@ -369,7 +369,8 @@ class SimTransport(asyncio.Transport):
 
     def _send(self, piece: bytes | None) -> None:
         self._last_arrival = max(self._last_arrival, self._loop.time() + self._network.delay())
-        # The piece travels in a queue, not in the timer: timers of one instant fire in any order, a stream keeps its own.
+        # The piece travels in a queue, not in the timer: timers of one instant fire in any order, a stream keeps its
+        # own.
         self.peer.wire.append(piece)
         self._loop.call_at(self._last_arrival, self.peer.arrive, context=contextvars.Context())
 
