@@ -3,7 +3,9 @@
     python -m bench.hotspots single --top 25
     python -m bench.hotspots drain --role broker
 
-cProfile makes calls dearer than they are, so trust the order and the counts, and ``bench.run`` for microseconds.
+cProfile makes calls dearer than they are and reads the wall clock: a write that wakes its reader on the same core is
+charged with what the reader does. Trust the order and the counts, and ``bench.run`` for microseconds. What it cannot
+show (page faults, garbage collection, the kernel's share) needs ``perf`` or py-spy on the running processes.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from rich.table import Table
 
 from bench import scenarios
 from bench.processes import ROOT, Child
+
+WARM = 3_200
 
 
 def record(scenario: str, count: int, directory: str, data: str) -> dict[str, str]:
@@ -36,6 +40,7 @@ def record(scenario: str, count: int, directory: str, data: str) -> dict[str, st
             with scenarios.client("producer", server, *instrument("producer")) as sends:
                 sends.answer(), sends.ask(**load)
                 finish(sends)
+            server.child.ask(do="begin")
             with scenarios.client("consumer", server, "--wait", *instrument("consumer")) as takes:
                 takes.answer(), takes.ask(do="expect", count=count)
                 finish(takes)
@@ -45,7 +50,11 @@ def record(scenario: str, count: int, directory: str, data: str) -> dict[str, st
                 scenarios.client("consumer", server, *instrument("consumer")) as takes,
             ):
                 sends.answer(), takes.answer()
-                takes.tell(do="expect", count=count)
+                takes.tell(do="expect", count=WARM)
+                sends.ask(**{**load, "count": WARM}), takes.answer()
+                for child in (server.child, sends, takes):
+                    child.ask(do="begin")
+                takes.tell(do="expect", count=WARM + count)
                 sends.ask(**load), takes.answer()
                 finish(sends)
                 finish(takes)

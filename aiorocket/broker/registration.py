@@ -108,13 +108,13 @@ class Registration:
 
     async def _keep(self) -> None:
         while True:
-            self._wake.clear()
             retry = self.failures and not self._refused
             try:
                 async with asyncio.timeout(RETRY_AFTER if retry else self._config.register_interval):
                     await self._wake.wait()
             except TimeoutError:
                 pass  # the interval is over, that is what we waited for
+            self._wake.clear()  # before the round: what changes during it needs another one
             await self.register()
 
     def _lost(self, _connection: object) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.names import SCHEDULE_TOPIC
-from aiorocket.errors import StoreError
+from aiorocket.errors import RocketError, StoreError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import ProtocolError, RecordView, encode_properties, tags_code
@@ -30,6 +30,8 @@ _log = logging.getLogger("aiorocket.broker")
 MAX_SLEEP = 60.0
 #: Messages that may wait for the store at once; more would only make the group behind them longer.
 MAX_IN_FLIGHT = 1024
+#: Messages of one level read at a time.
+BATCH = 256
 #: Seconds until a message that the store refused is tried again.
 RETRY_AFTER = 1.0
 #: Seconds that closing waits for messages on their way.
@@ -99,7 +101,12 @@ class DelayDelivery:
             return
         schedule.skip_to(level, store.min_offset(SCHEDULE_TOPIC, queue_id))
         first = schedule.position(level)
-        entries = store.entries(SCHEDULE_TOPIC, queue_id, first, min(room, 256))
+        try:
+            entries = store.entries(SCHEDULE_TOPIC, queue_id, first, min(room, BATCH))
+        except (RocketError, OSError) as error:
+            _log.error("delayed messages of level %d cannot be read: %s", level, error)
+            schedule.defer(level, self._clock.wall_ms())
+            return
         waiting = [(first + index, due) for index, (_, _, due) in enumerate(entries)]
         places = {first + index: physical for index, (physical, _, _) in enumerate(entries)}
         for offset in schedule.take(level, waiting, self._clock.wall_ms()):
@@ -107,10 +114,17 @@ class DelayDelivery:
 
     def _move(self, level: int, offset: int, physical: int) -> None:
         """Store one due message under its own topic."""
-        data = self._store.read_record(physical)
+        try:
+            data = self._store.read_record(physical)
+        except OSError as error:
+            _log.error("delayed message at level %d offset %d cannot be read: %s", level, offset, error)
+            self._failed(level, offset)
+            return
+        except RocketError as error:
+            self._give_up(level, offset, error)
+            return
         if data is None:
-            _log.error("delayed message at level %d offset %d is gone from the log", level, offset)
-            self._schedule.stored(level, offset)
+            self._give_up(level, offset, "it is gone from the log")
             return
         view = RecordView(data, 0, len(data))
         try:
@@ -121,8 +135,7 @@ class DelayDelivery:
             properties["WAIT"] = "false"
             text = encode_properties(properties)
         except (KeyError, ValueError, ProtocolError) as error:
-            _log.error("delayed message at level %d offset %d cannot be delivered: %r", level, offset, error)
-            self._schedule.stored(level, offset)
+            self._give_up(level, offset, error)
             return
         tag = properties.get("TAGS")
 
@@ -154,6 +167,13 @@ class DelayDelivery:
             )
         except StoreError:
             self._failed(level, offset)
+        except (RocketError, ProtocolError) as error:
+            self._give_up(level, offset, error)
+
+    def _give_up(self, level: int, offset: int, why: object) -> None:
+        """One message that can never be delivered must not stop those behind it; it stays in the log."""
+        _log.error("delayed message at level %d offset %d cannot be delivered: %s", level, offset, why)
+        self._schedule.stored(level, offset)
 
     def _failed(self, level: int, offset: int) -> None:
         self._schedule.failed(level, offset)
@@ -163,7 +183,11 @@ class DelayDelivery:
     def _again(self) -> None:
         self._retry = None
         for level, offset in self._schedule.retry():
-            entries = self._store.entries(SCHEDULE_TOPIC, level - 1, offset, 1)
+            try:
+                entries = self._store.entries(SCHEDULE_TOPIC, level - 1, offset, 1)
+            except (RocketError, OSError):
+                self._failed(level, offset)
+                continue
             if entries:
                 self._move(level, offset, entries[0][0])
             else:

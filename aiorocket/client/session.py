@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -87,7 +86,7 @@ class Client:
         self._own_env = env is None
         self.env = env or real_env()
         self._lifecycle = Lifecycle("this Client")
-        self._instance = config.instance or f"{os.getpid()}#{self.env.entropy.token(6).hex()}"
+        self._instance = config.instance or self.env.entropy.token(8).hex()
         self._producers: dict[str, object] = {}
         self._consumers: dict[str, GroupMember] = {}
         # Rises with every change of what a heartbeat says; a connection remembers which one it carried last.

@@ -45,8 +45,8 @@ _ACCEPT_MSGPACK = "msgpack"
 #: From this size on a part is handed to the socket as it is; below, copying it into one buffer is cheaper.
 _LARGE = 4096
 _MAX_OPAQUE = 0x7FFF_FFFF
-#: Parts after which a loop turn's write goes out early: with a window of hundreds the peer can then begin with the first
-#: part of it while the rest is still being made, instead of both sides waiting for each other in turns.
+#: Parts after which a loop turn's write goes out early: with a window of hundreds the peer can then begin with the
+#: first part of it while the rest is still being made, instead of both sides waiting for each other in turns.
 _BURST = 64
 _TYPES = {"auto": JSON, "json": JSON, "rocketmq": ROCKETMQ, "msgpack": MSGPACK}
 _NAMES = {JSON: "JSON", ROCKETMQ: "ROCKETMQ", MSGPACK: "msgpack"}
@@ -115,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._splitter = FrameSplitter()
         self._requests: dict[int, asyncio.Future[RemotingCommand]] = {}
-        self._timeouts: TimeoutQueue[tuple[int, int]] = TimeoutQueue(loop, self._expire, self._abandon)
+        self._timeouts: TimeoutQueue[int] = TimeoutQueue(loop, self._requests, self._expire)
         self._opaque = 0
         self._out: list[Buffer] = []
         self._out_bytes = 0
@@ -162,7 +162,7 @@ class Connection(asyncio.BufferedProtocol):
         head = encode_head(command, kind)
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
         self._requests[opaque] = future
-        self._timeouts.add(timeout, future, (opaque, command.code))
+        self._timeouts.add(timeout, opaque, command.code)
         out = self._out
         if not out:
             self._loop.call_soon(self._flush)
@@ -492,10 +492,11 @@ class Connection(asyncio.BufferedProtocol):
         self._out = []
         self._held_frames.clear()
         self._timeouts.close()
-        requests, self._requests = self._requests, {}
+        unanswered = list(self._requests.values())
+        self._requests.clear()
         if self._is_client and self.config.serializer == "msgpack" and self._peer_type < 0:
             reason += " (serializer='msgpack' is forced, the peer never answered in it: perhaps it cannot: use 'auto')"
-        for future in requests.values():
+        for future in unanswered:
             if not future.done():
                 future.set_exception(
                     type(self._fault)(str(self._fault))
@@ -509,9 +510,7 @@ class Connection(asyncio.BufferedProtocol):
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _expire(self, future: asyncio.Future[RemotingCommand], what: tuple[int, int], timeout: float) -> None:
-        opaque, code = what
-        self._requests.pop(opaque, None)
+    def _expire(self, future: asyncio.Future[RemotingCommand], code: int, timeout: float) -> None:
         future.set_exception(
             RequestTimeoutError(f"{self.peer} did not answer request code {code} within {timeout:.3g} s")
         )
@@ -532,9 +531,6 @@ class Connection(asyncio.BufferedProtocol):
         silence = now - self._suspect_since
         if silence >= self.config.request_timeout - 0.001:
             self.abort(f"{self.peer} has been silent for {silence:.1f} s while requests waited")
-
-    def _abandon(self, future: asyncio.Future[RemotingCommand], what: tuple[int, int]) -> None:
-        self._requests.pop(what[0], None)
 
     def sweep(self, now: float) -> None:
         """Close when idle, stuck within a frame, or not reading. Called every now and then by the owner's one timer."""

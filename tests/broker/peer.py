@@ -100,7 +100,7 @@ class Peer:
         return command
 
     async def call(self, code: int, header: Any = None, body: bytes = b"", **ext: str) -> RemotingCommand:
-        await self.ask(code, header, body, **ext)
+        await self.ask(code, header, body, oneway=False, **ext)
         return await self.answer()
 
     async def close(self) -> None:

@@ -133,7 +133,7 @@ async def test_bounds_and_times_of_a_queue(peer: Peer) -> None:
     assert (await peer.call(31, None, topic="T", queueId="0")).read(GetMaxOffsetResponseHeader).offset == 0
 
     async def search(ms: int, **boundary: str) -> int:
-        answer = await peer.call(29, None, topic="T", queueId="0", timestamp=str(ms), **boundary)
+        answer = await peer.call(29, None, b"", topic="T", queueId="0", timestamp=str(ms), **boundary)
         return answer.read(SearchOffsetResponseHeader).offset
 
     assert await search(0) == 0

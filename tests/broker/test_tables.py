@@ -52,8 +52,8 @@ def test_names_outside_the_whitelist_become_nothing(name: str) -> None:
     topics = table()
     refused = topics.create_on_send(name, "TBW102", 4)
     assert isinstance(refused, Refusal) and refused.code == 29
-    refused = topics.configure(Topic(name, 1, 1))
-    assert isinstance(refused, Refusal) and refused.code == 29
+    unset = topics.configure(Topic(name, 1, 1))
+    assert isinstance(unset, Refusal) and unset.code == 29
     assert name not in topics and topics.version == 0
 
 

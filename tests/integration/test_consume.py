@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from aiorocket import (
-    ClientConfig,
     Client,
+    ClientConfig,
     Consumer,
     ConsumerConfig,
     DeadLetter,

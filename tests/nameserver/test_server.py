@@ -54,7 +54,7 @@ class Peer:
         self.writer.write(RemotingCommand.request(code, header, body=body, ext=ext or None))
         await self.writer.drain()
         answer = await self.reader.read()
-        assert answer is not None
+        assert isinstance(answer, RemotingCommand)
         return answer
 
     async def close(self) -> None:

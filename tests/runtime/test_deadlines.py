@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
+from collections.abc import Callable
+from itertools import count
 
 from aiorocket.runtime import DeadlineDriver, TimeoutQueue
 from aiorocket.testing import Simulation, simulate
@@ -31,22 +34,37 @@ def test_driver_fires_once_per_deadline_and_follows_changes() -> None:
     assert simulate(main) == [2.0, 4.0, 5.0]
 
 
+def watched(
+    sim: Simulation, expired: Callable[[str, float], None]
+) -> tuple[TimeoutQueue[str], dict[int, asyncio.Future[None]], Callable[[float, str], int]]:
+    """A queue, the dict it watches, and a function that adds a fresh future under the next key."""
+    waiting: dict[int, asyncio.Future[None]] = {}
+    queue: TimeoutQueue[str] = TimeoutQueue(sim.loop, waiting, lambda _, what, __: expired(what, sim.loop.time()))
+    keys = count()
+
+    def add(timeout: float, what: str) -> int:
+        key = next(keys)
+        waiting[key] = sim.loop.create_future()
+        queue.add(timeout, key, what)
+        return key
+
+    return queue, waiting, add
+
+
 def test_timeouts_of_different_lengths_expire_in_time() -> None:
     async def main(sim: Simulation) -> None:
         expired: list[tuple[str, float]] = []
-        queue: TimeoutQueue[str] = TimeoutQueue(sim.loop, lambda f, what, _: expired.append((what, sim.loop.time())))
-        new = sim.loop.create_future
-        answered = new()
-        queue.add(3.0, answered, "answered")
-        queue.add(3.0, new(), "three")
-        queue.add(1.0, new(), "one")
-        queue.add(30.0, new(), "thirty")
+        queue, waiting, add = watched(sim, lambda what, at: expired.append((what, at)))
+        answered = add(3.0, "answered")
+        add(3.0, "three")
+        add(1.0, "one")
+        add(30.0, "thirty")
         await asyncio.sleep(0.5)
-        queue.add(3.0, new(), "later")
-        answered.set_result(None)
+        add(3.0, "later")
+        waiting.pop(answered).set_result(None)
         await asyncio.sleep(100)
         assert expired == [("one", 1.0), ("three", 3.0), ("later", 3.5), ("thirty", 30.0)]
-        assert len(queue) == 0
+        assert len(queue) == 0 and not waiting
 
     simulate(main)
 
@@ -54,10 +72,10 @@ def test_timeouts_of_different_lengths_expire_in_time() -> None:
 def test_very_many_lengths_expire_at_most_a_step_late() -> None:
     async def main(sim: Simulation) -> None:
         late: list[float] = []
-        queue: TimeoutQueue[float] = TimeoutQueue(sim.loop, lambda f, due, _: late.append(sim.loop.time() - due))
+        _, _, add = watched(sim, lambda due, at: late.append(at - float(due)))
         for n in range(500):
             timeout = 1 + n * 0.00713
-            queue.add(timeout, sim.loop.create_future(), sim.loop.time() + timeout)
+            add(timeout, repr(sim.loop.time() + timeout))
         await asyncio.sleep(60)
         assert len(late) == 500
         assert all(-1e-9 <= delay <= TimeoutQueue.STEP + 1e-9 for delay in late)
@@ -65,19 +83,26 @@ def test_very_many_lengths_expire_at_most_a_step_late() -> None:
     simulate(main)
 
 
-def test_answered_requests_do_not_pile_up() -> None:
+def test_answered_requests_do_not_pile_up_and_cancelled_ones_leave_the_owner() -> None:
     async def main(sim: Simulation) -> None:
-        dropped: list[int] = []
-        queue: TimeoutQueue[int] = TimeoutQueue(sim.loop, lambda *_: None, lambda future, what: dropped.append(what))
+        queue, waiting, add = watched(sim, lambda *_: None)
         for n in range(20_000):
-            future = sim.loop.create_future()
-            queue.add(30.0, future, n)
+            key = add(30.0, "")
             if n % 1000:
-                future.set_result(None)
+                waiting.pop(key).set_result(None)
             else:
-                future.cancel()
-        assert len(queue) < 2048
+                waiting[key].cancel()
+        assert len(queue) < 2048 and len(waiting) < 5
         queue.close()
-        assert dropped[:3] == [0, 1000, 2000]
+
+    simulate(main)
+
+
+def test_an_answer_is_not_kept_until_its_deadline() -> None:
+    async def main(sim: Simulation) -> None:
+        _, waiting, add = watched(sim, lambda *_: None)
+        answer = weakref.ref(waiting[add(30.0, "")])
+        waiting.clear()
+        assert answer() is None
 
     simulate(main)

@@ -94,6 +94,11 @@ class DelaySchedule:
         entry = self._levels[level - 1]
         entry.next = max(entry.next, first)
 
+    def defer(self, level: int, now_ms: int) -> None:
+        """The head of ``level`` could not be read: look again in a second, or after its delay if that is less."""
+        entry = self._levels[level - 1]
+        entry.due = now_ms + min(1000, max(1, entry.delay_ms))
+
     def stored(self, level: int, offset: int) -> None:
         """The message at ``offset`` is stored under its own topic (or can never be): progress may pass it."""
         self._levels[level - 1].in_flight.discard(offset)

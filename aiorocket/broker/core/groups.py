@@ -84,7 +84,7 @@ class GroupConfigs:
         if not is_group_name(group):
             return Refusal(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"group {group!r:.300}: 1 to 255 of the characters % | a-z A-Z 0-9 _ - are allowed",
+                f"group {group!r:.300}: 1 to 248 of the characters % | a-z A-Z 0-9 _ - are allowed",
             )
         config = GroupConfig(group, retry_max_times=self._retry_max_times)
         self._configs[group] = config

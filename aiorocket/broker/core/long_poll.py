@@ -81,21 +81,23 @@ class LongPolls:
         return False
 
     def arrived(self, topic: str, queue_id: int, max_offset: int, tags_code: int | None) -> Iterable[ParkedPull]:
-        """The pulls to run again because their queue now ends at ``max_offset``; they are no longer parked.
+        """The pulls to run again because their queue now ends at ``max_offset``. They stay parked, with the deadline
+        they have, until ``answered``: what is read may still not match their filter.
 
-        ``tags_code`` is that of the one new message, None when there are several; pulls it cannot match stay.
+        ``tags_code`` is that of the one new message, None when there are several; pulls it cannot match are left out.
         """
         parked = self._by_queue.get((topic, queue_id))
         if parked is None:
             return ()
-        woken = [
+        return [
             pull
             for pull in parked.values()
             if pull.scanned < max_offset and (tags_code is None or pull.accept is None or pull.accept(tags_code))
         ]
-        for pull in woken:
-            self._remove(pull)
-        return woken
+
+    def answered(self, pull: ParkedPull) -> None:
+        """Take a pull out that was found by ``arrived``."""
+        self._remove(pull)
 
     def withdraw_queue(self, topic: str, queue_id: int) -> list[ParkedPull]:
         """All pulls of a queue that goes away."""

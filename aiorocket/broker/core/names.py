@@ -51,7 +51,8 @@ SYSTEM_GROUPS = frozenset(
 )
 
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}", re.ASCII)
-_GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,255}", re.ASCII)
+# RocketMQ allows 255, but %RETRY%group becomes a directory, and no file system of ours has longer names than 255.
+_GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,248}", re.ASCII)
 
 
 class Refusal(NamedTuple):

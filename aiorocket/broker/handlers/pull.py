@@ -151,38 +151,35 @@ class PullHandlers:
         self._resume(self.polls.expire(now), last=True)
 
     def _resume(self, pulls: Iterable[ParkedPull], *, last: bool = False) -> None:
-        """Run pulls again. Many of them often want exactly the same bytes (a broadcast, an idle group): those are read
-        once."""
+        """Run pulls again, for the ``last`` time when they are not parked any more.
+
+        Many of them often want exactly the same bytes (a broadcast, an idle group): those are read once.
+        """
         seen: tuple[object, ...] | None = None
         result: ReadResult | None = None
         for pull in pulls:
             waiting: _Waiting = pull.request
-            connection = waiting.connection
-            if connection.closed:
-                continue
             header = waiting.header
             count, size = self._count(header), self._bytes(header)
             wanted = (pull.queue, pull.scanned, count, size, pull.accept)
-            try:
-                if result is None or wanted != seen:
+            if result is None or wanted != seen:
+                try:
                     result = self._read(header.topic, header.queue_id, pull.scanned, count, size, pull.accept)
-                    seen = wanted
-            except RocketError as error:
-                result = None
-                connection.reply(
-                    waiting.command, RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=str(error))
-                )
-                continue
-            if result.status is ReadStatus.FOUND:
-                connection.reply(waiting.command, _found(result))
-            elif not last and (result.status is ReadStatus.NO_MATCHED_MESSAGE or _is_at_end(result, pull.scanned)):
-                # News, but not for this filter: go on waiting behind it.
-                pull.scanned = max(pull.scanned, result.next_offset)
-                now = self._loop.time()
-                if self.polls.park(pull, max(0.0, pull.deadline - now), now):
-                    self._driver.update()
-            else:
-                connection.reply(waiting.command, _not_found(result, pull.scanned))
+                except (RocketError, OSError) as error:
+                    result = None
+                    answer = RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=f"the store failed: {error}")
+                seen = wanted
+            if result is not None:
+                if result.status is ReadStatus.FOUND:
+                    answer = _found(result)
+                elif last or not (result.status is ReadStatus.NO_MATCHED_MESSAGE or _is_at_end(result, pull.scanned)):
+                    answer = _not_found(result, pull.scanned)
+                else:  # news, but not for this filter: go on waiting behind it
+                    pull.scanned = max(pull.scanned, result.next_offset)
+                    continue
+            if not last:
+                self.polls.answered(pull)
+            waiting.connection.reply(waiting.command, answer)
 
     def _count(self, header: PullMessageRequestHeader) -> int:
         return min(max(1, header.max_msg_nums), self._max_messages)
