@@ -70,7 +70,7 @@ class Embedded:
         """Stop the broker and start one on the same directory and port. UsageError for a broker that keeps its
         messages in memory: there would be nothing left to start on."""
         if self.config.data is None:
-            raise UsageError("this broker keeps its messages in memory: embed(directory) makes one that can be restarted")
+            raise UsageError("this broker keeps its messages in memory: embed(directory) makes one that can restart")
         port = self.broker.port
         await self.broker.close()
         self.config = replace(self.config, port=port)

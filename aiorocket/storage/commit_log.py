@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ("CommitLog", "Group")
 
 #: Messages after which a group of flush="async" is written at once instead of at the end of the loop turn: a full read
-#: holds a producer's whole window, and answering it in one piece makes producer and broker wait for each other in turns.
+#: holds a producer's whole window, and answering it in one piece makes producer and broker wait for each other.
 _BURST = 48
 
 _LOG = logging.getLogger("aiorocket.storage")

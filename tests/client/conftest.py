@@ -1,4 +1,5 @@
-"""A name server and a broker of a few lines that answer as a test wants: the client's counterpart when things go wrong."""
+"""A name server and a broker of a few lines that answer as a test wants: the client's counterpart when things go
+wrong."""
 
 from __future__ import annotations
 

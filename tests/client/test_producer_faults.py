@@ -1,4 +1,5 @@
-"""A send against a broker that answers badly, late or not at all: each ends in its time and says whether it may be stored."""
+"""A send against a broker that answers badly, late or not at all: each ends in its time and says whether it may be
+stored."""
 
 from __future__ import annotations
 

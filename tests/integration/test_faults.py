@@ -38,7 +38,8 @@ from aiorocket.runtime import real_env
 
 async def main():
     port, nameserver, data = sys.argv[1:]
-    broker = Broker(real_env(), BrokerConfig(port=int(port), nameservers=(nameserver,), data=data, register_interval=0.5))
+    config = BrokerConfig(port=int(port), nameservers=(nameserver,), data=data, register_interval=0.5)
+    broker = Broker(real_env(), config)
     await broker.start()
     print(broker.port, flush=True)
     await asyncio.Event().wait()
@@ -71,7 +72,9 @@ async def broker_process(port: int, names: NameServer, data: Path) -> tuple[asyn
 
 
 @pytest.mark.crash
-async def test_a_broker_killed_while_sends_are_in_flight_loses_nothing_acknowledged(tmp_path: Path, until: Until) -> None:
+async def test_a_broker_killed_while_sends_are_in_flight_loses_nothing_acknowledged(
+    tmp_path: Path, until: Until
+) -> None:
     acknowledged: dict[bytes, SendReceipt] = {}
     uncertain: set[bytes] = set()
     surely_not: set[bytes] = set()
@@ -180,7 +183,8 @@ async def test_two_brokers_of_one_topic_and_one_dies(tmp_path: Path, until: Unti
 
         await first.create_topic("t", queues=1)
         env = memory_env()
-        second = Broker(env, BrokerConfig(name="broker-b", port=0, nameservers=first.nameservers, register_interval=0.3))
+        settings = BrokerConfig(name="broker-b", port=0, nameservers=first.nameservers, register_interval=0.3)
+        second = Broker(env, settings)
         await second.start()
         try:
             async with first.client() as client:

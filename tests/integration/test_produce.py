@@ -41,7 +41,7 @@ async def test_an_unknown_topic_is_created_by_the_first_send(mq: Embedded) -> No
 
 async def test_without_auto_creation_an_unknown_topic_is_an_error_that_says_so() -> None:
     async with embed(broker={"auto_create_topics": False}) as mq, mq.producer() as producer:
-        with pytest.raises(TopicNotFoundError, match="'nowhere'.*no broker creates topics by itself: create it first"):
+        with pytest.raises(TopicNotFoundError, match=r"'nowhere'.*no broker creates topics by itself: create it first"):
             await producer.send("nowhere", b"x")
         await mq.create_topic("somewhere")
         assert (await producer.send("somewhere", b"x")).offset == 0
