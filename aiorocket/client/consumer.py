@@ -128,7 +128,7 @@ class Consumer:
 
         ``start_from`` matters only in queues the group has no offset for: "last" is what comes from now on, "first"
         all there is, an aware datetime (or milliseconds) what was stored since. On a running consumer this returns
-        once the topic's queues are assigned, or raises as ``start`` does.
+        once the topic's queues are assigned, or raises as ``start`` does; the subscription stays and is tried further.
         """
         check_topic(topic)
         wanted, start = check_tags(tags), parse_start(start_from)

@@ -177,5 +177,3 @@ class Rebalancer:
                     SearchOffsetRequestHeader(queue.topic, queue.queue_id, start.millis),
                 )
                 return max(0, answer.read(SearchOffsetResponseHeader).offset), False
-            case Ask.ZERO:
-                return 0, False

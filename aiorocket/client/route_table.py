@@ -69,10 +69,6 @@ class RouteTable:
         self._watchers.append(callback)
         return lambda: self._watchers.remove(callback)
 
-    def forget(self, topic: str) -> None:
-        """Nobody uses the topic any more: no refreshes, and no heartbeats to brokers only it needs."""
-        self._routes.pop(topic, None)
-
     async def get(self, topic: str, *, refresh: bool = False) -> TopicRoute:
         """TopicNotFoundError when a name server says so, NotConnectedError when none answers."""
         route = self._routes.get(topic)

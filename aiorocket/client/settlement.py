@@ -111,11 +111,12 @@ class Settlement:
         await self._consumer.client.call(address, code, header, timeout=_SEND_BACK_TIMEOUT)
 
     async def _by_message(self, message: Message, delay_level: int, limit: int) -> None:
-        """The fall-back of rocketmq-protocol 6.11. Any broker of the retry topic will do."""
+        """The fall-back of rocketmq-protocol 6.11. Any broker of the retry topic will do; it moves what has been tried
+        more often than allowed to the dead letters by itself."""
         group = self._consumer.group
         times = message.reconsume_times + 1
         dead = delay_level == DEAD_LETTER_LEVEL or times >= limit
-        topic = f"%DLQ%{group}" if dead else f"%RETRY%{group}"
+        topic = f"%RETRY%{group}"
         properties = {name: value for name, value in message.properties.items() if name not in _NOT_COPIED}
         properties[PROPERTY_RETRY_TOPIC] = message.topic
         properties[PROPERTY_ORIGIN_MESSAGE_ID] = message.properties.get(PROPERTY_ORIGIN_MESSAGE_ID, message.msg_id)
@@ -124,8 +125,8 @@ class Settlement:
         text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
         letter = Letter(
             topic, message.raw_body, text, message.msg_id, message.sys_flag & _KEPT_FLAGS, message.flag,
-            message.born_timestamp, group=INNER_PRODUCER, reconsume_times=0 if dead else times,
-            max_reconsume_times=None if dead else limit - 1,
+            message.born_timestamp, group=INNER_PRODUCER, reconsume_times=max(times, limit) if dead else times,
+            max_reconsume_times=limit - 1,
         )  # fmt: skip
         deadline = asyncio.get_running_loop().time() + _SEND_BACK_TIMEOUT
         publish = await self._open(topic)

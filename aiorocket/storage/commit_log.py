@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ("CommitLog", "Group")
 
-#: Messages after which a group of flush="async" is written at once instead of at the end of the loop turn: a full read
-#: holds a producer's whole window, and answering it in one piece makes producer and broker wait for each other.
+#: Messages after which a group of flush="async" is written at once instead of at the end of the loop turn: a full
+#: read holds a producer's whole window, and answering it in one piece makes producer and broker wait for each other.
 _BURST = 48
 
 _LOG = logging.getLogger("aiorocket.storage")
@@ -127,6 +127,7 @@ class CommitLog:
         #: Why appends are refused; None while they are not.
         self.refusal: StoreError | None = None
         self._flushing: Group | None = None
+        self._committing = False
         self._rolling_back = False
         self._probe_at = 0.0
         self._sync_timer: asyncio.TimerHandle | None = None
@@ -271,7 +272,7 @@ class CommitLog:
     def flush(self) -> None:
         """Write what has gathered. Called once per loop turn with appends, unless a flush is running."""
         group = self.group
-        if self._flushing is not None:
+        if self._flushing is not None or self._committing:
             return  # its end begins the next flush
         if not group.dones:
             self.scheduled = False  # a burst has written what this was scheduled for
@@ -331,7 +332,12 @@ class CommitLog:
         else:
             self.scheduled = False
             self._wake()
-        self._committed(group)
+        # A callback may append, and many may make a burst: it waits for its turn, or they would nest without end.
+        self._committing = True
+        try:
+            self._committed(group)
+        finally:
+            self._committing = False
 
     def _flush_failed(self, group: Group, error: BaseException) -> None:
         behind = self.group

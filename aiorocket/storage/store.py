@@ -173,7 +173,7 @@ class MessageStore:
         done: Done,
     ) -> None:
         """Give the message its place now; ``done(PutResult)`` is called on the loop when it is durable (or cannot
-        be).
+        be); with ``flush="async"`` that may be before this returns.
 
         Raises, with nothing assigned: StoreFullError, StoreBusyError (too much waits), StoreBrokenError, StoreError
         (larger than a segment), UsageError (topic or queue id), ProtocolError (a number or length that a record

@@ -77,7 +77,7 @@ async def test_a_late_loss_of_the_connection_does_not_start_the_time_anew(script
     def drop(connection: object, command: RemotingCommand) -> None:
         loop.call_later(0.25, connection.abort, "scripted")  # type: ignore[attr-defined]
 
-    scripted.on_send = drop  # type: ignore[assignment]
+    scripted.on_send = drop
     async with Producer("p", nameservers=scripted.address, config=ProducerConfig(retries=100)) as producer:
         started = loop.time()
         with pytest.raises(SendError) as caught:
@@ -94,7 +94,7 @@ async def test_the_other_broker_takes_over(scripted_pair: Scripted) -> None:
         local = connection.local  # type: ignore[attr-defined]
         return refusal(ResponseCode.SERVICE_NOT_AVAILABLE) if local == bad else peer.stored()
 
-    peer.on_send = answer  # type: ignore[assignment]
+    peer.on_send = answer
     async with Producer("p", nameservers=peer.address) as producer:
         receipts = [await producer.send("t", b"x") for _ in range(8)]
     assert {receipt.queue.broker_name for receipt in receipts} == {"broker-1"}

@@ -26,6 +26,7 @@ from aiorocket import (
     TopicNotFoundError,
     UsageError,
 )
+from aiorocket.client.settlement import Settlement
 
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
@@ -386,6 +387,40 @@ async def test_the_full_way_in_every_serialisation(mq: Embedded, until: Until, s
             await producer.send("t", b"\x00\xff" * 5000, properties={"größe": "ü"})
             await until(lambda: len(seen) == 2)
     assert seen == [(b"\x00\xff" * 5000, "ü", 1), (b"\x00\xff" * 5000, "ü", 2)]
+
+
+@pytest.mark.parametrize("last", [None, DeadLetter("enough")])
+async def test_what_cannot_be_sent_back_goes_through_the_retry_topic(
+    mq: Embedded, until: Until, monkeypatch: pytest.MonkeyPatch, last: DeadLetter | None
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise NotConnectedError("the broker of this message is away")
+
+    monkeypatch.setattr(Settlement, "_by_broker", refuse)
+    await mq.create_topic("t", queues=1)
+    seen: list[tuple[int, bytes, str, dict[str, str]]] = []
+    consumer = mq.consumer("g")
+
+    @consumer.listener("t", max_attempts=3, start_from="first")
+    async def on_message(message: Message) -> None:
+        seen.append((message.attempt, message.body, message.tag, message.properties))
+        raise last if last is not None and message.attempt == 2 else Retry()
+
+    dead: list[Message] = []
+    undertaker = mq.consumer("undertaker")
+
+    @undertaker.listener("%DLQ%g", start_from="first")
+    async def bury(message: Message) -> None:
+        dead.append(message)
+
+    async with consumer, mq.producer() as producer:
+        await producer.send("t", b"x" * 5000, tag="a", properties={"tenant": "y"})
+        await until(lambda: consumer.state().counters.dead_lettered == 1)
+        async with undertaker:
+            await until(lambda: bool(dead))
+    assert [entry[0] for entry in seen] == ([1, 2] if last else [1, 2, 3])
+    assert all((body, tag, kept["tenant"]) == (b"x" * 5000, "a", "y") for _, body, tag, kept in seen)
+    assert dead[0].body == b"x" * 5000
 
 
 async def test_a_group_is_used_once_per_client(mq: Embedded) -> None:

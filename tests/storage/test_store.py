@@ -409,3 +409,31 @@ async def test_large_records_and_sparse_queues_are_read_one_by_one() -> None:
     assert [body[0] for body in bodies(store, "small")] == list(range(30))
     assert len(everything(store, "big", max_bytes=1)) == 30
     await store.close()
+
+
+async def test_callbacks_that_append_in_bursts_do_not_nest() -> None:
+    store = make(flush="async", segment_size=1 << 20)
+    await store.open()
+    more: dict[str, Any] = {"flag": 0, "sys_flag": 0, "born_timestamp": 1, "born_host": HOST, "tags_code": 0}
+    wanted = 20_000
+    sent = told = 0
+    finished = asyncio.get_running_loop().create_future()
+
+    def send() -> None:
+        nonlocal sent
+        sent += 1
+        store.append("T", sent % 3, b"%d" % sent, b"", done=done, **more)
+
+    def done(result: object) -> None:
+        nonlocal told
+        told += 1
+        if sent < wanted:
+            send()
+        elif told == wanted:
+            finished.set_result(None)
+
+    for _ in range(200):
+        send()
+    await finished
+    assert sum(store.max_offset("T", queue_id) for queue_id in range(3)) == wanted
+    await store.close()

@@ -3,8 +3,6 @@ knows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from aiorocket.model import Queue
 
 __all__ = ("OffsetTable",)
@@ -59,6 +57,3 @@ class OffsetTable:
         """The broker acknowledged ``offset``."""
         if queue in self._position:
             self._committed[queue] = offset
-
-    def queues(self) -> Iterable[Queue]:
-        return self._position.keys()

@@ -33,7 +33,6 @@ _WIRE = {
 class Ask(Enum):
     """What to ask the broker for."""
 
-    ZERO = "nothing: begin at 0"
     MIN = "smallest offset"
     MAX = "next offset to be written"
     TIME = "first offset stored at or after a time"
