@@ -341,8 +341,13 @@ class Producer:
                         raise
                 return publish
         except TimeoutError:
-            what = trouble or f"topic {topic!r}: no route, or no room beside {self._in_flight} sends in flight"
-            raise SendError(f"{what} (tried for {timeout:g} s)", may_be_stored=False) from None
+            if self._in_flight >= self.config.max_in_flight:
+                trouble = f"{self._in_flight} sends are in flight, max_in_flight allows no more"
+            elif not trouble:
+                servers = ", ".join(self.client.config.nameservers)
+                trouble = self.client.routes.trouble or f"no route from {servers} so far"
+            text = f"topic {topic!r}: {trouble} (tried for {timeout:g} s)"
+            raise SendError(text, may_be_stored=False) from None
 
     async def _open(self, topic: str, *, refresh: bool = False) -> Publish:
         publish = self._publish.get(topic)

@@ -52,6 +52,8 @@ class RouteTable:
         self._scope = TaskScope("routes")
         #: The name server that answered last is asked first.
         self._preferred = 0
+        #: Why the name servers could not be asked lately; empty when one answered.
+        self.trouble = ""
         #: Our address as the network sees it, from the latest connection to a name server.
         self.local_ip = "127.0.0.1"
 
@@ -142,6 +144,7 @@ class RouteTable:
                 header = GetRouteInfoRequestHeader(topic, accept_standard_json_only=True)
                 command = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
                 response = await connection.request(command, self._config.remoting.request_timeout)
+                self.trouble = ""
                 if response.code == _SUCCESS:
                     self._preferred = index
                     return decode_body(TopicRouteData, response.body, response.serialize_type)
@@ -153,4 +156,7 @@ class RouteTable:
             except (RocketError, ProtocolError) as error:
                 said.append(f"{address}: {error}")
         text = f"topic {topic!r}: " + ", ".join(said)
-        return TopicNotFoundError(text) if unknown else NotConnectedError(f"no name server answers for {text}")
+        if unknown:
+            return TopicNotFoundError(text)
+        self.trouble = f"no name server answers for {text}"
+        return NotConnectedError(self.trouble)
