@@ -77,7 +77,7 @@ def server_options(port: int, port_help: str) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         function = click.option(
             "--advertise", metavar="HOST",
-            help="Host that clients are told to connect to; needed when --bind is a wildcard.",
+            help="Host that others are told to connect to; a broker needs it when --bind is a wildcard.",
         )(function)  # fmt: skip
         function = click.option(
             "--port", type=click.IntRange(0, 65535), default=port, show_default=True,
