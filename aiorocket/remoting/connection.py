@@ -48,6 +48,7 @@ _MAX_OPAQUE = 0x7FFF_FFFF
 #: Parts after which a loop turn's write goes out early: with a window of hundreds the peer can then begin with the
 #: first part of it while the rest is still being made, instead of both sides waiting for each other in turns.
 _BURST = 64
+_BURST_BYTES = 96 << 10
 _TYPES = {"auto": JSON, "json": JSON, "rocketmq": ROCKETMQ, "msgpack": MSGPACK}
 _NAMES = {JSON: "JSON", ROCKETMQ: "ROCKETMQ", MSGPACK: "msgpack"}
 
@@ -173,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
             if len(body) >= _LARGE:
                 self._out_large = True
                 self._out_bytes += len(body)
-        if len(out) >= _BURST:
+        if len(out) >= _BURST or self._out_bytes >= _BURST_BYTES:
             self._flush()
         return future
 
