@@ -39,6 +39,7 @@ __all__ = ("CommitLog", "Group")
 #: Messages after which a group of flush="async" is written at once instead of at the end of the loop turn: a full
 #: read holds a producer's whole window, and answering it in one piece makes producer and broker wait for each other.
 _BURST = 48
+_BURST_BYTES = 128 << 10
 
 _LOG = logging.getLogger("aiorocket.storage")
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -112,6 +113,8 @@ class CommitLog:
         self._sync_mode = config.flush == "sync"
         #: Appends call ``flush`` when the group has this many messages.
         self.burst = 1 << 62 if self._sync_mode else _BURST
+        #: The same in bytes, for batches.
+        self.burst_bytes = 1 << 62 if self._sync_mode else _BURST_BYTES
         self._loop = asyncio.get_running_loop()
         self.segments: list[Segment] = []
         self._active: Segment | None = None

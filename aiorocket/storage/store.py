@@ -327,6 +327,8 @@ class MessageStore:
         if not log.scheduled:
             log.scheduled = True
             self._loop.call_soon(log.flush)
+        elif log.end - group.start >= log.burst_bytes:
+            log.flush()
 
     def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         if topic in self._behind.deleting:

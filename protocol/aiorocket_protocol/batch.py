@@ -42,19 +42,23 @@ def decode_batch(data: bytes) -> list[BatchItem]:
     """The messages of a batch body. ProtocolError unless items fill it exactly."""
     items: list[BatchItem] = []
     start, total = 0, len(data)
+    unpack, new, add = _BATCH_HEAD.unpack_from, tuple.__new__, items.append
     while start < total:
-        where = f"batch item at {start}"
         if total - start < 22:
-            raise ProtocolError(f"{total - start} bytes are left; an item has at least 22", where=where)
-        size, _, _, flag, length = _BATCH_HEAD.unpack_from(data, start)
+            raise _bad_item(start, f"{total - start} bytes are left; an item has at least 22")
+        size, _, _, flag, length = unpack(data, start)
         body = start + 20
         end = start + size
         if size < 22 or end > total or not 0 <= length <= size - 22:
-            raise ProtocolError(f"size {size} with a body of {length}; {total - start} bytes are left", where=where)
+            raise _bad_item(start, f"size {size} with a body of {length}; {total - start} bytes are left")
         at = body + length
         properties_length = data[at] << 8 | data[at + 1]
         if at + 2 + properties_length != end or properties_length > MAX_PROPERTIES:
-            raise ProtocolError(f"properties of {properties_length} bytes, {end - at - 2} are left", where=where)
-        items.append(BatchItem(flag, data[body:at], data[at + 2 : end]))
+            raise _bad_item(start, f"properties of {properties_length} bytes, {end - at - 2} are left")
+        add(new(BatchItem, (flag, data[body:at], data[at + 2 : end])))
         start = end
     return items
+
+
+def _bad_item(start: int, what: str) -> ProtocolError:
+    return ProtocolError(what, where=f"batch item at {start}")
