@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
+from struct import pack
 
 from aiorocket.config import StoreConfig
 from aiorocket.errors import ProtocolError, StoreError
@@ -295,30 +297,35 @@ class MessageStore:
                 physical += len(record)
             start = physical - total
         tail, group = self._tail, log.group
-        places: list[int] = []
         log.end = physical
         log.pending += physical - start
         log.buffers += records
+        # The same bookkeeping as for one message, in a few steps for all of them.
+        count = len(records)
+        sizes = list(map(len, records))
+        places = list(accumulate(sizes[:-1], initial=start))
+        codes = [item[3] for item in items]
         if not queue.marked:
             queue.marked = True
-            queue.code = items[0][3]
+            queue.code = codes[0]
             group.touched.append(queue)
-        offset, physical = first, start
-        for record, item in zip(records, items, strict=True):
-            size, code = len(record), item[3]
-            if queue.code != code:
-                queue.code = None
-            places.append(physical)
-            queue.tail += _pack_unit(physical, size, code)
+        if queue.code is not None and codes.count(queue.code) != count:
+            queue.code = None
+        units = chain.from_iterable(zip(places, sizes, codes, strict=True))
+        queue.tail += pack(">" + "qiq" * count, *units)
+        offset, taken = first, 0
+        while taken < count:
             block = queue.block
             if block is None or not offset & BLOCK_MASK:
                 block = tail.start(queue, offset)
-            block.records.append(record)
-            block.codes.append(code)
+            upto = min(count, taken + BLOCK_MASK + 1 - (offset & BLOCK_MASK))
+            block.records += records[taken:upto]
+            block.codes += codes[taken:upto]
+            size = sum(sizes[taken:upto])
             block.size += size
             tail.size += size
-            offset += 1
-            physical += size
+            offset += upto - taken
+            taken = upto
         queue.next_offset = offset
         if tail.size > tail.budget:
             tail.evict()
