@@ -29,7 +29,7 @@ from aiorocket.storage.recovery import WRITE_OUT, QueueTable, Recovered, recover
 from aiorocket.storage.results import PutResult, PutStatus, ReadResult, Recovery, StoreBusyError
 from aiorocket.storage.snapshots import Snapshot
 from aiorocket.storage.tail_cache import BLOCK_MASK, TailCache
-from aiorocket_protocol import RecordView, encode_record, tags_code
+from aiorocket_protocol import RecordView, encode_record, encode_records, tags_code
 
 __all__ = ("Arrival", "BatchItem", "MessageStore")
 
@@ -267,28 +267,23 @@ class MessageStore:
         if queue is None:
             queue = self._new_queue(topic, queue_id)
         now = self._timestamp = max(self._wall_ms(), self._timestamp)
-        first = offset = queue.next_offset
+        first = queue.next_offset
         start = physical = log.end
-        records: list[bytes] = []
-        for body, flag, properties, _ in items:
-            record = encode_record(
-                topic=queue.topic_bytes,
-                body=body,
-                properties=properties,
-                queue_id=queue_id,
-                queue_offset=offset,
-                physical_offset=physical,
-                flag=flag,
-                sys_flag=sys_flag,
-                born_timestamp=born_timestamp,
-                born_host=born_host,
-                store_timestamp=now,
-                store_host=self._store_host,
-                reconsume_times=reconsume_times,
-            )
-            records.append(record)
-            offset += 1
-            physical += len(record)
+        records = encode_records(
+            items,
+            topic=queue.topic_bytes,
+            queue_id=queue_id,
+            queue_offset=first,
+            physical_offset=start,
+            sys_flag=sys_flag,
+            born_timestamp=born_timestamp,
+            born_host=born_host,
+            store_timestamp=now,
+            store_host=self._store_host,
+            reconsume_times=reconsume_times,
+        )
+        sizes = list(map(len, records))
+        physical += sum(sizes)
         if physical > log.limit:
             total = physical - start
             physical = log.roll(total)
@@ -302,7 +297,6 @@ class MessageStore:
         log.buffers += records
         # The same bookkeeping as for one message, in a few steps for all of them.
         count = len(records)
-        sizes = list(map(len, records))
         places = list(accumulate(sizes[:-1], initial=start))
         codes = [item[3] for item in items]
         if not queue.marked:

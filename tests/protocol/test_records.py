@@ -29,6 +29,7 @@ from aiorocket_protocol import (
     encode_blank,
     encode_properties,
     encode_record,
+    encode_records,
     pack_host,
     parse_blank,
     split_records,
@@ -66,6 +67,19 @@ def record(**changes: Any) -> bytes:
         "store_timestamp": 0, "store_host": pack_host("10.0.0.2:10911"),
     }  # fmt: skip
     return encode_record(**{**given, **changes})
+
+
+@given(records, st.lists(st.tuples(st.binary(max_size=50), INT32, st.binary(max_size=30), INT32), max_size=5))
+def test_the_records_of_a_batch_are_what_each_would_be(fields: dict[str, Any], items: list[Any]) -> None:
+    fields.pop("prepared_transaction_offset")
+    fields.update(queue_offset=fields["queue_offset"] >> 1, physical_offset=fields["physical_offset"] >> 1)
+    one_by_one, place = [], fields["physical_offset"]
+    for number, (body, flag, properties, _) in enumerate(items):
+        own = {"body": body, "flag": flag, "properties": properties, "physical_offset": place}
+        one_by_one.append(encode_record(**{**fields, **own, "queue_offset": fields["queue_offset"] + number}))
+        place += len(one_by_one[-1])
+    shared = {key: value for key, value in fields.items() if key not in ("body", "flag", "properties")}
+    assert encode_records(items, **shared) == one_by_one
 
 
 @given(st.lists(records, max_size=5))
