@@ -29,16 +29,14 @@ from aiorocket.storage.recovery import WRITE_OUT, QueueTable, Recovered, recover
 from aiorocket.storage.results import PutResult, PutStatus, ReadResult, Recovery, StoreBusyError
 from aiorocket.storage.snapshots import Snapshot
 from aiorocket.storage.tail_cache import BLOCK_MASK, TailCache
-from aiorocket_protocol import RecordView, encode_record, encode_records, tags_code
+from aiorocket_protocol import BatchItem, RecordView, encode_record, encode_records, tags_code
 
-__all__ = ("Arrival", "BatchItem", "MessageStore")
+__all__ = ("Arrival", "MessageStore")
 
 _pack_unit = UNIT.pack
 _new_result = tuple.__new__
 _OK = PutStatus.OK
 
-#: body, flag, properties, tags code
-BatchItem = tuple[bytes, int, bytes, int]
 #: (topic, queue id, max offset, tags code of what arrived or None when the codes differ)
 Arrival = Callable[[str, int, int, "int | None"], None]
 
@@ -249,6 +247,8 @@ class MessageStore:
         topic: str,
         queue_id: int,
         items: Sequence[BatchItem],
+        codes: list[int],
+        extra_properties: bytes = b"",
         *,
         sys_flag: int,
         born_timestamp: int,
@@ -257,7 +257,7 @@ class MessageStore:
         done: Done,
     ) -> None:
         """Several messages with consecutive queue offsets in one piece of the log, acknowledged by one ``done``.
-        Raises as ``append``."""
+        ``codes`` are their tags codes, ``extra_properties`` follow each one's own. Raises as ``append``."""
         if not items:
             raise StoreError("a batch needs at least one message")
         log = self._log
@@ -271,6 +271,7 @@ class MessageStore:
         start = physical = log.end
         records = encode_records(
             items,
+            extra_properties,
             topic=queue.topic_bytes,
             queue_id=queue_id,
             queue_offset=first,
@@ -298,7 +299,6 @@ class MessageStore:
         # The same bookkeeping as for one message, in a few steps for all of them.
         count = len(records)
         places = list(accumulate(sizes[:-1], initial=start))
-        codes = [item[3] for item in items]
         if not queue.marked:
             queue.marked = True
             queue.code = codes[0]

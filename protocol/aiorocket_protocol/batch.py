@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple
 
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_PROPERTIES
@@ -16,16 +15,12 @@ _pack_short = Struct(">H").pack
 _BATCH_HEAD = Struct(">iiiii")  # size magic(0) crc(0) flag body_length
 
 
-class BatchItem(NamedTuple):
-    """One message of a batch body."""
-
-    flag: int
-    body: bytes
-    properties: bytes
+#: One message of a batch body: body, flag, property string.
+BatchItem = tuple[bytes, int, bytes]
 
 
-def encode_batch(items: Iterable[tuple[bytes, int, bytes]]) -> bytes:
-    """The request body of SEND_BATCH_MESSAGE from ``(body, flag, property string)`` of each message."""
+def encode_batch(items: Iterable[BatchItem]) -> bytes:
+    """The request body of SEND_BATCH_MESSAGE from the messages."""
     parts: list[bytes] = []
     for body, flag, properties in items:
         if len(properties) > MAX_PROPERTIES:
@@ -39,10 +34,10 @@ def encode_batch(items: Iterable[tuple[bytes, int, bytes]]) -> bytes:
 
 
 def decode_batch(data: bytes) -> list[BatchItem]:
-    """The messages of a batch body. ProtocolError unless items fill it exactly."""
+    """The messages of a batch body, what ``encode_batch`` was given. ProtocolError unless items fill it exactly."""
     items: list[BatchItem] = []
     start, total = 0, len(data)
-    unpack, new, add = _BATCH_HEAD.unpack_from, tuple.__new__, items.append
+    unpack, add = _BATCH_HEAD.unpack_from, items.append
     while start < total:
         if total - start < 22:
             raise _bad_item(start, f"{total - start} bytes are left; an item has at least 22")
@@ -55,7 +50,7 @@ def decode_batch(data: bytes) -> list[BatchItem]:
         properties_length = data[at] << 8 | data[at + 1]
         if at + 2 + properties_length != end or properties_length > MAX_PROPERTIES:
             raise _bad_item(start, f"properties of {properties_length} bytes, {end - at - 2} are left")
-        add(new(BatchItem, (flag, data[body:at], data[at + 2 : end])))
+        add((data[body:at], flag, data[at + 2 : end]))
         start = end
     return items
 

@@ -12,6 +12,7 @@ from struct import error as StructError
 from typing import TypeVar, overload
 from zlib import crc32
 
+from aiorocket_protocol.batch import BatchItem
 from aiorocket_protocol.compression import COMPRESSION_MASK, decompress
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.hosts import unpack_host
@@ -178,7 +179,8 @@ def encode_record(
 
 
 def encode_records(
-    items: Iterable[tuple[bytes, int, bytes, int]],
+    items: Iterable[BatchItem],
+    extra_properties: bytes,
     *,
     topic: bytes,
     queue_id: int,
@@ -191,14 +193,14 @@ def encode_records(
     store_host: bytes,
     reconsume_times: int = 0,
 ) -> list[bytes]:
-    """The records of a batch, ``(body, flag, properties, tags code)`` each: consecutive queue offsets, one behind the
-    other from ``physical_offset`` on. The tags code is the consume queue's and not stored here. The same bytes and
-    errors as ``encode_record`` for each, in half the time."""
+    """The records of the messages of a batch: consecutive queue offsets, one behind the other from ``physical_offset``
+    on. Each gets ``extra_properties`` behind its own, which must be empty or end with their separator. The same bytes
+    and errors as ``encode_record`` for each, in half the time."""
     records: list[bytes] = []
     if len(topic) >= 128 or len(born_host) != 8 or len(store_host) != 8:
-        for body, flag, properties, _ in items:
+        for body, flag, properties in items:
             record = encode_record(
-                topic=topic, body=body, properties=properties, queue_id=queue_id,
+                topic=topic, body=body, properties=properties + extra_properties, queue_id=queue_id,
                 queue_offset=queue_offset + len(records), physical_offset=physical_offset, flag=flag, sys_flag=sys_flag,
                 born_timestamp=born_timestamp, born_host=born_host, store_timestamp=store_timestamp,
                 store_host=store_host, reconsume_times=reconsume_times,
@@ -208,11 +210,11 @@ def encode_records(
         return records
     sys_flag &= ~_ANY_V6
     topic_field = _BYTES[len(topic)] + topic
-    fixed = 91 + len(topic)
+    fixed, extra = 91 + len(topic), len(extra_properties)
     join = b"".join
     try:
-        for body, flag, properties, _ in items:
-            length, properties_length = len(body), len(properties)
+        for body, flag, properties in items:
+            length, properties_length = len(body), len(properties) + extra
             if properties_length > MAX_PROPERTIES:
                 raise ProtocolError(f"properties of {properties_length} bytes; at most 32767 fit", where="record")
             size = fixed + length + properties_length
@@ -228,6 +230,7 @@ def encode_records(
                         topic_field,
                         _pack_short(properties_length),
                         properties,
+                        extra_properties,
                     )
                 )
             )  # fmt: skip

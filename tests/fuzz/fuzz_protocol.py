@@ -94,7 +94,7 @@ def _targets() -> dict[str, Callable[[bytes], None]]:
 
     def batch(data: bytes) -> None:
         items = protocol.decode_batch(data)
-        again = protocol.encode_batch((item.body, item.flag, item.properties) for item in items)
+        again = protocol.encode_batch(items)
         assert protocol.decode_batch(again) == items
 
     def body(serialize_type: int) -> Callable[[bytes], None]:

@@ -44,7 +44,8 @@ def put_batch(
     store.append_batch(
         topic,
         queue_id,
-        [(body, 0, b"", 0) for body in bodies],
+        [(body, 0, b"") for body in bodies],
+        [0] * len(bodies),
         sys_flag=0,
         born_timestamp=7,
         born_host=HOST,

@@ -8,6 +8,8 @@ few substring scans of the property string, and one closure; everything rarer si
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain, repeat
+from struct import pack
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.core.delay import DelaySchedule
@@ -21,6 +23,7 @@ from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     LANGUAGE_PYTHON,
     VERSION,
+    BatchItem,
     ProtocolError,
     RemotingCommand,
     ResponseCode,
@@ -83,6 +86,7 @@ class SendHandlers:
         self._cluster = f"CLUSTER\x01{config.cluster}\x02"
         self._max_user_properties = MAX_PROPERTIES - len(self._cluster.encode()) - 64
         #: An offset id is the store's host and the physical offset in hex; the host never changes.
+        self._store_host = store_host
         self._id_prefix = store_host.hex().upper()
         self._unique = UniqueIds(store_host[:-4], env.entropy.randrange(1 << 16), env.entropy.randrange(1 << 31))
 
@@ -298,33 +302,29 @@ class SendHandlers:
         if b"DELAY\x01" in extra:
             return refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be delayed (property DELAY)"))
         suffix = extra + self._cluster.encode()
-        codes = topic.tag_codes
-        items: list[tuple[bytes, int, bytes, int]] = []
-        for flag, body, own in messages:
-            properties = (own + b"\x02" + suffix) if own and own[-1] != 2 else own + suffix
-            code = 0
-            if b"TAGS\x01" in properties:
-                tag = property_value(properties.decode("utf-8", "replace"), "TAGS")
-                if tag is not None:
-                    code = codes.get(tag) or self._tag_code(topic, tag)
-            if b"DELAY\x01" in own and decode_properties(own).get("DELAY"):
-                return refuse(
-                    Refusal(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed (property DELAY)")
-                )
-            if len(properties) > MAX_PROPERTIES:
-                return refuse(
-                    Refusal(
-                        ResponseCode.MESSAGE_ILLEGAL,
-                        f"message properties of {len(properties)} bytes: at most {MAX_PROPERTIES} can be stored",
-                    )
-                )
-            items.append((body, flag, properties, code))
+        if b"DELAY\x01" in command.body and any(map(_is_delayed, messages)):
+            return refuse(
+                Refusal(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed (property DELAY)")
+            )
+        codes: list[int] = []
+        start, code = b"TAGS\x01\x02", 0  # how the property string of the message before began, and what that tag is
+        for index, (body, flag, own) in enumerate(messages):
+            if own and own[-1] != 2:
+                own += b"\x02"
+                messages[index] = (body, flag, own)
+            if own.startswith(start) and not own.rfind(b"TAGS\x01") and b"TAGS\x01" not in extra:
+                codes.append(code)
+                continue
+            tag = property_value((own + suffix).decode("utf-8", "replace"), "TAGS")
+            code = 0 if tag is None else topic.tag_codes.get(tag) or self._tag_code(topic, tag)
+            codes.append(code)
+            start = f"TAGS\x01{tag}\x02".encode() if tag else b"\x02"
         unique = (
             property_value(header.properties, "UNIQ_KEY")
             if header.properties and "UNIQ_KEY\x01" in header.properties
             else None
         )
-        self._store_batch(connection, command, header, topic.name, queue_id, items, unique)
+        self._store_batch(connection, command, header, topic.name, queue_id, messages, codes, suffix, unique)
         return None
 
     def _store_batch(
@@ -334,16 +334,20 @@ class SendHandlers:
         header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
         topic: str,
         queue_id: int,
-        items: list[tuple[bytes, int, bytes, int]],
+        items: list[BatchItem],
+        codes: list[int],
+        suffix: bytes,
         unique: str | None,
     ) -> None:
-        prefix = self._id_prefix
+        host = self._store_host
 
         def done(result: PutResult) -> None:
             if result.status is not _OK:
                 connection.reply(command, refuse(put_refusal(result)))
                 return
-            ids = ",".join([f"{prefix}{offset:016X}" for offset in result.physical_offsets])
+            places = result.physical_offsets
+            hosts_and_places = chain.from_iterable(zip(repeat(host), places))
+            ids = pack(">" + "8sq" * len(places), *hosts_and_places).hex(",", 16).upper()
             answer = SendMessageResponseHeader(
                 ids, queue_id, result.queue_offset, unique, unique, None, MSG_REGION, TRACE_ON
             )
@@ -354,6 +358,8 @@ class SendHandlers:
                 topic,
                 queue_id,
                 items,
+                codes,
+                suffix,
                 sys_flag=header.sys_flag & ~TRANSACTION_BITS,
                 born_timestamp=header.born_timestamp,
                 born_host=connection.peer_host,
@@ -363,6 +369,11 @@ class SendHandlers:
             connection.reply(command, refuse(store_refusal(error)))
         except ProtocolError as error:  # a length or number that a record cannot hold
             connection.reply(command, refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error))))
+
+
+def _is_delayed(item: BatchItem) -> bool:
+    properties = item[2]
+    return b"DELAY\x01" in properties and bool(decode_properties(properties).get("DELAY"))
 
 
 def _delay_level(values: dict[str, str]) -> int:
