@@ -302,7 +302,7 @@ class SendHandlers:
         if b"DELAY\x01" in extra:
             return refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be delayed (property DELAY)"))
         suffix = extra + self._cluster.encode()
-        if b"DELAY\x01" in command.body and any(map(_is_delayed, messages)):
+        if any(map(_is_delayed, messages)):
             return refuse(
                 Refusal(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed (property DELAY)")
             )
