@@ -17,6 +17,8 @@ from aiorocket_protocol.hosts import *
 from aiorocket_protocol.ids import *
 from aiorocket_protocol.limits import *
 from aiorocket_protocol.properties import *
+from aiorocket_protocol.record_layout import *
+from aiorocket_protocol.record_writer import *
 from aiorocket_protocol.records import *
 from aiorocket_protocol.registration import *
 from aiorocket_protocol.spec import *

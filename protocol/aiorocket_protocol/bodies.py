@@ -14,7 +14,7 @@ from aiorocket_protocol import fastjson
 from aiorocket_protocol.command import MSGPACK
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.plain import Plain
-from aiorocket_protocol.records import tags_code
+from aiorocket_protocol.record_layout import tags_code
 
 __all__ = (
     "BrokerData",
@@ -465,13 +465,21 @@ class LockBatchBody(NamedTuple):
 
 
 class LockBatchResult(NamedTuple):
-    """Answer of LOCK_BATCH_MQ: the queues now held. The body is there even when none is."""
+    """Answer of LOCK_BATCH_MQ: the queues now held. The body is there even when none is. ``epochs`` (same order) are
+    our broker's: they rise with each change of a queue's owner; empty from a peer that has none."""
 
     queues: list[MessageQueue]
+    epochs: tuple[int, ...] = ()
 
     def to_plain(self) -> dict[str, Any]:
-        return {"lockOKMQSet": [queue.to_plain() for queue in self.queues]}
+        plain: dict[str, Any] = {"lockOKMQSet": [queue.to_plain() for queue in self.queues]}
+        if self.epochs:
+            plain["_epochs"] = list(self.epochs)
+        return plain
 
     @classmethod
     def from_plain(cls, value: Any) -> Self:
-        return cls([MessageQueue.from_plain(item) for item in Plain(value, "LockBatchResult").items("lockOKMQSet")])
+        plain = Plain(value, "LockBatchResult")
+        queues = [MessageQueue.from_plain(item) for item in plain.items("lockOKMQSet")]
+        epochs = tuple(epoch for epoch in plain.items("_epochs") if type(epoch) is int)
+        return cls(queues, epochs if len(epochs) == len(queues) else ())

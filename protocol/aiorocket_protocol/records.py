@@ -5,245 +5,43 @@ Layout in spec/records.md. A pull answer is stored bytes, so nothing here is dec
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
 from typing import TypeVar, overload
 from zlib import crc32
 
-from aiorocket_protocol.batch import BatchItem
 from aiorocket_protocol.compression import COMPRESSION_MASK, decompress
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.hosts import unpack_host
 from aiorocket_protocol.ids import offset_msg_id
 from aiorocket_protocol.limits import MAX_PROPERTIES
 from aiorocket_protocol.properties import decode_properties, find_property
-
-__all__ = (
-    "BLANK_SIZE",
-    "RECORD_MAGIC_BLANK",
-    "RECORD_MAGIC_V1",
-    "RECORD_MAGIC_V2",
-    "SYS_FLAG_BORN_HOST_V6",
-    "SYS_FLAG_COMPRESSED",
-    "SYS_FLAG_INNER_BATCH",
-    "SYS_FLAG_MULTI_TAGS",
-    "SYS_FLAG_NEED_UNWRAP",
-    "SYS_FLAG_STORE_HOST_V6",
-    "SYS_FLAG_TRANSACTION_COMMIT",
-    "SYS_FLAG_TRANSACTION_MASK",
-    "SYS_FLAG_TRANSACTION_PREPARED",
-    "SYS_FLAG_TRANSACTION_ROLLBACK",
-    "RecordView",
-    "check_record",
-    "crc32_31",
-    "encode_blank",
-    "encode_record",
-    "encode_records",
-    "parse_blank",
-    "split_records",
-    "tags_code",
+from aiorocket_protocol.record_layout import (
+    ANY_V6,
+    BLANK_SIZE,
+    RECORD_MAGIC_BLANK,
+    RECORD_MAGIC_V1,
+    RECORD_MAGIC_V2,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_COMPRESSED,
+    SYS_FLAG_STORE_HOST_V6,
+    V4_HEAD,
 )
 
-RECORD_MAGIC_V1 = 0xDAA320A7 - (1 << 32)
-RECORD_MAGIC_V2 = 0xDAA320AB - (1 << 32)
-RECORD_MAGIC_BLANK = 0xCBD43194 - (1 << 32)
-#: A blank is a size and a magic; what follows up to its size is filler.
-BLANK_SIZE = 8
+__all__ = ("RecordView", "check_record", "parse_blank", "split_records")
 
-SYS_FLAG_COMPRESSED = 0x001
-SYS_FLAG_MULTI_TAGS = 0x002
-SYS_FLAG_TRANSACTION_PREPARED = 0x004
-SYS_FLAG_TRANSACTION_COMMIT = 0x008
-SYS_FLAG_TRANSACTION_ROLLBACK = 0x00C
-SYS_FLAG_TRANSACTION_MASK = 0x00C
-SYS_FLAG_BORN_HOST_V6 = 0x010
-SYS_FLAG_STORE_HOST_V6 = 0x020
-SYS_FLAG_NEED_UNWRAP = 0x040
-SYS_FLAG_INNER_BATCH = 0x080
-_ANY_V6 = 0x030
-
-# size magic crc queue_id flag queue_offset physical_offset sys_flag born_timestamp born_host store_timestamp store_host
-# reconsume_times prepared_transaction_offset body_length, for each width of the two hosts
-_HEADS = {
-    (born, store): Struct(f">iiiiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)
-}
-_pack_v4 = _HEADS[8, 8].pack
-_V4_HEAD = 88  # bytes before the body when both hosts are IPv4
 _SHORT = Struct(">H")
 _INT = Struct(">i")
 _LONG = Struct(">q")
-_pack_short = _SHORT.pack
 _unpack_int = _INT.unpack_from
 _unpack_long = _LONG.unpack_from
 # Size, magic, sysFlag and, when both hosts are IPv4, the body length: one call checks most of a record.
 _unpack_frame = Struct(">ii28xi44xi").unpack_from
-_BYTES = tuple(bytes((value,)) for value in range(128))
 #: Smallest record: no body, no topic, no properties.
-_MIN_SIZE = _V4_HEAD + 3
+_MIN_SIZE = V4_HEAD + 3
 
 Buffer = bytes | bytearray | memoryview
 V = TypeVar("V", bound="RecordView")
-
-
-@lru_cache(maxsize=4096)
-def tags_code(tag: str) -> int:
-    """Java's ``String.hashCode`` of a tag (signed 32 bits, over UTF-16 units); 0 for no tag. ``TagA`` gives 2598919."""
-    code = 0
-    if tag.isascii():
-        for unit in tag.encode():
-            code = (31 * code + unit) & 0xFFFFFFFF
-    else:
-        units = tag.encode("utf-16-be", "surrogatepass")
-        for high, low in zip(units[::2], units[1::2], strict=True):
-            code = (31 * code + (high << 8 | low)) & 0xFFFFFFFF
-    return code - (1 << 32) if code & 0x80000000 else code
-
-
-def crc32_31(body: Buffer) -> int:
-    """CRC-32 of the stored body with the sign bit cleared: ``hello`` gives 907060870."""
-    return crc32(body) & 0x7FFFFFFF
-
-
-def encode_record(
-    *,
-    topic: bytes,
-    body: bytes,
-    properties: bytes,
-    queue_id: int,
-    queue_offset: int,
-    physical_offset: int,
-    flag: int,
-    sys_flag: int,
-    born_timestamp: int,
-    born_host: bytes,
-    store_timestamp: int,
-    store_host: bytes,
-    reconsume_times: int = 0,
-    prepared_transaction_offset: int = 0,
-    body_crc: int | None = None,
-) -> bytes:
-    """One record; magic V2 for a topic over 127 bytes. The IPv6 bits of ``sys_flag`` follow the widths of the hosts (8
-    or 20).
-
-    ``body`` is stored as given: compressed when ``sys_flag`` says so. ProtocolError when a number or a length does not
-    fit.
-    """
-    try:
-        topic_length = len(topic)
-        if topic_length < 128:
-            magic = RECORD_MAGIC_V1
-            size = 91 + len(body) + topic_length + len(properties)
-            topic_head = _BYTES[topic_length]
-        else:
-            magic = RECORD_MAGIC_V2
-            size = 92 + len(body) + topic_length + len(properties)
-            topic_head = _pack_short(topic_length)
-        if body_crc is None:
-            body_crc = crc32(body) & 0x7FFFFFFF
-        if len(born_host) == 8 and len(store_host) == 8:
-            sys_flag &= ~_ANY_V6
-            pack = _pack_v4
-        else:
-            pack = _HEADS[len(born_host), len(store_host)].pack
-            size += len(born_host) + len(store_host) - 16
-            sys_flag = (
-                sys_flag & ~_ANY_V6
-                | (SYS_FLAG_BORN_HOST_V6 if len(born_host) == 20 else 0)
-                | (SYS_FLAG_STORE_HOST_V6 if len(store_host) == 20 else 0)
-            )
-        if topic_length > 32767 or len(properties) > MAX_PROPERTIES:
-            raise ProtocolError(
-                f"topic of {topic_length} or properties of {len(properties)} bytes; at most 32767 fit", where="record"
-            )
-        return b"".join(
-            (
-                pack(
-                    size, magic, body_crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp,
-                    born_host, store_timestamp, store_host, reconsume_times, prepared_transaction_offset, len(body),
-                ),
-                body,
-                topic_head,
-                topic,
-                _pack_short(len(properties)),
-                properties,
-            )
-        )  # fmt: skip
-    except StructError as error:
-        raise ProtocolError(f"a number does not fit its field: {error}", where="record") from None
-    except KeyError:
-        raise ProtocolError(
-            f"hosts of {len(born_host)} and {len(store_host)} bytes; 8 or 20 are needed", where="record"
-        ) from None
-
-
-def encode_records(
-    items: Iterable[BatchItem],
-    extra_properties: bytes,
-    *,
-    topic: bytes,
-    queue_id: int,
-    queue_offset: int,
-    physical_offset: int,
-    sys_flag: int,
-    born_timestamp: int,
-    born_host: bytes,
-    store_timestamp: int,
-    store_host: bytes,
-    reconsume_times: int = 0,
-) -> list[bytes]:
-    """The records of the messages of a batch: consecutive queue offsets, one behind the other from ``physical_offset``
-    on. Each gets ``extra_properties`` behind its own, which must be empty or end with their separator. The same bytes
-    and errors as ``encode_record`` for each, in half the time."""
-    records: list[bytes] = []
-    if len(topic) >= 128 or len(born_host) != 8 or len(store_host) != 8:
-        for body, flag, properties in items:
-            record = encode_record(
-                topic=topic, body=body, properties=properties + extra_properties, queue_id=queue_id,
-                queue_offset=queue_offset + len(records), physical_offset=physical_offset, flag=flag, sys_flag=sys_flag,
-                born_timestamp=born_timestamp, born_host=born_host, store_timestamp=store_timestamp,
-                store_host=store_host, reconsume_times=reconsume_times,
-            )  # fmt: skip
-            physical_offset += len(record)
-            records.append(record)
-        return records
-    sys_flag &= ~_ANY_V6
-    topic_field = _BYTES[len(topic)] + topic
-    fixed, extra = 91 + len(topic), len(extra_properties)
-    join = b"".join
-    try:
-        for body, flag, properties in items:
-            length, properties_length = len(body), len(properties) + extra
-            if properties_length > MAX_PROPERTIES:
-                raise ProtocolError(f"properties of {properties_length} bytes; at most 32767 fit", where="record")
-            size = fixed + length + properties_length
-            records.append(
-                join(
-                    (
-                        _pack_v4(
-                            size, RECORD_MAGIC_V1, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset,
-                            physical_offset, sys_flag, born_timestamp, born_host, store_timestamp, store_host,
-                            reconsume_times, 0, length,
-                        ),
-                        body,
-                        topic_field,
-                        _pack_short(properties_length),
-                        properties,
-                        extra_properties,
-                    )
-                )
-            )  # fmt: skip
-            queue_offset += 1
-            physical_offset += size
-    except StructError as error:
-        raise ProtocolError(f"a number does not fit its field: {error}", where="record") from None
-    return records
-
-
-def encode_blank(size: int) -> bytes:
-    """The first 8 bytes of a blank that fills ``size`` bytes up to the end of a segment."""
-    return _INT.pack(size) + _INT.pack(RECORD_MAGIC_BLANK)
 
 
 def parse_blank(buffer: Buffer, start: int) -> int | None:
@@ -367,12 +165,12 @@ class RecordView:
             return body
         buffer, start = self.buffer, self.start
         sys_flag = _unpack_int(buffer, start + 36)[0]
-        if sys_flag & (_ANY_V6 | SYS_FLAG_COMPRESSED):
+        if sys_flag & (ANY_V6 | SYS_FLAG_COMPRESSED):
             body = self.raw_body
             if sys_flag & SYS_FLAG_COMPRESSED:
                 body = decompress(body, sys_flag & COMPRESSION_MASK)
         else:
-            start += _V4_HEAD
+            start += V4_HEAD
             body = buffer[start : start + _unpack_int(buffer, start - 4)[0]]
         self._body = body
         return body
@@ -391,8 +189,8 @@ class RecordView:
         """The property string."""
         buffer, start = self.buffer, self.start
         _, magic, sys_flag, length = _unpack_frame(buffer, start)
-        if magic == RECORD_MAGIC_V1 and not sys_flag & _ANY_V6:
-            at = start + _V4_HEAD + length
+        if magic == RECORD_MAGIC_V1 and not sys_flag & ANY_V6:
+            at = start + V4_HEAD + length
             return buffer[at + buffer[at] + 3 : self.end]
         at, length = self._topic_span()
         return buffer[at + length + 2 : self.end]
@@ -446,9 +244,9 @@ class RecordView:
 
     def _body_start(self) -> int:
         sys_flag = self.sys_flag
-        if sys_flag & _ANY_V6:
+        if sys_flag & ANY_V6:
             return self.start + _body_offset(sys_flag)
-        return self.start + _V4_HEAD
+        return self.start + V4_HEAD
 
     def _topic_span(self) -> tuple[int, int]:
         buffer = self.buffer
@@ -461,7 +259,7 @@ class RecordView:
 
 def _body_offset(sys_flag: int) -> int:
     """Bytes from the start of a record to its body."""
-    return _V4_HEAD + (12 if sys_flag & SYS_FLAG_BORN_HOST_V6 else 0) + (12 if sys_flag & SYS_FLAG_STORE_HOST_V6 else 0)
+    return V4_HEAD + (12 if sys_flag & SYS_FLAG_BORN_HOST_V6 else 0) + (12 if sys_flag & SYS_FLAG_STORE_HOST_V6 else 0)
 
 
 @overload
@@ -479,7 +277,7 @@ def split_records(buffer: bytes, view: type[RecordView] = RecordView) -> list[Re
         while start < total:
             size, magic, sys_flag, length = _unpack_frame(buffer, start)
             end = start + size
-            if magic == RECORD_MAGIC_V1 and not sys_flag & _ANY_V6 and length >= 0:
+            if magic == RECORD_MAGIC_V1 and not sys_flag & ANY_V6 and length >= 0:
                 at = start + 88 + length
                 at += buffer[at] + 1
                 if at + 2 + (buffer[at] << 8 | buffer[at + 1]) == end <= total:

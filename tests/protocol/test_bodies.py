@@ -69,7 +69,9 @@ BODIES: dict[type[Any], st.SearchStrategy[Any]] = {
     TopicListBody: st.builds(TopicListBody, st.lists(TEXT)),
     KVTable: st.builds(KVTable, st.dictionaries(TEXT, TEXT)),
     LockBatchBody: st.builds(LockBatchBody, TEXT, TEXT, st.lists(queues, max_size=3)),
-    LockBatchResult: st.builds(LockBatchResult, st.lists(queues, max_size=3)),
+    LockBatchResult: st.lists(st.tuples(queues, st.integers(1, 2**40)), max_size=3).map(
+        lambda held: LockBatchResult([queue for queue, _ in held], tuple(epoch for _, epoch in held))
+    ),
     ConsumerConnection: st.builds(
         ConsumerConnection,
         st.lists(st.builds(Connection, TEXT, TEXT, TEXT, INT32), max_size=2),
