@@ -15,13 +15,13 @@ from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.process_queue import Limits
 from aiorocket.client.core.start_from import StartFrom, parse_start
 from aiorocket.client.core.subscriptions import Subscriptions, check_tags
-from aiorocket.client.delivery import Delivery
 from aiorocket.client.fetcher import Fetcher
 from aiorocket.client.message import Message
 from aiorocket.client.rebalancer import Rebalancer
 from aiorocket.client.router import Handler, Listener, Router
 from aiorocket.client.session import Client
 from aiorocket.client.settlement import Settlement
+from aiorocket.client.sinks import Sink, make_sink
 from aiorocket.client.state import ConsumerState, Counters, QueueState
 from aiorocket.client.stream import MessageStream
 from aiorocket.config import ConsumerConfig
@@ -44,7 +44,7 @@ _LONGEST_SWEEP = 60.0
 _SIMPLE = (TopicNotFoundError, NotConnectedError)
 
 H = TypeVar("H", bound=Handler)
-Sink = Delivery | MessageStream
+Taker = Sink | MessageStream
 
 
 class Consumer:
@@ -79,13 +79,13 @@ class Consumer:
         self.client = client or Client(nameservers=nameservers, env=env)
         self._lifecycle = Lifecycle(f"consumer {group!r}")
         self._router = Router(group)
-        self._subscribed = Subscriptions[Sink]()
+        self._subscribed = Subscriptions[Taker]()
         self._start_from: dict[str, StartFrom] = {}
         # What the hot path looks up, derived from the above whenever a topic is added.
         self._data: dict[str, SubscriptionData] = {}
-        self._only: dict[str, Sink] = {}
+        self._only: dict[str, Taker] = {}
         self._streamed: set[str] = set()
-        self._deliveries: list[Delivery] = []
+        self._deliveries: list[Sink] = []
         self._fetchers: dict[Queue, Fetcher] = {}
         self._paused: set[str] = set()
         self._retired = 0
@@ -177,14 +177,13 @@ class Consumer:
         self._lifecycle.move("start")
         self._scope = TaskScope(f"consumer-{self.group}", on_crash=self._crashed)
         self._commits = Commits(self)
-        self._settlement: Settlement | None = None
         self._rebalancer = Rebalancer(self)
         self._unwatch: Callable[[], None] | None = None
         try:
             if self._own_client:
                 await self.client.start()
             self.client.need_running()
-            self._settlement = Settlement(self, self._again)
+            self.settlement = Settlement(self, self._again)
             for each in self._router.listeners:
                 self._deliver(each)
             self._derive()
@@ -311,7 +310,7 @@ class Consumer:
         if sink is not None:
             sink.put(messages)
             return
-        parts: dict[Sink, list[Message]] = {}
+        parts: dict[Taker, list[Message]] = {}
         for message in messages:
             found = self._subscribed.find(message.topic, message.tag)
             if found is None:
@@ -324,8 +323,7 @@ class Consumer:
 
     async def send_back(self, message: Message, delay_level: int, max_attempts: int | None = None) -> bool:
         """Settler: for messages that are settled by hand."""
-        assert self._settlement is not None
-        return await self._settlement.send_back(message, delay_level, max_attempts)
+        return await self.settlement.send_back(message, delay_level, max_attempts)
 
     def count_skipped(self) -> None:
         self.counters.skipped += 1
@@ -347,21 +345,11 @@ class Consumer:
             raise UsageError(f"consumer {self.group!r} was started: register listeners before that")
 
     def _deliver(self, listener: Listener) -> None:
-        assert self._settlement is not None
-        delivery = Delivery(
-            listener.handler,
-            name=f"listener-{listener.topic}",
-            concurrency=listener.concurrency or self.config.concurrency,
-            batch_size=listener.batch_size or self.config.batch_size,
-            timeout=listener.timeout,
-            max_attempts=listener.max_attempts,
-            failure=self._settlement,
-            counters=self.counters,
-        )
-        self._subscribed.add(listener.topic, listener.tags, delivery)
+        sink = make_sink(listener, self)
+        self._subscribed.add(listener.topic, listener.tags, sink)
         self._start_from.setdefault(listener.topic, listener.start_from)
-        self._deliveries.append(delivery)
-        delivery.start(self._scope)
+        self._deliveries.append(sink)
+        sink.start(self._scope)
 
     def _derive(self) -> None:
         topics = self._subscribed.topics()

