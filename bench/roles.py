@@ -3,6 +3,8 @@
     {"do": "send", "count": 1000, "in_flight": 256, "batch": 1, "size": 1024}    producer
     {"do": "pace", "rate": 1000, "seconds": 10, "size": 1024}                     producer, open loop
     {"do": "expect", "count": 1000} · {"do": "latencies"} · {"do": "stop"}        consumer
+    {"do": "first", "count": 20}                                                  fresh: consumers one after the other
+    {"do": "park", "connections": 10000} · {"do": "wake", "count": 1000}          parked
     {"do": "count"}                                                               any, with --instrument calls
     {"do": "begin"}                                                               any, with --instrument profile
 
@@ -208,10 +210,24 @@ async def consumer(options: argparse.Namespace, instrument: Instrument) -> None:
         if consumed == target:
             arrived.set()
 
-    rocket.listener(options.topic, start_from="first")(measure if options.stamped else count)
+    async def count_batch(messages: list[aiorocket.Message]) -> None:
+        nonlocal consumed, first
+        if not consumed:
+            first = time.monotonic()
+        consumed += len(messages)
+        if consumed == target:
+            arrived.set()
+
+    if options.orderly:
+        handler = count_batch if options.orderly > 1 else count
+        rocket.orderly(options.topic, batch_size=options.orderly, start_from="first")(handler)
+    else:
+        rocket.listener(options.topic, start_from="first")(measure if options.stamped else count)
+    if options.paused:
+        rocket.pause()
     cpu = time.process_time()
     starting = loop.time()
-    if options.wait:
+    if options.wait and not options.paused:
         say(ready=True)
     else:
         await rocket.start()
@@ -223,7 +239,10 @@ async def consumer(options: argparse.Namespace, instrument: Instrument) -> None:
             if options.wait and not consumed:
                 cpu, starting = time.process_time(), time.monotonic()
                 instrument.enable()
-                await rocket.start()
+                if options.paused:
+                    rocket.resume()
+                else:
+                    await rocket.start()
             if consumed < target:
                 await arrived.wait()
             arrived.clear()
@@ -238,21 +257,63 @@ async def consumer(options: argparse.Namespace, instrument: Instrument) -> None:
             say(consumed=consumed)
 
 
+async def fresh(options: argparse.Namespace, instrument: Instrument) -> None:
+    """Consumers of groups nobody knows, one after the other: milliseconds from ``start()`` to the first message."""
+    say(ready=True)
+    async for command in commands(instrument):
+        times = []
+        for number in range(command["count"]):
+            rocket = aiorocket.Consumer(f"fresh-{os.getpid()}-{number}", nameservers=options.nameserver)
+            arrived = asyncio.Event()
+
+            @rocket.listener(options.topic, start_from="first")
+            async def on_message(message: aiorocket.Message, arrived: asyncio.Event = arrived) -> None:
+                arrived.set()
+
+            began = time.monotonic()
+            await rocket.start()
+            await arrived.wait()
+            times.append(round((time.monotonic() - began) * 1e3, 2))
+            await rocket.stop()
+        say(times=times)
+
+
+async def parked(options: argparse.Namespace, instrument: Instrument) -> None:
+    from bench.parked import park, wake
+
+    say(ready=True)
+    pullers = []
+    async for command in commands(instrument):
+        if command["do"] == "park":
+            pullers = await park(options.broker, command["connections"], options.topic)
+            say(parked=len(pullers))
+        else:
+            say(**await wake(options.broker, pullers, command["count"]))
+    for each in pullers:
+        each.transport.abort()
+
+
+ROLES = {"server": server, "producer": producer, "consumer": consumer, "fresh": fresh, "parked": parked}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("role", choices=("server", "producer", "consumer"))
+    parser.add_argument("role", choices=tuple(ROLES))
     parser.add_argument("--nameserver")
     parser.add_argument("--topic", default="bench")
     parser.add_argument("--group", default="bench-consumer")
     parser.add_argument("--data")
     parser.add_argument("--flush", default="async")
     parser.add_argument("--wait", action="store_true", help="start the consumer at the first 'expect', not at once")
+    parser.add_argument("--paused", action="store_true", help="with --wait: get the queues at once, pull then")
+    parser.add_argument("--orderly", type=int, default=0, help="an orderly listener with batches of this size")
+    parser.add_argument("--broker", type=int)
     parser.add_argument("--stamped", action="store_true", help="bodies begin with the monotonic time of the send")
     parser.add_argument("--instrument", choices=("none", "calls", "profile"), default="none")
     parser.add_argument("--profile")
     options = parser.parse_args()
     instrument = Instrument(options.instrument, options.profile)
-    run({"server": server, "producer": producer, "consumer": consumer}[options.role](options, instrument))
+    run(ROLES[options.role](options, instrument))
     instrument.finish()
 
 

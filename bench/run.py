@@ -23,27 +23,45 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from bench import ceiling, scenarios
+from bench import ceiling, consumers, scenarios
 from bench.machine import facts
 from bench.processes import ROOT, BenchError
 
 RESULTS = ROOT / "bench" / "results"
-SCENARIOS = ("single", "single-sync", "batch", "batch-sync", "drain", "latency", "latency-sync", "start")
+SCENARIOS = (
+    "single", "single-sync", "batch", "batch-sync", "drain", "orderly", "orderly-single", "latency", "latency-sync",
+    "start", "first", "queues", "parked",
+)  # fmt: skip
 #: Apache's Java client 5.5.0 with its broker 5.5.0 on two such cores, msg/s; the final goals are 1.5 times these.
-JAVA = {"single": 42_500, "single-sync": 42_000, "batch": 113_900, "batch-sync": 96_800, "drain": 284_000}
+JAVA = {
+    "single": 42_500, "single-sync": 42_000, "batch": 113_900, "batch-sync": 96_800, "drain": 284_000,
+    "orderly": 324_000,
+}  # fmt: skip
+
+
+#: Long runs, at most three pairs of each.
+DRAINS = ("drain", "orderly", "orderly-single")
 
 
 class Sizes(NamedTuple):
     single: int = 200_000
     batch: int = 640_000
-    drain: int = 500_000
+    drain: int = 512_000
     seconds: float = 10.0
     starts: int = 7
+    firsts: int = 20
+    queues: tuple[int, ...] = (1, 10, 100, 1000)
+    parked: int = 10_000
+    wakes: int = 2_000
+    idle: float = 20.0
     warm: int = 4_096
 
 
 FULL = Sizes()
-SMOKE = Sizes(single=2_000, batch=6_400, drain=6_400, seconds=0.5, starts=1, warm=320)
+SMOKE = Sizes(
+    single=2_000, batch=6_400, drain=6_400, seconds=0.5, starts=1, warm=320, firsts=2, queues=(1, 10), parked=200,
+    wakes=20, idle=1.0,
+)  # fmt: skip
 
 
 class Floor(NamedTuple):
@@ -93,6 +111,17 @@ def pairs(sizes: Sizes, data: str) -> dict[str, tuple[Runner, Runner, float | No
             lambda: scenarios.drain(sizes.drain, data=data),
             2.5,
         ),
+        # Where the probe makes 120,000: 300,000 with batches of 32, 150,000 with one message a call.
+        "orderly": (
+            lambda: probe(single, data=data),
+            lambda: scenarios.drain(sizes.drain, queues=8, orderly=32, data=data),
+            2.5,
+        ),
+        "orderly-single": (
+            lambda: probe(single, data=data),
+            lambda: scenarios.drain(sizes.drain, queues=8, orderly=1, data=data),
+            1.25,
+        ),
     }
 
 
@@ -138,6 +167,15 @@ def floors(results: dict[str, Any], ratios: dict[str, float | None]) -> list[Flo
     if "start" in results:
         found.append(Floor("start: broker answers", results["start"]["ready_ms"], 200, False, "ms"))
         found.append(Floor("start: idle memory", results["start"]["rss_mib"], 60, False, "MiB"))
+    if "first" in results:
+        found.append(Floor("first: the slowest fresh start", results["first"]["worst_ms"], 100, False, "ms"))
+    if "queues" in results:
+        found.append(Floor("queues: cost, the worst of them / one", results["queues"]["worst"], 1.3, False, "x"))
+    if "parked" in results:
+        parked = results["parked"]
+        found.append(Floor("parked: growth of the broker", parked["growth_mib"], 114.4, False, "MiB"))  # 120 MB
+        found.append(Floor("parked: one message to one pull p99", parked["wake_ms"]["p99"], 1.0, False, "ms"))
+        found.append(Floor("parked: waiting, of a core", parked["idle_cores"], 0.03, False, "cores"))
     return found
 
 
@@ -149,7 +187,7 @@ def show(results: dict[str, Any], reached: list[Floor], console: Console) -> Non
     for name, result in results.items():
         if "ratio" not in result:
             continue
-        java = JAVA[name]
+        java = JAVA.get(name)
         rates.add_row(
             name,
             f"{result['probe']:,.0f}",
@@ -157,8 +195,8 @@ def show(results: dict[str, Any], reached: list[Floor], console: Console) -> Non
             f"{result['ratio']:.2f}",
             " + ".join(f"{each:.1f}" for each in result["probe_cpu_us"].values()),
             " + ".join(f"{each:.1f}" for each in result["product_cpu_us"].values()),
-            f"{java:,}",
-            f"{result['product'] / java:.2f}",
+            f"{java:,}" if java else "",
+            f"{result['product'] / java:.2f}" if java else "",
         )
     if rates.row_count:
         console.print(rates)
@@ -166,6 +204,16 @@ def show(results: dict[str, Any], reached: list[Floor], console: Console) -> Non
         if "listener_ms" in result:
             figures = ", ".join(f"{key} {value} ms" for key, value in result["listener_ms"].items())
             console.print(f"{name}: send to listener {figures}; broker {result['broker_cores']} cores", highlight=False)
+        elif "worst_ms" in result:
+            text = f"{result['starts']} fresh consumers: first message after {result['first_ms']} ms (median)"
+            console.print(f"{name}: {text}, {result['worst_ms']} ms (worst)", highlight=False)
+        elif "cpu_us_by_queues" in result:
+            costs = ", ".join(f"{number}: {cost}" for number, cost in result["cpu_us_by_queues"].items())
+            console.print(f"{name}: CPU µs per message by number of queues: {costs}", highlight=False)
+        elif "growth_mib" in result:
+            waiting = f"+{result['growth_mib']} MiB, {result['idle_cores']} cores"
+            text = f"{result['connections']} pulls parked: {waiting}"
+            console.print(f"{name}: {text}, a message wakes one in {result['wake_ms']} ms", highlight=False)
         elif "ready_ms" in result:
             console.print(
                 f"{name}: broker answers after {result['ready_ms']} ms; idle memory broker {result['rss_mib']} MiB, "
@@ -214,8 +262,14 @@ def main() -> None:
         for name in wanted:
             if name in both:
                 probe, product, _ = both[name]
-                repeat = 1 if options.smoke else min(options.repeat, 3) if name == "drain" else options.repeat
+                repeat = 1 if options.smoke else min(options.repeat, 3) if name in DRAINS else options.repeat
                 results[name] = interleaved(name, probe, product, repeat, console)
+            elif name == "first":
+                results[name] = consumers.first(sizes.firsts, data=options.data)
+            elif name == "queues":
+                results[name] = consumers.queues(sizes.drain, sizes.queues, data=options.data)
+            elif name == "parked":
+                results[name] = consumers.parked(sizes.parked, wakes=sizes.wakes, idle=sizes.idle, data=options.data)
             elif name == "start":
                 results[name] = scenarios.start(sizes.starts, data=options.data)
             else:

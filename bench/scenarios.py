@@ -31,7 +31,9 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def standalone(flush: str, data: str | None = None, instrument: tuple[str, ...] = ()) -> Iterator[Server]:
+def standalone(
+    flush: str, data: str | None = None, instrument: tuple[str, ...] = (), queues: int = QUEUES
+) -> Iterator[Server]:
     """``aiorocket standalone`` on free ports with the topic made, in a directory that is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="aiorocket-bench-", dir=data) as directory:
         if instrument:
@@ -48,7 +50,7 @@ def standalone(flush: str, data: str | None = None, instrument: tuple[str, ...] 
                 if (found := READY.search(line)) is None:
                     raise BenchError(f"standalone said {line!r:.200} where its ready line was due")
                 server = Server(child, int(found[1]), int(found[2]))
-            wire.create_topic(server.nameserver, server.broker, TOPIC, QUEUES)
+            wire.create_topic(server.nameserver, server.broker, TOPIC, queues)
             yield server
 
 
@@ -56,14 +58,14 @@ def client(role: str, server: Server, *options: str) -> Child:
     return Child(role, "-m", "bench.roles", role, "--nameserver", f"127.0.0.1:{server.nameserver}", *options)
 
 
-def check(server: Server, count: int, consumer: Child, **reported: int) -> None:
+def check(server: Server, count: int, consumer: Child, queues: int = QUEUES, **reported: int) -> None:
     """Stop the consumer, then compare every count with ``count``; BenchError names those that differ."""
     stopped = consumer.ask(do="stop")
     counts = {
         **reported,
         "consumed after stop": stopped["consumed"],
-        "stored": sum(wire.stored(server.broker, TOPIC, QUEUES)),
-        "committed": sum(wire.committed(server.broker, TOPIC, QUEUES, GROUP)),
+        "stored": sum(wire.stored(server.broker, TOPIC, queues)),
+        "committed": sum(wire.committed(server.broker, TOPIC, queues, GROUP)),
     }
     if wrong := {name: value for name, value in counts.items() if value != count}:
         raise BenchError(f"{count} messages were due: {wrong}")
@@ -103,20 +105,30 @@ def end_to_end(
     }
 
 
-def drain(count: int = 500_000, *, size: int = 1024, data: str | None = None) -> dict[str, Any]:
-    """Messages that wait in the broker, taken by one consumer whose listener does nothing."""
+def drain(
+    count: int = 500_000,
+    *,
+    size: int = 1024,
+    queues: int = QUEUES,
+    orderly: int = 0,
+    assigned_first: bool = False,
+    data: str | None = None,
+) -> dict[str, Any]:
+    """Messages that wait in the broker, taken by one consumer whose listener does nothing. ``orderly`` is the batch
+    size of an orderly listener; with ``assigned_first`` nothing counts before the queues are assigned."""
     count -= count % 32
-    with standalone("async", data) as server:
+    options = ["--wait", *(["--orderly", str(orderly)] if orderly else []), *(["--paused"] if assigned_first else [])]
+    with standalone("async", data, queues=queues) as server:
         with client("producer", server) as sends:
             sends.answer()
             sent = sends.ask(do="send", count=count, in_flight=16, batch=32, size=size)
-        with client("consumer", server, "--wait") as takes:
+        with client("consumer", server, *options) as takes:
             takes.answer()
             before = server.child.cpu()
             taken = takes.ask(do="expect", count=count)
             cpu = {"broker": server.child.cpu() - before, "consumer": taken["cpu"]}
             check(
-                server, count, takes,
+                server, count, takes, queues,
                 sent=sent["sent"], acknowledged=sent["acknowledged"], consumed=taken["consumed"],
             )  # fmt: skip
     return {

@@ -1,0 +1,74 @@
+"""What consumers cost: many queues, orderly delivery, a fresh start, ten thousand parked pulls.
+
+    python -m bench.run orderly orderly-single queues first parked
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from typing import Any
+
+from bench import wire
+from bench.processes import BenchError
+from bench.scenarios import TOPIC, client, drain, standalone
+
+#: Connections of ``parked`` need a file each on both sides, and a few more.
+SPARE_FILES = 500
+
+
+def queues(
+    count: int = 512_000, numbers: tuple[int, ...] = (1, 10, 100, 1000), *, size: int = 128, data: str | None = None
+) -> dict[str, Any]:
+    """CPU µs per message (broker + consumer) of a drain whose pulls are full, by number of queues."""
+    costs, rates = {}, {}
+    for number in numbers:
+        run = drain(count, size=size, queues=number, assigned_first=True, data=data)
+        costs[str(number)] = round(sum(run["cpu_us"].values()), 2)
+        rates[str(number)] = run["rate"]
+    return {"cpu_us_by_queues": costs, "rate_by_queues": rates, "worst": round(max(costs.values()) / costs["1"], 2)}
+
+
+def first(repeat: int = 20, *, data: str | None = None) -> dict[str, Any]:
+    """Milliseconds from ``start()`` of a consumer in a group nobody knows to its first waiting message."""
+    with standalone("async", data) as server, client("producer", server) as sends, client("fresh", server) as takes:
+        sends.answer(), takes.answer()
+        sends.ask(do="send", count=32, in_flight=4, batch=1, size=1024)
+        times = sorted(takes.ask(do="first", count=repeat)["times"])
+    return {"first_ms": times[len(times) // 2], "worst_ms": times[-1], "starts": repeat}
+
+
+def parked(
+    connections: int = 10_000, *, wakes: int = 2_000, idle: float = 20.0, data: str | None = None
+) -> dict[str, Any]:
+    """Connections with one parked pull each (15 s suspend), every one on a queue of its own: what the broker's memory
+    grows by, how long one message takes from the send to the pull's answer, and what waiting costs."""
+    allow_files(connections + SPARE_FILES)
+    topics = -(-connections // 1000)
+    with standalone("async", data) as server, client("parked", server, "--broker", str(server.broker)) as pulls:
+        pulls.answer()
+        for topic in range(topics):
+            wire.create_topic(server.nameserver, server.broker, f"{TOPIC}-{topic}", 1000)
+        before = server.child.rss_mib()
+        pulls.ask(do="park", connections=connections)
+        after = server.child.rss_mib()
+        cpu, began = server.child.cpu(), time.monotonic()
+        time.sleep(idle)
+        busy = (server.child.cpu() - cpu) / (time.monotonic() - began)
+        times = pulls.ask(do="wake", count=wakes)
+        if times["woken"] != wakes:
+            raise BenchError(f"{wakes} pulls were to be woken, {times['woken']} were")
+    return {
+        "connections": connections,
+        "growth_mib": round(after - before, 1),
+        "idle_cores": round(busy, 4),
+        "wake_ms": {name: times[name] for name in ("p50", "p99", "p99.9")},
+    }
+
+
+def allow_files(wanted: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        if hard != resource.RLIM_INFINITY and hard < wanted:
+            raise BenchError(f"{wanted} open files are needed and {hard} allowed: raise the limit (ulimit -Hn)")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
