@@ -11,7 +11,7 @@ import time
 from typing import Any, cast
 
 from aiorocket_protocol import (
-    JSON,
+    MSGPACK,
     FrameSplitter,
     PullMessageRequestHeader,
     RemotingCommand,
@@ -25,7 +25,8 @@ from bench.roles import percentiles
 
 SUSPEND, SUBSCRIPTION = 2, 4
 HOLD_MS = 15_000
-OPENING = 200
+#: Connections opened at once; opening them all takes a hold, so that their holds end evenly spread, as they do in life.
+OPENING = 50
 
 
 class Puller(asyncio.Protocol):
@@ -44,7 +45,7 @@ class Puller(asyncio.Protocol):
         header = PullMessageRequestHeader(
             "parked", self.topic, self.queue_id, self.offset, 32, SUSPEND | SUBSCRIPTION, 0, HOLD_MS, 0, "*", "TAG"
         )  # fmt: skip
-        self.transport.write(encode(RemotingCommand.request(RequestCode.PULL_MESSAGE, header), JSON))
+        self.transport.write(encode(RemotingCommand.request(RequestCode.PULL_MESSAGE, header), MSGPACK))
 
     def data_received(self, data: bytes) -> None:
         for kind, header, body in self.splitter.feed(data):
@@ -63,17 +64,19 @@ class Sender(asyncio.Protocol):
 
     def send(self, topic: str, queue_id: int) -> None:
         header = SendMessageRequestHeaderV2("bench", topic, "TBW102", 4, queue_id, 0, int(time.time() * 1000), 0, "")
-        self.transport.write(encode(RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, body=b"wake"), JSON))
+        command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, body=b"wake")
+        self.transport.write(encode(command, MSGPACK))
 
 
 async def park(port: int, count: int, topic: str) -> list[Puller]:
     """``count`` connections whose pulls are parked when this returns."""
     loop = asyncio.get_running_loop()
     pullers = [Puller(f"{topic}-{number // 1000}", number % 1000) for number in range(count)]
+    pause = HOLD_MS / 1e3 * OPENING / count
     for begin in range(0, count, OPENING):
         part = pullers[begin : begin + OPENING]
         await asyncio.gather(*(loop.create_connection(lambda p=each: p, "127.0.0.1", port) for each in part))  # type: ignore[misc]
-    await asyncio.sleep(2)
+        await asyncio.sleep(pause)
     return pullers
 
 

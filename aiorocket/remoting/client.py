@@ -14,7 +14,7 @@ from aiorocket.remoting.router import Router
 from aiorocket.remoting.sweeper import Sweeper
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope
-from aiorocket_protocol import RemotingCommand
+from aiorocket_protocol import READ_SIZE, RemotingCommand
 
 __all__ = ("RemotingClient",)
 
@@ -50,6 +50,7 @@ class RemotingClient:
         self._failures: dict[str, _Failures] = {}
         self._tasks = TaskScope("remoting-client")
         self._sweeper: Sweeper | None = None
+        self._shared = memoryview(bytearray(READ_SIZE))
         self._closed = False
 
     def live(self, address: str) -> Connection | None:
@@ -133,7 +134,13 @@ class RemotingClient:
 
         def factory() -> asyncio.BaseProtocol:
             return Connection(
-                loop, self.config, self._router.dispatch, self._tasks, is_client=True, on_lost=self._lost
+                loop,
+                self.config,
+                self._router.dispatch,
+                self._tasks,
+                is_client=True,
+                shared=self._shared,
+                on_lost=self._lost,
             )
 
         cause = ""

@@ -94,6 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         tasks: TaskScope,
         *,
         is_client: bool,
+        shared: memoryview,
         on_made: Callable[[Connection], None] | None = None,
         on_lost: Callable[[Connection], None] | None = None,
     ) -> None:
@@ -114,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_made = on_made
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
-        self._splitter = FrameSplitter()
+        self._splitter = FrameSplitter(shared)
         self._requests: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._timeouts: TimeoutQueue[int] = TimeoutQueue(loop, self._requests, self._expire)
         self._opaque = 0

@@ -15,6 +15,7 @@ from aiorocket.remoting.router import Router
 from aiorocket.remoting.sweeper import Sweeper
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope
+from aiorocket_protocol import READ_SIZE
 
 __all__ = ("RemotingServer",)
 
@@ -66,6 +67,7 @@ class RemotingServer:
         """Listen; port 0 takes a free one. UsageError says why it cannot be bound and what to do."""
         loop = asyncio.get_running_loop()
         self._sweeper = Sweeper(loop, self.config)
+        shared = memoryview(bytearray(READ_SIZE))
 
         def factory() -> asyncio.BaseProtocol:
             return Connection(
@@ -74,6 +76,7 @@ class RemotingServer:
                 self.router.dispatch,
                 self._tasks,
                 is_client=False,
+                shared=shared,
                 on_made=self._made,
                 on_lost=self._lost,
             )

@@ -11,7 +11,7 @@ from struct import Struct
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_FRAME
 
-__all__ = ("Frame", "FrameSplitter", "encode_frame", "encode_frame_head")
+__all__ = ("READ_SIZE", "Frame", "FrameSplitter", "encode_frame", "encode_frame_head")
 
 #: serialize type, header bytes, body bytes.
 Frame = tuple[int, bytes, bytes]
@@ -20,9 +20,9 @@ _WORDS = Struct(">II")
 _unpack_words = _WORDS.unpack_from
 _pack_words = _WORDS.pack
 
-#: Reads of a busy connection go into this much; an idle connection keeps the small one, so that thousands of them are
-#: cheap.
-_READ_SIZE = 256 * 1024
+#: Reads of a busy connection go into this much; an idle connection keeps little or nothing, so that thousands of them
+#: are cheap.
+READ_SIZE = 256 * 1024
 _FIRST_SIZE = 16 * 1024
 #: A buffer grown for one large frame is kept for the next up to this size, else every large pull answer pays an
 #: allocation.
@@ -50,15 +50,19 @@ class FrameSplitter:
     Read into ``writable()``, then call ``received(n)``; or pass bytes to ``feed``. Memory grows with what has arrived,
     never with what a length word claims: to at most four times the bytes received and never beyond the frame.
 
+    ``shared`` is a buffer of READ_SIZE that splitters may have in common when each read is followed by its
+    ``received`` before another one of them is read into, as in one event loop: a splitter then has memory of its own
+    only while a frame is incomplete, or while it is busy.
+
     After a bad length the stream cannot be followed any more. Frames before it in the same read are still returned;
     ``error`` is then set, and the next call raises it. Without such frames the call itself raises.
     """
 
-    __slots__ = ("_buffer", "_end", "_view", "error")
+    __slots__ = ("_end", "_shared", "_view", "error")
 
-    def __init__(self) -> None:
-        self._buffer = bytearray(_FIRST_SIZE)
-        self._view = memoryview(self._buffer)
+    def __init__(self, shared: memoryview | None = None) -> None:
+        self._shared = shared
+        self._view = memoryview(bytearray(_FIRST_SIZE)) if shared is None else shared
         self._end = 0
         self.error: ProtocolError | None = None
 
@@ -99,16 +103,21 @@ class FrameSplitter:
             start = stop
         tail = end - start
         capacity = len(view)
-        if start == 0 and end == capacity:
+        if view is self._shared:
+            if tail:
+                self._replace(READ_SIZE if end == capacity else max(_FIRST_SIZE, 2 * tail), start, end)
+        elif start == 0 and end == capacity:
             self._grow(tail, size)
         elif start:
-            if capacity > _KEEP_SIZE and tail <= _READ_SIZE // 2:
-                self._replace(_READ_SIZE, start, end)
-            elif capacity < _READ_SIZE and end == capacity:
+            if capacity > _KEEP_SIZE and tail <= READ_SIZE // 2:
+                self._replace(READ_SIZE, start, end)
+            elif capacity < READ_SIZE and end == capacity:
                 # The read filled the small buffer: this connection is busy.
-                self._replace(_READ_SIZE, start, end)
+                self._replace(READ_SIZE, start, end)
             elif tail:
                 view[:tail] = view[start:end]
+            elif capacity < READ_SIZE and self._shared is not None:
+                self._view = self._shared
         self._end = tail
         return frames
 
@@ -130,14 +139,13 @@ class FrameSplitter:
 
     def _grow(self, tail: int, frame_size: int) -> None:
         """The buffer is full of one unfinished frame: four times as much, but not more than the frame."""
-        self._replace(max(min(frame_size, 4 * tail), _READ_SIZE), 0, tail)
+        self._replace(max(min(frame_size, 4 * tail), READ_SIZE), 0, tail)
 
     def _replace(self, capacity: int, start: int, end: int) -> None:
-        buffer = bytearray(capacity)
+        buffer = memoryview(bytearray(capacity))
         buffer[: end - start] = self._view[start:end]
         # The old view may still be held by a loop that reads; it is dropped, never resized.
-        self._buffer = buffer
-        self._view = memoryview(buffer)
+        self._view = buffer
 
 
 def _bad_frame(length: int, header_length: int) -> ProtocolError:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiorocket_protocol import MAX_FRAME, FrameSplitter, ProtocolError, encode_frame, encode_frame_head
+from aiorocket_protocol import MAX_FRAME, READ_SIZE, FrameSplitter, ProtocolError, encode_frame, encode_frame_head
 from aiorocket_protocol.frame import Frame
 
 frames = st.tuples(st.integers(0, 255), st.binary(max_size=300), st.binary(max_size=2000))
@@ -35,7 +36,7 @@ def read_into(splitter: FrameSplitter, data: bytes) -> list[Frame]:
 @given(st.lists(frames, max_size=6), st.lists(st.integers(0, 1 << 30), max_size=12))
 def test_any_split_of_a_stream_gives_the_same_frames(sent: list[Frame], cuts: list[int]) -> None:
     stream = b"".join(encode_frame(*frame) for frame in sent)
-    fed, read = FrameSplitter(), FrameSplitter()
+    fed, read = FrameSplitter(), FrameSplitter(memoryview(bytearray(READ_SIZE)))
     assert [frame for piece in split_at(stream, cuts) for frame in fed.feed(piece)] == sent
     assert [frame for piece in split_at(stream, cuts) for frame in read_into(read, piece)] == sent
     assert not fed.partial
@@ -126,3 +127,29 @@ def test_the_reused_buffer_never_shows_through() -> None:
     first = splitter.feed(encode_frame(0, b"first", b"one"))
     splitter.feed(encode_frame(0, b"other", b"two"))
     assert first == [(0, b"first", b"one")]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), frames), max_size=12), st.integers(0, 1 << 30))
+def test_splitters_that_share_a_buffer_do_not_disturb_each_other(sent: list[tuple[int, Frame]], seed: int) -> None:
+    shared = memoryview(bytearray(READ_SIZE))
+    splitters = [FrameSplitter(shared) for _ in range(3)]
+    streams = [b"".join(encode_frame(*frame) for owner, frame in sent if owner == number) for number in range(3)]
+    found: list[list[Frame]] = [[], [], []]
+    chance = Random(seed)
+    while any(streams):
+        number = chance.randrange(3)
+        count = min(chance.choice((1, 3, 7, 100, 70_000)), len(streams[number]))
+        found[number] += read_into(splitters[number], streams[number][:count])
+        streams[number] = streams[number][count:]
+    assert found == [[frame for owner, frame in sent if owner == number] for number in range(3)]
+
+
+def test_an_idle_splitter_keeps_no_memory_of_its_own() -> None:
+    shared = memoryview(bytearray(READ_SIZE))
+    splitter = FrameSplitter(shared)
+    whole = encode_frame(0, b"{}", b"x" * 100)
+    for _ in range(3):
+        assert splitter.writable().obj is shared.obj
+        assert read_into(splitter, whole[:50]) == []
+        assert splitter.writable().obj is not shared.obj
+        assert len(read_into(splitter, whole[50:])) == 1
