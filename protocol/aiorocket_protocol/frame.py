@@ -103,11 +103,11 @@ class FrameSplitter:
             start = stop
         tail = end - start
         capacity = len(view)
-        if view is self._shared:
+        if start == 0 and end == capacity:
+            self._grow(tail, size)
+        elif view is self._shared:
             if tail:
                 self._replace(READ_SIZE if end == capacity else max(_FIRST_SIZE, 2 * tail), start, end)
-        elif start == 0 and end == capacity:
-            self._grow(tail, size)
         elif start:
             if capacity > _KEEP_SIZE and tail <= READ_SIZE // 2:
                 self._replace(READ_SIZE, start, end)

@@ -144,6 +144,14 @@ def test_splitters_that_share_a_buffer_do_not_disturb_each_other(sent: list[tupl
     assert found == [[frame for owner, frame in sent if owner == number] for number in range(3)]
 
 
+@pytest.mark.parametrize("size", [READ_SIZE - 9, READ_SIZE - 8, READ_SIZE - 7, 600_000, 3_000_000])
+def test_a_frame_larger_than_the_shared_buffer(size: int) -> None:
+    splitter = FrameSplitter(memoryview(bytearray(READ_SIZE)))
+    small, large = encode_frame(0, b"", b"x"), encode_frame(0, b"", bytes(size))
+    for sent in ([large], [small, large], [large, small, large]):
+        assert len(read_into(splitter, b"".join(sent))) == len(sent)
+
+
 def test_an_idle_splitter_keeps_no_memory_of_its_own() -> None:
     shared = memoryview(bytearray(READ_SIZE))
     splitter = FrameSplitter(shared)
