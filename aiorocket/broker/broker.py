@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import socket
+from collections.abc import Callable, Iterable
 
+from aiorocket.broker.addresses import advertised, is_loopback
+from aiorocket.broker.core.counters import Counters, SendBack
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs, GroupTable
+from aiorocket.broker.core.locks import LockTable
 from aiorocket.broker.core.names import SCHEDULE_TOPIC
 from aiorocket.broker.core.offsets import OffsetTable
 from aiorocket.broker.core.topics import Topic, TopicTable
+from aiorocket.broker.core.transactions import TransactionTable
+from aiorocket.broker.handlers.calls import CallHandlers
 from aiorocket.broker.handlers.client import ClientHandlers
+from aiorocket.broker.handlers.locks import LockHandlers
 from aiorocket.broker.handlers.offset import OffsetHandlers
 from aiorocket.broker.handlers.pull import PullHandlers
 from aiorocket.broker.handlers.query import QueryHandlers
+from aiorocket.broker.handlers.reply import ReplyHandlers
 from aiorocket.broker.handlers.send import SendHandlers
 from aiorocket.broker.handlers.send_back import SendBackHandler
 from aiorocket.broker.handlers.topic import TopicHandlers, only_local
+from aiorocket.broker.handlers.transaction import TransactionHandlers
 from aiorocket.broker.registration import Registration
 from aiorocket.broker.schedule import DelayDelivery
 from aiorocket.broker.state import BrokerState
+from aiorocket.broker.transaction_check import TransactionChecks
 from aiorocket.config import BrokerConfig
-from aiorocket.errors import UsageError
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.router import Handler, Router
 from aiorocket.remoting.server import RemotingServer
@@ -32,13 +39,11 @@ from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket.storage.results import Recovery
 from aiorocket.storage.store import MessageStore
-from aiorocket_protocol import DataVersion, RecordView, RequestCode, pack_host, tags_code
+from aiorocket_protocol import DataVersion, RecordView, RequestCode, tags_code
 
 __all__ = ("Broker",)
 
 _log = logging.getLogger("aiorocket.broker")
-
-_WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 
 
 class Broker:
@@ -61,11 +66,20 @@ class Broker:
             default_queues=config.default_topic_queues,
             delay_levels=len(config.delay_levels),
         )
-        self.configs = GroupConfigs(config.retry_max_times)
+        self.configs = GroupConfigs(config.retry_max_times, config.auto_create_groups)
         self.consumers = GroupTable(config.channel_expiry)
         self.producers = GroupTable(config.channel_expiry)
         self.offsets = OffsetTable()
+        self.locks = LockTable(config.lock_lease, config.lock_grace)
+        self.counters = Counters()
+        #: Called with every message that a consumer sent back, once it is stored; must return quickly.
+        self.on_send_back: list[Callable[[SendBack], None]] = []
         self.delays = DelaySchedule(config.delay_levels)
+        self.transactions = TransactionTable(
+            timeout=config.transaction_timeout,
+            interval=config.transaction_check_interval,
+            max_checks=config.transaction_check_max,
+        )
         #: What opening the store found; None before ``start()``.
         self.recovery: Recovery | None = None
         #: ``host:port`` as clients are told; valid after ``start()``.
@@ -79,9 +93,15 @@ class Broker:
         self._pulls: PullHandlers | None = None
         self._clients: ClientHandlers | None = None
         self._delivery: DelayDelivery | None = None
+        self._checks: TransactionChecks | None = None
         self._boot = env.clock.wall_ms()
         self._store_open = False
         self._closed = False
+
+    @property
+    def server(self) -> RemotingServer:
+        """Its listening side; ``aiorocket.testing`` puts faults between it and the handlers."""
+        return self._server
 
     @property
     def port(self) -> int:
@@ -114,13 +134,18 @@ class Broker:
         if self._state is not None:
             self._tasks.start(self._state.keep_saving(lambda: config.offset_flush_interval), name="state")
         self._registration = Registration(
-            self._env, config, self.topics, address=self.address, version=self._topic_version
+            self._env,
+            config,
+            self.topics,
+            address=self.address,
+            version=self._topic_version,
+            order_topics=self._order_topics,
         )
         await self._registration.start()
 
     async def _open(self, port: int) -> None:
         config = self.config
-        self.address, store_host = await _advertised(config, port)
+        self.address, store_host = await advertised(config, port)
         self.store = store = MessageStore(self._env, config.store, self._directory, store_host=store_host)
         store.tags_code_of = self._tags_code_of
         store.on_arrival = self._arrived
@@ -129,9 +154,18 @@ class Broker:
         self._state = BrokerState(
             self._env.disk,
             f"{self._directory}/config",
-            {"topics": self.topics, "groups": self.configs, "offsets": self.offsets, "delays": self.delays},
+            {
+                "topics": self.topics,
+                "groups": self.configs,
+                "offsets": self.offsets,
+                "delays": self.delays,
+                "transactions": self.transactions,
+                "locks": self.locks,
+            },
+            replaceable=("locks", "transactions"),
         )
         await self._state.load()
+        self._start_locks(self._state, empty=not store.topics())
         for name in store.topics():
             # A crash came before the topic's own record of its creation; its queues tell enough.
             if name not in self.topics:
@@ -139,10 +173,36 @@ class Broker:
                 self.topics.put(Topic(name, queues, queues))
         self._wire(store, store_host)
 
+    def _start_locks(self, state: BrokerState, *, empty: bool) -> None:
+        lost = "locks" in state.lost and not empty
+        if lost:
+            grace = self.config.lock_grace
+            _log.warning("who holds which queue lock is not on record: none is granted for %g s", grace)
+        self.locks.start(asyncio.get_running_loop().time(), lost=lost, floor=self._boot)
+        state.begin("locks")  # before the first message, so that a store with messages and no record has lost it
+
     def _wire(self, store: MessageStore, store_host: bytes) -> None:
         loop = asyncio.get_running_loop()
         env, config, topics, configs, offsets = self._env, self.config, self.topics, self.configs, self.offsets
         changed = self._topics_changed
+        state = self._state
+        assert state is not None
+        locks = LockHandlers(
+            loop, self.locks, broker=config.name, counters=self.counters, save=lambda: state.save("locks")
+        )
+        self._checks = checks = TransactionChecks(
+            loop,
+            env.clock,
+            self.transactions,
+            store=store,
+            store_host=store_host,
+            broker=config.name,
+            producers=self.producers,
+            topics=topics,
+            topics_changed=changed,
+        )
+        checks.start()  # before the first request can end a transaction
+        halves = TransactionHandlers(env, config, store=store, store_host=store_host, checks=checks)
         sends = SendHandlers(
             env,
             config,
@@ -151,10 +211,29 @@ class Broker:
             topics=topics,
             configs=configs,
             delays=self.delays,
+            transactions=halves,
             topics_changed=changed,
+            has_locks=locks.has_locks,
+            counters=self.counters,
+        )
+        replies = ReplyHandlers(
+            env,
+            config,
+            store=store,
+            store_host=store_host,
+            address=self.address,
+            producers=self.producers,
+            sends=sends,
         )
         self._pulls = pulls = PullHandlers(
-            loop, config, store=store, topics=topics, groups=self.consumers, configs=configs, offsets=offsets
+            loop,
+            config,
+            store=store,
+            topics=topics,
+            groups=self.consumers,
+            configs=configs,
+            offsets=offsets,
+            stale=locks.stale,
         )
         self._clients = clients = ClientHandlers(
             loop,
@@ -163,12 +242,29 @@ class Broker:
             producers=self.producers,
             configs=configs,
             topics_changed=changed,
+            property_filter=config.property_filter,
         )
-        positions = OffsetHandlers(store=store, topics=topics, configs=configs, offsets=offsets)
+        positions = OffsetHandlers(store=store, topics=topics, configs=configs, offsets=offsets, stale=locks.stale)
+        calls = CallHandlers(
+            config,
+            store=store,
+            topics=topics,
+            consumers=self.consumers,
+            configs=configs,
+            offsets=offsets,
+            reset=pulls.reset,
+        )
         backs = SendBackHandler(
-            env, store=store, topics=topics, configs=configs, delays=self.delays, topics_changed=changed
+            env,
+            store=store,
+            topics=topics,
+            configs=configs,
+            delays=self.delays,
+            topics_changed=changed,
+            counters=self.counters,
+            hooks=self.on_send_back,
         )
-        queries = QueryHandlers(env, store=store, consumers=self.consumers)
+        queries = QueryHandlers(env, store=store, consumers=self.consumers, counters=self.counters)
         admin = TopicHandlers(
             store=store,
             topics=topics,
@@ -184,6 +280,9 @@ class Broker:
             code.SEND_MESSAGE: sends.send,
             code.SEND_MESSAGE_V2: sends.send_v2,
             code.SEND_BATCH_MESSAGE: sends.send_batch,
+            code.END_TRANSACTION: halves.end,
+            code.SEND_REPLY_MESSAGE: replies.reply,
+            code.SEND_REPLY_MESSAGE_V2: replies.reply_v2,
             code.PULL_MESSAGE: pulls.pull,
             code.LITE_PULL_MESSAGE: pulls.pull,
             code.QUERY_CONSUMER_OFFSET: positions.query,
@@ -196,6 +295,8 @@ class Broker:
             code.UNREGISTER_CLIENT: clients.unregister,
             code.GET_CONSUMER_LIST_BY_GROUP: clients.consumer_list,
             code.CHECK_CLIENT_CONFIG: clients.check_client_config,
+            code.LOCK_BATCH_MQ: locks.lock,
+            code.UNLOCK_BATCH_MQ: locks.unlock,
             code.CONSUMER_SEND_MSG_BACK: backs.send_back,
             code.VIEW_MESSAGE_BY_ID: queries.view_message,
             code.QUERY_MESSAGE: queries.query_message,
@@ -212,12 +313,21 @@ class Broker:
             code.GET_CONSUMER_CONNECTION_LIST: clients.consumer_connections,
             code.GET_PRODUCER_CONNECTION_LIST: clients.producer_connections,
             code.GET_BROKER_RUNTIME_INFO: queries.runtime_info,
+            code.INVOKE_BROKER_TO_RESET_OFFSET: calls.reset_offset,
+            code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: calls.consumer_status,
+            code.GET_CONSUMER_RUNNING_INFO: calls.running_info,
+            code.CONSUME_MESSAGE_DIRECTLY: calls.consume_directly,
         }
-        local = _is_loopback(config.host)
+        local = is_loopback(config.host)
         for number, handler in table.items():
             self._router.add(number, handler)
         for number, handler in administration.items():
             self._router.add(number, handler if local else only_local)
+
+    def clock_changed(self) -> None:
+        """The wall clock was set: delayed messages that are due now need not wait for the next look at it."""
+        if self._delivery is not None:
+            self._delivery.clock_changed()
 
     async def close(self) -> None:
         """Leave the name servers, answer what is in flight, save everything. A second call does nothing."""
@@ -234,6 +344,8 @@ class Broker:
             self._clients.close()
         if self._delivery is not None:
             await self._delivery.close()
+        if self._checks is not None:
+            await self._checks.close()
         if self._state is not None:
             await self._state.save_all()
         if self._store_open:
@@ -267,6 +379,10 @@ class Broker:
         if self._registration is not None:
             self._registration.changed()
 
+    def _order_topics(self, names: Iterable[str]) -> None:
+        if self.topics.make_orderly(names):
+            self._topics_changed()
+
     def _topic_deleted(self, topic: Topic) -> None:
         if self._pulls is not None:
             self._pulls.withdraw(topic.name, topic.read_queues)
@@ -280,27 +396,3 @@ class Broker:
 
     def _topic_version(self) -> DataVersion:
         return DataVersion(timestamp=self._boot, counter=self.topics.version)
-
-
-async def _advertised(config: BrokerConfig, port: int) -> tuple[str, bytes]:
-    """What clients are told, and the same packed for stored records, where only a number will do."""
-    host = config.advertise or config.host
-    if host in _WILDCARDS:
-        raise UsageError(
-            f"broker {config.name} listens on every address ({config.host}), so clients must be told which one to use: "
-            "set advertise (--advertise HOST) to an address of this machine that they can reach"
-        )
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise UsageError(f"advertise={host!r} cannot be resolved to an address: {error}") from error
-        ip = ipaddress.ip_address(found[0][4][0])
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return address, pack_host(f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}")
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")

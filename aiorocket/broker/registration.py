@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.core.topics import Topic, TopicTable
@@ -17,6 +17,7 @@ from aiorocket.remoting.client import RemotingClient
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import (
     DataVersion,
+    KVTable,
     ProtocolError,
     RegisterBrokerBody,
     RegisterBrokerRequestHeader,
@@ -24,6 +25,7 @@ from aiorocket_protocol import (
     RequestCode,
     TopicConfig,
     UnRegisterBrokerRequestHeader,
+    decode_body,
     encode_body,
 )
 
@@ -40,7 +42,8 @@ RETRY_AFTER = 1.0
 
 
 class Registration:
-    """This broker's entry at its name servers. ``address`` is what clients will be told to connect to."""
+    """This broker's entry at its name servers. ``address`` is what clients will be told to connect to,
+    ``order_topics`` is called with the topics that name servers have an order configuration for."""
 
     def __init__(
         self,
@@ -50,11 +53,13 @@ class Registration:
         *,
         address: str,
         version: Callable[[], DataVersion],
+        order_topics: Callable[[Iterable[str]], None],
     ) -> None:
         self._config = config
         self._topics = topics
         self._address = address
         self._version = version
+        self._order_topics = order_topics
         self._client = RemotingClient(env, config.remoting, on_close=self._lost)
         self._tasks = TaskScope("broker-registration")
         self._wake = asyncio.Event()
@@ -142,6 +147,13 @@ class Registration:
             self._failed(nameserver, response.remark or f"code {response.code}")
             return
         self._refused.discard(nameserver)
+        if response.body:
+            try:
+                orders = decode_body(KVTable, response.body, response.serialize_type).table
+            except ProtocolError as error:
+                _log.warning("name server %s: the order configuration cannot be read: %s", nameserver, error)
+            else:
+                self._order_topics(orders)
         if self.failures.pop(nameserver, None) is not None:
             _log.info("registered with name server %s again", nameserver)
 

@@ -27,7 +27,7 @@ __all__ = ("DelayDelivery",)
 
 _log = logging.getLogger("aiorocket.broker")
 
-MAX_SLEEP = 60.0
+MAX_SLEEP = 10.0
 #: Messages that may wait for the store at once; more would only make the group behind them longer.
 MAX_IN_FLIGHT = 1024
 #: Messages of one level read at a time.
@@ -58,6 +58,11 @@ class DelayDelivery:
     def start(self) -> None:
         for level in self._schedule.levels:
             self._deliver(level)
+        self._driver.update()
+
+    def clock_changed(self) -> None:
+        """The wall clock was set: look now at what is due."""
+        self._due(0.0)
         self._driver.update()
 
     async def close(self) -> None:

@@ -1,17 +1,19 @@
-"""The broker's small state: topics, groups, offsets and delay progress, saved as snapshots when they changed.
+"""The broker's small state: topics, groups, offsets, delay progress and queue locks, saved as snapshots when they
+changed.
 
 Topics are saved at once, in the disk's one writer thread and so before the first message of a new topic can be
-acknowledged. The rest is saved every few seconds and at the end: a crash costs repeated deliveries, never a lost
-message.
+acknowledged. A queue lock is granted when it is saved. The rest is saved every few seconds and at the end: a crash
+costs repeated deliveries, never a lost message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Protocol
 
+from aiorocket.errors import StoreCorruptedError
 from aiorocket.runtime.disk import Disk
 from aiorocket.storage.snapshots import Snapshot
 
@@ -41,24 +43,48 @@ class _Saved:
 
 
 class BrokerState:
-    """Named tables in one directory."""
+    """Named tables in one directory. Those named ``replaceable`` start anew when their file cannot be trusted."""
 
-    def __init__(self, disk: Disk, directory: str, tables: Mapping[str, Table]) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, tables: Mapping[str, Table], replaceable: Container[str] = ()
+    ) -> None:
         self._disk = disk
         self._directory = directory
+        self._replaceable = replaceable
+        #: Tables whose newest state was not found by ``load``: there is no file, or one of its generations is damaged.
+        self.lost: set[str] = set()
         self._saved = {name: _Saved(table, Snapshot(disk, f"{directory}/{name}")) for name, table in tables.items()}
 
     async def load(self) -> None:
-        """Fill the tables from what was saved last. StoreCorruptedError when a file is there and cannot be trusted."""
+        """Fill the tables from what was saved last. StoreCorruptedError when a file is there and cannot be trusted,
+        unless its table is replaceable."""
 
         def read() -> list[dict[str, Any] | None]:
             self._disk.makedirs(self._directory)
-            return [saved.snapshot.load() for saved in self._saved.values()]
+            return [self._read(name, saved.snapshot) for name, saved in self._saved.items()]
 
-        for saved, data in zip(self._saved.values(), await self._disk.run(read), strict=True):
+        for (name, saved), data in zip(self._saved.items(), await self._disk.run(read), strict=True):
+            if data is None or saved.snapshot.problems:
+                self.lost.add(name)
             if data is not None:
-                saved.table.load(data)
+                try:
+                    saved.table.load(data)
+                except (LookupError, TypeError, ValueError) as error:
+                    if name not in self._replaceable:
+                        raise
+                    saved.snapshot.problems.append(f"{type(error).__name__}: {error}")
+                    self.lost.add(name)
+            if saved.snapshot.problems:
+                _log.warning("%s of %s is damaged: %s", name, self._directory, "; ".join(saved.snapshot.problems))
             saved.version = saved.table.version
+
+    def _read(self, name: str, snapshot: Snapshot) -> dict[str, Any] | None:
+        try:
+            return snapshot.load()
+        except StoreCorruptedError:
+            if name not in self._replaceable:
+                raise
+            return None
 
     def save(self, name: str) -> asyncio.Future[None]:
         """Begin to save ``name`` now; await the result to know that it is durable (OSError). Nothing to do is done."""

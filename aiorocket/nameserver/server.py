@@ -73,6 +73,7 @@ class NameServer:
         self._server = RemotingServer(env, self._router, config.remoting, on_close=self._lost)
         self._expiry: DeadlineDriver | None = None
         self._local = is_loopback(config.host)
+        self._heard = False  # of any broker since the start
         for code, handler in self._table().items():
             self._router.add(code, handler)
 
@@ -126,6 +127,11 @@ class NameServer:
     def _route(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         topic = command.read(GetRouteInfoRequestHeader).topic
         route = self.routes.topic_route(topic, self.kv.get(ORDER_TOPIC_CONFIG, topic))
+        if route is None and not self._heard:
+            # Just (re)started: who is told "no such topic" gives up, and the brokers are about to register.
+            return RemotingCommand.response(
+                ResponseCode.SYSTEM_ERROR, remark="no broker has registered with this name server since it started"
+            )
         if route is None:
             return RemotingCommand.response(
                 ResponseCode.TOPIC_NOT_EXIST, remark=f"No topic route info in name server for the topic: {topic:.200}"
@@ -199,6 +205,7 @@ class NameServer:
         )
         known = self.routes.holder(header.broker_name, header.broker_id)
         refusal = self.routes.register(registration, connection=connection, now=asyncio.get_running_loop().time())
+        self._heard = True
         if refusal is not None:
             _log.warning("registration of %s from %s refused: %s", header.broker_name, connection.peer, refusal)
             return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=refusal)

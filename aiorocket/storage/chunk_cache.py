@@ -1,13 +1,14 @@
 """Cold reads of the log: larger pieces of segments, shared by all queues.
 
-Queues interleave in one log, so the records of one pull lie spread between those of the others. Reading 256 KiB once
-and slicing the records of every queue out of it costs about 0.2 us per record; a pread for each of them 1.5 us.
+Queues interleave in one log, so the records of one pull lie spread between those of the others. Records that touch
+(they were sent as a batch) are one run. Reading 256 KiB once and slicing the runs of every queue out of it costs about
+0.2 us per run; a pread for each of them 1.5 us.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
+from operator import add
 from typing import Protocol
 
 __all__ = ("CHUNK", "ChunkCache", "LogBytes")
@@ -54,40 +55,49 @@ class ChunkCache:
         return start, data
 
     def read(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
-        """The records at ascending log ``offsets``, as slices whose join is the answer (fewer slices where records
-        touch).
+        """The records at ascending log ``offsets``, as slices whose join is the answer (one for records that touch).
 
         Where bytes are missing slices come out short: the caller compares lengths.
         """
-        count = len(offsets)
-        wanted = sum(sizes)
+        starts, lengths = _runs(offsets, sizes)
+        wanted = sum(lengths)
         log = self._log
-        span = offsets[-1] + sizes[-1] - offsets[0]
-        if wanted > CHUNK * count // 8 or span > wanted * _SPARSE:
-            return [log.piece(offset, size) for offset, size in zip(offsets, sizes, strict=True)]
+        span = starts[-1] + lengths[-1] - starts[0]
+        if wanted > CHUNK * len(starts) // 8 or span > wanted * _SPARSE:
+            return [part for start, length in zip(starts, lengths, strict=True) for part in _pieces(log, start, length)]
         parts: list[bytes] = []
-        index = 0
-        while index < count:
-            offset = offsets[index]
-            start, data = self._chunk(offset, sizes[index])
-            limit = start + len(data)
-            stop = bisect_left(offsets, limit, index)
-            if stop > index and offsets[stop - 1] + sizes[stop - 1] > limit:
-                stop -= 1
-            if stop == index:  # crosses into the next chunk (or is not there at all)
-                parts.append(log.piece(offset, sizes[index]))
-                index += 1
-                continue
-            low = offset - start
-            high = offsets[stop - 1] + sizes[stop - 1] - start
-            if high - low == sum(sizes[index:stop]):
-                parts.append(data[low:high])
-            elif stop - index == 1:
-                parts.append(data[low : low + sizes[index]])
-            else:
-                parts += [
-                    data[place - start : place - start + size]
-                    for place, size in zip(offsets[index:stop], sizes[index:stop], strict=True)
-                ]
-            index = stop
+        first, data = 0, b""
+        for start, length in zip(starts, lengths, strict=True):
+            while length:
+                low = start - first
+                if not 0 <= low < len(data):
+                    first, data = self._chunk(start, 1)
+                    low = start - first
+                part = data[low : low + length]
+                if not part:
+                    return parts
+                parts.append(part)
+                start += len(part)
+                length -= len(part)
         return parts
+
+
+def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Start and length of each run of records that touch."""
+    ends = list(map(add, offsets, sizes))
+    breaks = [index for index, end in enumerate(ends[:-1], 1) if end != offsets[index]]
+    if len(breaks) == len(ends) - 1:
+        return offsets, sizes
+    starts = [offsets[0], *map(offsets.__getitem__, breaks)]
+    lasts = [*(ends[index - 1] for index in breaks), ends[-1]]
+    return starts, [end - start for start, end in zip(starts, lasts, strict=True)]
+
+
+def _pieces(log: LogBytes, offset: int, size: int) -> list[bytes]:
+    """A run may go on in the next segment."""
+    parts: list[bytes] = []
+    while size and (part := log.piece(offset, size)):
+        parts.append(part)
+        offset += len(part)
+        size -= len(part)
+    return parts

@@ -24,18 +24,20 @@ class Snapshot:
     """The state file ``path`` (its two generations are ``path.a`` and ``path.b``). Methods block: give them to
     ``disk.run``."""
 
-    __slots__ = ("_disk", "_generation", "path")
+    __slots__ = ("_disk", "_generation", "path", "problems")
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self.path = path
         self._generation = 0
+        #: Generations that were there and could not be read when this was loaded, and why: what they said is lost.
+        self.problems: list[str] = []
 
     def load(self) -> dict[str, Any] | None:
         """The newest valid state, None when there is none yet. StoreCorruptedError when files exist and none is
         valid."""
         newest: dict[str, Any] | None = None
-        problems: list[str] = []
+        problems = self.problems = []
         for path in (self.path + ".a", self.path + ".b"):
             if not self._disk.exists(path):
                 continue
@@ -46,6 +48,9 @@ class Snapshot:
                 continue
             if generation > self._generation:
                 self._generation, newest = generation, value
+        missing = [path for path in (self.path + ".a", self.path + ".b") if not self._disk.exists(path)]
+        if newest is not None and self._generation > 1 and missing:
+            problems.append(f"{missing[0]}: missing, although there were {self._generation} saves")
         if newest is None and problems:
             raise StoreCorruptedError("; ".join(problems))
         return newest

@@ -309,6 +309,7 @@ class ConsumerData(NamedTuple):
     message_model: str = "CLUSTERING"
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     subscriptions: list[SubscriptionData] = []  # noqa: RUF012 - a NamedTuple field; never changed in place
+    unit_mode: bool = False
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -317,7 +318,7 @@ class ConsumerData(NamedTuple):
             "groupName": self.group,
             "messageModel": self.message_model,
             "subscriptionDataSet": [subscription.to_plain() for subscription in self.subscriptions],
-            "unitMode": False,
+            "unitMode": self.unit_mode,
         }
 
     @classmethod
@@ -329,23 +330,27 @@ class ConsumerData(NamedTuple):
             plain.text("messageModel", "CLUSTERING"),
             plain.text("consumeFromWhere", "CONSUME_FROM_LAST_OFFSET"),
             [SubscriptionData.from_plain(item) for item in plain.items("subscriptionDataSet")],
+            plain.flag("unitMode"),
         )
 
 
 class HeartbeatData(NamedTuple):
-    """Body of HEART_BEAT: every group of one client."""
+    """Body of HEART_BEAT: every group of one client. A ``fingerprint`` other than 0 makes it one of version 2, and
+    ``without_sub`` then leaves out subscriptions that the broker has already."""
 
     client_id: str
     producers: list[str]
     consumers: list[ConsumerData]
+    fingerprint: int = 0
+    without_sub: bool = False
 
     def to_plain(self) -> dict[str, Any]:
         return {
             "clientID": self.client_id,
             "consumerDataSet": [consumer.to_plain() for consumer in self.consumers],
-            "heartbeatFingerprint": 0,
+            "heartbeatFingerprint": self.fingerprint,
             "producerDataSet": [{"groupName": group} for group in self.producers],
-            "withoutSub": False,
+            "withoutSub": self.without_sub,
         }
 
     @classmethod
@@ -355,6 +360,8 @@ class HeartbeatData(NamedTuple):
             plain.text("clientID"),
             [Plain(item, "ProducerData").text("groupName") for item in plain.items("producerDataSet")],
             [ConsumerData.from_plain(item) for item in plain.items("consumerDataSet")],
+            plain.number("heartbeatFingerprint", 0),
+            plain.flag("withoutSub"),
         )
 
 

@@ -147,9 +147,10 @@ def test_a_registered_subscription_is_used_and_its_absence_named() -> None:
         registered_subscription("g", config, None, "T", 5),  # a pull before its heartbeat (trap 11)
         registered_subscription("g", config, live(), "U", 5),
         registered_subscription("g", config, live(), "T", 6),  # trap 14
-        registered_subscription("g", config, live(expression_type="SQL92"), "T", 5),
+        registered_subscription("g", config, live(expression_type="SQL92"), "T", 5, False),
+        registered_subscription("g", config, live(expression_type="SQL92"), "T", 5),  # "A || C" is no SQL
     ]
-    assert [refusal.code for refusal in refusals if isinstance(refusal, Refusal)] == [24, 24, 25, 1]
+    assert [refusal.code for refusal in refusals if isinstance(refusal, Refusal)] == [24, 24, 25, 1, 27]
     group = live()
     group.message_model = "BROADCASTING"
     refused = registered_subscription("g", config._replace(consume_broadcast_enable=False), group, "T", 5)
@@ -159,7 +160,7 @@ def test_a_registered_subscription_is_used_and_its_absence_named() -> None:
 def test_an_expression_that_comes_with_the_pull() -> None:
     everything = parse_subscription("T", "*", None, 0)
     assert isinstance(everything, Subscription) and everything.accept is None
-    refused = parse_subscription("T", "a > 1", "SQL92", 0)
+    refused = parse_subscription("T", "a > 1", "SQL92", 0, False)
     assert isinstance(refused, Refusal) and refused.code == 1
     refused = parse_subscription("T", "||", "TAG", 0)
     assert isinstance(refused, Refusal) and refused.code == 23

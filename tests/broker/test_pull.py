@@ -133,7 +133,7 @@ async def test_checks_before_a_pull(peer: Peer) -> None:
     assert (await peer.pull("T", 2)).code == 29
     assert (await peer.pull("T", -1)).code == 29
     assert (await peer.pull(consumer_group="bad group")).code == 26
-    assert (await peer.pull(expression_type="SQL92", subscription="a > 1")).code == 1  # trap 27
+    assert (await peer.pull(expression_type="GLOB", subscription="a > 1")).code == 1  # trap 27
     assert (await peer.pull(subscription="||")).code == 23
     await peer.create_topic("Deaf", 1, perm=2)
     assert (await peer.pull("Deaf")).code == 16

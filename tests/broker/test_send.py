@@ -108,7 +108,7 @@ async def test_a_batch_that_is_none_is_13(peer: Peer) -> None:
         ({"queue_id": 4}, 29, "queueId[4]"),
         ({"topic": "%RETRY%bad group"}, 29, "illegal"),
         ({"properties": "X\x01" + "y" * 33000 + "\x02"}, 13, "properties"),
-        ({"properties": "TRAN_MSG\x01true\x02"}, 16, "transactional"),
+        ({"properties": "TRAN_MSG\x01true\x02DELAY\x011\x02TIMER_DELAY_SEC\x0110\x02"}, 13, "timer"),
         ({"properties": "TIMER_DELAY_SEC\x0110\x02"}, 13, "timer"),
     ],
 )

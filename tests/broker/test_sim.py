@@ -271,6 +271,7 @@ def test_news_that_never_match_do_not_make_a_hold_longer() -> None:
         await peer.send(properties="TAGS\x01A\x02")
         start = sim.loop.time()
         waiting = asyncio.create_task(other.pull("T", 0, 1, subscription="B", suspend_timeout_millis=5000))
+        await asyncio.sleep(0.1)  # it is parked now
         while not waiting.done():
             await peer.send(properties="TAGS\x01A\x02")
             await peer.call(310, send_header(properties="TAGS\x01C\x02", queue_id=0))

@@ -100,6 +100,14 @@ async def test_register_route_and_goodbye(peer: Peer) -> None:
     assert answer.code == 17 and "T" in (answer.remark or "")
 
 
+async def test_before_the_first_broker_no_topic_is_called_unknown(peer: Peer) -> None:
+    """A client that is told 17 gives up; one that asks a name server in its first second should not."""
+    early = await peer.call(105, GetRouteInfoRequestHeader("T"))
+    assert early.code == 1 and "no broker has registered" in (early.remark or "")
+    await register(peer, "U")
+    assert (await peer.call(105, GetRouteInfoRequestHeader("T"))).code == 17
+
+
 async def test_route_json_is_compact_and_has_quoted_broker_ids(peer: Peer) -> None:
     await register(peer)
     answer = await peer.call(105, GetRouteInfoRequestHeader("T"))

@@ -11,7 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from aiorocket.broker.core.names import SYSTEM_GROUPS, Refusal, is_group_name
+from aiorocket.broker.core.names import SYSTEM_GROUPS, Refusal, is_group_name, retry_topic
+from aiorocket.broker.core.record_filter import RecordFilter
+from aiorocket.broker.core.sql92 import Sql92Error, parse
 from aiorocket_protocol import ResponseCode, SubscriptionData
 
 __all__ = ("ConsumerGroup", "GroupConfig", "GroupConfigs", "GroupTable", "Member", "Subscription")
@@ -65,9 +67,11 @@ class GroupConfig(NamedTuple):
 
 
 class GroupConfigs:
-    """Name → GroupConfig; an unknown group is made with defaults on first use (autoCreateSubscriptionGroup)."""
+    """Name → GroupConfig; an unknown group is made with defaults on first use, unless ``auto_create`` is off
+    (autoCreateSubscriptionGroup)."""
 
-    def __init__(self, retry_max_times: int) -> None:
+    def __init__(self, retry_max_times: int, auto_create: bool = True) -> None:
+        self.auto_create = auto_create
         self._retry_max_times = retry_max_times
         self._configs: dict[str, GroupConfig] = {}
         self.version = 0
@@ -85,6 +89,12 @@ class GroupConfigs:
             return Refusal(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"group {group!r:.300}: 1 to 248 of the characters % | a-z A-Z 0-9 _ - are allowed",
+            )
+        if not self.auto_create and group not in SYSTEM_GROUPS and not group.startswith("CID_RMQ_SYS_"):
+            return Refusal(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{group}] does not exist, and groups are not created by being used here: "
+                "create it first",
             )
         config = GroupConfig(group, retry_max_times=self._retry_max_times)
         self._configs[group] = config
@@ -116,9 +126,10 @@ class GroupConfigs:
 
 
 class Subscription:
-    """What a group wants of one topic, ready for the pull path: ``accept`` is None for "everything"."""
+    """What a group wants of one topic, ready for the pull path: ``accept`` is None for "everything", a RecordFilter for
+    a SQL92 filter. ``error`` says why there is no filter, "" when there is one."""
 
-    __slots__ = ("accept", "data", "is_tag", "version")
+    __slots__ = ("accept", "data", "error", "is_tag", "version")
 
     def __init__(self, data: SubscriptionData) -> None:
         self.data = data
@@ -126,12 +137,23 @@ class Subscription:
         self.is_tag = is_tag_type(data.expression_type)
         codes = frozenset(data.code_set)
         self.accept: Callable[[int], bool] | None = codes.__contains__ if codes and data.sub_string != "*" else None
+        self.error = ""
+        if not self.is_tag:
+            self.accept = None
+            try:
+                self.accept = RecordFilter(parse(data.sub_string))
+            except Sql92Error as error:
+                self.error = str(error)
+
+
+#: (topic, expression type, expression) of everything a member subscribes to, written so that equal wishes are equal.
+Wish = frozenset[tuple[str, str, str]]
 
 
 class Member:
     """One connection that speaks for one client id in one group."""
 
-    __slots__ = ("client_id", "connection", "group", "language", "peer", "seen", "version")
+    __slots__ = ("client_id", "connection", "group", "language", "peer", "seen", "version", "wish")
 
     def __init__(
         self, group: str, connection: Hashable, client_id: str, language: int, version: int, peer: str, seen: float
@@ -143,12 +165,17 @@ class Member:
         self.version = version
         self.peer = peer
         self.seen = seen
+        #: What it subscribes to, for comparing members; None until it says.
+        self.wish: Wish | None = None
 
 
 class ConsumerGroup:
     """The members and subscriptions of one consumer group that has members."""
 
-    __slots__ = ("consume_from_where", "consume_type", "members", "message_model", "name", "subscriptions")
+    __slots__ = (
+        "_reported", "_wishes", "consume_from_where", "consume_type", "fingerprint", "members", "message_model", "name",
+        "subscriptions",
+    )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -157,6 +184,10 @@ class ConsumerGroup:
         self.consume_from_where = "CONSUME_FROM_LAST_OFFSET"
         self.members: dict[Hashable, Member] = {}
         self.subscriptions: dict[str, Subscription] = {}
+        #: Of the last heartbeat of version 2; None when there was none.
+        self.fingerprint: int | None = None
+        self._wishes: dict[Wish, dict[Hashable, Member]] = {}
+        self._reported: frozenset[Wish] = frozenset()
 
     def client_ids(self) -> list[str]:
         return sorted({member.client_id for member in self.members.values()})
@@ -177,6 +208,43 @@ class ConsumerGroup:
             changed = True
         return changed
 
+    def wants(self, member: Member, wish: Wish | None) -> None:
+        """Remember what one member subscribes to; None when it is gone."""
+        if member.wish == wish:
+            return
+        if member.wish is not None:
+            agreeing = self._wishes[member.wish]
+            del agreeing[member.connection]
+            if not agreeing:
+                del self._wishes[member.wish]
+        if wish is not None:
+            self._wishes.setdefault(wish, {})[member.connection] = member
+        member.wish = wish
+
+    def difference(self) -> str:
+        """Who subscribes to what where members of the group disagree, "" when they do not.
+
+        Every member must subscribe to the same: queues are shared out as if they did, and messages of the topic or tag
+        that a queue's owner does not want are lost to the group.
+        """
+        if len(self._wishes) < 2:
+            return ""
+        return "; ".join(
+            f"{_some(sorted({member.client_id for member in agreeing.values()}))} subscribe to {_said(wish)}"
+            for wish, agreeing in self._wishes.items()
+        )
+
+    def new_difference(self) -> str:
+        """The same, once for each change of what they disagree about."""
+        if len(self._wishes) < 2:
+            self._reported = frozenset()
+            return ""
+        wishes = frozenset(self._wishes)
+        if wishes == self._reported:
+            return ""
+        self._reported = wishes
+        return self.difference()
+
 
 class GroupTable:
     """All groups of one kind, with their members' leases. Effects come back as the names of groups whose members must
@@ -187,6 +255,7 @@ class GroupTable:
         self._groups: dict[str, ConsumerGroup] = {}
         self._by_age: OrderedDict[tuple[str, Hashable], Member] = OrderedDict()
         self._by_connection: dict[Hashable, set[str]] = {}
+        self._by_client: dict[str, dict[tuple[str, Hashable], Member]] = {}
         #: Bound once: the pull path calls it per request.
         self.get = self._groups.get
 
@@ -219,12 +288,18 @@ class GroupTable:
         member = entry.members.get(connection)
         changed = member is None or member.client_id != client_id
         if member is None or changed:
+            if member is not None:
+                entry.wants(member, None)
+                self._forget_client(member)
             member = entry.members[connection] = Member(group, connection, client_id, language, version, peer, now)
             self._by_connection.setdefault(connection, set()).add(group)
+            self._by_client.setdefault(client_id, {})[group, connection] = member
         member.seen = now
         self._by_age[group, connection] = member
         self._by_age.move_to_end((group, connection))
         if subscriptions is not None:
+            subscriptions = list(subscriptions)
+            entry.wants(member, _wish(group, subscriptions))
             entry.consume_type = consume_type
             entry.message_model = message_model
             entry.consume_from_where = consume_from_where
@@ -256,10 +331,24 @@ class GroupTable:
             return member.seen + self._expiry
         return None
 
+    def find_client(self, client_id: str) -> Hashable | None:
+        """The connection on which a client id was registered last, in whatever group; None when it is not known."""
+        known = self._by_client.get(client_id)
+        return next(reversed(known.values())).connection if known else None
+
+    def _forget_client(self, member: Member) -> None:
+        known = self._by_client[member.client_id]
+        del known[member.group, member.connection]
+        if not known:
+            del self._by_client[member.client_id]
+
     def _remove(self, group: str, connection: Hashable) -> bool:
         entry = self._groups.get(group)
-        if entry is None or entry.members.pop(connection, None) is None:
+        member = entry.members.pop(connection, None) if entry is not None else None
+        if entry is None or member is None:
             return False
+        entry.wants(member, None)
+        self._forget_client(member)
         del self._by_age[group, connection]
         groups = self._by_connection[connection]
         groups.discard(group)
@@ -273,3 +362,25 @@ class GroupTable:
 def is_tag_type(expression_type: str | None) -> bool:
     """A missing type means TAG (ali-ons sends none)."""
     return not expression_type or expression_type == "TAG"
+
+
+def _wish(group: str, subscriptions: Iterable[SubscriptionData]) -> Wish:
+    own = retry_topic(group)
+    return frozenset(
+        (
+            data.topic,
+            "TAG" if is_tag_type(data.expression_type) else data.expression_type,
+            " || ".join(sorted(data.tags_set)) or "*" if is_tag_type(data.expression_type) else data.sub_string,
+        )
+        for data in subscriptions
+        if data.topic != own
+    )
+
+
+def _said(wish: Wish) -> str:
+    texts = [f"{topic} ({kind} {expression:.100})" for topic, kind, expression in sorted(wish)]
+    return _some(texts) if texts else "nothing"
+
+
+def _some(texts: list[str]) -> str:
+    return ", ".join(texts) if len(texts) <= 4 else f"{', '.join(texts[:3])} and {len(texts) - 3} more"

@@ -1,5 +1,9 @@
 """How far each group has come in each queue. A commit is one dict store; what changed since the last snapshot is one
-number."""
+number.
+
+A reset that an administrator asked for waits here until the group's next pull of the queue has learned of it (5.6):
+until then it is what the group reads as its offset, and commits of what was consumed before change nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ class OffsetTable:
 
     def __init__(self) -> None:
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
+        #: Resets no pull has learned of yet; empty nearly always, which is all that pulls and commits look at.
+        self.resets: dict[tuple[str, str], dict[int, int]] = {}
         #: Grows with every change; a snapshot is needed when it differs from the one last written.
         self.version = 0
 
@@ -23,7 +29,7 @@ class OffsetTable:
 
         Negative commits (ali-ons sends -1 for queues it never consumed) are ignored.
         """
-        if offset < 0:
+        if offset < 0 or (self.resets and queue_id in self.resets.get((group, topic), ())):
             return False
         queues = self._offsets.get((group, topic))
         if queues is None:
@@ -37,6 +43,28 @@ class OffsetTable:
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         queues = self._offsets.get((group, topic))
         return None if queues is None else queues.get(queue_id)
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """The group shall go on at ``offset``, wherever it is: stored now, and for its next pull to learn."""
+        self.take_reset(group, topic, queue_id)
+        self.commit(group, topic, queue_id, offset)
+        self.resets.setdefault((group, topic), {})[queue_id] = offset
+        self.version += 1
+
+    def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
+        return queue_id in self.resets.get((group, topic), ())
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """For a pull: where to go on when a reset waits, once."""
+        waiting = self.resets.get((group, topic))
+        if waiting is None:
+            return None
+        offset = waiting.pop(queue_id, None)
+        if not waiting:
+            del self.resets[group, topic]
+        if offset is not None:
+            self.version += 1
+        return offset
 
     def queues(self, group: str, topic: str) -> dict[int, int]:
         return dict(self._offsets.get((group, topic), ()))
@@ -56,6 +84,7 @@ class OffsetTable:
     def _delete(self, keys: list[tuple[str, str]]) -> None:
         for key in keys:
             del self._offsets[key]
+            self.resets.pop(key, None)
         if keys:
             self.version += 1
 
@@ -67,13 +96,17 @@ class OffsetTable:
     def to_dict(self) -> dict[str, Any]:
         """``{"topic@group": {"queue id": offset}}``, the keys of RocketMQ's own offset file (names can hold no
         ``@``)."""
-        table = {
-            f"{topic}@{group}": {str(q): n for q, n in queues.items()}
-            for (group, topic), queues in self._offsets.items()
-        }
-        return {"offsetTable": table}
+        plain = {"offsetTable": _table(self._offsets)}
+        if self.resets:
+            plain["resetOffsetTable"] = _table(self.resets)
+        return plain
 
     def load(self, data: Mapping[str, Any]) -> None:
-        for key, queues in data.get("offsetTable", {}).items():
-            topic, _, group = key.partition("@")
-            self._offsets[group, topic] = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
+        for name, table in (("offsetTable", self._offsets), ("resetOffsetTable", self.resets)):
+            for key, queues in data.get(name, {}).items():
+                topic, _, group = key.partition("@")
+                table[group, topic] = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
+
+
+def _table(offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> dict[str, dict[str, int]]:
+    return {f"{topic}@{group}": {str(q): n for q, n in queues.items()} for (group, topic), queues in offsets.items()}

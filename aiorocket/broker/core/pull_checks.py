@@ -8,18 +8,23 @@ from aiorocket.broker.core.topics import Topic
 from aiorocket_protocol import ResponseCode, SubscriptionData
 
 __all__ = (
+    "FLAG_CLASS_FILTER",
     "FLAG_COMMIT",
     "FLAG_SUBSCRIPTION",
     "FLAG_SUSPEND",
     "check_access",
+    "check_filter_type",
     "parse_subscription",
     "registered_subscription",
 )
+
+SQL92 = "SQL92"
 
 #: Bits of a pull's sysFlag (5.1).
 FLAG_COMMIT = 1
 FLAG_SUSPEND = 2
 FLAG_SUBSCRIPTION = 4
+FLAG_CLASS_FILTER = 8
 
 
 def check_access(config: GroupConfig, topic: Topic | None, name: str, queue_id: int) -> Refusal | None:
@@ -38,15 +43,28 @@ def check_access(config: GroupConfig, topic: Topic | None, name: str, queue_id: 
     return None
 
 
+def check_filter_type(kind: str | None, property_filter: bool) -> Refusal | None:
+    """Check 9: filters other than TAG have to be switched on, and of those there is only SQL92."""
+    if is_tag_type(kind) or (kind == SQL92 and property_filter):
+        return None
+    why = "only TAG and SQL92 are served" if property_filter else "property_filter is off here, only TAG is served"
+    return Refusal(
+        ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind!s:.50}: {why}"
+    )
+
+
 def parse_subscription(
-    topic: str, expression: str | None, expression_type: str | None, version: int
+    topic: str, expression: str | None, expression_type: str | None, version: int, property_filter: bool = True
 ) -> Subscription | Refusal:
     """Check 8a and 9: the request brings its own expression."""
     if not is_tag_type(expression_type):
-        return Refusal(
-            ResponseCode.SYSTEM_ERROR,
-            f"The broker does not support consumer to filter message by {expression_type}: only TAG is served",
-        )
+        refusal = check_filter_type(expression_type, property_filter)
+        if refusal is not None:
+            return refusal
+        known = Subscription(SubscriptionData(topic, expression or "", sub_version=version, expression_type=SQL92))
+        if known.error:
+            return Refusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription: {known.error}")
+        return known
     try:
         return Subscription(SubscriptionData.parse(topic, expression or "*", version))
     except ValueError as error:
@@ -54,9 +72,14 @@ def parse_subscription(
 
 
 def registered_subscription(
-    group: str, config: GroupConfig, live: ConsumerGroup | None, topic: str, version: int
+    group: str,
+    config: GroupConfig,
+    live: ConsumerGroup | None,
+    topic: str,
+    version: int,
+    property_filter: bool = True,
 ) -> Subscription | Refusal:
-    """Checks 8b to 8e and 9: the subscription comes from the group's heartbeats."""
+    """Checks 8b to 8f and 9: the subscription comes from the group's heartbeats."""
     if live is None:
         return Refusal(
             ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -77,8 +100,12 @@ def registered_subscription(
             f"the pull has {version}",
         )
     if not known.is_tag:
-        return Refusal(
-            ResponseCode.SYSTEM_ERROR,
-            f"The broker does not support consumer to filter message by {known.data.expression_type}, only by TAG",
-        )
+        refusal = check_filter_type(known.data.expression_type, property_filter)
+        if refusal is not None:
+            return refusal
+        if known.error:  # 8f: at Apache's such a subscription never gets filter data
+            return Refusal(
+                ResponseCode.FILTER_DATA_NOT_EXIST,
+                f"The broker's consumer filter data is not exist! Your expression may be wrong: {known.error}",
+            )
     return known

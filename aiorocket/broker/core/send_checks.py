@@ -5,6 +5,7 @@ The send path tests ``Topic.plain`` and the queue's range itself and comes here 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from aiorocket.broker.core.groups import GroupConfigs
@@ -29,6 +30,7 @@ class SendFacts(NamedTuple):
     max_reconsume_times: int | None
     client_version: int
     draw: int
+    unit_mode: bool = False
 
 
 class Admitted(NamedTuple):
@@ -39,14 +41,22 @@ class Admitted(NamedTuple):
     dead: bool
 
 
-def admit(topics: TopicTable, configs: GroupConfigs, facts: SendFacts) -> Admitted | Refusal:
-    """Where the message goes; creates topics and groups that may come into being by being used."""
+def admit(
+    topics: TopicTable,
+    configs: GroupConfigs,
+    facts: SendFacts,
+    has_locks: Callable[[str], bool] = lambda group: False,
+) -> Admitted | Refusal:
+    """Where the message goes; creates topics and groups that may come into being by being used.
+
+    ``has_locks(group)`` says whether somebody holds a queue of the group, that is: whether it consumes in order.
+    """
     name = facts.topic
     if name in FORBIDDEN_TOPICS:
         return Refusal(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
     topic = topics.get(name)
     if topic is None:
-        made = topics.create_on_send(name, facts.default_topic, facts.default_queues)
+        made = topics.create_on_send(name, facts.default_topic, facts.default_queues, unit_mode=facts.unit_mode)
         if isinstance(made, Refusal):
             return made
         topic = made
@@ -69,7 +79,7 @@ def admit(topics: TopicTable, configs: GroupConfigs, facts: SendFacts) -> Admitt
             reconsume_times=facts.reconsume_times,
             limit=facts.max_reconsume_times,
             client_version=facts.client_version,
-            locked=False,
+            locked=has_locks(config.name),
         )
         if dead is not None:
             return Admitted(topics.ensure(dead.topic, dead.queues), 0, True)

@@ -6,7 +6,7 @@ the topic changes: ``plain`` is true when a message for it needs nothing but a q
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aiorocket.broker.core.names import (
@@ -21,13 +21,17 @@ from aiorocket.broker.core.names import (
 )
 from aiorocket_protocol import ResponseCode
 
-__all__ = ("PERM_INHERIT", "PERM_READ", "PERM_WRITE", "Topic", "TopicTable")
+__all__ = ("PERM_INHERIT", "PERM_READ", "PERM_WRITE", "UNIT", "UNIT_SUB", "Topic", "TopicTable")
 
 PERM_INHERIT = 1
 PERM_WRITE = 2
 PERM_READ = 4
 PERM_READ_WRITE = PERM_READ | PERM_WRITE
 PERM_ALL = 7
+
+#: Bits of topicSysFlag: the topic belongs to one unit of a deployment in units; units subscribe to it.
+UNIT = 1
+UNIT_SUB = 2
 
 #: More queues than this in one topic is a typing error, and each costs a file.
 MAX_QUEUES = 65_536
@@ -169,13 +173,16 @@ class TopicTable:
             )
         return self.put(topic)
 
-    def create_on_send(self, name: str, default_topic: str, queues: int) -> Topic | Refusal:
+    def create_on_send(
+        self, name: str, default_topic: str, queues: int, *, unit_mode: bool = False
+    ) -> Topic | Refusal:
         """The topic for a send to an unknown name: from its template, or as a retry topic, or refused with
-        TOPIC_NOT_EXIST."""
+        TOPIC_NOT_EXIST. What a sender in unit mode makes is marked as its unit's, or a retry topic as units'."""
         if not is_topic_name(name):
             return Refusal(ResponseCode.INVALID_PARAMETER, topic_name_remark(name))
         if name in FORBIDDEN_TOPICS:
             return Refusal(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
+        sys_flag = 0 if not unit_mode else UNIT_SUB if name.startswith(RETRY_PREFIX) else UNIT
         template = self._topics.get(default_topic)
         if (
             template is not None
@@ -183,9 +190,9 @@ class TopicTable:
             and (self.auto_create or default_topic != AUTO_CREATE_TOPIC)
         ):
             count = max(1, min(queues, template.write_queues))
-            topic = Topic(name, count, count, template.perm & ~PERM_INHERIT)
+            topic = Topic(name, count, count, template.perm & ~PERM_INHERIT, sys_flag=sys_flag)
         elif name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-            topic = Topic(name, 1, 1)
+            topic = Topic(name, 1, 1, sys_flag=sys_flag)
         else:
             why = (
                 "and auto-creation is off here"
@@ -196,13 +203,26 @@ class TopicTable:
         self.put(topic)
         return topic
 
-    def ensure(self, name: str, queues: int) -> Topic:
-        """The retry or dead-letter topic of a group whose name was checked, made with ``queues`` when it is missing."""
+    def ensure(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
+        """The retry or dead-letter topic of a group whose name was checked, made with ``queues`` and ``sys_flag`` when
+        it is missing."""
         topic = self._topics.get(name)
         if topic is None:
-            topic = Topic(name, queues, queues)
+            topic = Topic(name, queues, queues, sys_flag=sys_flag)
             self.put(topic)
         return topic
+
+    def make_orderly(self, names: Iterable[str]) -> bool:
+        """Topics that the name server has an order configuration for are order topics; True when one was not yet.
+
+        Nothing undoes this but an administrator: a name server that lost its configuration must not.
+        """
+        version = self.version
+        for name in names:
+            topic = self._topics.get(name)
+            if topic is not None and not topic.order:
+                self.put(Topic.from_dict({**topic.to_dict(), "order": True}))
+        return self.version != version
 
     def to_dict(self) -> dict[str, Any]:
         return {"version": self.version, "topics": [topic.to_dict() for topic in self._topics.values()]}

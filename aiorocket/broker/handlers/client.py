@@ -8,6 +8,7 @@ members came or went in it: a restart of a thousand consumers is then not a mill
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
@@ -20,7 +21,9 @@ from aiorocket.broker.core.groups import (
     is_tag_type,
 )
 from aiorocket.broker.core.names import Refusal, retry_topic
-from aiorocket.broker.core.topics import TopicTable
+from aiorocket.broker.core.pull_checks import check_filter_type
+from aiorocket.broker.core.sql92 import Sql92Error, parse
+from aiorocket.broker.core.topics import UNIT_SUB, TopicTable
 from aiorocket.broker.handlers.answers import plain_body, refuse
 from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = ("ClientHandlers",)
 
+_log = logging.getLogger("aiorocket.broker")
+
 
 class ClientHandlers:
     """Keeps the group tables. ``topics_changed`` is called when a heartbeat made a retry topic."""
@@ -60,7 +65,9 @@ class ClientHandlers:
         producers: GroupTable,
         configs: GroupConfigs,
         topics_changed: Callable[[], None],
+        property_filter: bool = True,
     ) -> None:
+        self._property_filter = property_filter
         self._loop = loop
         self._topics = topics
         self._consumers = consumers
@@ -80,12 +87,17 @@ class ClientHandlers:
         data = decode_body(HeartbeatData, command.body, command.serialize_type)
         now = self._loop.time()
         version = self._topics.version
+        #: What version 1 is told: always send everything. Version 2 sends subscriptions only when we lack them.
+        news = data.fingerprint == 0
+        without_sub = data.without_sub and data.fingerprint != 0
         for consumer in data.consumers:
             config = self._configs.ensure(consumer.group)
             if isinstance(config, Refusal):
                 return refuse(config)
             # Made now and registered at once, else retries would show up only with the client's next route poll.
-            self._topics.ensure(retry_topic(consumer.group), config.retry_queues)
+            self._topics.ensure(
+                retry_topic(consumer.group), config.retry_queues, UNIT_SUB if consumer.unit_mode else 0
+            )
             changed = self._consumers.register(
                 consumer.group,
                 connection=connection,
@@ -94,13 +106,18 @@ class ClientHandlers:
                 language=command.language,
                 version=command.version,
                 peer=connection.peer,
-                subscriptions=consumer.subscriptions,
+                subscriptions=None if without_sub else consumer.subscriptions,
                 consume_type=consumer.consume_type,
                 message_model=consumer.message_model,
                 consume_from_where=consumer.consume_from_where,
             )
             if changed:
                 self._notify(consumer.group)
+            live = self._consumers.get(consumer.group)
+            if live is not None:
+                if data.fingerprint and self._is_news(live, data.fingerprint, without_sub):
+                    news = True
+                self._report(live)
         for group in data.producers:
             self._producers.register(
                 group,
@@ -114,7 +131,9 @@ class ClientHandlers:
         if self._topics.version != version:
             self._topics_changed()
         self._rearm()
-        return RemotingCommand.response()
+        return RemotingCommand.response(
+            ext={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if news else "false"}
+        )
 
     def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 35."""
@@ -138,14 +157,19 @@ class ClientHandlers:
         return RemotingCommand.response(body=body)
 
     def check_client_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Code 46: may this subscription be used here? Only TAG may."""
-        subscription = plain_body(command).get("subscriptionData") or {}
-        kind = subscription.get("expressionType") if isinstance(subscription, dict) else None
-        if is_tag_type(kind):
-            return RemotingCommand.response()
-        return RemotingCommand.response(
-            ResponseCode.SYSTEM_ERROR, remark=f"The broker does not support consumer to filter message by {kind!s:.50}"
-        )
+        """Code 46: may this subscription be used here, and does it compile?"""
+        found = plain_body(command).get("subscriptionData")
+        subscription = found if isinstance(found, dict) else {}
+        kind = subscription.get("expressionType")
+        refusal = check_filter_type(kind, self._property_filter)
+        if refusal is not None:
+            return refuse(refusal)
+        if not is_tag_type(kind):
+            try:
+                parse(str(subscription.get("subString") or ""))
+            except Sql92Error as error:
+                return RemotingCommand.response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
+        return RemotingCommand.response()
 
     def consumer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 203."""
@@ -183,6 +207,28 @@ class ClientHandlers:
         self._rearm()
 
     # ---- effects
+
+    def _is_news(self, live: ConsumerGroup, fingerprint: int, without_sub: bool) -> bool:
+        """Must a client of version 2 send its subscriptions with the next heartbeat?
+
+        A group whose subscriptions we never saw (a restarted broker) says yes, where RocketMQ says no and then refuses
+        every pull.
+        """
+        known, live.fingerprint = live.fingerprint, fingerprint
+        if without_sub and not live.subscriptions:
+            live.fingerprint = None
+            return True
+        return known is not None and known != fingerprint
+
+    def _report(self, live: ConsumerGroup) -> None:
+        difference = live.new_difference()
+        if difference:
+            _log.warning(
+                "members of group %s subscribe to different things, so messages reach members that do not want them "
+                "and are lost: %s",
+                live.name,
+                difference,
+            )
 
     def _rearm(self) -> None:
         self._consumer_expiry.update()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.core.groups import GroupConfigs
@@ -36,13 +37,23 @@ _log = logging.getLogger("aiorocket.broker")
 
 
 class OffsetHandlers:
-    """Handlers for 14, 15, 29, 30, 31 and 32."""
+    """Handlers for 14, 15, 29, 30, 31 and 32. ``stale(group, topic, queue id, epoch)`` refuses the commit of somebody
+    who no longer owns the queue."""
 
-    def __init__(self, *, store: MessageStore, topics: TopicTable, configs: GroupConfigs, offsets: OffsetTable) -> None:
+    def __init__(
+        self,
+        *,
+        store: MessageStore,
+        topics: TopicTable,
+        configs: GroupConfigs,
+        offsets: OffsetTable,
+        stale: Callable[[str, str, int, str], Refusal | None],
+    ) -> None:
         self._store = store
         self._topics = topics
         self._configs = configs
         self._offsets = offsets
+        self._stale = stale
 
     def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 14. A group without an offset starts a young topic at 0: whoever subscribed before the first message
@@ -74,6 +85,11 @@ class OffsetHandlers:
             return refuse(config)
         if topic not in self._topics:
             return _unknown(topic)
+        epoch = command.ext_value("_epoch")
+        if epoch is not None and (refusal := self._stale(group, topic, header.queue_id, epoch)) is not None:
+            return refuse(refusal)
+        if self._offsets.has_reset(group, topic, header.queue_id):
+            return RemotingCommand.response(remark="Offset has been previously reset")
         if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
             _log.warning(
                 "%s set the offset of %s, %s queue %d back to %d",
@@ -95,18 +111,14 @@ class OffsetHandlers:
         return RemotingCommand.response(header=SearchOffsetResponseHeader(offset))
 
     def maximum(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Code 30."""
+        """Code 30; of a topic or queue that does not exist it is 0, as at Apache's."""
         header = command.read(GetMaxOffsetRequestHeader)
-        if header.topic not in self._topics:
-            return _unknown(header.topic)
         offset = self._store.max_offset(header.topic, header.queue_id)
         return RemotingCommand.response(header=GetMaxOffsetResponseHeader(offset))
 
     def minimum(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Code 31."""
+        """Code 31, as 30."""
         header = command.read(GetMinOffsetRequestHeader)
-        if header.topic not in self._topics:
-            return _unknown(header.topic)
         offset = self._store.min_offset(header.topic, header.queue_id)
         return RemotingCommand.response(header=GetMinOffsetResponseHeader(offset))
 

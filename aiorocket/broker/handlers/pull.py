@@ -8,7 +8,8 @@ pass never commits an offset and never suspends again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.core.groups import GroupConfigs, GroupTable, Subscription
@@ -16,6 +17,7 @@ from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.offsets import OffsetTable
 from aiorocket.broker.core.pull_checks import (
+    FLAG_CLASS_FILTER,
     FLAG_COMMIT,
     FLAG_SUBSCRIPTION,
     FLAG_SUSPEND,
@@ -23,6 +25,7 @@ from aiorocket.broker.core.pull_checks import (
     parse_subscription,
     registered_subscription,
 )
+from aiorocket.broker.core.record_filter import SCAN, RecordFilter
 from aiorocket.broker.core.topics import TopicTable
 from aiorocket.broker.handlers.answers import refuse
 from aiorocket.errors import RocketError
@@ -40,6 +43,9 @@ __all__ = ("PullHandlers",)
 _new = tuple.__new__
 #: An expression that comes with each pull is parsed once; clients that make up new ones must not fill the memory.
 MAX_PARSED = 4096
+#: Above every offset.
+_EVERY = 1 << 63
+_OWN_FILTER = FLAG_SUBSCRIPTION | FLAG_CLASS_FILTER
 
 #: Statuses of an empty pull that long polling turns into a wait, given that the offset asked for is the queue's end.
 _HELD = frozenset({ReadStatus.OFFSET_OVERFLOW_ONE, ReadStatus.OFFSET_FOUND_NULL})
@@ -71,15 +77,19 @@ class PullHandlers:
         groups: GroupTable,
         configs: GroupConfigs,
         offsets: OffsetTable,
+        stale: Callable[[str, str, int, str], object | None] = lambda *_: None,
     ) -> None:
         self._loop = loop
         self._config = config
+        self._store = store
+        self._stale = stale
         self._read = store.read
         self._topic = topics.get
         self._group = groups.get
         self._configs = configs
         self._group_config = configs.get
         self._offsets = offsets
+        self._property_filter = config.property_filter
         self._max_messages = config.max_pull_messages
         self._max_bytes = config.max_pull_bytes
         self._parsed: dict[tuple[str, str | None, str | None], Subscription] = {}
@@ -104,17 +114,27 @@ class PullHandlers:
             if refusal is not None:
                 return refuse(refusal)
         flags = header.sys_flag
-        if flags & FLAG_SUBSCRIPTION:
+        if flags & _OWN_FILTER:
             subscription = self._parse(header)
         else:
-            subscription = registered_subscription(group, config, self._group(group), topic_name, header.sub_version)
+            subscription = registered_subscription(
+                group, config, self._group(group), topic_name, header.sub_version, self._property_filter
+            )
         if isinstance(subscription, Refusal):
             return refuse(subscription)
+        if self._offsets.resets and (answer := self._reset_answer(group, topic_name, queue_id)) is not None:
+            return answer
         if flags & FLAG_COMMIT:
-            self._offsets.commit(group, topic_name, queue_id, header.commit_offset)
+            ext = command.ext
+            epoch = ext.get("_epoch") if ext else None
+            if epoch is None or self._stale(group, topic_name, queue_id, epoch) is None:
+                self._offsets.commit(group, topic_name, queue_id, header.commit_offset)
         offset = header.queue_offset
         accept = subscription.accept
-        result = self._read(topic_name, queue_id, offset, self._count(header), self._bytes(header), accept)
+        if type(accept) is RecordFilter:
+            result = self._select(topic_name, queue_id, offset, self._count(header), self._bytes(header), accept)
+        else:
+            result = self._read(topic_name, queue_id, offset, self._count(header), self._bytes(header), accept)
         if result.status is ReadStatus.FOUND:
             return _found(result)
         if flags & FLAG_SUSPEND and header.suspend_timeout_millis > 0 and _is_at_end(result, offset):
@@ -130,6 +150,27 @@ class PullHandlers:
         woken = self.polls.arrived(topic, queue_id, max_offset, tags_code)
         if woken:
             self._resume(woken)
+
+    def reset(self, group: str, topic: str, queue_id: int) -> None:
+        """An administrator set the group's offset: its waiting pulls learn it now."""
+        waiting = [
+            pull
+            for pull in self.polls.arrived(topic, queue_id, _EVERY, None)
+            if pull.request.header.consumer_group == group
+        ]
+        if waiting and (answer := self._reset_answer(group, topic, queue_id)) is not None:
+            for pull in waiting:
+                self.polls.answered(pull)
+                pull.request.connection.reply(pull.request.command, replace(answer))
+
+    def _reset_answer(self, group: str, topic: str, queue_id: int) -> RemotingCommand | None:
+        """21 with the offset to go on at, when a reset waits for this group; it has been learned then (5.6)."""
+        offset = self._offsets.take_reset(group, topic, queue_id)
+        if offset is None:
+            return None
+        low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        header = PullMessageResponseHeader(0, offset, low, high)
+        return RemotingCommand.response(ResponseCode.PULL_OFFSET_MOVED, header, remark="OFFSET_RESET")
 
     def lost(self, connection: Connection) -> None:
         self.polls.lost(connection)
@@ -163,8 +204,12 @@ class PullHandlers:
             count, size = self._count(header), self._bytes(header)
             wanted = (pull.queue, pull.scanned, count, size, pull.accept)
             if result is None or wanted != seen:
+                read = self._select if type(pull.accept) is RecordFilter else self._read
                 try:
-                    result = self._read(header.topic, header.queue_id, pull.scanned, count, size, pull.accept)
+                    result = read(header.topic, header.queue_id, pull.scanned, count, size, pull.accept)
+                    # Many may have come at once: what waits must have been looked at up to the end.
+                    while result.status is ReadStatus.NO_MATCHED_MESSAGE and result.next_offset < result.max_offset:
+                        result = read(header.topic, header.queue_id, result.next_offset, count, size, pull.accept)
                 except (RocketError, OSError) as error:
                     result = None
                     answer = RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=f"the store failed: {error}")
@@ -181,6 +226,24 @@ class PullHandlers:
                 self.polls.answered(pull)
             waiting.connection.reply(waiting.command, answer)
 
+    def _select(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        accept: Callable[[int], bool] | None,
+    ) -> ReadResult:
+        """``store.read`` for a filter that must see the messages: looks at SCAN of them, or fewer if they are large."""
+        assert isinstance(accept, RecordFilter)
+        found = self._read(topic, queue_id, offset, max(SCAN, max_messages), self._max_bytes)
+        if found.status is not ReadStatus.FOUND:
+            return found
+        data, taken, seen = accept.select(found.data, max_messages, max_bytes)
+        status = ReadStatus.FOUND if taken else ReadStatus.NO_MATCHED_MESSAGE
+        return ReadResult(status, data, offset + seen, found.min_offset, found.max_offset, taken)
+
     def _count(self, header: PullMessageRequestHeader) -> int:
         return min(max(1, header.max_msg_nums), self._max_messages)
 
@@ -189,11 +252,19 @@ class PullHandlers:
         return min(asked, self._max_bytes) if asked else self._max_bytes
 
     def _parse(self, header: PullMessageRequestHeader) -> Subscription | Refusal:
+        if header.sys_flag & FLAG_CLASS_FILTER:
+            return Refusal(
+                ResponseCode.SYSTEM_ERROR,
+                "class filters (sysFlag 8, classFilterMode) are not served: RocketMQ removed its filter servers too; "
+                "use TAG or SQL92",
+            )
         key = (header.topic, header.subscription, header.expression_type)
         known = self._parsed.get(key)
         if known is not None:
             return known
-        parsed = parse_subscription(header.topic, header.subscription, header.expression_type, header.sub_version)
+        parsed = parse_subscription(
+            header.topic, header.subscription, header.expression_type, header.sub_version, self._property_filter
+        )
         if isinstance(parsed, Subscription):
             if len(self._parsed) >= MAX_PARSED:
                 self._parsed.clear()

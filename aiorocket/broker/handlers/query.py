@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiorocket.broker.core.counters import Counters
 from aiorocket.broker.core.groups import GroupTable
 from aiorocket_protocol import (
     KVTable,
@@ -26,7 +27,8 @@ NO_TPS = "0.0 0.0 0.0"
 class QueryHandlers:
     """Handlers for 12, 28 and 33."""
 
-    def __init__(self, env: Env, *, store: MessageStore, consumers: GroupTable) -> None:
+    def __init__(self, env: Env, *, store: MessageStore, consumers: GroupTable, counters: Counters) -> None:
+        self._counters = counters
         self._clock = env.clock
         self._store = store
         self._consumers = consumers
@@ -92,5 +94,9 @@ class QueryHandlers:
             "timerEnqueueTps": "0.0",
             "timerDequeueTps": "0.0",
             "consumerGroups": str(sum(1 for _ in self._consumers)),
+            **self._counters.report(),
         }
+        for live in self._consumers:
+            if difference := live.difference():
+                table[f"subscriptionsDiffer_{live.name}"] = difference
         return RemotingCommand.response(body=encode_body(KVTable(table), connection.reply_type(command)))

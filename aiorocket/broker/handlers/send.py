@@ -12,12 +12,15 @@ from itertools import chain, repeat
 from struct import pack
 from typing import TYPE_CHECKING
 
+from aiorocket.broker.core.counters import Counters
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs
-from aiorocket.broker.core.names import SCHEDULE_TOPIC, Refusal
-from aiorocket.broker.core.send_checks import SendFacts, admit, check_sizes, property_value
+from aiorocket.broker.core.names import DLQ_PREFIX, SCHEDULE_TOPIC, Refusal
+from aiorocket.broker.core.send_checks import Admitted, SendFacts, admit, check_sizes, property_value
 from aiorocket.broker.core.topics import Topic, TopicTable
+from aiorocket.broker.core.transactions import is_transactional
 from aiorocket.broker.handlers.answers import put_refusal, refuse, store_refusal
+from aiorocket.broker.handlers.transaction import TransactionHandlers
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
@@ -70,8 +73,13 @@ class SendHandlers:
         topics: TopicTable,
         configs: GroupConfigs,
         delays: DelaySchedule,
+        transactions: TransactionHandlers,
         topics_changed: Callable[[], None],
+        has_locks: Callable[[str], bool] = lambda group: False,
+        counters: Counters | None = None,
     ) -> None:
+        self._has_locks = has_locks
+        self._counters = counters or Counters()
         self._clock = env.clock
         self._entropy = env.entropy
         self._config = config
@@ -81,6 +89,7 @@ class SendHandlers:
         self._topic = topics.get
         self._configs = configs
         self._delays = delays
+        self._transactions = transactions
         self._topics_changed = topics_changed
         self._max_body = config.max_message_size
         self._cluster = f"CLUSTER\x01{config.cluster}\x02"
@@ -200,12 +209,13 @@ class SendHandlers:
             topic.tag_codes[tag] = code
         return code
 
-    def _admit(
+    def admit(
         self,
         connection: Connection,
         command: RemotingCommand,
         header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
     ) -> tuple[Topic, int, bool] | Refusal:
+        """Topic, queue and whether it is dead: where the message goes, with every check; may make its topic."""
         version = self._topics.version
         admitted = admit(
             self._topics,
@@ -219,10 +229,14 @@ class SendHandlers:
                 max_reconsume_times=header.max_reconsume_times,
                 client_version=command.version,
                 draw=self._entropy.randrange(1 << 30),
+                unit_mode=bool(header.unit_mode),
             ),
+            self._has_locks,
         )
         if self._topics.version != version:
             self._topics_changed()
+        if isinstance(admitted, Admitted) and admitted.dead:
+            self._counters.dead_letters[admitted.topic.name.removeprefix(DLQ_PREFIX)] += 1
         return admitted
 
     def _send_checked(
@@ -232,7 +246,7 @@ class SendHandlers:
         header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
     ) -> RemotingCommand | None:
         """The same with every check: unknown topics, retries, delays, sizes near the limit."""
-        admitted = self._admit(connection, command, header)
+        admitted = self.admit(connection, command, header)
         if isinstance(admitted, Refusal):
             return refuse(admitted)
         topic, queue_id, dead = admitted
@@ -241,10 +255,15 @@ class SendHandlers:
         if refusal is not None:
             return refuse(refusal)
         values = decode_properties(properties.encode())
-        refusal = _unserved(values)
+        retried = bool(header.reconsume_times) and (dead or _delay_level(values) > 0)
+        transactional = is_transactional(values, retried=retried)
+        refusal = _unserved(values, transactional)
         if refusal is not None:
             return refuse(refusal)
         values.pop("CLUSTER", None)
+        if transactional:
+            values.setdefault("UNIQ_KEY", self._unique.next(self._clock.wall_ms()))
+            return self._transactions.store_half(connection, command, header, topic.name, queue_id, values)
         tag = values.get("TAGS")
         code = tags_code(tag) if tag else 0
         level = 0 if dead else _delay_level(values)
@@ -278,7 +297,7 @@ class SendHandlers:
         topic = self._topic(header.topic)
         queue_id = header.queue_id
         if topic is None or not topic.plain or not 0 <= queue_id < topic.max_queues:
-            admitted = self._admit(connection, command, header)
+            admitted = self.admit(connection, command, header)
             if isinstance(admitted, Refusal):
                 return refuse(admitted)
             topic, queue_id, _ = admitted
@@ -383,11 +402,10 @@ def _delay_level(values: dict[str, str]) -> int:
         return 0
 
 
-def _unserved(values: dict[str, str]) -> Refusal | None:
-    """Promises this broker cannot keep are refused, never broken in silence."""
-    if values.get("TRAN_MSG") == "true":
-        return Refusal(ResponseCode.NO_PERMISSION, "this broker does not accept transactional messages")
-    if _delay_level(values) <= 0 and any(
+def _unserved(values: dict[str, str], transactional: bool) -> Refusal | None:
+    """Promises this broker cannot keep are refused, never broken in silence. A transactional message loses its delay
+    level, so that does not stand in for its timer."""
+    if (transactional or _delay_level(values) <= 0) and any(
         name in values for name in ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
     ):
         return Refusal(

@@ -3,14 +3,16 @@ letters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from aiorocket.broker.core.counters import Counters, SendBack
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs
-from aiorocket.broker.core.names import SCHEDULE_TOPIC, Refusal, dlq_topic
+from aiorocket.broker.core.names import SCHEDULE_TOPIC, Refusal, retry_topic
 from aiorocket.broker.core.retry_policy import after_failure
-from aiorocket.broker.core.topics import PERM_WRITE, TopicTable
+from aiorocket.broker.core.topics import PERM_WRITE, UNIT_SUB, Topic, TopicTable
 from aiorocket.broker.handlers.answers import put_refusal, refuse, store_refusal
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
@@ -31,8 +33,12 @@ if TYPE_CHECKING:
 __all__ = ("SendBackHandler",)
 
 
+_log = logging.getLogger("aiorocket.broker")
+
+
 class SendBackHandler:
-    """Handler for 36. ``topics_changed`` is called when it made a retry or dead-letter topic."""
+    """Handler for 36. ``topics_changed`` is called when it made a retry or dead-letter topic, ``hooks`` with every
+    message that was sent back, once it is stored."""
 
     def __init__(
         self,
@@ -43,6 +49,8 @@ class SendBackHandler:
         configs: GroupConfigs,
         delays: DelaySchedule,
         topics_changed: Callable[[], None],
+        counters: Counters,
+        hooks: Sequence[Callable[[SendBack], None]],
     ) -> None:
         self._clock = env.clock
         self._entropy = env.entropy
@@ -51,6 +59,8 @@ class SendBackHandler:
         self._configs = configs
         self._delays = delays
         self._topics_changed = topics_changed
+        self._counters = counters
+        self._hooks = hooks
 
     def send_back(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """The message named by its physical offset, with one more failed attempt."""
@@ -60,6 +70,11 @@ class SendBackHandler:
             return refuse(config)
         if config.retry_queues <= 0:
             return RemotingCommand.response()
+        topic = self._topic(retry_topic(config.name), config.retry_queues, UNIT_SUB if header.unit_mode else 0)
+        if not topic.perm & PERM_WRITE:
+            return RemotingCommand.response(
+                ResponseCode.NO_PERMISSION, remark=f"the topic[{topic.name}] sending message is forbidden"
+            )
         data = self._store.read_record(header.offset)
         if data is None:
             return RemotingCommand.response(
@@ -73,14 +88,9 @@ class SendBackHandler:
             limit=header.max_reconsume_times,
             client_version=command.version,
         )
-        version = self._topics.version
-        topic = self._topics.ensure(where.topic, where.queues)
-        if self._topics.version != version:
-            self._topics_changed()
-        if not topic.perm & PERM_WRITE and where.topic != dlq_topic(config.name):
-            return RemotingCommand.response(
-                ResponseCode.NO_PERMISSION, remark=f"the topic[{topic.name}] sending message is forbidden"
-            )
+        dead = where.topic != topic.name
+        if dead:
+            topic = self._topic(where.topic, where.queues, 0)
         properties = dict(view.properties)
         properties.setdefault("RETRY_TOPIC", view.topic)
         properties.setdefault("ORIGIN_MESSAGE_ID", view.offset_msg_id)
@@ -96,8 +106,22 @@ class SendBackHandler:
             name, queue_id = SCHEDULE_TOPIC, level - 1
             code = self._delays.due_at(level, self._clock.wall_ms())
 
+        event = SendBack(
+            group=config.name,
+            peer=connection.peer,
+            topic=properties["RETRY_TOPIC"],
+            destination=topic.name,
+            message_id=view.msg_id,
+            origin_message_id=properties["ORIGIN_MESSAGE_ID"],
+            reconsume_times=view.reconsume_times + 1,
+            delay_level=0 if name != SCHEDULE_TOPIC else queue_id + 1,
+            dead=dead,
+        )
+
         def done(result: PutResult) -> None:
             ok = result.status is PutStatus.OK
+            if ok:
+                self._tell(event)
             connection.reply(command, RemotingCommand.response() if ok else refuse(put_refusal(result)))
 
         try:
@@ -117,3 +141,20 @@ class SendBackHandler:
         except StoreError as error:
             return refuse(store_refusal(error))
         return None
+
+    def _topic(self, name: str, queues: int, sys_flag: int) -> Topic:
+        version = self._topics.version
+        topic = self._topics.ensure(name, queues, sys_flag)
+        if self._topics.version != version:
+            self._topics_changed()
+        return topic
+
+    def _tell(self, event: SendBack) -> None:
+        self._counters.send_backs[event.group] += 1
+        if event.dead:
+            self._counters.dead_letters[event.group] += 1
+        for hook in self._hooks:
+            try:
+                hook(event)
+            except Exception:  # noqa: BLE001 - a hook only looks on, whatever happens to it
+                _log.exception("send-back hook %r failed", hook)

@@ -1,0 +1,49 @@
+"""What a broker counts of its consumer groups, as plain numbers anybody may read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+__all__ = ("Counters", "SendBack")
+
+
+class SendBack(NamedTuple):
+    """A message that was stored again because its consumer could not handle it; what ``Broker.on_send_back`` tells.
+
+    ``topic`` is where the message was first sent to, ``destination`` where it goes now (``%RETRY%group`` or
+    ``%DLQ%group``), ``reconsume_times`` how often it has failed with this one, ``delay_level`` 0 when it waits for
+    nothing. ``message_id`` is the id its producer gave it, or its offset id; ``peer`` the consumer's address.
+    """
+
+    group: str
+    peer: str
+    topic: str
+    destination: str
+    message_id: str
+    origin_message_id: str
+    reconsume_times: int
+    delay_level: int
+    dead: bool
+
+
+class Counters:
+    """Per consumer group, since the broker started. Dead letters are send-backs and retry sends that ended there."""
+
+    def __init__(self) -> None:
+        self.send_backs: Counter[str] = Counter()
+        self.dead_letters: Counter[str] = Counter()
+        #: Commits refused because they carried the epoch of a lock that has another owner since.
+        self.stale_commits: Counter[str] = Counter()
+
+    def report(self) -> dict[str, str]:
+        """For GET_BROKER_RUNTIME_INFO: a total, and one entry for each group that has any."""
+        table: dict[str, str] = {}
+        for name, counts in (
+            ("sendBacks", self.send_backs),
+            ("deadLetters", self.dead_letters),
+            ("staleCommits", self.stale_commits),
+        ):
+            table[name] = str(counts.total())
+            table.update({f"{name}_{group}": str(count) for group, count in sorted(counts.items())})
+        return table

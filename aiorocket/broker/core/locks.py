@@ -1,0 +1,242 @@
+"""Who may consume a queue in order: leases of 60 s, each under an epoch that rises with every change of owner.
+
+RocketMQ keeps this table in memory only, so a restarted broker forgets its owners and grants their queues to others
+while they still work on them (reliability P7). Here a change of owner is first a *claim*; the caller saves the table
+and says ``recorded``, and only then is the claim a lock. After a restart every recorded owner has a fresh lease, and
+where the record was lost nobody is granted anything for ``grace`` seconds: by then no client trusts an older lock.
+
+Renewals and answers write nothing. A release is saved with the next save: losing it only delays the next owner. Times
+are seconds of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+__all__ = ("Lock", "LockTable", "QueueKey")
+
+#: Entries nobody has held for this long are forgotten. Their epochs are not used again: one counter serves all queues.
+FORGET_AFTER = 600.0
+#: How often, at most, forgotten entries are looked for; only new claims look.
+SWEEP_EVERY = 60.0
+#: Entries the table keeps in all. More than any honest set of consumers holds, little enough to be saved in a moment.
+MAX_ENTRIES = 200_000
+
+
+class QueueKey(NamedTuple):
+    """One queue as lock requests name it."""
+
+    topic: str
+    broker: str
+    queue_id: int
+
+
+class Lock(NamedTuple):
+    """A queue that is held, and the epoch it is held under."""
+
+    queue: QueueKey
+    epoch: int
+
+
+class _Entry:
+    """``owner`` "" is nobody; ``until`` is when the lease ends or, without an owner, when it was given back."""
+
+    __slots__ = ("claim", "claimant", "epoch", "owner", "until")
+
+    def __init__(self, owner: str, epoch: int, until: float) -> None:
+        self.owner = owner
+        self.epoch = epoch
+        self.until = until
+        #: Epoch of the change of owner that waits to be recorded, 0 for none.
+        self.claim = 0
+        self.claimant = ""
+
+
+class LockTable:
+    """(group, queue) → owner. A table of BrokerState: ``version`` differs from the saved one when there is news."""
+
+    def __init__(self, lease: float, grace: float) -> None:
+        self.version = 0
+        #: The epoch given last; never given twice, also not after a restart.
+        self.counter = 0
+        self._lease = lease
+        self._grace = grace
+        self._opens = float("-inf")
+        #: Owners may be missing from this table, and clients may still trust their locks: saved with it, so that a
+        #: restart within ``grace`` waits as well.
+        self._incomplete = False
+        self._groups: dict[str, dict[QueueKey, _Entry]] = {}
+        self._count = 0
+        #: Claims that wait to be recorded, by epoch and so in the order they were made.
+        self._claims: dict[int, _Entry] = {}
+        self._next_sweep = float("-inf")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def start(self, now: float, *, lost: bool, floor: int) -> None:
+        """Begin to serve at ``now``, after ``load``.
+
+        ``lost`` says that owners may be missing from what was loaded, or be older ones: it is dropped, nothing is
+        granted for ``grace`` seconds, and epochs go on above ``floor``, higher than any that was given before.
+        """
+        if lost or self._incomplete:
+            self._groups, self._count = {}, 0
+            self._incomplete = True
+            self._opens = now + self._grace
+            self.counter = max(self.counter, floor)
+        self.version += 1  # an empty record is a record: without one the next start would wait
+        for entries in self._groups.values():
+            for entry in entries.values():
+                entry.until = now + self._lease if entry.owner else now
+
+    def closed_for(self, now: float) -> float:
+        """Seconds until anything is granted, 0.0 when it is now."""
+        return max(0.0, self._opens - now)
+
+    def lock(self, group: str, client: str, queues: Iterable[QueueKey], now: float) -> bool:
+        """Renew what ``client`` holds of ``queues`` and claim what is free or expired.
+
+        True when a claim of this client waits to be recorded: save the table, say ``recorded`` or ``failed`` with the
+        ``counter`` at the moment of saving, then ask ``held``.
+        """
+        if now < self._opens:
+            return False
+        if self._incomplete:
+            self._incomplete = False
+            self.version += 1
+        waits = False
+        entries = self._groups.get(group)
+        for queue in queues:
+            entry = entries.get(queue) if entries is not None else None
+            if entry is None:
+                entry = self._add(group, queue, now)
+                if entry is None:
+                    continue
+                entries = self._groups[group]
+            if entry.claim:
+                waits = waits or entry.claimant == client
+            elif entry.owner == client:
+                entry.until = now + self._lease  # also when it had run out: nobody else was the owner since
+            elif not entry.owner or entry.until <= now:
+                self.counter += 1
+                self.version += 1
+                entry.claim, entry.claimant = self.counter, client
+                self._claims[self.counter] = entry
+                waits = True
+        return waits
+
+    def recorded(self, counter: int, now: float) -> None:
+        """The table as it was when its counter stood at ``counter`` is durable: these claims are locks from ``now``."""
+        for entry in self._settled(counter):
+            entry.owner, entry.epoch, entry.until = entry.claimant, entry.claim, now + self._lease
+            entry.claim, entry.claimant = 0, ""
+
+    def failed(self, counter: int) -> None:
+        """It could not be saved: these claims never were. (The disk may have them all the same; that only delays.)"""
+        for entry in self._settled(counter):
+            entry.claim, entry.claimant = 0, ""
+            self.version += 1
+
+    def held(self, group: str, client: str, queues: Iterable[QueueKey], now: float) -> list[Lock]:
+        """What of ``queues`` the client owns now, in their order."""
+        entries = self._groups.get(group)
+        if entries is None or now < self._opens:
+            return []
+        found = []
+        for queue in queues:
+            entry = entries.get(queue)
+            if entry is not None and entry.owner == client and entry.until > now:
+                found.append(Lock(queue, entry.epoch))
+        return found
+
+    def unlock(self, group: str, client: str, queues: Iterable[QueueKey], now: float) -> int:
+        """Give back what the client owns or has claimed of ``queues``; says how many."""
+        entries = self._groups.get(group)
+        count = 0
+        for queue in queues if entries is not None else ():
+            entry = entries.get(queue) if entries is not None else None
+            if entry is None:
+                continue
+            if entry.claim and entry.claimant == client:
+                entry.claim, entry.claimant = 0, ""
+            elif entry.owner == client and not entry.claim:
+                entry.owner, entry.until = "", now
+            else:
+                continue
+            count += 1
+        if count:
+            self.version += 1
+        return count
+
+    def has_locks(self, group: str, now: float) -> bool:
+        """Does anybody hold a queue of this group, that is: does it consume in order?"""
+        entries = self._groups.get(group)
+        return entries is not None and any(entry.owner and entry.until > now for entry in entries.values())
+
+    def is_stale(self, group: str, queue: QueueKey, epoch: int) -> bool:
+        """Is this the epoch of somebody who is not the queue's last owner? Nothing is known of a queue never locked."""
+        entries = self._groups.get(group)
+        entry = entries.get(queue) if entries is not None else None
+        return entry is not None and 0 < entry.epoch != epoch
+
+    def holders(self, now: float) -> Iterator[tuple[str, QueueKey, str, int]]:
+        """(group, queue, client id, epoch) of every lock in force."""
+        for group, entries in self._groups.items():
+            for queue, entry in entries.items():
+                if entry.owner and entry.until > now:
+                    yield group, queue, entry.owner, entry.epoch
+
+    def _add(self, group: str, queue: QueueKey, now: float) -> _Entry | None:
+        if now >= self._next_sweep or self._count >= MAX_ENTRIES:
+            self._sweep(now)
+            if self._count >= MAX_ENTRIES:
+                return None
+        entry = self._groups.setdefault(group, {})[queue] = _Entry("", 0, now)
+        self._count += 1
+        return entry
+
+    def _sweep(self, now: float) -> None:
+        self._next_sweep = now + SWEEP_EVERY
+        for group, entries in list(self._groups.items()):
+            old = [queue for queue, entry in entries.items() if not entry.claim and entry.until + FORGET_AFTER <= now]
+            for queue in old:
+                del entries[queue]
+            self._count -= len(old)
+            if not entries:
+                del self._groups[group]
+
+    def _settled(self, counter: int) -> list[_Entry]:
+        """Take out the claims up to ``counter``; those withdrawn meanwhile are left out."""
+        epochs = []
+        for epoch in self._claims:
+            if epoch > counter:
+                break
+            epochs.append(epoch)
+        found = [(epoch, self._claims.pop(epoch)) for epoch in epochs]
+        return [entry for epoch, entry in found if entry.claim == epoch]
+
+    # ---- as a table of BrokerState
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every entry as ``[group, topic, broker, queue id, owner, epoch]``, claims as if they were granted."""
+        locks = [
+            [group, *queue, entry.claimant if entry.claim else entry.owner, entry.claim or entry.epoch]
+            for group, entries in self._groups.items()
+            for queue, entry in entries.items()
+        ]
+        return {"counter": self.counter, "incomplete": self._incomplete, "locks": locks}
+
+    def load(self, data: Mapping[str, Any]) -> None:
+        """Take over a snapshot; ``start`` must follow. Raises ValueError, TypeError or KeyError when it is not one."""
+        groups: dict[str, dict[QueueKey, _Entry]] = {}
+        counter = int(data["counter"])
+        count = 0
+        for group, topic, broker, queue_id, owner, epoch in data["locks"]:
+            key = QueueKey(str(topic), str(broker), int(queue_id))
+            groups.setdefault(str(group), {})[key] = _Entry(str(owner), int(epoch), 0.0)
+            counter = max(counter, int(epoch))
+            count += 1
+        self._groups, self._count, self.counter = groups, count, max(self.counter, counter)
+        self._incomplete = data["incomplete"] is not False

@@ -1,0 +1,60 @@
+"""Filters that must look into the messages themselves (SQL92), beside the tag filters that only see a hash."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from aiorocket.broker.core.sql92 import Expression
+from aiorocket_protocol import ProtocolError, decode_properties, split_records
+
+if TYPE_CHECKING:
+    from aiorocket_protocol import RecordView
+
+__all__ = ("SCAN", "RecordFilter", "Selected")
+
+#: Messages that one pull looks at, at least (5.6: 16,000 bytes of consume queue).
+SCAN = 800
+
+
+class Selected(NamedTuple):
+    """``data`` is ``taken`` records back to back; ``seen`` records were decided, those that did not match included."""
+
+    data: bytes
+    taken: int
+    seen: int
+
+
+class RecordFilter:
+    """Stands where a tag filter's ``accept`` stands: called with a tags code it says "perhaps", so that a waiting pull
+    is run again for every message, and ``select`` decides by the properties."""
+
+    __slots__ = ("expression",)
+
+    def __init__(self, expression: Expression) -> None:
+        self.expression = expression
+
+    def __call__(self, tags_code: int) -> bool:
+        return True
+
+    def select(self, data: bytes, max_messages: int, max_bytes: int) -> Selected:
+        """What a pull may have of the stored records in ``data``: at most ``max_messages`` and ``max_bytes``, but at
+        least one message when any matches."""
+        parts: list[bytes] = []
+        total = seen = 0
+        matches = self.expression.matches
+        for view in split_records(data):
+            if matches(_properties(view)):
+                total += view.size
+                if parts and (len(parts) == max_messages or total > max_bytes):
+                    break
+                parts.append(data[view.start : view.end])
+            seen += 1
+        return Selected(b"".join(parts), len(parts), seen)
+
+
+def _properties(view: RecordView) -> dict[str, str]:
+    """A property string that is not UTF-8 was stored as it came; it has no properties that could match."""
+    try:
+        return decode_properties(view.raw_properties)
+    except ProtocolError:
+        return {}

@@ -1,0 +1,311 @@
+"""What an administrator asks of consumers through the broker: 307, 309, 223, and the reset of offsets (222).
+
+The broker passes 307 and 309 on and their answers back, asks every member of a group for 223 (code 221 on that way),
+and tells every member of a reset (220) or keeps it for their next pull, as BrokerConfig.server_side_reset_offset says
+(rocketmq-protocol 3.10). A client has ``client_call_timeout`` seconds to answer: ali-ons never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from aiorocket.broker.core.groups import ConsumerGroup, GroupConfigs, GroupTable, Member
+from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.topics import Topic, TopicTable
+from aiorocket.broker.handlers.answers import plain_body, refuse
+from aiorocket.errors import RemoteError, RequestTimeoutError, RocketError
+from aiorocket_protocol import (
+    LANGUAGE_CODES,
+    MSGPACK,
+    ConsumeMessageDirectlyResultRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+    MessageQueue,
+    ProtocolError,
+    RemotingCommand,
+    RequestCode,
+    ResetOffsetRequestHeader,
+    ResponseCode,
+    encode_body,
+    parse_offset_msg_id,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.config import BrokerConfig
+    from aiorocket.remoting.connection import Connection
+    from aiorocket.storage.store import MessageStore
+
+__all__ = ("CallHandlers",)
+
+#: Clients older than these do not know the requests (RocketMQ 3.0.7-SNAPSHOT and 3.1.8-SNAPSHOT).
+SINCE_RESET = 28
+SINCE_RUNNING_INFO = 62
+
+
+class CallHandlers:
+    """Handlers for 222, 223, 307 and 309. ``reset(group, topic, queue id)`` is called when a reset waits for a pull."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        store: MessageStore,
+        topics: TopicTable,
+        consumers: GroupTable,
+        configs: GroupConfigs,
+        offsets: OffsetTable,
+        reset: Callable[[str, str, int], None],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._consumers = consumers
+        self._configs = configs
+        self._offsets = offsets
+        self._reset = reset
+
+    # ---- one client
+
+    async def running_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 307: what one consumer is doing, in its own words."""
+        header = command.read(GetConsumerRunningInfoRequestHeader)
+        return await self._forward(connection, command, header.consumer_group, header.client_id, header, b"")
+
+    async def consume_directly(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 309: one consumer shall consume the stored message ``msgId`` now and say what came of it."""
+        header = command.read(ConsumeMessageDirectlyResultRequestHeader)
+        try:
+            _, _, offset = parse_offset_msg_id(header.msg_id or "")
+        except ProtocolError as error:
+            return refuse(Refusal(ResponseCode.INVALID_PARAMETER, f"msgId must be an offset id: {error}"))
+        data = self._store.read_record(offset)
+        if data is None:
+            return refuse(
+                Refusal(ResponseCode.SYSTEM_ERROR, f"no message with the id {header.msg_id}: none begins at {offset}")
+            )
+        header = header._replace(broker_name=self._config.name)
+        return await self._forward(connection, command, header.consumer_group, header.client_id or "", header, data)
+
+    async def _forward(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        group: str,
+        client_id: str,
+        header: tuple[Any, ...],
+        body: bytes,
+    ) -> RemotingCommand:
+        member = self._member(group, client_id)
+        if isinstance(member, Refusal):
+            return refuse(member)
+        if member.version < SINCE_RUNNING_INFO:
+            return refuse(_too_old(member))
+        request = RemotingCommand.request(command.code, header, body=body)
+        timeout = self._config.client_call_timeout
+        try:
+            answer = await cast("Connection", member.connection).request(request, timeout)
+        except RequestTimeoutError:
+            return refuse(
+                Refusal(
+                    ResponseCode.CONSUME_MSG_TIMEOUT,
+                    f"consumer <{group}> <{client_id}> Timeout: no answer within {timeout:g} s",
+                )
+            )
+        except RocketError as error:
+            return refuse(
+                Refusal(ResponseCode.SYSTEM_ERROR, f"consumer <{group}> <{client_id}> could not be asked: {error}")
+            )
+        body = answer.body
+        kind = connection.reply_type(command)
+        if body and (answer.serialize_type == MSGPACK) != (kind == MSGPACK):
+            body = encode_body(_keyed(plain_body(answer), kind), kind)
+        return RemotingCommand.response(answer.code, remark=answer.remark, body=body)
+
+    def _member(self, group: str, client_id: str) -> Member | Refusal:
+        live = self._consumers.get(group)
+        if live is None:
+            return _nobody(group)
+        found = [member for member in live.members.values() if member.client_id == client_id]
+        if not found:
+            return Refusal(
+                ResponseCode.SYSTEM_ERROR,
+                f"The Consumer <{group}> <{client_id}> not online; online are {', '.join(live.client_ids()):.500}",
+            )
+        return max(found, key=lambda member: member.seen)
+
+    # ---- all clients of a group
+
+    async def consumer_status(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 223: the offset each member (or the one named by ``clientAddr``) has reached in each of its queues.
+        Members that do not answer are left out and named in the remark."""
+        header = command.read(GetConsumerStatusRequestHeader)
+        if not header.client_addr:
+            live = self._consumers.get(header.group)
+            if live is None:
+                return refuse(_nobody(header.group))
+            members = list(live.members.values())
+        else:
+            member = self._member(header.group, header.client_addr)
+            if isinstance(member, Refusal):
+                return refuse(member)
+            members = [member]
+        for member in members:
+            if member.version < SINCE_RESET:
+                return refuse(_too_old(member))
+        request = header._replace(client_addr=None)
+        kind = connection.reply_type(command)
+        table: dict[str, Any] = {}
+        silent = []
+        for member, answer in zip(members, await self._ask(members, request), strict=True):
+            try:
+                if isinstance(answer, BaseException):
+                    raise answer
+                if answer.code:
+                    raise RemoteError(answer.code, answer.remark, address=member.peer)
+                offsets = plain_body(answer).get("messageQueueTable")
+                table[member.client_id] = _keyed(offsets if isinstance(offsets, dict) else {}, kind)
+            except (RocketError, ProtocolError) as error:
+                silent.append(f"{member.client_id}: {error}")
+        remark = f"without {'; '.join(silent):.1000}" if silent else None
+        if not table:
+            return RemotingCommand.response(ResponseCode.CONSUME_MSG_TIMEOUT, remark=f"no member answered, {remark}")
+        body = encode_body({"consumerTable": table, "messageQueueTable": {}}, kind)
+        return RemotingCommand.response(remark=remark, body=body)
+
+    async def _ask(self, members: list[Member], header: tuple[Any, ...]) -> list[RemotingCommand | BaseException]:
+        """221 to all of them at once."""
+        answers: list[asyncio.Future[RemotingCommand]] = []
+        for member in members:
+            request = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header)
+            try:
+                answer = cast("Connection", member.connection).request(request, self._config.client_call_timeout)
+            except RocketError as error:
+                answer = asyncio.get_running_loop().create_future()
+                answer.set_exception(error)
+            answers.append(answer)
+        return await asyncio.gather(*answers, return_exceptions=True)
+
+    # ---- offsets
+
+    def reset_offset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 222; answers the offsets that the group's queues are set to."""
+        header = command.read(ResetOffsetRequestHeader)
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            return refuse(Refusal(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic:.200} does not exist"))
+        decided = self._here(topic, header) if self._config.server_side_reset_offset else self._pushed(topic, header)
+        if isinstance(decided, Refusal):
+            return refuse(decided)
+        kind = connection.reply_type(command)
+        return RemotingCommand.response(body=encode_body({"offsetTable": _keyed(decided, kind)}, kind))
+
+    def _here(self, topic: Topic, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int] | Refusal:
+        """As RocketMQ 5: the offsets change now, and pulls learn of it."""
+        group = header.group
+        if self._configs.get(group) is None:
+            return Refusal(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group:.255} does not exist")
+        wanted, offset = header.queue_id, header.offset
+        if wanted is None or wanted < 0:
+            offsets = {queue_id: self._at(topic, queue_id, header.timestamp) for queue_id in range(topic.read_queues)}
+        elif wanted >= topic.read_queues:
+            return Refusal(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {topic.name} has queues 0 to {topic.read_queues - 1}, not {wanted}",
+            )
+        elif offset is None or offset == -1:
+            offsets = {wanted: self._at(topic, wanted, header.timestamp)}
+        else:
+            low, high = self._store.min_offset(topic.name, wanted), self._store.max_offset(topic.name, wanted)
+            if not low <= offset <= high + 1:
+                return Refusal(
+                    ResponseCode.SYSTEM_ERROR, f"Target offset {offset} not in consume queue range [{low}-{high}]"
+                )
+            offsets = {wanted: offset}
+        for queue_id, offset in offsets.items():
+            self._offsets.reset(group, topic.name, queue_id, offset)
+            self._reset(group, topic.name, queue_id)
+        return self._named(topic, offsets)
+
+    def _pushed(self, topic: Topic, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int] | Refusal:
+        """As RocketMQ 4.9: the members are told, and they set the offsets."""
+        group = header.group
+        offsets = {}
+        for queue_id in range(topic.write_queues):
+            before = self._offsets.query(group, topic.name, queue_id)
+            if before is None:
+                return Refusal(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"The consumer group <{group:.255}> not exist: it has no offset in {topic.name} queue {queue_id}",
+                )
+            found = self._at(topic, queue_id, header.timestamp)
+            offsets[queue_id] = found if header.is_force or found < before else before
+        live = self._consumers.get(group)
+        if live is None:
+            return Refusal(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"Consumer not online, so can not reset online, Group: {group:.255} Topic: {topic.name} "
+                f"Timestamp: {header.timestamp}",
+            )
+        for member in live.members.values():
+            if member.version < SINCE_RESET:
+                return _too_old(member)
+        table = self._named(topic, offsets)
+        self._push(live, ResetOffsetRequestHeader(topic.name, group, header.timestamp, header.is_force), table)
+        return table
+
+    def _push(self, live: ConsumerGroup, header: ResetOffsetRequestHeader, table: Mapping[MessageQueue, int]) -> None:
+        for member in list(live.members.values()):
+            connection = cast("Connection", member.connection)
+            plain: dict[str, Any] = {"offsetTable": _keyed(table, connection.send_type)}
+            if member.language == LANGUAGE_CODES["CPP"]:
+                plain = {"offsetTable": [{**queue.to_plain(), "offset": offset} for queue, offset in table.items()]}
+            body = encode_body(plain, connection.send_type)
+            code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+            try:
+                connection.oneway(RemotingCommand.request(code, header, body=body, oneway=True))
+            except RocketError:
+                continue  # closed or not reading; the administrator sees that the offsets do not move and asks again
+
+    def _at(self, topic: Topic, queue_id: int, timestamp: int) -> int:
+        """A time before 1970 means the end."""
+        if timestamp < 0:
+            return self._store.max_offset(topic.name, queue_id)
+        return max(0, self._store.offset_by_time(topic.name, queue_id, timestamp))
+
+    def _named(self, topic: Topic, offsets: Mapping[int, int]) -> dict[MessageQueue, int]:
+        name = self._config.name
+        return {MessageQueue(topic.name, name, queue_id): offset for queue_id, offset in offsets.items()}
+
+
+def _nobody(group: str) -> Refusal:
+    return Refusal(ResponseCode.CONSUMER_NOT_ONLINE, f"no consumer of the group <{group:.255}> is online")
+
+
+def _too_old(member: Member) -> Refusal:
+    return Refusal(
+        ResponseCode.SYSTEM_ERROR,
+        f"the consumer {member.client_id:.200} does not support this feature: its version is {member.version}",
+    )
+
+
+def _keyed(value: Any, serialize_type: int) -> Any:
+    """A copy whose maps have queues as keys in the form that ``serialize_type`` has for them: objects in JSON, the same
+    as text in msgpack, whose keys are text."""
+    if isinstance(value, list):
+        return [_keyed(item, serialize_type) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {_key(key, serialize_type): _keyed(item, serialize_type) for key, item in value.items()}
+
+
+def _key(key: Any, serialize_type: int) -> Any:
+    if isinstance(key, tuple) or (isinstance(key, str) and key.startswith("{")):
+        try:
+            key = key if isinstance(key, MessageQueue) else MessageQueue.from_plain(key)
+        except ProtocolError:
+            return str(key)
+        return encode_body(key, 0).decode() if serialize_type == MSGPACK else key
+    return key

@@ -1,0 +1,175 @@
+"""Queue locks for orderly consumers: LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42).
+
+A request that only renews is answered at once. One that changes an owner waits until the change is saved; all that come
+while a save runs share the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from aiorocket.broker.core.counters import Counters
+from aiorocket.broker.core.locks import LockTable, QueueKey
+from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.handlers.answers import refuse
+from aiorocket_protocol import (
+    LockBatchBody,
+    LockBatchResult,
+    MessageQueue,
+    ProtocolError,
+    RemotingCommand,
+    ResponseCode,
+    decode_body,
+    encode_body,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.remoting.connection import Connection
+
+__all__ = ("MAX_QUEUES", "LockHandlers")
+
+_log = logging.getLogger("aiorocket.broker")
+
+#: Queues one request may name.
+MAX_QUEUES = 10_000
+
+
+class LockHandlers:
+    """Handlers for 41 and 42, and the check of ``_epoch``. ``save`` begins to save the lock table and returns a future
+    that is done when it is durable, or fails with OSError."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        table: LockTable,
+        *,
+        broker: str,
+        counters: Counters,
+        save: Callable[[], asyncio.Future[None]],
+    ) -> None:
+        self._loop = loop
+        self._table = table
+        self._broker = broker
+        self._counters = counters
+        self._save = save
+        #: What the running save covers, and the futures that wait for it; then those that wait for the one after it.
+        self._saving: asyncio.Future[None] | None = None
+        self._covered = 0
+        self._waiting: list[asyncio.Future[str]] = []
+        self._next: list[asyncio.Future[str]] = []
+
+    def lock(
+        self, connection: Connection, command: RemotingCommand
+    ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand]:
+        """Code 41: renew what the client holds, take what is free; answers what it holds then."""
+        request = _request(command)
+        if isinstance(request, Refusal):
+            return refuse(request)
+        group, client, queues = request
+        if self._table.lock(group, client, queues, self._loop.time()):
+            return self._when_recorded(connection, command, request)
+        return self._answer(connection, command, request, "")
+
+    def unlock(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 42, also one-way. What is saved of it is saved later: to lose it delays the next owner, no more."""
+        request = _request(command)
+        if isinstance(request, Refusal):
+            return refuse(request)
+        self._table.unlock(*request, self._loop.time())
+        return RemotingCommand.response()
+
+    def has_locks(self, group: str) -> bool:
+        """Does a client hold a queue of this group now?"""
+        return self._table.has_locks(group, self._loop.time())
+
+    def stale(self, group: str, topic: str, queue_id: int, epoch: str) -> Refusal | None:
+        """The answer to a commit with ``_epoch=epoch``: None when its sender was the queue's last owner."""
+        if not epoch.isascii() or not epoch.isdecimal() or len(epoch) > 20:
+            raise ProtocolError(f"{epoch!r:.50} is not a number", where="field _epoch")
+        if not self._table.is_stale(group, QueueKey(topic, self._broker, queue_id), int(epoch)):
+            return None
+        self._counters.stale_commits[group] += 1
+        return Refusal(
+            ResponseCode.NO_PERMISSION,
+            f"stale epoch {epoch}: {topic} queue {queue_id} of group {group} has been locked anew since, "
+            "the commit is not stored; lock the queue before consuming it",
+        )
+
+    # ---- saving
+
+    async def _when_recorded(
+        self, connection: Connection, command: RemotingCommand, request: tuple[str, str, list[QueueKey]]
+    ) -> RemotingCommand:
+        problem = await self._recorded()
+        return self._answer(connection, command, request, problem)
+
+    def _recorded(self) -> asyncio.Future[str]:
+        """Done with "" when every claim made so far is durable, with the reason when they could not be saved."""
+        future: asyncio.Future[str] = self._loop.create_future()
+        self._next.append(future)
+        if self._saving is None:
+            self._begin()
+        return future
+
+    def _begin(self) -> None:
+        self._waiting, self._next = self._next, []
+        self._covered = self._table.counter
+        self._saving = self._save()
+        self._saving.add_done_callback(self._saved)
+
+    def _saved(self, job: asyncio.Future[None]) -> None:
+        self._saving = None
+        error = asyncio.CancelledError("the broker stops") if job.cancelled() else job.exception()
+        problem = ""
+        if error is None:
+            self._table.recorded(self._covered, self._loop.time())
+        else:
+            self._table.failed(self._covered)
+            problem = f"{type(error).__name__}: {error}"
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(problem)
+        self._next = [future for future in self._next if not future.done()]  # cancelled ones: the broker stops
+        if self._next:
+            self._begin()
+
+    def _answer(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        request: tuple[str, str, list[QueueKey]],
+        problem: str,
+    ) -> RemotingCommand:
+        now = self._loop.time()
+        held = self._table.held(*request, now)
+        remark = None
+        if problem:
+            remark = f"queue locks cannot be granted, their new owners could not be recorded ({problem})"
+            if not held:
+                return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=remark)
+        elif (seconds := self._table.closed_for(now)) > 0:
+            remark = (
+                "the record of queue locks was lost with the broker's last stop: "
+                f"none is granted for another {seconds:.0f} s, until those it granted before have run out"
+            )
+        queues = [MessageQueue(*lock.queue) for lock in held]
+        result = LockBatchResult(queues, tuple(lock.epoch for lock in held))
+        body = encode_body(result, connection.reply_type(command))
+        return RemotingCommand.response(body=body, remark=remark)
+
+
+def _request(command: RemotingCommand) -> tuple[str, str, list[QueueKey]] | Refusal:
+    body = decode_body(LockBatchBody, command.body, command.serialize_type)
+    if not body.consumer_group or not body.client_id:
+        missing = "consumerGroup" if not body.consumer_group else "clientId"
+        return Refusal(ResponseCode.INVALID_PARAMETER, f"the lock request names no client or group: {missing} is empty")
+    if len(body.queues) > MAX_QUEUES:
+        return Refusal(
+            ResponseCode.INVALID_PARAMETER,
+            f"a request for {len(body.queues)} queue locks: at most {MAX_QUEUES} at once, split it",
+        )
+    return body.consumer_group, body.client_id, [QueueKey(*queue) for queue in body.queues]

@@ -1,0 +1,208 @@
+"""SEND_REPLY_MESSAGE (324, 325): the answer to a message that asked for one, pushed to whoever asked.
+
+The asker is a producer known by its heartbeats; its client id stands in property REPLY_TO_CLIENT. The reply goes to it
+as PUSH_REPLY_MESSAGE_TO_CLIENT (326) and, as at Apache's, into its topic too, where nobody reads it but an
+administrator can find it. The replier's receipt says whether the asker took the reply; a reply that was only stored is
+an error to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from aiorocket.broker.core.groups import GroupTable
+from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.send_checks import check_sizes
+from aiorocket.broker.handlers.answers import refuse
+from aiorocket.errors import RocketError
+from aiorocket.storage.results import PutResult, PutStatus
+from aiorocket_protocol import (
+    ProtocolError,
+    RemotingCommand,
+    ReplyMessageRequestHeader,
+    RequestCode,
+    ResponseCode,
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+    decode_properties,
+    encode_properties,
+    offset_msg_id,
+    tags_code,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.broker.handlers.send import SendHandlers
+    from aiorocket.config import BrokerConfig
+    from aiorocket.remoting.connection import Connection
+    from aiorocket.runtime.env import Env
+    from aiorocket.storage.store import MessageStore
+
+__all__ = ("ReplyHandlers",)
+
+_log = logging.getLogger("aiorocket.broker")
+
+#: sysFlag bits that only the broker sets on stored messages.
+TRANSACTION_BITS = 0x0C
+#: Bytes of properties for the time of the push.
+ROOM_FOR_PUSH = 64
+
+
+class ReplyHandlers:
+    """Handlers for 324 and 325. ``sends`` knows which topics and queues a message may go to."""
+
+    def __init__(
+        self,
+        env: Env,
+        config: BrokerConfig,
+        *,
+        store: MessageStore,
+        store_host: bytes,
+        address: str,
+        producers: GroupTable,
+        sends: SendHandlers,
+    ) -> None:
+        self._clock = env.clock
+        self._config = config
+        self._store = store
+        self._store_host = store_host
+        self._address = address
+        self._producers = producers
+        self._sends = sends
+
+    def reply(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """Code 324."""
+        return self._reply(connection, command, command.read(SendMessageRequestHeader))
+
+    def reply_v2(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """Code 325."""
+        return self._reply(connection, command, command.read(SendMessageRequestHeaderV2))
+
+    def _reply(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+    ) -> RemotingCommand | None:
+        admitted = self._sends.admit(connection, command, header)
+        if isinstance(admitted, Refusal):
+            return refuse(admitted)
+        topic, queue_id, _ = admitted
+        values = decode_properties((header.properties or "").encode())
+        values["CLUSTER"] = self._config.cluster
+        try:
+            stored = encode_properties(values)
+        except ProtocolError as error:  # too long by what was added
+            return refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)))
+        refusal = check_sizes(len(command.body), len(stored) + ROOM_FOR_PUSH, self._config.max_message_size)
+        if refusal is not None:
+            return refuse(refusal)
+
+        def pushed(error: str | None) -> None:
+            if self._config.store_replies:
+                self._keep(connection, command, header, topic.name, queue_id, stored, values.get("TAGS"), error)
+            else:
+                connection.reply(command, _answer("0", queue_id, 0, error))
+
+        self._push(connection, command, header, values, pushed)
+        return None
+
+    def _push(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+        values: dict[str, str],
+        pushed: Callable[[str | None], None],
+    ) -> None:
+        """Send 326; ``pushed`` is called with None when the asker took it, else with what went wrong."""
+        asker = values.get("REPLY_TO_CLIENT")
+        if asker is None:
+            pushed("reply message properties[REPLY_TO_CLIENT] is null")
+            return
+        target = cast("Connection | None", self._producers.find_client(asker))
+        if target is None:
+            pushed(f"push reply message fail, channel of <{asker:.255}> not found.")
+            return
+        now = self._clock.wall_ms()
+        push = ReplyMessageRequestHeader(
+            header.producer_group,
+            header.topic,
+            header.default_topic,
+            header.default_topic_queue_nums,
+            header.queue_id,
+            header.sys_flag,
+            header.born_timestamp,
+            header.flag,
+            connection.peer,
+            self._address,
+            now,
+            encode_properties({**values, "PUSH_REPLY_TIME": str(now)}).decode(),
+            header.reconsume_times,
+            header.unit_mode,
+        )
+        request = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body=command.body)
+        try:
+            answer = target.request(request, self._config.client_call_timeout)
+        except RocketError as error:
+            pushed(f"push reply message to {asker:.255} fail: {error}")
+            return
+
+        def answered(future: asyncio.Future[RemotingCommand]) -> None:
+            if future.cancelled() or (error := future.exception()) is not None:
+                pushed(f"push reply message to {asker:.255} fail: {'cancelled' if future.cancelled() else error}")
+            elif (code := future.result().code) != ResponseCode.SUCCESS:
+                pushed(f"push reply message to {asker:.255} fail: it answered {code} {future.result().remark or ''}")
+            else:
+                pushed(None)
+
+        answer.add_done_callback(answered)
+
+    def _keep(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+        topic: str,
+        queue_id: int,
+        properties: bytes,
+        tag: str | None,
+        error: str | None,
+    ) -> None:
+        """Store the reply and answer. What the answer says was decided by the push: a reply that arrived and could not
+        be stored has arrived."""
+
+        def done(result: PutResult) -> None:
+            if result.status is PutStatus.OK:
+                where = offset_msg_id(self._store_host, result.physical_offset)
+                connection.reply(command, _answer(where, queue_id, result.queue_offset, error))
+            else:
+                _log.warning("a reply in topic %s was not stored: %s", topic, result.status.name)
+                connection.reply(command, _answer("0", queue_id, 0, error))
+
+        try:
+            self._store.append(
+                topic,
+                queue_id,
+                command.body,
+                properties,
+                flag=header.flag,
+                sys_flag=header.sys_flag & ~TRANSACTION_BITS,
+                born_timestamp=header.born_timestamp,
+                born_host=connection.peer_host,
+                reconsume_times=header.reconsume_times or 0,
+                tags_code=tags_code(tag) if tag else 0,
+                done=done,
+            )
+        except (RocketError, ProtocolError) as problem:
+            _log.warning("a reply in topic %s was not stored: %s", topic, problem)
+            connection.reply(command, _answer("0", queue_id, 0, error))
+
+
+def _answer(msg_id: str, queue_id: int, offset: int, error: str | None) -> RemotingCommand:
+    header = SendMessageResponseHeader(msg_id, queue_id, offset, None, None, None, "DefaultRegion", "true")
+    code = ResponseCode.SUCCESS if error is None else ResponseCode.SYSTEM_ERROR
+    return RemotingCommand.response(code, header, remark=error)

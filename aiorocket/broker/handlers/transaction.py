@@ -1,0 +1,194 @@
+"""END_TRANSACTION (37), and the sends that open a transaction.
+
+A message with TRAN_MSG=true is stored as a half message in a queue that consumers do not know; its receipt carries that
+queue's offset and the offset id of the half message, and the producer names both when it ends the transaction.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.send_checks import check_sizes
+from aiorocket.broker.core.transactions import HALF_TOPIC, State, immunity
+from aiorocket.broker.handlers.answers import put_refusal, refuse, store_refusal
+from aiorocket.broker.transaction_check import TransactionChecks, name_of
+from aiorocket.errors import StoreError
+from aiorocket.storage.results import PutResult, PutStatus
+from aiorocket_protocol import (
+    SYS_FLAG_TRANSACTION_COMMIT,
+    SYS_FLAG_TRANSACTION_MASK,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
+    EndTransactionRequestHeader,
+    ProtocolError,
+    RecordView,
+    RemotingCommand,
+    ResponseCode,
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+    encode_properties,
+    offset_msg_id,
+    tags_code,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.config import BrokerConfig
+    from aiorocket.remoting.connection import Connection
+    from aiorocket.runtime.env import Env
+    from aiorocket.storage.store import MessageStore
+
+__all__ = ("TransactionHandlers",)
+
+#: commitOrRollback of a producer that does not know yet.
+UNKNOWN = 0
+#: Bytes of properties that checking a half message adds to it.
+ROOM_FOR_CHECKS = 128
+
+_GONE = "Find prepared transaction message failed"
+
+
+class TransactionHandlers:
+    """Handler for 37; ``store_half`` is called by the send handlers."""
+
+    def __init__(
+        self, env: Env, config: BrokerConfig, *, store: MessageStore, store_host: bytes, checks: TransactionChecks
+    ) -> None:
+        self._clock = env.clock
+        self._config = config
+        self._store = store
+        self._store_host = store_host
+        self._checks = checks
+        self._cluster = config.cluster
+
+    def store_half(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+        topic: str,
+        queue_id: int,
+        values: dict[str, str],
+    ) -> RemotingCommand | None:
+        """Store an admitted message, whose properties are ``values``, as a half message. Answers when it is durable."""
+        if self._config.reject_transactions:
+            return _refused(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.name}] sending transaction message is forbidden (reject_transactions)",
+            )
+        # A delay is dropped (6.17); what names an earlier check is the broker's own.
+        for name in ("DELAY", "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET"):
+            values.pop(name, None)
+        unique = values["UNIQ_KEY"]
+        values.update(REAL_TOPIC=topic, REAL_QID=str(queue_id), __transactionId__=unique, CLUSTER=self._cluster)
+        try:
+            text = encode_properties(values)
+        except ProtocolError as error:  # too long by what was added
+            return _refused(ResponseCode.MESSAGE_ILLEGAL, str(error))
+        refusal = check_sizes(0, len(text) + ROOM_FOR_CHECKS, self._config.max_message_size)
+        if refusal is not None:
+            return refuse(refusal)
+        wait = immunity(values)
+        tag = values.get("TAGS")
+
+        def done(result: PutResult) -> None:
+            if result.status is not PutStatus.OK:
+                connection.reply(command, refuse(put_refusal(result)))
+                return
+            self._checks.stored(result, wait)
+            answer = SendMessageResponseHeader(
+                offset_msg_id(self._store_host, result.physical_offset),
+                queue_id,
+                result.queue_offset,
+                unique,
+                None,
+                None,
+                "DefaultRegion",
+                "true",
+            )
+            connection.reply(command, RemotingCommand.response(0, answer))
+
+        try:
+            self._store.append(
+                HALF_TOPIC,
+                0,
+                command.body,
+                text,
+                flag=header.flag,
+                sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
+                born_timestamp=header.born_timestamp,
+                born_host=connection.peer_host,
+                reconsume_times=header.reconsume_times or 0,
+                tags_code=tags_code(tag) if tag else 0,
+                done=done,
+            )
+        except StoreError as error:
+            return refuse(store_refusal(error))
+        except ProtocolError as error:  # a length or number that a record cannot hold
+            return _refused(ResponseCode.MESSAGE_ILLEGAL, str(error))
+        return None
+
+    def end(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """Code 37: commit, rollback, or "not known yet", which changes nothing. Usually one-way; whoever wants an
+        answer gets it when the end is durable."""
+        header = command.read(EndTransactionRequestHeader)
+        outcome = header.commit_or_rollback
+        if outcome == UNKNOWN:
+            return RemotingCommand.response()
+        if outcome not in (SYS_FLAG_TRANSACTION_COMMIT, SYS_FLAG_TRANSACTION_ROLLBACK):
+            return _refused(
+                ResponseCode.INVALID_PARAMETER, f"commitOrRollback={outcome}: 8 commits, 12 rolls back, 0 is unknown"
+            )
+        data = self._store.read_record(header.commit_log_offset)
+        view = None if data is None else RecordView(data, 0, len(data))
+        if view is None or view.topic != HALF_TOPIC:
+            return _refused(ResponseCode.SYSTEM_ERROR, f"{_GONE}: no half message at {header.commit_log_offset}")
+        refusal = self._check(header, view)
+        if refusal is not None:
+            return refuse(refusal)
+        name = name_of(view)
+        half = self._checks.table.get(name)
+        commits = outcome == SYS_FLAG_TRANSACTION_COMMIT
+        if half is None or half.state is State.DISCARDED or (half.state is State.DELIVERED and not commits):
+            return _refused(ResponseCode.SYSTEM_ERROR, f"{_GONE}: the transaction of half message {name} has ended")
+        if half.state is State.ENDING:
+            return _refused(ResponseCode.SYSTEM_ERROR, f"the transaction of half message {name} is being ended already")
+
+        def ended(refusal: Refusal | None) -> None:
+            connection.reply(command, RemotingCommand.response() if refusal is None else refuse(refusal))
+
+        if commits:
+            self._checks.commit(half, view, ended)
+        else:
+            self._checks.rollback(half, ended)
+        return None
+
+    def _check(self, header: EndTransactionRequestHeader, view: RecordView) -> Refusal | None:
+        """7.6: may this producer end this half message now?"""
+        values = view.properties
+        wait = immunity(values)
+        if wait is not None and not header.from_transaction_check:
+            age = self._clock.wall_ms() - view.born_timestamp
+            if age > wait * 1000:
+                return Refusal(
+                    ResponseCode.ILLEGAL_OPERATION,
+                    f"the message is {age} ms old and asked to be left alone for {wait:g} s only "
+                    "(CHECK_IMMUNITY_TIME_IN_SECONDS): it can be ended by answering a check",
+                )
+        if values.get("PGROUP") != header.producer_group:
+            return Refusal(
+                ResponseCode.SYSTEM_ERROR,
+                f"The producer group wrong: the half message is of {values.get('PGROUP')!r:.255}, "
+                f"not of {header.producer_group!r:.255}",
+            )
+        if view.queue_offset != header.tran_state_table_offset:
+            return Refusal(
+                ResponseCode.SYSTEM_ERROR,
+                f"The transaction state table offset wrong: {header.tran_state_table_offset}, "
+                f"the half message has {view.queue_offset}",
+            )
+        return None
+
+
+def _refused(code: ResponseCode, remark: str) -> RemotingCommand:
+    return refuse(Refusal(code, remark))

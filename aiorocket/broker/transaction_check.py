@@ -1,0 +1,430 @@
+"""Ends transactions, and asks the producers of those that do not end by themselves.
+
+A half message is asked about ``transaction_timeout`` seconds after it was stored (or as long as it asks to be left
+alone) and then every ``transaction_check_interval``: a copy of it is stored, and CHECK_TRANSACTION_STATE (39) with the
+copy's offsets goes to one live connection of its producer group, a different one each time. After
+``transaction_check_max`` checks it goes to TRANS_CHECK_MAX_TIME_TOPIC. One deadline is armed for the earliest of all;
+with no open transaction there is none.
+
+What ends a transaction is stored in this order: the message under its own topic, then the op record, then the answer.
+A crash in between asks the producer again and may deliver twice; it never loses a commit that was answered, and never
+delivers what was rolled back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, cast
+
+from aiorocket.broker.core.groups import GroupTable
+from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.topics import TopicTable
+from aiorocket.broker.core.transactions import (
+    HALF_TOPIC,
+    MAX_CHECKS_TOPIC,
+    OP_TOPIC,
+    Half,
+    State,
+    Stored,
+    TransactionTable,
+    decode_op,
+    encode_op,
+    immunity,
+)
+from aiorocket.broker.handlers.answers import put_refusal, store_refusal
+from aiorocket.errors import RocketError, StoreError
+from aiorocket.runtime.deadlines import DeadlineDriver
+from aiorocket.storage.results import PutResult, PutStatus
+from aiorocket_protocol import (
+    SYS_FLAG_TRANSACTION_COMMIT,
+    SYS_FLAG_TRANSACTION_MASK,
+    CheckTransactionStateRequestHeader,
+    ProtocolError,
+    RecordView,
+    RemotingCommand,
+    RequestCode,
+    encode_properties,
+    encode_record,
+    offset_msg_id,
+    tags_code,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.remoting.connection import Connection
+    from aiorocket.runtime.clock import Clock
+    from aiorocket.storage.store import MessageStore
+
+__all__ = ("Ended", "TransactionChecks")
+
+_log = logging.getLogger("aiorocket.broker")
+
+#: Copies that may wait for the store at once.
+MAX_IN_FLIGHT = 256
+#: Queue entries read at a time when a broker starts.
+BATCH = 256
+#: Seconds until something that the store refused is tried again.
+RETRY_AFTER = 1.0
+#: Seconds that closing waits for ends on their way.
+SETTLE = 2.0
+
+_OK = PutStatus.OK
+_OP_CODE = tags_code("d")
+_OP_PROPERTIES = encode_properties({"TAGS": "d"})
+
+#: Called with None when the transaction has ended, else with the reason why it has not.
+Ended = Callable[[Refusal | None], None]
+
+
+class TransactionChecks:
+    """``start()`` finds the open transactions in the store, ``close()`` asks no more. ``topics_changed`` is called when
+    TRANS_CHECK_MAX_TIME_TOPIC was made."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        table: TransactionTable,
+        *,
+        store: MessageStore,
+        store_host: bytes,
+        broker: str,
+        producers: GroupTable,
+        topics: TopicTable,
+        topics_changed: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._store = store
+        self._store_host = store_host
+        self._broker = broker
+        self._producers = producers
+        self._topics = topics
+        self._topics_changed = topics_changed
+        self._driver = DeadlineDriver(loop, self._next_deadline, self._due)
+        self._copying = 0
+        self._ending = 0
+        self._turn = 0
+        self._closed = False
+        self._settled: asyncio.Future[None] | None = None
+        self.table = table
+        #: Checks sent to a producer since the start.
+        self.asked = 0
+
+    # ---- life
+
+    def start(self) -> None:
+        """Make the table from the queues. OSError or StoreCorruptedError when they cannot be read."""
+        store = self._store
+        ends = [(store.min_offset(topic, 0), store.max_offset(topic, 0)) for topic in (HALF_TOPIC, OP_TOPIC)]
+        half, op = self.table.starts(*ends)
+        self.table.restore(
+            self._halves(half),
+            ((offset, decode_op(view.body)) for offset, view in self._records(OP_TOPIC, op)),
+            now=self._loop.time(),
+            wall_ms=self._clock.wall_ms(),
+        )
+        self._driver.update()
+
+    async def close(self) -> None:
+        """Ask no more; wait a moment for ends on their way, so that nothing is delivered and then asked about again."""
+        self._closed = True
+        self._driver.close()
+        if self._ending:
+            self._settled = self._loop.create_future()
+            try:
+                async with asyncio.timeout(SETTLE):
+                    await self._settled
+            except TimeoutError:
+                pass  # a store that cannot write: these are asked about after the next start
+
+    def _records(self, topic: str, offset: int) -> Iterator[tuple[int, RecordView]]:
+        store = self._store
+        while entries := store.entries(topic, 0, offset, BATCH):
+            for physical, _, _ in entries:
+                data = store.read_record(physical)
+                if data is None:
+                    _log.error("message %d of %s cannot be read and is left out", offset, topic)
+                else:
+                    yield offset, RecordView(data, 0, len(data))
+                offset += 1
+
+    def _halves(self, offset: int) -> Iterator[Stored]:
+        for at, view in self._records(HALF_TOPIC, offset):
+            values = view.properties
+            checks = values.get("TRANSACTION_CHECK_TIMES", "0")
+            yield Stored(
+                at,
+                view.physical_offset,
+                name_of(view),
+                int(checks) if checks.isascii() and checks.isdigit() else 0,
+                view.store_timestamp,
+                immunity(values),
+            )
+
+    # ---- what the handlers report
+
+    def stored(self, result: PutResult, wait: float | None) -> None:
+        """A half message is stored; ``wait`` is its immunity."""
+        if self.table.add(result.queue_offset, result.physical_offset, self._loop.time(), wait):
+            self._driver.update()
+
+    def commit(self, half: Half, view: RecordView, ended: Ended) -> None:
+        """Deliver the half message in ``view`` and end its transaction."""
+        if half.state is State.DELIVERED:  # it lacked only the op record
+            self._end(half, State.DELIVERED, ended)
+            return
+        try:
+            properties = dict(view.properties)
+            topic = properties.pop("REAL_TOPIC")
+            queue_id = int(properties.pop("REAL_QID"))
+            properties.pop("TRAN_MSG", None)
+            properties["WAIT"] = "false"
+            text = encode_properties(properties)
+        except (KeyError, ValueError, ProtocolError) as error:
+            ended(Refusal(1, f"the half message at {view.physical_offset} does not say where it belongs: {error!r}"))
+            return
+        sys_flag = view.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT
+        self._place(half, State.DELIVERED, view, topic, queue_id, text, sys_flag, view.physical_offset, ended)
+
+    def rollback(self, half: Half, ended: Ended) -> None:
+        """End a transaction whose message is not to be delivered."""
+        self._end(half, State.OPEN, ended)
+
+    # ---- ending
+
+    def _place(
+        self,
+        half: Half,
+        state: State,
+        view: RecordView,
+        topic: str,
+        queue_id: int,
+        properties: bytes,
+        sys_flag: int,
+        prepared: int,
+        ended: Ended,
+    ) -> None:
+        """Store the message where it belongs now, and then the op record; ``state`` is what holds in between."""
+
+        def done(result: PutResult) -> None:
+            if result.status is _OK:
+                self._end(half, state, ended)
+            else:
+                self._reopen(half, State.OPEN)
+                ended(put_refusal(result))
+            self._left()
+
+        self.table.begin(half, State.ENDING)
+        self._ending += 1
+        tag = view.tag
+        try:
+            self._store.append(
+                topic,
+                queue_id,
+                view.raw_body,
+                properties,
+                flag=view.flag,
+                sys_flag=sys_flag,
+                born_timestamp=view.born_timestamp,
+                born_host=view.born_host_bytes,
+                reconsume_times=view.reconsume_times,
+                prepared_transaction_offset=prepared,
+                tags_code=tags_code(tag) if tag else 0,
+                done=done,
+            )
+        except RocketError as error:
+            self._reopen(half, State.OPEN)
+            self._left()
+            ended(store_refusal(error) if isinstance(error, StoreError) else Refusal(1, str(error)))
+
+    def _end(self, half: Half, state: State, ended: Ended) -> None:
+        """Store the op record. If that fails the transaction is in ``state``, and is looked at again soon."""
+
+        def done(result: PutResult) -> None:
+            if result.status is _OK:
+                self.table.ended(half, result.queue_offset)
+                ended(None)
+            else:
+                self._reopen(half, state)
+                ended(put_refusal(result))
+            self._left()
+
+        self.table.begin(half, State.ENDING)
+        self._ending += 1
+        try:
+            self._store.append(
+                OP_TOPIC,
+                0,
+                encode_op(half),
+                _OP_PROPERTIES,
+                flag=0,
+                sys_flag=0,
+                born_timestamp=self._clock.wall_ms(),
+                born_host=self._store_host,
+                tags_code=_OP_CODE,
+                done=done,
+            )
+        except StoreError as error:
+            self._reopen(half, state)
+            self._left()
+            ended(store_refusal(error))
+
+    def _reopen(self, half: Half, state: State) -> None:
+        if self.table.reopen(half, self._loop.time() + RETRY_AFTER, state):
+            self._driver.update()
+
+    def _left(self) -> None:
+        self._ending -= 1
+        if not self._ending and self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
+
+    # ---- checking
+
+    def _next_deadline(self) -> float | None:
+        return self.table.next_due() if self._copying < MAX_IN_FLIGHT else None
+
+    def _due(self, now: float) -> None:
+        for half in self.table.take_due(now, MAX_IN_FLIGHT - self._copying):
+            if half.state is State.OPEN:
+                self._check(half)
+            else:
+                self._end(half, half.state, _nobody)
+
+    def _check(self, half: Half) -> None:
+        try:
+            data = self._store.read_record(half.physical)
+        except (RocketError, OSError) as error:
+            _log.error("half message %d cannot be read: %s", half.offset, error)
+            self._reopen(half, State.OPEN)
+            return
+        if data is None:
+            _log.error("half message %d is gone from the log; its transaction ends here", half.offset)
+            self.table.forget(half)
+            return
+        view = RecordView(data, 0, len(data))
+        try:
+            properties = dict(view.properties)
+            real = properties["REAL_TOPIC"].encode(), int(properties["REAL_QID"])
+            if self.table.is_hopeless(half):
+                self._give_up(half, view)
+                return
+            properties["TRANSACTION_CHECK_TIMES"] = str(half.checks + 1)
+            properties["TRAN_PREPARED_QUEUE_OFFSET"] = str(half.name)
+            properties["WAIT"] = "false"
+            text = encode_properties(properties)
+        except (KeyError, ValueError, ProtocolError) as error:
+            _log.error("half message %d cannot be used: %r; its transaction ends here", half.offset, error)
+            self.table.forget(half)
+            return
+
+        def done(result: PutResult) -> None:
+            was_full = self._copying >= MAX_IN_FLIGHT
+            self._copying -= 1
+            if result.status is _OK:
+                waiting = half.state is State.COPYING
+                news = self.table.copied(half, result.queue_offset, result.physical_offset, self._loop.time())
+                if waiting:
+                    self._ask(view, result, text, *real)
+            else:
+                news = half.state is State.COPYING and self.table.reopen(half, self._loop.time() + RETRY_AFTER)
+            if news or was_full:
+                self._driver.update()
+
+        self.table.begin(half, State.COPYING)
+        self._copying += 1
+        tag = view.tag
+        try:
+            self._store.append(
+                HALF_TOPIC,
+                0,
+                view.raw_body,
+                text,
+                flag=view.flag,
+                sys_flag=view.sys_flag,
+                born_timestamp=view.born_timestamp,
+                born_host=view.born_host_bytes,
+                reconsume_times=view.reconsume_times,
+                tags_code=tags_code(tag) if tag else 0,
+                done=done,
+            )
+        except StoreError:
+            self._copying -= 1
+            self._reopen(half, State.OPEN)
+
+    def _give_up(self, half: Half, view: RecordView) -> None:
+        """Asked often enough: the message goes where an administrator finds it."""
+        _log.warning(
+            "transaction of half message %d (%s, group %s) ended after %d checks without an answer; it is in %s",
+            half.name, view.properties.get("REAL_TOPIC"), view.properties.get("PGROUP"), half.checks, MAX_CHECKS_TOPIC,
+        )  # fmt: skip
+        version = self._topics.version
+        self._topics.ensure(MAX_CHECKS_TOPIC, 1)
+        if self._topics.version != version:
+            self._topics_changed()
+        properties = view.raw_properties
+        self._place(half, State.DISCARDED, view, MAX_CHECKS_TOPIC, 0, properties, view.sys_flag, 0, _nobody)
+
+    def _ask(self, view: RecordView, copy: PutResult, properties: bytes, topic: bytes, queue_id: int) -> None:
+        """Send CHECK_TRANSACTION_STATE for a copy that is stored. Without a connection this check is lost, as at
+        Apache's."""
+        values = view.properties
+        connection = self._connection(values.get("PGROUP", ""))
+        if connection is None:
+            return
+        unique = values.get("UNIQ_KEY")
+        header = CheckTransactionStateRequestHeader(
+            copy.queue_offset,
+            copy.physical_offset,
+            unique,
+            unique,
+            offset_msg_id(self._store_host, copy.physical_offset),
+            topic.decode(),
+        )
+        body = encode_record(
+            topic=topic,
+            body=view.raw_body,
+            properties=properties,
+            queue_id=queue_id,
+            queue_offset=copy.queue_offset,
+            physical_offset=copy.physical_offset,
+            flag=view.flag,
+            sys_flag=view.sys_flag,
+            born_timestamp=view.born_timestamp,
+            born_host=view.born_host_bytes,
+            store_timestamp=copy.store_timestamp,
+            store_host=self._store_host,
+            reconsume_times=view.reconsume_times,
+        )
+        request = RemotingCommand.request(
+            RequestCode.CHECK_TRANSACTION_STATE, header, body=body, oneway=True, ext={"bname": self._broker}
+        )
+        try:
+            connection.oneway(request)
+        except RocketError:
+            return  # it is closing, or takes nothing; another one is asked next time
+        self.asked += 1
+
+    def _connection(self, group: str) -> Connection | None:
+        """A live connection of a producer of ``group``, the next one each time."""
+        live = self._producers.get(group)
+        if live is None:
+            return None
+        members = [cast("Connection", member.connection) for member in live.members.values()]
+        self._turn += 1
+        for index in range(len(members)):
+            connection = members[(self._turn + index) % len(members)]
+            if not connection.closed:
+                return connection
+        return None
+
+
+def name_of(view: RecordView) -> int:
+    """The transaction a half message belongs to: the queue offset of its first half message."""
+    first = view.properties.get("TRAN_PREPARED_QUEUE_OFFSET", "")
+    return int(first) if first.isascii() and first.isdigit() and len(first) < 20 else view.queue_offset
+
+
+def _nobody(refusal: Refusal | None) -> None:
+    """Nobody waits for this end; a failure is tried again."""

@@ -1,0 +1,432 @@
+"""What an administrator asks of consumers through the broker, and what heartbeats tell about a group."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from aiorocket.broker import Broker
+from aiorocket.broker.core.counters import SendBack
+from aiorocket.broker.core.groups import GroupConfigs, GroupTable
+from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.topics import UNIT, UNIT_SUB
+from aiorocket.config import NameServerConfig
+from aiorocket.nameserver import NameServer
+from aiorocket.runtime.env import memory_env
+from aiorocket_protocol import (
+    MSGPACK,
+    HeartbeatData,
+    KVTable,
+    MessageQueue,
+    RemotingCommand,
+    SubscriptionData,
+    decode_body,
+    encode_body,
+)
+from tests.broker.peer import Peer, heartbeat, records, running
+from tests.broker.test_locks import lock_body
+
+QUEUE = MessageQueue("T", "broker-a", 3)
+INFO: dict[Any, Any] = {"jstack": "t", "mqTable": {QUEUE: {"commitOffset": 7}}, "properties": {"a": "b"}}
+
+
+@asynccontextmanager
+async def consumer(broker: Broker, client_id: str, kind: str = "json", **changes: Any) -> AsyncIterator[Peer]:
+    """A member of group g. With ``language`` and ``version`` as given in its heartbeat's header."""
+    peer = await Peer.connect(broker.port, kind)
+    beat = heartbeat(client_id, "T")
+    if kind == "msgpack":
+        beat = encode_body(decode_body(HeartbeatData, beat, 0), MSGPACK)
+    command = RemotingCommand.request(34, body=beat)
+    command.language = changes.get("language", command.language)
+    command.version = changes.get("version", command.version)
+    peer.writer.write(command)
+    await peer.writer.drain()
+    assert (await peer.answer()).code == 0
+    try:
+        yield peer
+    finally:
+        await peer.close()
+
+
+async def asked(peer: Peer) -> RemotingCommand:
+    """The next request of the broker that is no notice."""
+    while True:
+        command = peer.requests.pop(0) if peer.requests else await peer.read()
+        if command.code != 40:
+            assert not command.is_response
+            return command
+
+
+async def reply(peer: Peer, request: RemotingCommand, code: int = 0, body: bytes = b"", remark: str = "") -> None:
+    response = RemotingCommand.response(code, remark=remark or None, body=body)
+    response.opaque = request.opaque
+    peer.writer.write(response)
+    await peer.writer.drain()
+
+
+# ---- 307
+
+
+@pytest.mark.parametrize("kind", ["json", "msgpack", "rocketmq"])
+@pytest.mark.parametrize("admin", ["json", "msgpack"])
+async def test_running_info_is_the_clients_own_in_the_administrators_serialisation(
+    broker: Broker, kind: str, admin: str
+) -> None:
+    number = MSGPACK if kind == "msgpack" else 0
+    text = json.dumps(QUEUE.to_plain(), separators=(",", ":"))
+    said = {**INFO, "mqTable": {text: {"commitOffset": 7}}} if number == MSGPACK else INFO
+    peer = await Peer.connect(broker.port, admin)
+    async with consumer(broker, "c1", kind) as member:
+        await peer.ask(307, None, consumerGroup="g", clientId="c1", jstackEnable="true")
+        request = await asked(member)
+        fields = request.ext_fields()
+        assert request.code == 307 and fields["clientId"] == "c1" and fields["jstackEnable"] == "true"
+        await reply(member, request, body=encode_body(said, number))
+        answer = await peer.answer()
+        assert answer.code == 0
+        if admin == "json":
+            # Java reads a queue as a key only when it is an object there.
+            assert answer.body == encode_body(INFO, 0)
+        else:
+            import msgpack
+
+            assert msgpack.unpackb(answer.body)["mqTable"] == {text: {"commitOffset": 7}}
+    await peer.close()
+
+
+async def test_a_client_that_refuses_is_quoted(broker: Broker, peer: Peer) -> None:
+    async with consumer(broker, "c1") as member:
+        await peer.ask(307, None, consumerGroup="g", clientId="c1")
+        await reply(member, await asked(member), 1, remark="I do not know that group")
+        answer = await peer.answer()
+        assert (answer.code, answer.remark) == (1, "I do not know that group")
+
+
+@pytest.mark.parametrize("code", [307, 309])
+async def test_nobody_a_stranger_and_an_old_client_are_told_apart(broker: Broker, peer: Peer, code: int) -> None:
+    await peer.send()
+    (record,) = records(await peer.pull())
+    ext = {"consumerGroup": "g", "clientId": "c2", "msgId": record.offset_msg_id}
+    assert (await peer.call(code, None, b"", **ext)).code == 206
+    async with consumer(broker, "c1"):
+        answer = await peer.call(code, None, b"", **ext)
+        assert answer.code == 1 and "<c2>" in (answer.remark or "") and "c1" in (answer.remark or "")
+    async with consumer(broker, "c2", version=61):
+        answer = await peer.call(code, None, b"", **ext)
+        assert answer.code == 1 and "does not support" in (answer.remark or "")
+
+
+async def test_a_client_that_does_not_answer_in_time_is_207() -> None:
+    async with running(client_call_timeout=0.05) as broker:
+        peer = await Peer.connect(broker.port)
+        async with consumer(broker, "c1") as member:
+            answer = await peer.call(307, None, consumerGroup="g", clientId="c1")
+            assert answer.code == 207 and "0.05 s" in (answer.remark or "")
+            await reply(member, await asked(member))  # too late, and nobody minds
+            assert await peer.members() == ["c1"]
+        await peer.close()
+
+
+async def test_a_client_that_leaves_instead_of_answering_is_an_error_at_once(broker: Broker, peer: Peer) -> None:
+    async with consumer(broker, "c1") as member:
+        await peer.ask(307, None, consumerGroup="g", clientId="c1")
+        await asked(member)
+    answer = await peer.answer()
+    assert answer.code == 1 and "could not be asked" in (answer.remark or "")
+
+
+# ---- 309
+
+
+async def test_a_message_is_consumed_directly_as_it_is_stored(broker: Broker, peer: Peer) -> None:
+    await peer.send(b"first")
+    await peer.send(b"second", {"TAGS": "A"})
+    _, record = records(await peer.pull())
+    async with consumer(broker, "c1") as member:
+        await peer.ask(309, None, consumerGroup="g", clientId="c1", msgId=record.offset_msg_id, topic="T")
+        request = await asked(member)
+        assert request.code == 309 and request.ext_fields()["brokerName"] == "broker-a"
+        (seen,) = records(request)
+        assert seen.body == b"second" and seen.tag == "A" and seen.physical_offset == record.physical_offset
+        result = {"autoCommit": True, "consumeResult": "CR_SUCCESS", "order": False, "spentTimeMills": 3}
+        await reply(member, request, body=encode_body(result, 0))
+        assert json.loads((await peer.answer()).body)["consumeResult"] == "CR_SUCCESS"
+        for wrong, code in ((record.offset_msg_id[:-1] + "F", 1), ("K1", 29)):
+            answer = await peer.call(309, None, consumerGroup="g", clientId="c1", msgId=wrong)
+            assert answer.code == code and wrong in (answer.remark or "")
+
+
+# ---- 223
+
+
+async def test_the_status_of_a_group_is_that_of_its_members(broker: Broker, peer: Peer) -> None:
+    text = json.dumps(QUEUE.to_plain(), separators=(",", ":"))
+    async with consumer(broker, "c1") as one, consumer(broker, "c2", "msgpack") as two:
+        await peer.ask(223, None, topic="T", group="g")
+        await reply(one, await asked(one), body=encode_body({"messageQueueTable": {QUEUE: 5}}, 0))
+        request = await asked(two)
+        assert request.code == 221 and request.ext_fields()["topic"] == "T"
+        await reply(two, request, body=encode_body({"messageQueueTable": {text: 6}}, MSGPACK))
+        answer = await peer.answer()
+        assert answer.code == 0 and answer.remark is None
+        expected = {"c1": {QUEUE: 5}, "c2": {QUEUE: 6}}
+        assert answer.body == encode_body({"consumerTable": expected, "messageQueueTable": {}}, 0)
+        await peer.ask(223, None, topic="T", group="g", clientAddr="c2")
+        await reply(two, await asked(two), body=encode_body({"messageQueueTable": {text: 6}}, MSGPACK))
+        answer = await peer.answer()
+        assert answer.body == encode_body({"consumerTable": {"c2": {QUEUE: 6}}, "messageQueueTable": {}}, 0)
+        await peer.ask(223, None, topic="T", group="g")
+        await reply(one, await asked(one), body=encode_body({"messageQueueTable": {QUEUE: 5}}, 0))
+        await reply(two, await asked(two), 1, remark="busy")
+        answer = await peer.answer()
+        assert answer.code == 0 and "c2" in (answer.remark or "") and "busy" in (answer.remark or "")
+        await peer.ask(223, None, topic="T", group="g", clientAddr="c1")
+        await reply(one, await asked(one), body=b"{")
+        assert (await peer.answer()).code == 207
+        assert (await peer.call(223, None, topic="T", group="g", clientAddr="c3")).code == 1
+    assert (await peer.call(223, None, topic="T", group="unheard")).code == 206
+
+
+async def test_beyond_loopback_no_consumer_is_asked() -> None:
+    async with running(host="0.0.0.0", advertise="127.0.0.1") as broker:
+        peer = await Peer.connect(broker.port)
+        for code in (222, 223, 307, 309):
+            assert (await peer.call(code, None, group="g")).code == 16
+        assert (await peer.call(41, body=lock_body("a", 0))).code == 0
+        await peer.close()
+
+
+# ---- heartbeats
+
+
+def beat(client: str, expression: str = "*", *, fingerprint: int = 0, without: bool = False, **changes: Any) -> bytes:
+    data = decode_body(HeartbeatData, heartbeat(client, **changes), 0)
+    (member,) = data.consumers
+    subscriptions = [] if without else [SubscriptionData.parse("T", expression, 5), *member.subscriptions]
+    member = member._replace(subscriptions=subscriptions)
+    return encode_body(data._replace(consumers=[member], fingerprint=fingerprint, without_sub=without), 0)
+
+
+async def test_version_2_heartbeats_leave_out_what_the_broker_has(broker: Broker, peer: Peer) -> None:
+    async def news(body: bytes) -> str | None:
+        answer = await peer.call(34, body=body)
+        assert answer.code == 0 and answer.ext_value("IS_SUPPORT_HEART_BEAT_V2") == "true"
+        return answer.ext_value("IS_SUB_CHANGE")
+
+    assert await news(beat("c1")) == "true"  # version 1 is always told to send everything
+    assert await news(beat("c1", fingerprint=11)) == "false"
+    assert await news(beat("c1", fingerprint=11, without=True)) == "false"
+    live = broker.consumers.get("g")
+    assert live is not None and set(live.subscriptions) == {"T", "%RETRY%g"}
+    assert await news(beat("c1", fingerprint=12, without=True)) == "true"
+    assert await news(beat("c1", "A", fingerprint=12)) == "false"
+    await peer.call(35, None, clientID="c1", consumerGroup="g")
+    # A broker that knows no subscription of the group (it was restarted) asks for them; RocketMQ's forgets to.
+    assert await news(beat("c1", fingerprint=12, without=True)) == "true"
+    assert await news(beat("c1", fingerprint=12)) == "false"
+    assert await news(beat("c1", fingerprint=12, without=True)) == "false"
+
+
+async def test_members_that_subscribe_to_different_things_are_named_once_per_change(
+    broker: Broker, peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if "subscribe to different" in record.getMessage()]
+        caplog.clear()
+        return found
+
+    caplog.set_level(logging.WARNING, "aiorocket.broker")
+    other = await Peer.connect(broker.port)
+    await peer.call(34, body=beat("c1", "A || B"))
+    await other.call(34, body=beat("c2", "B||A"))
+    assert warnings() == []
+    await other.call(34, body=beat("c2", "B"))
+    (warning,) = warnings()
+    assert all(part in warning for part in ("group g", "c1", "c2", "A || B", "T (TAG B)"))
+    for _ in range(2):
+        await peer.call(34, body=beat("c1", "A || B"))
+        await other.call(34, body=beat("c2", "B"))
+    assert warnings() == []
+    table = decode_body(KVTable, (await peer.call(28)).body, 0).table
+    assert "c1" in table["subscriptionsDiffer_g"]
+    await other.call(34, body=beat("c2", "C"))
+    assert len(warnings()) == 1
+    await other.call(34, body=beat("c2", "A || B"))
+    assert "subscriptionsDiffer_g" not in decode_body(KVTable, (await peer.call(28)).body, 0).table
+    await other.call(34, body=beat("c2", "C"))
+    assert len(warnings()) == 1
+    await other.close()
+    while await peer.members() != ["c1"]:
+        await asyncio.sleep(0)
+    live = broker.consumers.get("g")
+    assert live is not None and live.difference() == ""
+
+
+def test_a_large_disagreement_is_said_shortly() -> None:
+    groups = GroupTable(120)
+    for number in range(50):
+        subscription = [SubscriptionData.parse("T", "A" if number % 2 else "B")]
+        groups.register("g", connection=number, client_id=f"c{number:02}", now=0, subscriptions=subscription)
+    live = groups.get("g")
+    assert live is not None
+    text = live.new_difference()
+    assert "c00, c02, c04 and 22 more subscribe to T (TAG B)" in text and live.new_difference() == ""
+    for number in range(0, 50, 2):
+        groups.lost(number)
+    assert live.difference() == "" == live.new_difference()
+
+
+# ---- retries
+
+
+async def test_unit_mode_marks_the_topics_it_makes(broker: Broker, peer: Peer) -> None:
+    def flag(topic: str) -> int:
+        found = broker.topics.get(topic)
+        assert found is not None
+        return found.sys_flag
+
+    await peer.call(34, body=heartbeat("c1", "T", group="unit", unit_mode=True))
+    await peer.call(34, body=heartbeat("c1", "T", group="plain"))
+    assert flag("%RETRY%unit") == UNIT_SUB and flag("%RETRY%plain") == 0
+    await peer.send(topic="U", unit_mode=True)
+    await peer.send(topic="V")
+    await peer.send(topic="%RETRY%sent", unit_mode=True)
+    assert flag("U") == UNIT and flag("V") == 0 and flag("%RETRY%sent") == UNIT_SUB
+    (record,) = records(await peer.pull("U"))
+    assert (await peer.send_back(record.physical_offset, group="back", unit_mode=True)).code == 0
+    assert (await peer.send_back(record.physical_offset, -1, group="back", unit_mode=True)).code == 0
+    assert flag("%RETRY%back") == UNIT_SUB and flag("%DLQ%back") == 0
+
+
+async def test_send_backs_are_counted_and_told(broker: Broker, peer: Peer) -> None:
+    seen: list[SendBack] = []
+
+    def broken(event: SendBack) -> None:
+        raise ValueError("a hook's own trouble")
+
+    broker.on_send_back += [broken, seen.append]
+    await peer.send(b"x", {"UNIQ_KEY": "K"})
+    (record,) = records(await peer.pull())
+    assert (await peer.send_back(record.physical_offset, 1)).code == 0
+    (second,) = records(await peer.pull("%RETRY%g"))
+    assert (await peer.send_back(second.physical_offset, -1)).code == 0
+    assert (await peer.send_back(123_456)).code == 1
+    origin = record.offset_msg_id
+    assert [event._replace(peer="") for event in seen] == [
+        SendBack("g", "", "T", "%RETRY%g", "K", origin, 1, 1, False),
+        SendBack("g", "", "T", "%DLQ%g", "K", origin, 2, 0, True),
+    ]
+    table = decode_body(KVTable, (await peer.call(28)).body, 0).table
+    assert table["sendBacks_g"] == "2" and table["deadLetters_g"] == "1" and table["sendBacks"] == "2"
+    assert table["staleCommits"] == "0"
+
+
+async def test_the_limit_of_a_client_counts_from_version_121_on(peer: Peer) -> None:
+    await peer.send()
+    (record,) = records(await peer.pull())
+
+    async def back(version: int) -> int:
+        command = RemotingCommand.request(
+            36,
+            ext={"offset": str(record.physical_offset), "group": f"g{version}", "delayLevel": "1",
+                 "maxReconsumeTimes": "0"},
+        )  # fmt: skip
+        command.version = version
+        peer.writer.write(command)
+        await peer.writer.drain()
+        return (await peer.answer()).code
+
+    assert await back(120) == 0 and await back(121) == 0
+    assert len(records(await peer.pull("%RETRY%g120"))) == 1
+    assert len(records(await peer.pull("%DLQ%g121"))) == 1
+
+
+async def test_a_retry_topic_without_write_permission_takes_no_send_backs(peer: Peer) -> None:
+    await peer.send()
+    (record,) = records(await peer.pull())
+    assert (await peer.create_topic("%RETRY%g", 1, 4)).code == 0
+    for level in (0, -1):
+        answer = await peer.send_back(record.physical_offset, level)
+        assert answer.code == 16 and "%RETRY%g" in (answer.remark or "")
+
+
+async def test_without_automatic_groups_an_unknown_one_is_26_everywhere() -> None:
+    async with running(auto_create_groups=False) as broker:
+        peer = await Peer.connect(broker.port)
+        await peer.send()
+        assert (await peer.pull()).code == 26
+        assert (await peer.call(34, body=heartbeat("c1", "T"))).code == 26
+        assert (await peer.send_back(0)).code == 26
+        assert (await peer.send(topic="%RETRY%g")).code == 26
+        answer = await peer.call(15, None, consumerGroup="g", topic="T", queueId="0", commitOffset="1")
+        assert answer.code == 26 and "create it first" in (answer.remark or "")
+        assert (await peer.call(200, body=b'{"groupName":"g"}')).code == 0
+        (record,) = records(await peer.pull())
+        assert (await peer.send_back(record.physical_offset)).code == 0
+        await peer.close()
+    configs = GroupConfigs(16, auto_create=False)
+    assert isinstance(configs.ensure("g"), Refusal) and not isinstance(configs.ensure("TOOLS_CONSUMER"), Refusal)
+
+
+# ---- 361
+
+
+async def test_a_lite_pull_is_a_pull(peer: Peer) -> None:
+    await peer.send(b"a", {"TAGS": "A"})
+    await peer.send(b"b", {"TAGS": "B"})
+    header = {
+        "consumerGroup": "g", "topic": "T", "queueId": "0", "queueOffset": "0", "maxMsgNums": "10",
+        "sysFlag": str(2 | 4 | 16), "commitOffset": "0", "suspendTimeoutMillis": "20000", "subVersion": "0",
+        "subscription": "B", "expressionType": "TAG",
+    }  # fmt: skip
+    answer = await peer.call(361, None, b"", **header)
+    assert [record.body for record in records(answer)] == [b"b"] and answer.ext_value("nextBeginOffset") == "2"
+    waiting = asyncio.ensure_future(peer.call(361, None, b"", **{**header, "queueOffset": "2"}))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    other = Peer(peer.reader, peer.writer)
+    await other.ask(310, None, a="p", b="T", c="TBW102", d="4", e="0", f="0", g="1", h="0", i="TAGS\x01B\x02", j="0")
+    first, second = await waiting, await peer.answer()
+    assert {first.code, second.code} == {0}
+    assert sum(len(records(answer)) for answer in (first, second) if answer.body) == 1
+
+
+# ---- order topics
+
+
+async def test_an_order_configuration_makes_an_order_topic_and_rides_on_its_route() -> None:
+    env = memory_env()
+    names = NameServer(env, NameServerConfig(port=0))
+    await names.start()
+    try:
+        async with running(nameservers=(names.address,), register_interval=0.05) as broker:
+            peer = await Peer.connect(broker.port)
+            await peer.create_topic("T", 4)
+            topic = broker.topics.get("T")
+            assert topic is not None and not topic.order
+            client = await Peer.connect(names.port)
+            await client.call(100, None, namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
+            route = json.loads((await client.call(105, None, topic="T")).body)
+            assert route["orderTopicConf"] == "broker-a:4"
+            async with asyncio.timeout(5):
+                while not (topic := broker.topics.get("T")) or not topic.order:
+                    await asyncio.sleep(0.01)
+            # An administrator's order flag needs no entry at the name server.
+            await peer.call(
+                17, None, topic="U", defaultTopic="TBW102", readQueueNums="1", writeQueueNums="1", perm="6",
+                topicFilterType="SINGLE_TAG", order="true",
+            )  # fmt: skip
+            assert json.loads((await peer.call(351, None, topic="U")).body)["order"] is True
+            assert "orderTopicConf" not in json.loads((await client.call(105, None, topic="U")).body)
+            await client.close()
+            await peer.close()
+    finally:
+        await names.close()
+        await env.disk.close()

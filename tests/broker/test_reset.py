@@ -1,0 +1,210 @@
+"""Resetting a group's offsets (222): kept for its next pull as in RocketMQ 5, or pushed to its clients as in 4.9."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorocket.broker import Broker
+from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.runtime.env import memory_env
+from aiorocket_protocol import MSGPACK, MessageQueue, RemotingCommand, ResetOffsetRequestHeader, encode_body
+from tests.broker.peer import Peer, pull_header, records, running, span
+from tests.broker.test_calls import asked, consumer
+
+
+def queue(queue_id: int) -> MessageQueue:
+    return MessageQueue("T", "broker-a", queue_id)
+
+
+def header(timestamp: int = 0, force: bool = True, **changes: Any) -> ResetOffsetRequestHeader:
+    return ResetOffsetRequestHeader("T", "g", timestamp, force)._replace(**changes)
+
+
+async def commit(peer: Peer, offset: int, queue_id: int = 0) -> RemotingCommand:
+    return await peer.call(15, None, consumerGroup="g", topic="T", queueId=str(queue_id), commitOffset=str(offset))
+
+
+async def filled(peer: Peer, count: int = 5) -> list[int]:
+    """``count`` messages in queue 0 of T; when they were stored."""
+    await peer.create_topic("T", 2)
+    for number in range(count):
+        await peer.send(b"%d" % number)
+        await asyncio.sleep(0.002)
+    return [record.store_timestamp for record in records(await peer.pull())]
+
+
+# ---- as 5.x
+
+
+async def test_a_reset_is_learned_by_the_next_pull_and_cannot_be_overwritten_before(peer: Peer) -> None:
+    stamps = await filled(peer)
+    await commit(peer, 5)
+    answer = await peer.call(222, header(stamps[2]))
+    assert answer.code == 0 and answer.body == encode_body({"offsetTable": {queue(0): 2, queue(1): 0}}, 0)
+    assert await peer.committed("g", "T") == 2
+    late = await commit(peer, 5)  # of what was consumed before
+    assert late.code == 0 and "reset" in (late.remark or "") and await peer.committed("g", "T") == 2
+    moved = await peer.call(11, pull_header(offset=5, sys_flag=1 | 2 | 4, commit_offset=5))
+    assert moved.code == 21 and moved.remark == "OFFSET_RESET"
+    assert span(moved)[:4] == (0, 2, 0, 5)
+    assert await peer.committed("g", "T") == 2
+    # From then on everything is as always: also Apache's client, which drops the queue and commits what it was told.
+    assert (await commit(peer, 2)).remark is None
+    assert [record.body for record in records(await peer.pull(offset=2))] == [b"2", b"3", b"4"]
+    assert (await commit(peer, 5)).code == 0 and await peer.committed("g", "T") == 5
+
+
+async def test_a_waiting_pull_of_the_group_learns_at_once_and_others_wait_on(broker: Broker, peer: Peer) -> None:
+    await filled(peer)
+    other = await Peer.connect(broker.port)
+    await peer.ask(11, pull_header(offset=5))
+    await other.ask(11, pull_header(offset=5, consumer_group="h"))
+    while broker.parked_pulls < 2:
+        await asyncio.sleep(0)
+    admin = await Peer.connect(broker.port)
+    assert (await admin.call(222, header(0))).code == 0
+    moved = await peer.answer()
+    assert moved.code == 21 and span(moved).next_begin_offset == 0
+    assert broker.parked_pulls == 1
+    await admin.send(b"new")
+    assert len(records(await other.answer())) == 1
+    assert len(records(await peer.pull(offset=0))) == 6
+    await admin.close()
+    await other.close()
+
+
+async def test_one_queue_a_time_and_an_offset(peer: Peer) -> None:
+    stamps = await filled(peer)
+    await commit(peer, 4)
+
+    async def reset(**changes: Any) -> tuple[int, Any]:
+        answer = await peer.call(222, header(**changes))
+        return answer.code, answer.body.decode() or answer.remark
+
+    def table(offset: int, queue_id: int = 0) -> str:
+        return encode_body({"offsetTable": {queue(queue_id): offset}}, 0).decode()
+
+    assert await reset(queue_id=0, offset=3) == (0, table(3))
+    assert await reset(queue_id=0, offset=6) == (0, table(6))  # up to one behind the end, as RocketMQ has it
+    assert await reset(queue_id=0, timestamp=stamps[1]) == (0, table(1))
+    assert await reset(queue_id=0, timestamp=-1) == (0, table(5))
+    assert await reset(queue_id=0, offset=-1, timestamp=0) == (0, table(0))
+    assert await reset(queue_id=1, timestamp=0) == (0, table(0, 1))
+    code, remark = await reset(queue_id=0, offset=7)
+    assert code == 1 and "not in consume queue range [0-5]" in remark
+    assert (await reset(queue_id=2))[0] == 29
+    assert (await reset(group="unheard"))[0] == 26
+    assert (await reset(topic="Unknown"))[0] == 17
+    assert await peer.committed("g", "T") == 0
+
+
+async def test_a_reset_waits_over_a_restart() -> None:
+    env = memory_env()
+    async with running(env=env, data="store") as broker:
+        peer = await Peer.connect(broker.port)
+        await filled(peer)
+        await commit(peer, 5)
+        await peer.call(222, header(0))
+        await peer.close()
+    async with running(env=env, data="store") as broker:
+        peer = await Peer.connect(broker.port)
+        assert (await commit(peer, 5)).remark and await peer.committed("g", "T") == 0
+        assert (await peer.pull(offset=5)).code == 21
+        assert (await peer.pull(offset=0)).code == 0
+        await peer.close()
+    await env.disk.close()
+
+
+async def test_an_administrator_that_speaks_msgpack_gets_queues_as_text(broker: Broker) -> None:
+    import msgpack
+
+    peer = await Peer.connect(broker.port, "msgpack")
+    await filled(peer, 1)
+    await commit(peer, 1)
+    answer = await peer.call(222, header(0))
+    table = msgpack.unpackb(answer.body)["offsetTable"]
+    assert {MessageQueue.from_plain(key): offset for key, offset in table.items()} == {queue(0): 0, queue(1): 0}
+    await peer.close()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["commit", "reset", "take"]), st.integers(0, 9))))
+def test_a_reset_is_taken_once_and_nothing_moves_the_offset_before(steps: list[tuple[str, int]]) -> None:
+    table = OffsetTable()
+    offset: int | None = None
+    waiting: int | None = None
+    for step, number in steps:
+        if step == "reset":
+            table.reset("g", "T", 0, number)
+            offset = waiting = number
+        elif step == "take":
+            assert table.take_reset("g", "T", 0) == waiting
+            waiting = None
+        else:
+            table.commit("g", "T", 0, number)
+            offset = number if waiting is None else offset
+        assert table.query("g", "T", 0) == offset and table.has_reset("g", "T", 0) is (waiting is not None)
+        again = OffsetTable()
+        again.load(json.loads(json.dumps(table.to_dict())))
+        assert again.query("g", "T", 0) == offset and again.take_reset("g", "T", 0) == waiting
+        assert bool(table.resets) is (waiting is not None)
+
+
+def test_a_deleted_topic_takes_its_resets_along() -> None:
+    table = OffsetTable()
+    table.reset("g", "T", 0, 5)
+    table.delete_topic("T")
+    assert not table.resets and table.query("g", "T", 0) is None
+
+
+# ---- as 4.9
+
+
+async def test_a_pushed_reset_goes_to_every_member_in_its_own_form() -> None:
+    async with running(server_side_reset_offset=False) as broker:
+        peer = await Peer.connect(broker.port)
+        stamps = await filled(peer)
+        await commit(peer, 5)
+        answer = await peer.call(222, header(stamps[2]))
+        assert answer.code == 1 and "queue 1" in (answer.remark or "")  # it has no offset there
+        await commit(peer, 0, 1)
+        assert (await peer.call(222, header(stamps[2]))).code == 206
+        async with (
+            consumer(broker, "java", language=0) as java,
+            consumer(broker, "cpp", language=1) as cpp,
+            consumer(broker, "ours", "msgpack") as ours,
+        ):
+            answer = await peer.call(222, header(stamps[2]))
+            table = {queue(0): 2, queue(1): 0}
+            assert answer.code == 0 and answer.body == encode_body({"offsetTable": table}, 0)
+            for member in (java, cpp, ours):
+                request = await asked(member)
+                fields = request.ext_fields()
+                assert request.code == 220 and request.is_oneway
+                assert (fields["topic"], fields["group"], fields["timestamp"]) == ("T", "g", str(stamps[2]))
+                if member is java:
+                    assert request.body == encode_body({"offsetTable": table}, 0)
+                elif member is cpp:
+                    assert json.loads(request.body) == {
+                        "offsetTable": [{**key.to_plain(), "offset": offset} for key, offset in table.items()]
+                    }
+                else:
+                    texts = {encode_body(key, 0).decode(): offset for key, offset in table.items()}
+                    assert request.body == encode_body({"offsetTable": texts}, MSGPACK)
+            # Nothing waits at the broker: setting the offsets is the members' part.
+            assert await peer.committed("g", "T") == 5 and not broker.offsets.resets
+            assert (await commit(peer, 2)).remark is None
+            # Without force, only backwards.
+            answer = await peer.call(222, header(-1, False))
+            assert answer.body == encode_body({"offsetTable": {queue(0): 2, queue(1): 0}}, 0)
+            answer = await peer.call(222, header(-1, True))
+            assert answer.body == encode_body({"offsetTable": {queue(0): 5, queue(1): 0}}, 0)
+        async with consumer(broker, "old", version=27):
+            answer = await peer.call(222, header(0))
+            assert answer.code == 1 and "does not support" in (answer.remark or "")
+        assert (await peer.call(222, header(0, topic="Unknown"))).code == 17
+        await peer.close()
