@@ -10,21 +10,53 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aiorocket.broker.core.counters import SendBack as SendBack
+    from aiorocket.client.admin import Admin as Admin
+    from aiorocket.client.batch_listener import Batch as Batch
     from aiorocket.client.bulk import SendOutcome as SendOutcome
     from aiorocket.client.consumer import Consumer as Consumer
+    from aiorocket.client.core.balance import fixed as fixed
+    from aiorocket.client.core.balance import machine_room as machine_room
+    from aiorocket.client.core.balance import machine_room_nearby as machine_room_nearby
+    from aiorocket.client.core.stats import ConsumeStats as ConsumeStats
+    from aiorocket.client.core.stats import ConsumeStatus as ConsumeStatus
+    from aiorocket.client.dead_letters import DeadLetters as DeadLetters
+    from aiorocket.client.dead_letters import DeadMessage as DeadMessage
     from aiorocket.client.exits import DeadLetter as DeadLetter
+    from aiorocket.client.exits import LeaseLost as LeaseLost
     from aiorocket.client.exits import Retry as Retry
     from aiorocket.client.exits import Skip as Skip
+    from aiorocket.client.health import BrokerHealth as BrokerHealth
+    from aiorocket.client.health import ConsumerHealth as ConsumerHealth
+    from aiorocket.client.health import Health as Health
+    from aiorocket.client.hooks import ConsumeContext as ConsumeContext
+    from aiorocket.client.hooks import ConsumeHook as ConsumeHook
+    from aiorocket.client.hooks import ConsumeReturnType as ConsumeReturnType
     from aiorocket.client.message import Message as Message
     from aiorocket.client.producer import Producer as Producer
+    from aiorocket.client.pull_consumer import PullConsumer as PullConsumer
+    from aiorocket.client.rebalance_hooks import RebalanceHooks as RebalanceHooks
+    from aiorocket.client.replay import REPLAY_ID as REPLAY_ID
+    from aiorocket.client.replay import ReplayOutcome as ReplayOutcome
+    from aiorocket.client.replay import ReplayReport as ReplayReport
     from aiorocket.client.router import Router as Router
+    from aiorocket.client.send_hooks import SendContext as SendContext
+    from aiorocket.client.send_hooks import SendHook as SendHook
     from aiorocket.client.session import Client as Client
     from aiorocket.client.state import ConsumerState as ConsumerState
+    from aiorocket.client.status import ConsumeConcurrentlyContext as ConsumeConcurrentlyContext
+    from aiorocket.client.status import ConsumeConcurrentlyStatus as ConsumeConcurrentlyStatus
+    from aiorocket.client.status import ConsumeOrderlyContext as ConsumeOrderlyContext
+    from aiorocket.client.status import ConsumeOrderlyStatus as ConsumeOrderlyStatus
+    from aiorocket.client.transaction import Transaction as Transaction
+    from aiorocket.client.transaction import TransactionProducer as TransactionProducer
+    from aiorocket.client.transaction import TransactionResult as TransactionResult
     from aiorocket.config import BrokerConfig as BrokerConfig
     from aiorocket.config import ClientConfig as ClientConfig
     from aiorocket.config import ConsumerConfig as ConsumerConfig
     from aiorocket.config import NameServerConfig as NameServerConfig
     from aiorocket.config import ProducerConfig as ProducerConfig
+    from aiorocket.config import PullConsumerConfig as PullConsumerConfig
     from aiorocket.config import RemotingConfig as RemotingConfig
     from aiorocket.config import StoreConfig as StoreConfig
     from aiorocket.embedded import Embedded as Embedded
@@ -49,25 +81,43 @@ if TYPE_CHECKING:
     from aiorocket.model import Queue as Queue
     from aiorocket.model import SendReceipt as SendReceipt
     from aiorocket.model import SendStatus as SendStatus
+    from aiorocket.model import TxState as TxState
     from aiorocket.runtime.loop import run as run
 
 _HOMES = {
+    "broker.core.counters": "SendBack",
+    "client.admin": "Admin",
+    "client.batch_listener": "Batch",
     "client.bulk": "SendOutcome",
     "client.consumer": "Consumer",
-    "client.exits": "DeadLetter Retry Skip",
+    "client.core.balance": "fixed machine_room machine_room_nearby",
+    "client.core.stats": "ConsumeStats ConsumeStatus",
+    "client.dead_letters": "DeadLetters DeadMessage",
+    "client.exits": "DeadLetter LeaseLost Retry Skip",
+    "client.health": "BrokerHealth ConsumerHealth Health",
+    "client.hooks": "ConsumeContext ConsumeHook ConsumeReturnType",
     "client.message": "Message",
     "client.producer": "Producer",
+    "client.pull_consumer": "PullConsumer",
+    "client.rebalance_hooks": "RebalanceHooks",
+    "client.replay": "REPLAY_ID ReplayOutcome ReplayReport",
     "client.router": "Router",
+    "client.send_hooks": "SendContext SendHook",
     "client.session": "Client",
     "client.state": "ConsumerState",
-    "config": "BrokerConfig ClientConfig ConsumerConfig NameServerConfig ProducerConfig RemotingConfig StoreConfig",
+    "client.status": "ConsumeConcurrentlyContext ConsumeConcurrentlyStatus ConsumeOrderlyContext ConsumeOrderlyStatus",
+    "client.transaction": "Transaction TransactionProducer TransactionResult",
+    "config": (
+        "BrokerConfig ClientConfig ConsumerConfig NameServerConfig ProducerConfig PullConsumerConfig RemotingConfig "
+        "StoreConfig"
+    ),
     "embedded": "Embedded embed",
     "errors": (
-        "BackPressureError BrokerBusyError ConfigError ConnectionLostError NotConnectedError ProtocolError RemoteError "
-        "RequestTimeoutError RocketError SendError StoreCorruptedError StoreError StoreFullError StoreLockedError "
-        "TopicNotFoundError UsageError"
+        "BackPressureError BrokerBusyError ConfigError ConnectionLostError NotConnectedError ProtocolError "
+        "RemoteError RequestTimeoutError RocketError SendError StoreCorruptedError StoreError StoreFullError "
+        "StoreLockedError TopicNotFoundError UsageError"
     ),
-    "model": "OutgoingMessage Queue SendReceipt SendStatus",
+    "model": "OutgoingMessage Queue SendReceipt SendStatus TxState",
     "runtime.loop": "run",
 }
 _HOME_OF = {name: f"aiorocket.{home}" for home, names in _HOMES.items() for name in names.split()}

@@ -5,7 +5,9 @@ They are the real ones, over real sockets on loopback; only the ports are taken 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,8 +15,10 @@ from typing import Any
 from aiorocket.broker.broker import Broker
 from aiorocket.client.consumer import Consumer
 from aiorocket.client.producer import Producer
+from aiorocket.client.pull_consumer import PullConsumer
 from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.client.session import Client
+from aiorocket.client.transaction import TransactionProducer
 from aiorocket.config import BrokerConfig, Flush, NameServerConfig
 from aiorocket.errors import UsageError
 from aiorocket.model import check_topic
@@ -28,13 +32,30 @@ _READ_AND_WRITE = 6
 
 
 class Embedded:
-    """What ``embed`` gives: addresses, the servers themselves, and clients that are already pointed at them."""
+    """What ``embed`` gives: addresses, the servers themselves, and clients that are already pointed at them.
 
-    def __init__(self, env: Env, nameserver: NameServer, config: BrokerConfig) -> None:
+    ``prepare`` is called with each broker before it starts.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        nameserver: NameServer,
+        config: BrokerConfig,
+        *,
+        prepare: Callable[[Broker], object] | None = None,
+    ) -> None:
         self.env = env
         self.nameserver = nameserver
         self.config = config
-        self.broker = Broker(env, config)
+        self._prepare = prepare
+        self.broker = self._new_broker()
+
+    def _new_broker(self) -> Broker:
+        broker = Broker(self.env, self.config)
+        if self._prepare is not None:
+            self._prepare(broker)
+        return broker
 
     @property
     def nameserver_address(self) -> str:
@@ -53,10 +74,18 @@ class Embedded:
         """A producer with a client of its own, to be started by the caller. ``options`` as of ``Producer``."""
         return Producer(group, nameservers=self.nameservers, **options)
 
+    def transaction_producer(self, group: str = "embedded-transactions", **options: Any) -> TransactionProducer:
+        """As ``producer``; it needs a checker. ``options`` as of ``TransactionProducer``."""
+        return TransactionProducer(group, nameservers=self.nameservers, **options)
+
     def consumer(self, group: str | None = None, **options: Any) -> Consumer:
         """A consumer with a client of its own, so that several can be members of one group. ``options`` as of
         ``Consumer``."""
         return Consumer(group, nameservers=self.nameservers, **options)
+
+    def pull_consumer(self, group: str, **options: Any) -> PullConsumer:
+        """As ``consumer``; ``options`` as of ``PullConsumer``."""
+        return PullConsumer(group, nameservers=self.nameservers, **options)
 
     async def create_topic(self, topic: str, queues: int = 4) -> None:
         """Create ``topic``, or change its number of queues. It has a route when this returns."""
@@ -66,15 +95,26 @@ class Embedded:
         async with self.client() as client:
             await client.call(self.broker.address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
-    async def restart(self) -> None:
-        """Stop the broker and start one on the same directory and port. UsageError for a broker that keeps its
-        messages in memory: there would be nothing left to start on."""
-        if self.config.data is None:
+    async def restart(self, *, kill: bool = False) -> None:
+        """End the broker and start one on the same directory and port; the end is an orderly one or, with ``kill``, as
+        by a kill -9: connections break, and nothing is saved that was not written at that moment. UsageError for a
+        broker that keeps its messages in memory: there would be nothing left to start on."""
+        data = self.config.data
+        if data is None:
             raise UsageError("this broker keeps its messages in memory: embed(directory) makes one that can restart")
-        port = self.broker.port
+        left = data.rstrip("/") + ".killed"
+        if kill:
+            for connection in self.broker.server.connections:
+                connection.abort("the broker was killed by restart(kill=True)")
+            # What the kernel has of the files now is what the next process finds; closing would add to it. In the loop:
+            # meanwhile nothing may be acknowledged.
+            shutil.copytree(data, left)
+        self.config = replace(self.config, port=self.broker.port)
         await self.broker.close()
-        self.config = replace(self.config, port=port)
-        self.broker = Broker(self.env, self.config)
+        if kill:
+            shutil.rmtree(data)
+            os.rename(left, data)
+        self.broker = self._new_broker()
         await self.broker.start()
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from aiorocket.errors import UsageError
 
-__all__ = ("Queue", "OutgoingMessage", "SendReceipt", "SendStatus", "check_topic", "check_group")
+__all__ = ("Queue", "OutgoingMessage", "SendReceipt", "SendStatus", "TxState", "check_topic", "check_group")
 
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}", re.ASCII)
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,255}", re.ASCII)
@@ -35,7 +35,8 @@ class SendStatus(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingMessage:
-    """A message to send. ``keys`` are joined by blanks as RocketMQ stores them; ``delay_level`` 0 means at once."""
+    """A message to send. ``keys`` are joined by blanks as RocketMQ stores them; ``delay_level`` 0 means at once.
+    Messages with the same ``sharding_key`` go to the same queue, in the order of the sends."""
 
     topic: str
     body: bytes
@@ -44,6 +45,15 @@ class OutgoingMessage:
     properties: Mapping[str, str] = field(default_factory=dict)
     flag: int = 0
     delay_level: int = 0
+    sharding_key: str | None = None
+
+
+class TxState(Enum):
+    """What became of a local transaction (the numbers are RocketMQ's sysFlag); UNKNOWN leaves it to the checker."""
+
+    UNKNOWN = 0
+    COMMIT = 8
+    ROLLBACK = 12
 
 
 class SendReceipt(NamedTuple):

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
+from aiorocket.client.core.latency import LatencyTable
 from aiorocket.client.core.retry import STORED_CODES, judge, remote_error
 from aiorocket.client.publish import Publish, Target
 from aiorocket.client.route_table import AUTO_CREATE_TOPIC
+from aiorocket.client.send_hooks import SendContext, SendHook, run_after_send, run_before_send
 from aiorocket.client.session import Client
 from aiorocket.config import ProducerConfig
-from aiorocket.errors import BackPressureError, RocketError, SendError, UsageError
+from aiorocket.errors import BackPressureError, NotConnectedError, RocketError, SendError, UsageError
 from aiorocket.model import Queue, SendReceipt
-from aiorocket_protocol import ProtocolError, RemotingCommand, RequestCode, SendMessageRequestHeaderV2
+from aiorocket.remoting.connection import Connection
+from aiorocket_protocol import (
+    ProtocolError,
+    RemotingCommand,
+    RequestCode,
+    SendMessageRequestHeaderV2,
+    decode_properties,
+)
 
 __all__ = ("Attempts", "Letter")
 
@@ -24,7 +33,8 @@ _LONGEST_PAUSE = 1.0
 
 
 class Letter(NamedTuple):
-    """A message ready for the wire. ``batch`` is a body in the batch encoding of request 320."""
+    """A message ready for the wire, ``topic`` and ``group`` as they are called there. ``batch``: the body is in the
+    batch encoding of request 320."""
 
     topic: str
     body: bytes
@@ -47,19 +57,39 @@ Receipt = Callable[[Letter, Queue, RemotingCommand], SendReceipt]
 
 
 class Attempts:
-    """``opener`` gives a topic's targets, ``receipt`` makes the result; both are the producer's."""
+    """``opener`` gives a topic's targets, ``receipt`` makes the result; both are the producer's. ``hooks`` see every
+    attempt; with ``config.send_latency_fault`` brokers that failed or were slow are left alone for a while."""
 
-    def __init__(self, client: Client, config: ProducerConfig, opener: _Opener, receipt: Receipt) -> None:
+    def __init__(
+        self,
+        client: Client,
+        config: ProducerConfig,
+        opener: _Opener,
+        receipt: Receipt,
+        hooks: Sequence[SendHook] = (),
+    ) -> None:
         self._client = client
         self._config = config
         self._open = opener
         self._receipt = receipt
+        self._hooks = tuple(hooks)
+        self._latency = LatencyTable() if config.send_latency_fault else None
+        self._once = self._watched if self.watching else self._exchange
         self._keys: dict[tuple[str, str], deque[asyncio.Future[None]]] = {}
+
+    @property
+    def watching(self) -> bool:
+        """Something looks at every attempt, so none may take the producer's short way."""
+        return bool(self._hooks) or self._latency is not None
 
     async def run(
         self, publish: Publish, target: Target, letter: Letter, deadline: float, *, moves: bool = True
     ) -> SendReceipt:
-        """Try now, and again as the table in core/retry says. ``moves``: further attempts may go to another queue."""
+        """Try now, and again as the table in core/retry says. ``moves``: it may go to another queue than ``target``."""
+        if moves and self._latency is not None:
+            now = self._client.loop.time()
+            if not self._latency.available(target.broker_name, now):
+                target = self._latency.choose(publish.choice, now)
         try:
             answer = await self._once(target, letter, deadline)
         except RocketError as error:
@@ -87,43 +117,72 @@ class Attempts:
     async def keyed(self, publish: Publish, key: str, letter: Letter, deadline: float) -> SendReceipt:
         """Only to the key's queue, and only while no other message of the key is unresolved: a retry of the first
         must not be overtaken by the second."""
-        lane = (letter.topic, key)
-        waiting = self._keys.get(lane)
-        if waiting is None:
-            self._keys[lane] = deque()
+        lane = (publish.name, key)
+        if lane in self._keys:
+            await self._turn(lane, deadline)
         else:
-            turn: asyncio.Future[None] = self._client.loop.create_future()
-            waiting.append(turn)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await turn
-            except BaseException as error:
-                if turn.done() and not turn.cancelled():
-                    self._pass_on(lane)
-                if isinstance(error, TimeoutError):
-                    raise SendError(
-                        f"topic {letter.topic!r}: earlier messages of key {key!r} are still unresolved at the timeout",
-                        may_be_stored=False,
-                    ) from None
-                raise
+            self._keys[lane] = deque()
         try:
             return await self.run(publish, publish.choice.by_key(key), letter, deadline, moves=False)
         finally:
             self._pass_on(lane)
 
-    async def oneway(self, target: Target, letter: Letter, timeout: float) -> None:
+    async def oneway_keyed(self, publish: Publish, key: str, letter: Letter, deadline: float) -> None:
+        """As ``oneway``, to the key's queue, in its turn."""
+        lane = (publish.name, key)
+        if lane in self._keys:
+            await self._turn(lane, deadline)
+        else:
+            self._keys[lane] = deque()
+        try:
+            await self.oneway(publish.choice.by_key(key), letter, deadline)
+        finally:
+            self._pass_on(lane)
+
+    async def _turn(self, lane: tuple[str, str], deadline: float) -> None:
+        """Return when it is our turn among the messages of a key. SendError at the deadline."""
+        turn: asyncio.Future[None] = self._client.loop.create_future()
+        self._keys[lane].append(turn)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self._pass_on(lane)
+            if isinstance(error, TimeoutError):
+                topic, key = lane
+                raise SendError(
+                    f"topic {topic!r}: earlier messages of key {key!r} are still unresolved at the timeout",
+                    may_be_stored=False,
+                ) from None
+            raise
+
+    async def oneway(self, target: Target, letter: Letter, deadline: float) -> None:
         """Hand the letter to the socket of ``target``."""
         command = RemotingCommand.request(
             RequestCode.SEND_MESSAGE_V2, _header(target, letter), body=letter.body, oneway=True
         )
+        if self._hooks:
+            started = self._client.loop.time()
+            context = self._before(target, letter, "oneway")
+            try:
+                await self._hand_over(command, target, letter, deadline)
+            except SendError as error:
+                self._after(context, started, error=error)
+                raise
+            self._after(context, started)
+        else:
+            await self._hand_over(command, target, letter, deadline)
+
+    async def _hand_over(self, command: RemotingCommand, target: Target, letter: Letter, deadline: float) -> None:
         try:
-            async with asyncio.timeout(timeout):
-                connection = await self._client.connection(target.address)
+            async with asyncio.timeout_at(deadline):
+                connection = self._client.remoting.live(target.address) or await self._connection(target, deadline)
                 connection.oneway(command)
                 if not connection.writable:
                     await connection.drain()
         except TimeoutError:
-            raise SendError(f"{target.address} does not take more within {timeout:g} s", may_be_stored=True) from None
+            raise SendError(f"{target.address} does not take more in time", may_be_stored=True) from None
         except (RocketError, ProtocolError) as error:
             raise SendError(f"topic {letter.topic!r}: {error}", may_be_stored=judge(error).may_be_stored) from error
 
@@ -136,8 +195,55 @@ class Attempts:
                 return
         del self._keys[lane]
 
-    async def _once(self, target: Target, letter: Letter, deadline: float) -> RemotingCommand:
-        connection = await self._client.connection(target.address, max(0.001, deadline - self._client.loop.time()))
+    async def _connection(self, target: Target, deadline: float) -> Connection:
+        if not target.address:
+            raise NotConnectedError(f"broker {target.broker_name!r} has no master just now")
+        return await self._client.connection(target.address, max(0.001, deadline - self._client.loop.time()))
+
+    async def _watched(self, target: Target, letter: Letter, deadline: float) -> RemotingCommand:
+        """One attempt, for those who look at each."""
+        loop, started = self._client.loop, self._client.loop.time()
+        context = self._before(target, letter, "batch" if letter.batch else "sync") if self._hooks else None
+        receipt: SendReceipt | None = None
+        error: Exception | None = None
+        try:
+            answer = await self._exchange(target, letter, deadline)
+            if answer.code in STORED_CODES:
+                receipt = self._receipt(letter, target.queue, answer)
+            else:
+                error = remote_error(answer.code, answer.remark, request="SEND_MESSAGE", address=target.address)
+        except (RocketError, ProtocolError) as failed:
+            error = failed
+            raise
+        finally:
+            if error is not None or receipt is not None:
+                if self._latency is not None and not isinstance(error, UsageError):
+                    now = loop.time()
+                    self._latency.note(target.broker_name, now - started, now, failed=error is not None)
+                if context is not None:
+                    self._after(context, started, receipt, error)
+        return answer
+
+    def _before(self, target: Target, letter: Letter, mode: Literal["sync", "batch", "oneway"]) -> SendContext:
+        context = SendContext(
+            self._client.config.namespace, letter.group, letter.msg_id, target.queue, target.address, mode,
+            decode_properties(letter.properties.encode("utf-8", "replace")), letter.body, letter.born,
+        )  # fmt: skip
+        run_before_send(self._hooks, context)
+        return context
+
+    def _after(
+        self,
+        context: SendContext,
+        started: float,
+        receipt: SendReceipt | None = None,
+        error: Exception | None = None,
+    ) -> None:
+        context.receipt, context.error, context.took = receipt, error, self._client.loop.time() - started
+        run_after_send(self._hooks, context)
+
+    async def _exchange(self, target: Target, letter: Letter, deadline: float) -> RemotingCommand:
+        connection = self._client.remoting.live(target.address) or await self._connection(target, deadline)
         if not connection.writable:
             try:
                 async with asyncio.timeout_at(deadline):
@@ -184,7 +290,9 @@ class Attempts:
                 pause = min(2 * pause, _LONGEST_PAUSE)
             if verdict.stale_route:
                 publish = await self._fresh(publish, deadline)
-            if moves:
+            if moves and self._latency is not None:
+                target = self._latency.choose(publish.choice, loop.time(), target.broker_name)
+            elif moves:
                 target = publish.choice.next_avoiding(target.broker_name)
             else:
                 # The address of the same queue may have changed; a queue that is gone keeps its old one, and fails

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiorocket.client.attempts import Letter
 from aiorocket.client.outgoing import property_text
@@ -45,15 +45,21 @@ async def send_batch(
     items: list[tuple[bytes, int, bytes]] = []
     size = 0
     next_id = producer.next_id
+    system = producer.system
+    keyed = 0
+    sharding_key: str | None = None
     for message in messages:
         msg_id = next_id()
         if type(message) is bytes:
-            body, flag, text = message, 0, "UNIQ_KEY\x01" + msg_id + "\x02"
+            body, flag = message, 0
+            text = property_text(msg_id, "", (), None, None, 0, system) if system else f"UNIQ_KEY\x01{msg_id}\x02"
         elif isinstance(message, OutgoingMessage):
             if message.topic != topic or message.delay_level:
                 raise UsageError(f"message {len(ids)} of the batch: topic must be {topic!r} and delay_level 0")
-            body, flag = message.body, message.flag
-            text = property_text(msg_id, message.tag, message.keys, message.properties, None, 0)
+            body, flag, key = message.body, message.flag, message.sharding_key
+            if key is not None and (not keyed or key == sharding_key):
+                keyed, sharding_key = keyed + 1, key
+            text = property_text(msg_id, message.tag, message.keys, message.properties, key, 0, system)
         else:
             raise UsageError(f"message {len(ids)} of the batch: bytes or OutgoingMessage, not {type(message).__name__}")
         if not body:
@@ -67,13 +73,16 @@ async def send_batch(
     if size > producer.config.max_message_size:
         limit = producer.config.max_message_size
         raise UsageError(f"the batch takes {size} bytes, max_message_size is {limit}: send fewer at once")
+    if queue is None and sharding_key is not None and keyed < len(items):
+        raise UsageError(
+            "the messages of the batch have different sharding keys, and a batch goes to one queue: a batch for each "
+            "key, or queue="
+        )
     born = producer.client.env.clock.wall_ms()
-    letter = Letter(topic, encode_batch(items), "WAIT\x01true\x02", ids[0], 0, 0, born, True, producer.group)
+    body = encode_batch(items)
+    letter = Letter(publish.name, body, "WAIT\x01true\x02", ids[0], 0, 0, born, True, producer.wire_group)
     with producer.counted():
-        if queue is not None:
-            first = await producer.attempts.pinned(publish, queue, letter, deadline)
-        else:
-            first = await producer.attempts.run(publish, publish.next(), letter, deadline)
+        first = await producer.place(publish, queue, sharding_key, letter, deadline)
     offset_ids = first.offset_msg_id.split(",")
     if len(offset_ids) != len(ids):
         # Apache's brokers with batch queues answer with one id for all.
@@ -88,6 +97,7 @@ async def send_many(
     producer: Producer,
     topic: str,
     messages: Iterable[Item] | AsyncIterable[Item],
+    sharding_key: str | Callable[[Any], str] | None,
     ordered: bool,
     in_flight: int,
     timeout: float | None,
@@ -101,6 +111,8 @@ async def send_many(
     changed = asyncio.Event()
     room = asyncio.Event()
     due = 0
+    key_of = sharding_key if callable(sharding_key) else None
+    key = None if callable(sharding_key) else sharding_key
     crashed: list[BaseException] = []
 
     async def sender() -> None:
@@ -111,10 +123,11 @@ async def send_many(
             index, message = taken
             receipt, error = None, None
             try:
+                mine = key if key_of is None else key_of(message)
                 if isinstance(message, OutgoingMessage):
-                    receipt = await producer.send(message, timeout=timeout)
+                    receipt = await producer.send(message, sharding_key=mine, timeout=timeout)
                 else:
-                    receipt = await producer.send(topic, message, timeout=timeout)
+                    receipt = await producer.send(topic, message, sharding_key=mine, timeout=timeout)
             except RocketError as failed:
                 error = failed
             outcome = SendOutcome(index, message, receipt, error)

@@ -1,71 +1,152 @@
-"""From finished messages to offsets at the brokers: every 10 s, when a queue is given up, and at the end."""
+"""From finished messages to stored offsets: every 10 s, when a queue is given up, and at the end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.offsets import OffsetTable
 from aiorocket.client.core.retry import remote_error
 from aiorocket.errors import NotConnectedError, RocketError
-from aiorocket_protocol import ProtocolError, RemotingCommand, RequestCode, UpdateConsumerOffsetRequestHeader
+from aiorocket_protocol import (
+    ProtocolError,
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumerOffsetResponseHeader,
+    RemotingCommand,
+    RequestCode,
+    ResponseCode,
+    UpdateConsumerOffsetRequestHeader,
+)
 
 if TYPE_CHECKING:
-    from aiorocket.client.consumer import Consumer
     from aiorocket.client.fetcher import Fetcher
+    from aiorocket.client.member import Member
     from aiorocket.model import Queue
 
-__all__ = ("Commits",)
+__all__ = ("EPOCH", "Commits", "OffsetStore", "RemoteOffsets")
 
 log = logging.getLogger("aiorocket.client")
 
+_NO_OFFSET = int(ResponseCode.QUERY_NOT_FOUND)
+_REFUSED = int(ResponseCode.NO_PERMISSION)
+#: How our broker's remark begins when the queue has had another owner since the lock was granted.
+_STALE = "stale epoch"
+#: The ext field that says under which ownership of the queue something is committed.
+EPOCH = "_epoch"
+
+
+class OffsetStore(Protocol):
+    """Where a group's offsets lie: at the brokers, or in a file beside a broadcasting member."""
+
+    async def read(self, queue: Queue) -> int:
+        """The stored offset, -1 when there is none. RocketError or ProtocolError when that cannot be found out."""
+
+    async def write(self, due: list[tuple[Queue, int]]) -> dict[Queue, Exception]:
+        """Store these, also backwards. The failures by queue; whatever is not in it is stored."""
+
 
 class Commits:
-    """Knows what each queue's position is and what the broker has of it."""
+    """Knows what each queue's position is and what the store has of it."""
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: Member) -> None:
         self._consumer = consumer
         self.offsets = OffsetTable()
         self._flushing = asyncio.Lock()
 
-    async def forever(self) -> None:
+    async def forever(self, interval: float, fetchers: Callable[[], Iterable[Fetcher]]) -> None:
         while True:
-            await asyncio.sleep(self._consumer.config.offset_flush_interval)
-            await self.flush(self._consumer.fetchers())
+            await asyncio.sleep(interval)
+            await self.flush(fetchers())
 
     async def flush(self, fetchers: Iterable[Fetcher]) -> dict[Queue, Exception]:
-        """Commit what has advanced and wait for the answers; what failed stays due. The failures by queue."""
+        """Commit what has advanced in these and wait for the answers; what failed stays due. The failures by queue."""
         # One at a time: a slow answer to an old commit must not be taken for the state after a newer one.
         async with self._flushing:
+            queues = set()
             for fetcher in fetchers:
-                process_queue = fetcher.process_queue
-                if not process_queue.dropped:
-                    self.offsets.advance(fetcher.queue, process_queue.committable())
-            return await self._send(self.offsets.dirty())
+                self.note(fetcher)
+                queues.add(fetcher.queue)
+            # Of other queues the position is not up to date, and pulls may have committed more.
+            return await self._write([entry for entry in self._due() if entry[0] in queues])
 
-    async def give_up(self, fetcher: Fetcher) -> None:
-        """The queue goes to another member: commit its last position, then know nothing of it any more."""
-        await self.flush([fetcher])
-        fetcher.process_queue.drop()
-        self.offsets.forget(fetcher.queue)
+    async def store(self, queues: Collection[Queue]) -> dict[Queue, Exception]:
+        """As ``flush``, of what was set in ``offsets`` for these queues."""
+        async with self._flushing:
+            return await self._write([entry for entry in self._due() if entry[0] in queues])
 
-    async def _send(self, due: list[tuple[Queue, int]]) -> dict[Queue, Exception]:
+    def note(self, fetcher: Fetcher) -> None:
+        """Take over the position of an assignment that is not dropped. Concurrent results move it forward only; what an
+        orderly listener has committed is set as it is."""
+        process_queue = fetcher.process_queue
+        if process_queue.dropped:
+            return
+        if self._consumer.leases is not None:
+            self.offsets.set(fetcher.queue, process_queue.committable())
+        else:
+            self.offsets.advance(fetcher.queue, process_queue.committable())
+
+    async def repair(self, queue: Queue, offset: int) -> None:
+        """Set the position, also backwards, and store it now."""
+        async with self._flushing:
+            self.offsets.repair(queue, offset)
+            await self._write([(queue, offset)])
+
+    def forget(self, queue: Queue) -> None:
+        """The queue is given up; what comes of it later changes nothing here."""
+        self.offsets.forget(queue)
+
+    def _due(self) -> list[tuple[Queue, int]]:
+        due = self.offsets.dirty()
+        leases = self._consumer.leases
+        if leases is not None:
+            # Whoever may own the queue by now has a newer position: without our lock, ours is not news but damage.
+            now = self._consumer.client.loop.time()
+            due = [(queue, offset) for queue, offset in due if leases.valid(queue, now)]
+        return due
+
+    async def _write(self, due: list[tuple[Queue, int]]) -> dict[Queue, Exception]:
+        if not due:
+            return {}
+        failures = await self._consumer.offset_store.write(due)
+        for queue, offset in due:
+            if queue not in failures:
+                self.offsets.note_committed(queue, offset)
+        for queue, error in failures.items():
+            log.info("committing %s: %s", queue, error)
+        return failures
+
+
+class RemoteOffsets:
+    """The OffsetStore of a clustering group: each queue's broker (codes 14 and 15)."""
+
+    def __init__(self, consumer: Member) -> None:
+        self._consumer = consumer
+
+    async def read(self, queue: Queue) -> int:
+        consumer = self._consumer
+        address = consumer.master_address(queue) or consumer.reader_address(queue, 0)
+        if address is None:
+            raise NotConnectedError(f"no route to broker {queue.broker_name!r} for topic {queue.topic!r}")
+        header = QueryConsumerOffsetRequestHeader(consumer.wire_group, queue.topic, queue.queue_id)
+        code = RequestCode.QUERY_CONSUMER_OFFSET
+        stored = await consumer.client.call(address, code, header, accept=(0, _NO_OFFSET))
+        return stored.read(QueryConsumerOffsetResponseHeader).offset if stored.code == 0 else -1
+
+    async def write(self, due: list[tuple[Queue, int]]) -> dict[Queue, Exception]:
         failures: dict[Queue, Exception] = {}
         by_address: defaultdict[str | None, list[tuple[Queue, int]]] = defaultdict(list)
         for queue, offset in due:
             by_address[self._consumer.master_address(queue)].append((queue, offset))
         await asyncio.gather(*(self._send_to(address, part, failures) for address, part in by_address.items()))
-        for queue, error in failures.items():
-            log.info("committing %s: %s", queue, error)
         return failures
 
     async def _send_to(
         self, address: str | None, due: list[tuple[Queue, int]], failures: dict[Queue, Exception]
     ) -> None:
-        client, group = self._consumer.client, self._consumer.group
+        client, group, leases = self._consumer.client, self._consumer.wire_group, self._consumer.leases
         waiting: list[asyncio.Future[RemotingCommand]] = []
         try:
             if address is None:
@@ -73,7 +154,9 @@ class Commits:
             connection = await client.connection(address)
             for queue, offset in due:
                 header = UpdateConsumerOffsetRequestHeader(group, queue.topic, queue.queue_id, offset)
-                command = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+                epoch = leases.epoch(queue) if leases is not None else None
+                ext = None if epoch is None else {EPOCH: str(epoch)}
+                command = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header, ext=ext)
                 waiting.append(connection.request(command, client.config.remoting.request_timeout))
         except (RocketError, ProtocolError) as error:
             failures.update((queue, error) for queue, _ in due[len(waiting) :])
@@ -81,9 +164,11 @@ class Commits:
         for (queue, offset), answer in zip(due, answers, strict=False):
             if isinstance(answer, BaseException):
                 failures[queue] = answer if isinstance(answer, Exception) else ConnectionError("cancelled")
+            elif answer.code == _REFUSED and (answer.remark or "").startswith(_STALE):
+                # The queue has another owner, whose position counts.
+                self._consumer.counters.stale_commits += 1
+                log.info("commit of %s at %d is ignored: %s", queue, offset, answer.remark)
             elif answer.code != 0:
                 failures[queue] = remote_error(
                     answer.code, answer.remark, request="UPDATE_CONSUMER_OFFSET", address=address or ""
                 )
-            else:
-                self.offsets.note_committed(queue, offset)

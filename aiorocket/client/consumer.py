@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-from aiorocket.client.commits import Commits
+from aiorocket.client.assigned import Assigned
+from aiorocket.client.backlog import Backlog
+from aiorocket.client.commits import Commits, OffsetStore, RemoteOffsets
+from aiorocket.client.core.balance import find_strategy
 from aiorocket.client.core.lifecycle import Lifecycle, State
-from aiorocket.client.core.process_queue import Limits
+from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.start_from import StartFrom, parse_start
-from aiorocket.client.core.subscriptions import Subscriptions, check_tags
+from aiorocket.client.core.stats import ConsumeStats
+from aiorocket.client.core.subscriptions import check_filter
 from aiorocket.client.fetcher import Fetcher
+from aiorocket.client.group_check import check_group_agrees
+from aiorocket.client.hooks import ConsumeHook
+from aiorocket.client.leases import Leases
+from aiorocket.client.listening import Listening
+from aiorocket.client.local_offsets import LocalOffsets, offset_path
 from aiorocket.client.message import Message
+from aiorocket.client.rebalance_hooks import QueuesHook
 from aiorocket.client.rebalancer import Rebalancer
-from aiorocket.client.router import Handler, Listener, Router
+from aiorocket.client.router import Listener, Router
 from aiorocket.client.session import Client
 from aiorocket.client.settlement import Settlement
 from aiorocket.client.sinks import Sink, make_sink
-from aiorocket.client.state import ConsumerState, Counters, QueueState
+from aiorocket.client.state import ConsumerState, Counters
 from aiorocket.client.stream import MessageStream
+from aiorocket.client.topics import Taker, Topics
 from aiorocket.config import ConsumerConfig
-from aiorocket.errors import NotConnectedError, RequestTimeoutError, TopicNotFoundError, UsageError
+from aiorocket.errors import UsageError
 from aiorocket.model import Queue, check_group, check_topic
 from aiorocket.runtime.env import Env
-from aiorocket.runtime.tasks import TaskScope
+from aiorocket.runtime.tasks import TaskScope, to_the_end
 from aiorocket_protocol import ConsumerData, SubscriptionData
 
 __all__ = ("Consumer",)
@@ -36,24 +48,19 @@ __all__ = ("Consumer",)
 log = logging.getLogger("aiorocket.client")
 
 _RETRY_PREFIX = "%RETRY%"
-#: Between the rounds of a start that is not settled yet.
-_SETTLE_PAUSE = 0.2
 _LONGEST_SWEEP = 60.0
 
-#: What a start that failed may raise as it is; anything else becomes RequestTimeoutError with the same text.
-_SIMPLE = (TopicNotFoundError, NotConnectedError)
 
-H = TypeVar("H", bound=Handler)
-Taker = Sink | MessageStream
-
-
-class Consumer:
+class Consumer(Listening):
     """One member of a consumer group. The members share the queues of every topic the group subscribes to; a message is
     delivered at least once, to one of them.
 
     Register listeners before the start (``@consumer.listener(...)``, or a ``Router``), or ``subscribe`` and iterate
     over ``messages()``. ``nameservers`` makes a private ``Client``, ``client`` shares one (one member per group and
     Client). An object is used once: ``async with``, or ``start()`` and ``stop()``.
+
+    ``on_assigned`` and ``on_revoked`` are awaited with a list of queues, before the first pull of these and before
+    somebody else may have those; for ``ConsumerConfig.rebalance_hook_timeout`` seconds at most.
     """
 
     def __init__(
@@ -65,6 +72,9 @@ class Consumer:
         config: ConsumerConfig | None = None,
         env: Env | None = None,
         router: Router | None = None,
+        hooks: Iterable[ConsumeHook] = (),
+        on_assigned: QueuesHook | None = None,
+        on_revoked: QueuesHook | None = None,
     ) -> None:
         if client is not None and (nameservers is not None or env is not None):
             raise UsageError("a Consumer takes either client= or nameservers= and env=: the client has them already")
@@ -72,74 +82,60 @@ class Consumer:
             group = router.group if router is not None else None
             if group is None:
                 raise UsageError("which group? Consumer(group, ...), or a Router with a group")
-        self.group = check_group(group)
-        self.retry_topic = check_topic(_RETRY_PREFIX + group)
         self.config = config or ConsumerConfig()
         self._own_client = client is None
         self.client = client or Client(nameservers=nameservers, env=env)
+        self.group = check_group(group)
+        self._namespace = self.client.config.namespace
+        #: With the namespace, as brokers know it; so are the names of topics and queues in here.
+        self.wire_group = check_group(wrap(self._namespace, group))
+        #: Every member has all queues (``ConsumerConfig.message_model``).
+        self.broadcasting = self.config.message_model == "broadcasting"
+        self.retry_topic = check_topic(_RETRY_PREFIX + self.wire_group)
         self._lifecycle = Lifecycle(f"consumer {group!r}")
         self._router = Router(group)
-        self._subscribed = Subscriptions[Taker]()
-        self._start_from: dict[str, StartFrom] = {}
-        # What the hot path looks up, derived from the above whenever a topic is added.
-        self._data: dict[str, SubscriptionData] = {}
-        self._only: dict[str, Taker] = {}
-        self._streamed: set[str] = set()
-        self._deliveries: list[Sink] = []
-        self._fetchers: dict[Queue, Fetcher] = {}
-        self._paused: set[str] = set()
-        self._retired = 0
-        self.counters = Counters()
         self.stream = MessageStream(self._lifecycle.need_running)
+        self._topics = Topics(None if self.broadcasting else self.retry_topic, self.stream)
+        self._only = self._topics.only
+        self.sinks: list[Sink] = []
+        self._sinks: dict[str, list[Sink]] = {}
+        self.backlog = Backlog(
+            self.config.max_backlog, self.config.pull_batch_size, lambda: sum(sink.backlog for sink in self.sinks)
+        )
+        self.paused: set[str] = set()
+        self.counters = Counters()
+        #: The broker's queue locks of an orderly consumer, from its start on.
+        self.leases: Leases | None = None
+        self.stats = ConsumeStats()
+        self.hooks = tuple(hooks)
+        self.on_assigned, self.on_revoked = on_assigned, on_revoked
+        self._offset_store: OffsetStore | None = None
+        self._rebalancing: asyncio.Task[None] | None = None
+        self._begun = False
         if router is not None:
             self.include(router)
 
     # -- what to consume --
 
-    def listener(
-        self,
-        topic: str,
-        tags: str = "*",
-        *,
-        concurrency: int | None = None,
-        batch_size: int | None = None,
-        max_attempts: int | None = None,
-        timeout: float | None = None,
-        start_from: str | datetime | int = "last",
-    ) -> Callable[[H], H]:
-        """Decorate an ``async def`` that takes a message, or a list of them; see ``Router.listener`` for the
-        options."""
-        self._before_start()
-        return self._router.listener(
-            topic, tags, concurrency=concurrency, batch_size=batch_size, max_attempts=max_attempts, timeout=timeout,
-            start_from=start_from,
-        )  # fmt: skip
-
-    def include(self, router: Router) -> None:
-        """Run a router's listeners too. UsageError when it is for another group, or after the start."""
-        self._before_start()
-        if router.group is not None and router.group != self.group:
-            raise UsageError(f"the router is for group {router.group!r}, this consumer for {self.group!r}")
-        for each in router.listeners:
-            self._router.add(each)
-
-    async def subscribe(self, topic: str, tags: str = "*", *, start_from: str | datetime | int = "last") -> None:
-        """Take messages of ``topic`` with one of ``tags`` through ``messages()``.
+    async def subscribe(
+        self, topic: str, tags: str = "*", *, sql: str | None = None, start_from: str | datetime | int = "last"
+    ) -> None:
+        """Take messages of ``topic`` with one of ``tags``, or that match the SQL92 expression ``sql``, through
+        ``messages()``.
 
         ``start_from`` matters only in queues the group has no offset for: "last" is what comes from now on, "first"
         all there is, an aware datetime (or milliseconds) what was stored since. On a running consumer this returns
         once the topic's queues are assigned, or raises as ``start`` does; the subscription stays and is tried further.
         """
         check_topic(topic)
-        wanted, start = check_tags(tags), parse_start(start_from)
+        wanted, start = check_filter(tags, sql), parse_start(start_from)
         if self._lifecycle.state not in (State.NEW, State.RUNNING):
             self._lifecycle.need_running()
-        self._subscribed.add(topic, wanted, self.stream)
-        self._start_from.setdefault(topic, start)
+        self._topics.add(wrap(self._namespace, topic), wanted, self.stream, start, sql)
         if self._lifecycle.running:
             self._derive()
             self.client.subscriptions_changed()
-            await self._settle()
+            await self._rebalancer.settle(self.client.config.start_timeout)
 
     def messages(self, buffer: int = 256) -> MessageStream:
         """The messages of subscribed topics as an async iterator, each to be settled (``Message.process``).
@@ -152,19 +148,23 @@ class Consumer:
 
     def pause(self, *topics: str) -> None:
         """Pull nothing more of ``topics`` (all, when none is given); what is cached is still delivered."""
-        self._paused.update(topics or self.topics() or ("*",))
-        for fetcher in self._fetchers.values():
-            fetcher.paused = self._is_paused(fetcher.queue.topic)
+        names = [wrap(self._namespace, topic) for topic in topics]
+        self.paused.update(names or self.topics() or ("*",))
+        self._look_at_pauses()
 
     def resume(self, *topics: str) -> None:
-        """Undo ``pause`` for ``topics`` (all, when none is given)."""
+        """Undo ``pause`` for ``topics`` (all, when none is given): they are pulled at once, and shared out anew."""
         if topics:
-            self._paused.difference_update(topics)
+            self.paused.difference_update(wrap(self._namespace, topic) for topic in topics)
         else:
-            self._paused.clear()
-        for fetcher in self._fetchers.values():
-            fetcher.paused = self._is_paused(fetcher.queue.topic)
-            fetcher.wake()
+            self.paused.clear()
+        self._look_at_pauses()
+        if self._lifecycle.running:
+            self.rebalance_now()
+
+    def _look_at_pauses(self) -> None:
+        if self._begun:
+            self._assigned.look_at_pauses()
 
     # -- life --
 
@@ -174,10 +174,14 @@ class Consumer:
         Raises what is missing after the client's ``start_timeout``: TopicNotFoundError, NotConnectedError, or
         RequestTimeoutError with the details. Nothing is left running then.
         """
+        self._check_options()
         self._lifecycle.move("start")
+        self.started_ms = self.client.env.clock.wall_ms()
         self._scope = TaskScope(f"consumer-{self.group}", on_crash=self._crashed)
         self._commits = Commits(self)
-        self._rebalancer = Rebalancer(self)
+        self._assigned = Assigned(self, self._commits, self._scope)
+        self._rebalancer = Rebalancer(self, self._assigned)
+        self._begun = True
         self._unwatch: Callable[[], None] | None = None
         try:
             if self._own_client:
@@ -187,17 +191,36 @@ class Consumer:
             for each in self._router.listeners:
                 self._deliver(each)
             self._derive()
-            self.client.add_consumer(self.group, self)
+            await check_group_agrees(self)
+            self.client.add_consumer(self.wire_group, self)
             self._unwatch = self.client.watch_routes(self._on_route)
-            await self._settle()
-            self._scope.start(self._rebalancer.forever(), name="rebalance")
-            self._scope.start(self._commits.forever(), name="commit")
+            if self.is_orderly and not self.broadcasting:
+                self.leases = Leases(self)
+                self.leases.watch_lost(self._assigned.lock_lost)
+            await self._rebalancer.settle(self.client.config.start_timeout)
+            if self.leases is not None:
+                self._scope.start(self.leases.renew_forever(), name="locks")
+            self._rebalancing = self._scope.start(self._rebalancer.forever(), name="rebalance")
+            self._scope.start(self._commits.forever(self.config.offset_flush_interval, self.fetchers), name="commit")
             self._scope.start(self._sweep_forever(), name="sweep")
+            self._scope.start(self._sample_forever(), name="statistics")
             self._lifecycle.move("started")
         except BaseException:
             self._lifecycle.move("stop")
             await self._leave(drain=False, timeout=0.0)
             raise
+
+    def _check_options(self) -> None:
+        """What needs no network to be refused; the consumer is as it was then."""
+        if self._lifecycle.state is State.NEW:
+            find_strategy(self.config.allocate)
+            _ = self.is_orderly
+            if self.broadcasting and self.client.config.instance is None:
+                raise UsageError(
+                    f"consumer {self.group!r} broadcasts: its offsets lie in a file named after the client id, "
+                    "which changes with every start unless ClientConfig.instance gives it a name: "
+                    "Consumer(..., client=Client(config=ClientConfig(instance='...')))"
+                )
 
     async def stop(self, *, drain: bool = True, timeout: float | None = None) -> None:
         """Leave the group: pull no more, let running listeners finish (for ``timeout`` seconds, default
@@ -229,10 +252,8 @@ class Consumer:
 
     def state(self) -> ConsumerState:
         """What it is doing right now."""
-        fetchers = [self._fetchers[queue] for queue in sorted(self._fetchers)]
-        queues = tuple(self._queue_state(fetcher) for fetcher in fetchers)
-        finished = sum(each.process_queue.taken - each.process_queue.count for each in fetchers)
-        started = self._lifecycle.state is not State.NEW
+        started = self._begun
+        queues = self._assigned.states() if started else ()
         return ConsumerState(
             group=self.group,
             client_id=self.client.client_id if self.client.started else "",
@@ -240,39 +261,89 @@ class Consumer:
             members=self._rebalancer.members if started else (),
             queues=queues,
             cached=sum(each.cached for each in queues),
-            in_work=sum(each.in_work for each in self._deliveries),
-            counters=replace(self.counters, consumed=self._retired + finished),
+            in_work=sum(each.in_work for each in self.sinks),
+            counters=replace(self.counters, consumed=self._assigned.finished if started else 0),
             last_error=next((each.last_error for each in queues if each.last_error), None),
         )
 
     # -- what its parts ask --
 
+    @property
+    def is_orderly(self) -> bool:
+        """Its listeners are orderly ones. UsageError when there are some of both kinds: a group is one or the other."""
+        kinds = {each.mode == "orderly" for each in self._router.listeners}
+        if len(kinds) > 1:
+            raise UsageError(f"group {self.group!r} has orderly and concurrent listeners: give each kind its own group")
+        return kinds == {True}
+
     def consumer_data(self) -> ConsumerData:
         """As heartbeats carry it."""
-        starts = list(self._start_from.values())
-        wire = starts[0].wire if starts else StartFrom("last").wire
-        return ConsumerData(self.group, consume_from_where=wire, subscriptions=list(self._data.values()))
+        model, subscriptions = self.config.message_model.upper(), list(self._topics.data.values())
+        start = self._topics.wire_start
+        return ConsumerData(self.wire_group, message_model=model, consume_from_where=start, subscriptions=subscriptions)
+
+    @property
+    def pulling(self) -> bool:
+        """Not stopping: fetchers may pull."""
+        return self._lifecycle.state in (State.STARTING, State.RUNNING)
+
+    @property
+    def commits_with_pulls(self) -> bool:
+        return not self.broadcasting
+
+    @property
+    def offset_store(self) -> OffsetStore:
+        """Known once a name server has been asked: the client id names the file of a broadcasting member."""
+        if self._offset_store is None:
+            if self.broadcasting:
+                path = offset_path(self.config.offset_store_dir, self.client.client_id, self.wire_group)
+                self._offset_store = LocalOffsets(self.client.env.disk, path)
+            else:
+                self._offset_store = RemoteOffsets(self)
+        return self._offset_store
 
     def rebalance_now(self) -> None:
         """The group changed: look at once who gets which queue."""
         self._rebalancer.now()
 
+    async def reset_offsets(self, topic: str, offsets: Mapping[Queue, int]) -> None:
+        """Go on at ``offsets`` in these queues of ``topic``, those that are held here (code 220). What is cached is
+        dropped at once, the rest follows in ``ConsumerConfig.offset_illegal_delay`` seconds."""
+        if self._lifecycle.running:
+            wire = wrap(self._namespace, topic)
+            self.begin_anew({queue._replace(topic=wire): offset for queue, offset in offsets.items()})
+
+    def begin_anew(self, positions: Mapping[Queue, int]) -> None:
+        """See ``Assigned.begin_anew``."""
+        self._assigned.begin_anew(positions, self.config.offset_illegal_delay)
+
     def topics(self) -> list[str]:
         """Every topic subscribed to, the group's retry topic last."""
-        return list(self._data)
+        return list(self._topics.data)
 
     def subscription(self, topic: str) -> SubscriptionData:
-        return self._data[topic]
+        return self._topics.data[topic]
+
+    def subscribed(self, topic: str) -> bool:
+        return topic in self._topics.data
+
+    def touch(self, topics: Iterable[str]) -> None:
+        """The queues of ``topics`` changed here, so their subscriptions get a new version."""
+        self._topics.touch(topics, self.client.env.clock.wall_ms())
 
     def start_from(self, topic: str) -> StartFrom:
-        return self._start_from.get(topic, StartFrom("last"))
+        return self._topics.start_from(topic)
 
     def held(self) -> list[Queue]:
         """The queues assigned to this member."""
-        return list(self._fetchers)
+        return [fetcher.queue for fetcher in self.fetchers()]
+
+    def shown(self, queues: Iterable[Queue]) -> list[Queue]:
+        """Without the namespace, sorted."""
+        return sorted(queue._replace(topic=unwrap(self._namespace, queue.topic)) for queue in queues)
 
     def fetchers(self) -> list[Fetcher]:
-        return list(self._fetchers.values())
+        return list(self._assigned.fetchers.values()) if self._begun else []
 
     def master_address(self, queue: Queue) -> str | None:
         route = self.client.routes.known(queue.topic)
@@ -283,26 +354,7 @@ class Consumer:
         return route.reader(queue.broker_name, suggested) if route is not None else None
 
     def stream_full(self, topic: str) -> bool:
-        return topic in self._streamed and self.stream.full
-
-    def take(self, queue: Queue, offset: int, *, committed: bool) -> None:
-        """Begin with a queue."""
-        limits = Limits(self.config.max_cached_messages, self.config.max_cached_bytes, self.config.max_span)
-        fetcher = self._fetchers[queue] = Fetcher(self, queue, offset, limits)
-        self._commits.offsets.begin(queue, offset, committed=committed)
-        fetcher.paused = self._is_paused(queue.topic)
-        fetcher.start(self._scope.start)
-
-    async def give_up(self, queue: Queue) -> None:
-        """End with a queue: commit its position; what its running listeners still do has no effect here."""
-        fetcher = self._fetchers.pop(queue)
-        await fetcher.stop()
-        self._retired += fetcher.process_queue.taken - fetcher.process_queue.count
-        await self._commits.give_up(fetcher)
-
-    def repaired(self, queue: Queue, offset: int) -> None:
-        """The broker said that the queue's position does not exist: this one counts from now on."""
-        self._commits.offsets.repair(queue, offset)
+        return topic in self._topics.streamed and self.stream.full
 
     def dispatch(self, topic: str, messages: list[Message]) -> None:
         """Hot: a run of messages to whoever takes them."""
@@ -312,7 +364,7 @@ class Consumer:
             return
         parts: dict[Taker, list[Message]] = {}
         for message in messages:
-            found = self._subscribed.find(message.topic, message.tag)
+            found = self._topics.find(wrap(self._namespace, message.wire_topic), message.tag)
             if found is None:
                 log.warning("message %s: nobody here takes topic %s any more", message.msg_id, message.topic)
                 self._scope.start(self.send_back(message, 0), name="orphan")
@@ -340,114 +392,69 @@ class Consumer:
 
     # -- inside --
 
-    def _before_start(self) -> None:
-        if self._lifecycle.state is not State.NEW:
-            raise UsageError(f"consumer {self.group!r} was started: register listeners before that")
-
     def _deliver(self, listener: Listener) -> None:
         sink = make_sink(listener, self)
-        self._subscribed.add(listener.topic, listener.tags, sink)
-        self._start_from.setdefault(listener.topic, listener.start_from)
-        self._deliveries.append(sink)
+        topic = wrap(self._namespace, listener.topic)
+        self._topics.add(topic, listener.tags, sink, listener.start_from, listener.sql)
+        self.sinks.append(sink)
+        self._sinks.setdefault(listener.topic, []).append(sink)
         sink.start(self._scope)
 
     def _derive(self) -> None:
-        topics = self._subscribed.topics()
-        version = self.client.env.clock.wall_ms()
-        for topic in topics:
-            data = self._subscribed.data(topic, version)
-            known = self._data.get(topic)
-            if known is None or known.tags_set != data.tags_set:
-                self._data[topic] = data
-            sink = self._subscribed.only(topic)
-            if sink is not None:
-                self._only[topic] = sink
-            else:
-                self._only.pop(topic, None)
-        sinks = self._subscribed.sinks()
-        self._streamed = {topic for topic in topics if self._subscribed.only(topic) in (self.stream, None)}
-        if topics:
-            # Last, so that it is looked up after the heartbeat that makes the broker create it.
-            retry = self._data.pop(self.retry_topic, None)
-            self._data[self.retry_topic] = retry or SubscriptionData.parse(self.retry_topic, "*", version)
-            if len(sinks) == 1:
-                self._only[self.retry_topic] = sinks[0]
-            else:
-                self._only.pop(self.retry_topic, None)
-            if self.stream in sinks:
-                self._streamed.add(self.retry_topic)
-
-    async def _settle(self) -> None:
-        limit = self.client.config.start_timeout
-        problems: list[Exception] = []
-        try:
-            async with asyncio.timeout(limit):
-                while True:
-                    problems, _ = await self._rebalancer.round()
-                    if not problems:
-                        return
-                    await asyncio.sleep(_SETTLE_PAUSE)
-        except TimeoutError:
-            what = "; ".join(dict.fromkeys(map(str, problems))) or "the first round of requests is not answered"
-            kind = type(problems[0]) if problems and type(problems[0]) in _SIMPLE else RequestTimeoutError
-            raise kind(f"consumer {self.group!r} is not ready after {limit:g} s: {what}") from None
+        self._topics.derive(self.client.env.clock.wall_ms())
 
     async def _leave(self, *, drain: bool, timeout: float) -> None:
         try:
             if self._unwatch is not None:
                 self._unwatch()
+            if self._rebalancing is not None:
+                # Nothing is taken or given up by it any more.
+                self._rebalancing.cancel()
+                await asyncio.wait([self._rebalancing])
             fetchers = self.fetchers()
             await asyncio.gather(*(fetcher.stop() for fetcher in fetchers))
             self.stream.close()
             patience = timeout if drain else 0.0
-            await asyncio.gather(*(delivery.drain(patience) for delivery in self._deliveries))
-            if fetchers:
-                await self._commits.flush(fetchers)
-            for fetcher in fetchers:
-                fetcher.process_queue.drop()
+            await asyncio.gather(*(sink.drain(patience) for sink in self.sinks))
+            await self._assigned.tell(self.on_revoked, self.shown(fetcher.queue for fetcher in fetchers))
+            await self._assigned.finish(fetchers, leaving=True)
             await self._scope.close()
             if self.client.started:
-                await self.client.remove_consumer(self.group, self)
+                await self.client.remove_consumer(self.wire_group, self)
         finally:
-            await self._scope.close()
+            await self._close()
+
+    async def _close(self) -> None:
+        """What has to be so at the end, also when the way here was cut short by a cancellation."""
+        for fetcher in self.fetchers():
+            fetcher.process_queue.drop()
+        self.stream.close()
+        async with AsyncExitStack() as ends:
+            ends.callback(self._lifecycle.move, "stopped")
             if self._own_client:
-                await self.client.stop()
-            self._lifecycle.move("stopped")
+                ends.push_async_callback(self.client.stop)
+            ends.callback(self.client.forget_consumer, self.wire_group, self)
+            if self.leases is not None:
+                ends.push_async_callback(to_the_end, self.leases.close)
+            await to_the_end(self._scope.close)
 
     def _again(self, message: Message) -> None:
         if not message.settled:
-            self.dispatch(message.queue.topic, [message])
+            self.dispatch(message.source.queue.topic, [message])
 
     def _on_route(self, route: Any) -> None:
-        if route.topic in self._data:
+        if route.topic in self._topics.data:
             self._rebalancer.now()
-
-    def _is_paused(self, topic: str) -> bool:
-        return topic in self._paused or "*" in self._paused
 
     async def _sweep_forever(self) -> None:
         limit = self.config.consume_timeout
         while True:
             await asyncio.sleep(min(_LONGEST_SWEEP, limit / 10))
             now = asyncio.get_running_loop().time()
-            for delivery in self._deliveries:
-                await delivery.sweep(now, limit)
+            for sink in self.sinks:
+                await sink.sweep(now, limit)
 
     def _crashed(self, task: asyncio.Task[Any], error: BaseException) -> None:
         task.get_loop().call_exception_handler(
             {"message": f"{task.get_name()} crashed: this is a bug in aiorocket", "exception": error, "task": task}
         )
-
-    def _queue_state(self, fetcher: Fetcher) -> QueueState:
-        process_queue = fetcher.process_queue
-        return QueueState(
-            queue=fetcher.queue,
-            next_offset=process_queue.next_offset,
-            committed=self._commits.offsets.committed(fetcher.queue),
-            cached=process_queue.count,
-            cached_bytes=process_queue.size,
-            blocked=fetcher.blocked,
-            last_pull=fetcher.last_pull,
-            last_error=fetcher.last_error,
-        )
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("DeadLetter", "Retry", "Skip")
+__all__ = ("DeadLetter", "LeaseLost", "Retry", "Skip")
 
 
 class _Exit(Exception):
@@ -11,7 +11,8 @@ class _Exit(Exception):
 
 class Retry(_Exit):
     """Deliver again later. ``after`` seconds, rounded up to the next delay level; None leaves it to the broker (10 s
-    after the first failure, longer each time). ``delay_level`` 1 to 18 says it directly."""
+    after the first failure, longer each time). ``delay_level`` 1 to 18 says it directly; as in RocketMQ 0 leaves it to
+    the broker and one below 0 means the dead letters."""
 
     def __init__(self, after: float | None = None, *, delay_level: int | None = None) -> None:
         self.after = after
@@ -33,3 +34,21 @@ class Skip(_Exit):
     def __init__(self, reason: str = "") -> None:
         self.reason = reason
         super().__init__(reason or "skip")
+
+
+class LeaseLost(Exception):
+    """Why the call of an orderly listener was cancelled: its queue may belong to another member by now, so what it does
+    from here on can happen twice or out of order. The handler sees asyncio.CancelledError, as for any cancellation::
+
+        except asyncio.CancelledError as error:
+            if aiorocket.LeaseLost.caused(error):
+                ...  # undo what can be undone
+            raise
+
+    However the call ends, its result is dropped (counted as ``late``) and the messages are delivered again.
+    """
+
+    @staticmethod
+    def caused(error: BaseException) -> bool:
+        """Is ``error`` the cancellation of a call whose lease was lost?"""
+        return bool(error.args) and isinstance(error.args[0], LeaseLost)

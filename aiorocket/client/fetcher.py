@@ -1,7 +1,8 @@
 """One assigned queue: a task that pulls, and the process queue it fills.
 
 The next pull goes out as soon as the cached count is at or below the limit, while the messages of the last one are
-still being consumed, so that the way to the broker and the listener's work overlap.
+still being consumed, so that the way to the broker and the listener's work overlap. core/pull_gate.py decides before
+each pull whether it may go out, in RocketMQ's order.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from aiorocket.client.commits import EPOCH
+from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.process_queue import Limits, ProcessQueue
+from aiorocket.client.core.pull_gate import DROPPED, Facts, gate, pull_flags
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.message import Message
 from aiorocket.errors import NotConnectedError, RemoteError, RocketError
+from aiorocket.model import Queue
 from aiorocket_protocol import (
     ProtocolError,
     PullMessageRequestHeader,
@@ -28,7 +33,6 @@ from aiorocket_protocol import (
 
 if TYPE_CHECKING:
     from aiorocket.client.consumer import Consumer
-    from aiorocket.model import Queue
 
 __all__ = ("Fetcher",)
 
@@ -36,7 +40,8 @@ log = logging.getLogger("aiorocket.client")
 
 _PULL = int(RequestCode.PULL_MESSAGE)
 _FOUND = int(ResponseCode.SUCCESS)
-_NOTHING = frozenset((int(ResponseCode.PULL_NOT_FOUND), int(ResponseCode.PULL_RETRY_IMMEDIATELY)))
+_NO_NEW = int(ResponseCode.PULL_NOT_FOUND)
+_NO_MATCHED = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
 _ILLEGAL = int(ResponseCode.PULL_OFFSET_MOVED)
 #: The broker does not know us, or knows an older subscription: tell it, then pull again.
 _UNKNOWN_TO_BROKER = frozenset(
@@ -49,28 +54,36 @@ _UNKNOWN_TO_BROKER = frozenset(
 _FLOW_CONTROL = int(ResponseCode.FLOW_CONTROL)
 _FLOW_CONTROL_DELAY = 0.02
 
-# PullSysFlag (rocketmq-protocol 5.1).
-_COMMIT = 1
-_SUSPEND = 2
-
 
 class Fetcher:
     """Owns the assignment of ``queue`` until ``stop``; messages that come later than that are not delivered."""
 
     def __init__(self, consumer: Consumer, queue: Queue, offset: int, limits: Limits) -> None:
         self.queue = queue
+        self.namespace = consumer.client.config.namespace
+        #: The queue as the application knows it, without the namespace.
+        self.shown = queue._replace(topic=unwrap(self.namespace, queue.topic)) if self.namespace else queue
         self.settler = consumer
         self.process_queue = ProcessQueue(offset, limits)
         self.paused = False
         self.blocked: str | None = None
+        #: When the latest pull went out, in loop time.
         self.last_pull: float | None = None
         self.last_error: str | None = None
+        #: Where the queue is to go on, once it is begun anew.
+        self.reset_to: int | None = None
+        #: When a listener last ended with a message of it.
+        self.last_consume: float | None = None
+        #: Which offsets the queue has, as the latest answer says.
+        self.min_offset: int | None = None
+        self.max_offset: int | None = None
+        self._began: float | None = None
         self._consumer = consumer
         self._client = consumer.client
         self._config = consumer.config
-        self._limits = limits
         self._suggested = 0
-        self._illegal_at = -1
+        #: The next pull may bring messages at once: there are more, or nobody knows yet.
+        self._expects = True
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
@@ -92,72 +105,131 @@ class Fetcher:
             task.cancel()
             await asyncio.wait([task])
 
+    def limit(self, limits: Limits) -> None:
+        """Flow control from now on."""
+        if limits != self.process_queue.limits:
+            self.process_queue.limits = limits
+            self._wake.set()
+
+    def idle_since(self, now: float) -> float:
+        """For how many seconds the present pull has been under way; 0 when none is."""
+        return 0.0 if self._began is None else now - self._began
+
     async def _run(self) -> None:
-        while not self._stopped:
-            await self._wait_for_room()
+        backlog = self._consumer.backlog
+        while await self._wait_for_turn():
+            expects = self._expects
+            if expects:
+                await backlog.acquire()
+            self._began = self._client.loop.time()
             try:
                 pause = await self._pull()
             except (RocketError, ProtocolError) as error:
                 pause = self._note(error)
+            finally:
+                self._began = None
+                if expects:
+                    backlog.release()
             if pause:
                 await asyncio.sleep(pause)
 
-    async def _wait_for_room(self) -> None:
-        while True:
-            if self.paused:
-                reason: str | None = "paused"
-            else:
+    async def _wait_for_turn(self) -> bool:
+        """Return when the next pull may go out; False when there is none to come."""
+        consumer, topic = self._consumer, self.queue.topic
+        while not self._stopped:
+            process_queue, leases = self.process_queue, consumer.leases
+            facts = Facts(
+                process_queue.dropped,
+                consumer.pulling,
+                self.paused,
+                process_queue.full(),
                 # One pull answer may go to the stream as well as to listeners; the stream's buffer counts for both.
-                streams = self._consumer.stream_full(self.queue.topic)
-                reason = self.process_queue.full() or ("buffer" if streams else None)
-            self.blocked = reason
-            if reason is None:
-                return
+                consumer.stream_full(topic),
+                leases is None or leases.valid(self.queue, self._client.loop.time()),
+                consumer.subscribed(topic),
+            )
+            hold = gate(facts, self._config.pull_error_delay)
+            if hold is DROPPED:
+                return False
+            self.blocked = hold.reason if hold is not None else None
+            if hold is None:
+                return True
             self._wake.clear()
-            self.process_queue.on_room = self._wake.set
-            if reason == "buffer":
-                self._consumer.stream.when_room(self._wake.set)
-            await self._wake.wait()
+            process_queue.on_room = self._wake.set
+            if hold.reason == "buffer":
+                consumer.stream.when_room(self._wake.set)
+            elif hold.reason == "lock" and leases is not None:
+                leases.when_valid(self.queue, self._wake.set)
+            try:
+                async with asyncio.timeout(hold.wait):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+        return False
 
     async def _pull(self) -> float:
         """One request and what follows from its answer; how long to wait before the next."""
-        queue, process_queue, config = self.queue, self.process_queue, self._config
-        subscription = self._consumer.subscription(queue.topic)
-        address = self._consumer.reader_address(queue, self._suggested)
+        queue, process_queue, config, consumer = self.queue, self.process_queue, self._config, self._consumer
+        subscription = consumer.subscription(queue.topic)
+        address = consumer.reader_address(queue, self._suggested)
         if address is None:
-            raise NotConnectedError(f"no route to broker {queue.broker_name!r} for topic {queue.topic!r}")
+            await self._client.route(queue.topic, refresh=True)
+            address = consumer.reader_address(queue, self._suggested)
+            if address is None:
+                raise NotConnectedError(f"no route to broker {queue.broker_name!r} for topic {queue.topic!r}")
         connection = await self._client.member_connection(address)
-        commit = process_queue.committable()
+        commit = process_queue.committable() if consumer.commits_with_pulls else 0
+        # A slave does not take commits.
+        carries = commit > 0 and address == consumer.master_address(queue)
+        short, offset = config.short_poll, process_queue.next_offset
+        # After an error the first pull is not held, so that it is known at once, not after the hold, that all is well.
+        # Nor is one that holds a place in the line of those that will be answered at once.
+        held = short is None and self.last_error is None and not self._expects
+        flags = pull_flags(commit=carries, suspend=held, subscription=config.post_subscription)
         header = PullMessageRequestHeader(
-            self._consumer.group, queue.topic, queue.queue_id, process_queue.next_offset, config.pull_batch_size,
-            _SUSPEND | _COMMIT if commit > 0 and self._suggested == 0 else _SUSPEND, max(commit, 0),
-            int(config.hold * 1000), subscription.sub_version, None, subscription.expression_type,
+            consumer.wire_group, queue.topic, queue.queue_id, offset, config.pull_batch_size, flags, max(commit, 0),
+            int(config.hold * 1000), subscription.sub_version,
+            subscription.sub_string if config.post_subscription else None, subscription.expression_type,
         )  # fmt: skip
-        self.last_pull = self._client.loop.time()
-        answer = await connection.request(RemotingCommand.request(_PULL, header), config.pull_timeout)
+        epoch = consumer.leases.epoch(queue) if consumer.leases is not None else None
+        request = RemotingCommand.request(_PULL, header, ext=None if epoch is None else {EPOCH: str(epoch)})
+        began = self.last_pull = self._client.loop.time()
+        answer = await connection.request(request, config.pull_timeout)
         code = answer.code
+        self._expects = False
         if code == _FOUND:
             found = answer.read(PullMessageResponseHeader)
             self._suggested = found.suggest_which_broker_id
-            self._take(answer.body, found.next_begin_offset, subscription)
+            self.min_offset, self.max_offset = found.min_offset, found.max_offset
+            messages = self._take(answer.body, found.next_begin_offset, subscription)
+            if found.next_begin_offset < offset or (messages and messages[0].queue_offset < offset):
+                self._report_backwards(offset, found.next_begin_offset)
+            self._expects = found.max_offset > found.next_begin_offset
+            consumer.stats.pulled(queue.topic, len(messages), (self._client.loop.time() - began) * 1000)
             self.last_error = None
             return config.pull_interval
-        if code in _NOTHING:
+        if code in (_NO_NEW, _NO_MATCHED):
             found = answer.read(PullMessageResponseHeader)
             self._suggested = found.suggest_which_broker_id
-            process_queue.next_offset = found.next_begin_offset
+            self.min_offset, self.max_offset = found.min_offset, found.max_offset
             self.last_error = None
-            return config.pull_interval
+            if found.next_begin_offset < offset:
+                self._report_backwards(offset, found.next_begin_offset)
+                if code == _NO_MATCHED:
+                    # This is how a reset kept at the broker arrives there, other than as "illegal".
+                    return self._illegal(found.next_begin_offset)
+            process_queue.next_offset = found.next_begin_offset
+            return config.pull_interval if short is None else short
         if code == _ILLEGAL:
-            return await self._illegal(answer.read(PullMessageResponseHeader).next_begin_offset)
+            return self._illegal(answer.read(PullMessageResponseHeader).next_begin_offset)
         error = remote_error(code, answer.remark, request="PULL_MESSAGE", address=address)
         if code in _UNKNOWN_TO_BROKER:
             self._client.forget_told(connection)
         raise error
 
-    def _take(self, data: bytes, next_offset: int, subscription: SubscriptionData) -> None:
+    def _take(self, data: bytes, next_offset: int, subscription: SubscriptionData) -> list[Message]:
         """Hot: a pull answer on its way to the listeners."""
-        messages = split_records(data, Message)
+        messages = found = split_records(data, Message)
         size = len(data)
         tags = subscription.tags_set
         if tags:
@@ -171,24 +243,19 @@ class Fetcher:
         self.process_queue.put(messages, size, next_offset)
         if messages:
             self._consumer.dispatch(self.queue.topic, messages)
+        return found
 
-    async def _illegal(self, next_offset: int) -> float:
-        """The offset does not exist at the broker: begin again where it says, with a process queue of its own,
-        because what is unfinished belongs to positions that are no more."""
-        old = self.process_queue
-        offset = old.next_offset
-        text = f"offset {offset} does not exist at the broker, going on at {next_offset}"
+    def _report_backwards(self, offset: int, next_offset: int) -> None:
+        self._consumer.counters.backwards += 1
+        log.warning("%s: asked for offset %d and was led back, to go on at %d", self.queue, offset, next_offset)
+
+    def _illegal(self, next_offset: int) -> float:
+        """The broker does not have the offset, or wants the group to be elsewhere: what is cached counts no more, and
+        after a while for running listeners the queue begins anew where the broker says."""
+        text = f"offset {self.process_queue.next_offset} does not exist at the broker, going on at {next_offset}"
         log.warning("%s: %s", self.queue, text)
         self.last_error = text
-        again = self._illegal_at == next_offset
-        self._illegal_at = next_offset
-        delay = self._config.offset_illegal_delay
-        if old.count or again:
-            # Running listeners get the time to finish; and two brokers that disagree must not make this loop spin.
-            old.drop()
-            await asyncio.sleep(delay)
-        self.process_queue = ProcessQueue(next_offset, self._limits)
-        self._consumer.repaired(self.queue, next_offset)
+        self._consumer.begin_anew({self.queue: next_offset})
         return 0.0
 
     def _note(self, error: Exception) -> float:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.delays import level_for
+from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket_protocol import PROPERTY_RETRY_TOPIC, RecordView
 
@@ -35,7 +36,26 @@ class Source(Protocol):
     """The assigned queue a message was pulled from."""
 
     @property
-    def queue(self) -> Queue: ...
+    def queue(self) -> Queue:
+        """By its name on the wire."""
+
+    @property
+    def shown(self) -> Queue:
+        """As the application knows it: without the namespace."""
+
+    @property
+    def namespace(self) -> str: ...
+
+    #: When a listener last ended with messages of it, in loop time.
+    last_consume: float | None
+
+    @property
+    def min_offset(self) -> int | None:
+        """The first offset the queue has, as the latest answer to a pull of it says; None before any."""
+
+    @property
+    def max_offset(self) -> int | None:
+        """The offset after the last it has, likewise."""
 
     @property
     def settler(self) -> Settler: ...
@@ -47,7 +67,7 @@ def exit_level(error: BaseException) -> int:
         return DEAD_LETTER_LEVEL
     if isinstance(error, Retry):
         if error.delay_level is not None:
-            return max(0, error.delay_level)
+            return max(DEAD_LETTER_LEVEL, error.delay_level)
         return 0 if error.after is None else level_for(error.after)
     return 0
 
@@ -60,15 +80,24 @@ class Message(RecordView):
     group's offset does not pass them.
     """
 
-    # `holder` is the process queue while the message is unfinished, None from then on.
-    __slots__ = ("holder", "source")
+    # `holder` is the process queue while the message is unfinished, None from then on; `_local` is set by the first
+    # retry in this process, which few messages meet.
+    __slots__ = ("_local", "holder", "source")
+
+    _local: int
 
     holder: ProcessQueue | None
     source: Source
 
     @property
     def topic(self) -> str:
-        """The topic it was sent to, also when it comes back as a retry."""
+        """The topic it was sent to, also when it comes back as a retry; without the client's namespace."""
+        topic, namespace = self.wire_topic, self.source.namespace
+        return unwrap(namespace, topic) if namespace else topic
+
+    @property
+    def wire_topic(self) -> str:
+        """The same as brokers know it."""
         topic = super().topic
         if topic.startswith(_RETRY_PREFIX):
             return self.properties.get(PROPERTY_RETRY_TOPIC, topic)
@@ -77,12 +106,38 @@ class Message(RecordView):
     @property
     def queue(self) -> Queue:
         """The queue it was pulled from (of the retry topic, for a retry)."""
-        return self.source.queue
+        return self.source.shown
 
     @property
     def offset(self) -> int:
         """Its offset in that queue."""
         return self.queue_offset
+
+    @property
+    def queue_min_offset(self) -> int | None:
+        """The first offset its queue has, as the latest pull found it; None of a message that was not pulled. Java
+        writes it into the properties, as MIN_OFFSET."""
+        return self.source.min_offset
+
+    @property
+    def queue_max_offset(self) -> int | None:
+        """The offset after the last message of its queue, likewise (MAX_OFFSET): less ``offset`` and 1, it is how far
+        behind this message is."""
+        return self.source.max_offset
+
+    @property
+    def local_attempts(self) -> int:
+        """Failed deliveries that the broker does not know of: those of an orderly queue, which are made again here."""
+        return getattr(self, "_local", 0)
+
+    @local_attempts.setter
+    def local_attempts(self, value: int) -> None:
+        self._local = value
+
+    @property
+    def reconsume_times(self) -> int:
+        """Failed deliveries before this one, here and elsewhere."""
+        return super().reconsume_times + self.local_attempts
 
     @property
     def attempt(self) -> int:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from aiorocket.errors import UsageError
 from aiorocket_protocol import (
+    COMPRESSION_LZ4,
     COMPRESSION_ZLIB,
+    COMPRESSION_ZSTD,
     MAX_PROPERTIES,
     SYS_FLAG_COMPRESSED,
     ProtocolError,
@@ -15,10 +17,13 @@ from aiorocket_protocol import (
     compress,
 )
 
-__all__ = ("COMPRESSED_ZLIB", "property_text", "squeeze")
+__all__ = ("COMPRESSED_ZLIB", "COMPRESSIONS", "property_text", "squeeze")
 
 #: sysFlag of a body compressed by zlib, as Java's producers mark it (compressed, type 3).
 COMPRESSED_ZLIB = SYS_FLAG_COMPRESSED | COMPRESSION_ZLIB
+#: The bits of sysFlag for each ``ProducerConfig.compress_type`` (rocketmq-protocol 4.3). Java's consumers know all
+#: three, Go's and Node's zlib only.
+COMPRESSIONS = {"zlib": COMPRESSION_ZLIB, "lz4": COMPRESSION_LZ4, "zstd": COMPRESSION_ZSTD}
 
 _NAME_END = "\x01"
 _VALUE_END = "\x02"
@@ -31,8 +36,10 @@ def property_text(
     properties: Mapping[str, str] | None,
     sharding_key: str | None,
     delay_level: int,
+    system: Mapping[str, str] | None = None,
 ) -> str:
-    """The property string of a message that has more than an id. UsageError names what cannot be stored."""
+    """The property string of a message that has more than an id. ``system`` are reserved ones, which we set ourselves.
+    UsageError names what cannot be stored."""
     parts = ["UNIQ_KEY\x01", msg_id, "\x02"]
     if tag:
         if "||" in tag or tag != tag.strip():
@@ -58,9 +65,13 @@ def property_text(
             raise UsageError(f"properties: {error}") from None
         for name, value in properties.items():
             parts += (name, _NAME_END, value, _VALUE_END)
+    pairs = 1 + bool(tag) + bool(keys) + bool(sharding_key) + bool(delay_level) + (len(properties) if properties else 0)
+    if system:
+        pairs += len(system)
+        for name, value in system.items():
+            parts += (name, _NAME_END, value, _VALUE_END)
     text = "".join(parts)
     # Each property brings one of either separator; more of them would come back as other properties than were sent.
-    pairs = 1 + bool(tag) + bool(keys) + bool(sharding_key) + bool(delay_level) + (len(properties) if properties else 0)
     if text.count(_NAME_END) != pairs or text.count(_VALUE_END) != pairs:
         raise UsageError("tag, keys, sharding_key and properties must not contain the characters U+0001 and U+0002")
     size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
@@ -69,7 +80,7 @@ def property_text(
     return text
 
 
-def squeeze(body: bytes, level: int) -> tuple[bytes, int]:
+def squeeze(body: bytes, level: int, compression: int = COMPRESSION_ZLIB) -> tuple[bytes, int]:
     """The body as it is sent and the sysFlag that says so: compressed when that makes it smaller."""
-    packed = compress(body, level, COMPRESSION_ZLIB)
-    return (packed, COMPRESSED_ZLIB) if len(packed) < len(body) else (body, 0)
+    packed = compress(body, level, compression)
+    return (packed, SYS_FLAG_COMPRESSED | compression) if len(packed) < len(body) else (body, 0)

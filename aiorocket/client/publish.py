@@ -23,14 +23,26 @@ class Target:
 
 
 class Publish:
-    """``provisional``: the topic does not exist yet, its route was borrowed from auto-creation's template."""
+    """``topic`` is what its users call it, ``name`` what it is called on the wire (with the namespace).
 
-    __slots__ = ("_by_queue", "choice", "next", "provisional", "topic")
+    ``provisional``: the topic does not exist yet, its route was borrowed from auto-creation's template. ``slow``: its
+    sends take the way through ``attempts``, because it is provisional or because something looks at each of them
+    (hooks, latencies).
+    """
 
-    def __init__(self, route: TopicRoute, *, start: int, provisional: bool) -> None:
-        self.topic = route.topic
+    __slots__ = ("_by_queue", "choice", "name", "next", "provisional", "slow", "topic")
+
+    def __init__(
+        self, route: TopicRoute, *, start: int, provisional: bool, topic: str | None = None, slow: bool = False
+    ) -> None:
+        self.name = route.topic
+        self.topic = topic = route.topic if topic is None else topic
         self.provisional = provisional
-        targets = [Target(queue, route.master(queue.broker_name) or "") for queue in route.publish]
+        self.slow = slow or provisional
+        # A queue without an address is one of an order topic whose broker is away: sends to it wait for its return.
+        targets = [
+            Target(queue._replace(topic=topic), route.master(queue.broker_name) or "") for queue in route.publish
+        ]
         if not targets:
             raise TopicNotFoundError(
                 f"topic {route.topic!r} has a route but no queue that can be written: no write permission, or no master"
@@ -38,6 +50,15 @@ class Publish:
         self.choice = QueueChoice(targets, start)
         self.next = self.choice.next
         self._by_queue = {target.queue: target for target in targets}
+
+    @property
+    def queues(self) -> list[Queue]:
+        """The queues that can be written to, in the order of Java's TopicPublishInfo: what a selector chooses from."""
+        return list(self._by_queue)
+
+    def masters(self) -> set[str]:
+        """The addresses of the brokers that take messages of this topic."""
+        return {target.address for target in self.choice.queues if target.address}
 
     def pinned(self, queue: Queue) -> Target:
         """The target of exactly this queue; UsageError when the topic has no such queue to write to."""

@@ -7,52 +7,60 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from aiorocket.client.core.assignment import TopicView, diff, wanted_queues
+from aiorocket.client.core.balance import find_strategy
 from aiorocket.client.core.routes import TopicRoute
-from aiorocket.client.core.start_from import Ask, question
-from aiorocket.errors import NotConnectedError, RocketError
+from aiorocket.client.core.subscriptions import SQL92
+from aiorocket.client.filter_check import check_expression
+from aiorocket.client.start_offset import Start, start_offset
+from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, TopicNotFoundError, UsageError
 from aiorocket_protocol import (
     ConsumerListBody,
     GetConsumerListByGroupRequestHeader,
-    GetMaxOffsetRequestHeader,
-    GetMaxOffsetResponseHeader,
-    GetMinOffsetRequestHeader,
-    GetMinOffsetResponseHeader,
     ProtocolError,
-    QueryConsumerOffsetRequestHeader,
-    QueryConsumerOffsetResponseHeader,
     RequestCode,
     ResponseCode,
-    SearchOffsetRequestHeader,
-    SearchOffsetResponseHeader,
     decode_body,
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.consumer import Consumer
+    from aiorocket.client.member import Holdings, Member
     from aiorocket.model import Queue
+    from aiorocket.remoting.connection import Connection
 
 __all__ = ("Rebalancer",)
 
 log = logging.getLogger("aiorocket.client")
 
-_NO_MEMBERS = int(ResponseCode.SYSTEM_ERROR)
-_NO_OFFSET = int(ResponseCode.QUERY_NOT_FOUND)
+#: Between the rounds of a start that is not settled yet.
+_SETTLE_PAUSE = 0.2
+#: What a start that failed may raise as it is; anything else becomes RequestTimeoutError with the same text.
+_SIMPLE = (TopicNotFoundError, NotConnectedError)
 
-#: After a round that left something open: the first pause, doubled up to the regular interval.
-_SOON = 0.5
+_NO_MEMBERS = int(ResponseCode.SYSTEM_ERROR)
+
+#: How often the retry topic's route is asked for again because brokers are missing in it: a broker creates the topic
+#: when it gets the heartbeat and tells the name server a moment later, but one may be set to create none.
+_RETRY_ROUTE_LOOKS = 10
 
 
 class Rebalancer:
     """Runs rounds: regularly, when told to, and soon again after one that left something open."""
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: Member, assigned: Holdings) -> None:
         self._consumer = consumer
         self._client = consumer.client
+        self._config = consumer.config
+        self._assigned = assigned
+        self._strategy = find_strategy(consumer.config.allocate)
         self._round = asyncio.Lock()
         self._now = asyncio.Event()
+        self._checked: set[tuple[str, str, str]] = set()
+        self._missing: frozenset[str] = frozenset()
+        self._looks = 0
         #: Members of the group as of the last round.
         self.members: tuple[str, ...] = ()
 
@@ -60,24 +68,48 @@ class Rebalancer:
         self._now.set()
 
     async def forever(self) -> None:
-        interval = self._consumer.config.rebalance_interval
-        soon = _SOON
-        open_problems = True  # the retry topic may have had no route yet when the start was settled
+        config = self._config
+        interval, soon = config.rebalance_interval, min(config.rebalance_retry, config.rebalance_interval)
+        balanced = False  # the retry topic may have had no route yet when the start was settled
+        said: set[str] = set()
         while True:
             try:
-                async with asyncio.timeout(min(soon, interval) if open_problems else interval):
+                async with asyncio.timeout(interval if balanced else soon):
                     await self._now.wait()
             except TimeoutError:
                 pass
             self._now.clear()
             problems, optional = await self.round()
-            for problem in problems:
-                log.info("rebalance of %s: %s", self._consumer.group, problem)
-            open_problems = bool(problems or optional)
-            soon = min(2 * soon, interval) if open_problems else _SOON
+            # A filter that was refused will be refused again; the round's other topics are as they should be.
+            balanced = not optional and all(isinstance(problem, UsageError) for problem in problems)
+            texts = {str(problem) for problem in problems}
+            for text in sorted(texts - said):
+                log.info("rebalance of %s: %s", self._consumer.group, text)
+            said = texts
+
+    async def settle(self, limit: float) -> None:
+        """Rounds until nothing is open that a start waits for. What is missing after ``limit`` seconds is raised:
+        TopicNotFoundError, NotConnectedError, or RequestTimeoutError with the details; UsageError at once when a broker
+        refuses a filter."""
+        problems: list[Exception] = []
+        try:
+            async with asyncio.timeout(limit):
+                while True:
+                    problems, _ = await self.round()
+                    if not problems:
+                        return
+                    for problem in problems:
+                        if isinstance(problem, UsageError):
+                            raise problem
+                    await asyncio.sleep(_SETTLE_PAUSE)
+        except TimeoutError:
+            what = "; ".join(dict.fromkeys(map(str, problems))) or "the first round of requests is not answered"
+            kind = type(problems[0]) if problems and type(problems[0]) in _SIMPLE else RequestTimeoutError
+            raise kind(f"consumer {self._consumer.group!r} is not ready after {limit:g} s: {what}") from None
 
     async def round(self) -> tuple[list[Exception], list[Exception]]:
-        """One round. What is still open, first of the topics asked for, then of the group's own retry topic."""
+        """One round. What is still open, first of the topics asked for, then what is not for a start to wait for: the
+        group's own retry topic, and queues that others have locked."""
         async with self._round:
             problems: list[Exception] = []
             optional: list[Exception] = []
@@ -88,40 +120,117 @@ class Rebalancer:
                     views[topic] = await self._view(topic)
                 except (RocketError, ProtocolError) as error:
                     views[topic] = None
-                    found.append(error)
-            change = diff(
-                self._consumer.held(), wanted_queues(views, self._client.client_id, self._consumer.held())
-            )
-            for queue in change.removed:
-                await self._consumer.give_up(queue)
-            for queue in change.added:
-                found = optional if queue.topic == self._consumer.retry_topic else problems
+                    if found is problems or not isinstance(error, TopicNotFoundError):
+                        found.append(error)
+            self._complete_retry_route(views, optional)
+            held = self._consumer.held()
+            wanted: set[Queue] = set()
+            for topic, view in views.items():
                 try:
-                    offset, committed = await self._start_offset(queue)
-                except (RocketError, ProtocolError) as error:
-                    found.append(error)
-                else:
-                    self._consumer.take(queue, offset, committed=committed)
-            if change.added or change.removed:
-                taken, given = len(change.added), len(change.removed)
+                    wanted |= wanted_queues({topic: view}, self._client.client_id, held, self._strategy)
+                except Exception as error:
+                    log.exception("the allocation strategy failed for topic %s", topic)
+                    wanted |= wanted_queues({topic: None}, self._client.client_id, held)
+                    problems.append(RocketError(f"the allocation strategy failed for topic {topic!r}: {error}"))
+            idle = self._idle()
+            change = diff(set(held) - idle, wanted)
+            await self._assigned.give_up(sorted({*change.removed, *idle}))
+            await self._release_strays(wanted)
+            starts = await self._starts(change.added, problems, optional)
+            if starts:
+                await self._assigned.prepare(starts)
+            touched = {queue.topic for queue in (*change.removed, *starts)}
+            if touched:
+                # Before the first pull: it carries the version, and the heartbeat that tells it goes out ahead.
+                self._consumer.touch(touched)
+                self._client.subscriptions_changed()
+            for queue, start in starts.items():
+                self._assigned.take(queue, start)
+            if touched:
+                self._assigned.spread_limits()
+                taken, given = len(starts), len(change.removed)
                 log.info("group %s: took %d queues, gave up %d", self._consumer.group, taken, given)
             return problems, optional
 
-    async def _view(self, topic: str) -> TopicView:
+    async def _release_strays(self, wanted: set[Queue]) -> None:
+        """A lock was granted, but the queue could not be begun, and now it is another member's: renewing the lock would
+        keep it away from there for ever."""
+        leases = self._consumer.leases
+        if leases is not None:
+            await asyncio.gather(*(leases.release(queue) for queue in leases.strays({*self._consumer.held(), *wanted})))
+
+    def _idle(self) -> set[Queue]:
+        """Queues whose pull has hung for longer than anything may: they are begun anew."""
+        now, limit = self._client.loop.time(), self._config.max_pull_idle
+        idle = {fetcher.queue for fetcher in self._assigned.fetchers.values() if fetcher.idle_since(now) > limit}
+        for queue in sorted(idle):
+            log.warning("%s: nothing was pulled for %g s, beginning anew", queue, limit)
+        return idle
+
+    async def _starts(
+        self, added: list[Queue], problems: list[Exception], optional: list[Exception]
+    ) -> dict[Queue, Start]:
+        """Where to begin in each new queue; those that cannot be begun yet are left out. Locks come first, because the
+        last owner of a queue commits until it gives it up."""
+        leases = self._consumer.leases
+        if leases is not None and added:
+            granted = await leases.acquire(added)
+            optional.extend(
+                NotConnectedError(f"{queue} is locked by another member") for queue in added if queue not in granted
+            )
+            added = [queue for queue in added if queue in granted]
+
+        async def ask(queue: Queue) -> Start | None:
+            try:
+                return await start_offset(self._consumer, queue)
+            except (RocketError, ProtocolError) as error:
+                (optional if queue.topic == self._consumer.retry_topic else problems).append(error)
+            return None
+
+        found = await asyncio.gather(*map(ask, added))
+        return {queue: start for queue, start in zip(added, found, strict=True) if start is not None}
+
+    def _complete_retry_route(self, views: Mapping[str, TopicView | None], optional: list[Exception]) -> None:
+        """A route of the retry topic that is missing, or names fewer brokers than the topics have, is probably just too
+        young; waiting for the regular refresh would cost the first retries half a minute."""
+        retry = self._consumer.retry_topic
+        if retry not in views:
+            return
+        needed = {queue.broker_name for view in views.values() if view for queue in view.queues}
+        here = views[retry]
+        missing = frozenset(needed - {queue.broker_name for queue in here.queues} if here else needed)
+        if missing != self._missing:
+            self._missing, self._looks = missing, 0
+        if missing and self._looks < _RETRY_ROUTE_LOOKS:
+            self._looks += 1
+            if here is not None:
+                self._client.routes.refresh_soon(retry)
+            optional.append(NotConnectedError(f"topic {retry!r} has no route to {', '.join(sorted(missing))} yet"))
+
+    async def _view(self, topic: str) -> TopicView | None:
         route = await self._client.route(topic)
         if not route.subscribe:
+            if topic == self._consumer.retry_topic:
+                return None  # the group's retryQueueNums is 0: it wants no retries
             # Without a single readable queue there is nobody to ask either.
             raise NotConnectedError(f"topic {topic!r} has a route but no queue that can be read")
-        return TopicView(route.subscribe, await self._members(route))
+        members = await self._members(topic, route)
+        if self._consumer.broadcasting:
+            members = []
+        return TopicView(route.subscribe, members)
 
-    async def _members(self, route: TopicRoute) -> list[str]:
-        """The living members of the group, from any broker of the topic; every broker gets to know us on the way."""
+    async def _members(self, topic: str, route: TopicRoute) -> list[str]:
+        """The living members of the group, from any broker of the topic; every broker gets to know us on the way. With
+        broadcasting nobody is asked, the others do not matter."""
         members: list[str] | None = None
         failures: list[Exception] = []
-        header = GetConsumerListByGroupRequestHeader(self._consumer.group)
+        header = GetConsumerListByGroupRequestHeader(self._consumer.wire_group)
         for address in sorted(route.all_addresses()):
             try:
                 connection = await self._client.member_connection(address)
+                await self._check_filter(topic, address, connection)
+                if self._consumer.broadcasting:
+                    members = [self._client.client_id]
                 if members is not None:
                     continue
                 answer = await self._client.call(
@@ -135,45 +244,18 @@ class Rebalancer:
                     self._client.forget_told(connection)
                     raise NotConnectedError(f"{address} does not list this client in group {self._consumer.group!r}")
                 members = listed
-                self.members = tuple(sorted(listed))
+            except UsageError:
+                raise
             except (RocketError, ProtocolError) as error:
                 failures.append(error)
         if members is None:
             raise failures[0]
+        self.members = tuple(sorted(members))
         return members
 
-    async def _start_offset(self, queue: Queue) -> tuple[int, bool]:
-        """Where to begin, and whether that is what the broker stores for the group."""
-        address = self._consumer.master_address(queue) or self._consumer.reader_address(queue, 0)
-        if address is None:
-            raise NotConnectedError(f"no route to broker {queue.broker_name!r} for topic {queue.topic!r}")
-        stored = await self._client.call(
-            address,
-            RequestCode.QUERY_CONSUMER_OFFSET,
-            QueryConsumerOffsetRequestHeader(self._consumer.group, queue.topic, queue.queue_id),
-            accept=(0, _NO_OFFSET),
-        )
-        if stored.code == 0:
-            offset = stored.read(QueryConsumerOffsetResponseHeader).offset
-            if offset >= 0:
-                return offset, True
-        retry_topic = queue.topic == self._consumer.retry_topic
-        start = self._consumer.start_from(queue.topic)
-        match question(start, retry_topic=retry_topic):
-            case Ask.MIN:
-                answer = await self._client.call(
-                    address, RequestCode.GET_MIN_OFFSET, GetMinOffsetRequestHeader(queue.topic, queue.queue_id)
-                )
-                return max(0, answer.read(GetMinOffsetResponseHeader).offset), False
-            case Ask.MAX:
-                answer = await self._client.call(
-                    address, RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(queue.topic, queue.queue_id)
-                )
-                return max(0, answer.read(GetMaxOffsetResponseHeader).offset), False
-            case Ask.TIME:
-                answer = await self._client.call(
-                    address,
-                    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
-                    SearchOffsetRequestHeader(queue.topic, queue.queue_id, start.millis),
-                )
-                return max(0, answer.read(SearchOffsetResponseHeader).offset), False
+    async def _check_filter(self, topic: str, address: str, connection: Connection) -> None:
+        subscription = self._consumer.subscription(topic)
+        key = (topic, address, subscription.sub_string)
+        if subscription.expression_type == SQL92 and key not in self._checked:
+            await check_expression(self._consumer, connection, subscription)
+            self._checked.add(key)

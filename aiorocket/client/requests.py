@@ -1,18 +1,66 @@
-"""What brokers ask of a client: which code is answered by whom."""
+"""What brokers ask of a client: which code is answered by whom (rocketmq-protocol 3.7 to 3.10, 6.13)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Any
 
 from aiorocket.client import producer_requests
+from aiorocket.client.direct import Looked, consume_directly
+from aiorocket.client.pushed import from_record
+from aiorocket.client.running_info import queue_key, running_info, to_commit
+from aiorocket.model import Queue
 from aiorocket.remoting.router import Handler
-from aiorocket_protocol import NotifyConsumerIdsChangedRequestHeader, RemotingCommand, RequestCode
+from aiorocket_protocol import (
+    ConsumeMessageDirectlyResultRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+    MessageQueue,
+    NotifyConsumerIdsChangedRequestHeader,
+    ProtocolError,
+    RemotingCommand,
+    RequestCode,
+    ResetOffsetRequestHeader,
+    ResponseCode,
+    decode_body,
+    encode_body,
+)
 
 if TYPE_CHECKING:
+    from aiorocket.client.consumer import Consumer
+    from aiorocket.client.pull_consumer import PullConsumer
     from aiorocket.client.session import Client
     from aiorocket.remoting.connection import Connection
 
-__all__ = ("handlers",)
+__all__ = ("ResetOffsetBody", "handlers")
+
+log = logging.getLogger("aiorocket.client")
+
+
+class ResetOffsetBody(dict[Queue, int]):
+    """Offsets by queue, in either form brokers send: a map with objects as keys, or for clients that say they are
+    written in C++ a list of objects."""
+
+    def to_plain(self) -> dict[str, Any]:
+        table = [{**MessageQueue(*queue).to_plain(), "offset": offset} for queue, offset in self.items()]
+        return {"offsetTable": table}
+
+    @classmethod
+    def from_plain(cls, value: Any) -> ResetOffsetBody:
+        table = value.get("offsetTable") if isinstance(value, dict) else None
+        pairs: list[tuple[Any, Any]]
+        if isinstance(table, dict):
+            pairs = list(table.items())
+        elif isinstance(table, list):
+            pairs = [(item, item.get("offset") if isinstance(item, dict) else None) for item in table]
+        else:
+            raise ProtocolError(f"an offsetTable is needed, not {table!r:.80}", where="ResetOffsetBody")
+        found = cls()
+        for key, offset in pairs:
+            if type(offset) is not int:
+                raise ProtocolError(f"offset {offset!r:.80} of {key!r:.120} is no number", where="ResetOffsetBody")
+            found[Queue(*MessageQueue.from_plain(key))] = offset
+        return found
 
 
 def handlers(client: Client) -> dict[int, Handler]:
@@ -26,4 +74,82 @@ def handlers(client: Client) -> dict[int, Handler]:
             member.rebalance_now()
         return RemotingCommand.response()
 
-    return {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: members_changed, **producer_requests.handlers(client)}
+    def info(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """307: what the consumer is doing."""
+        header = command.read(GetConsumerRunningInfoRequestHeader)
+        consumer = _member(client, header.consumer_group)
+        if consumer is None:
+            return _unknown(header.consumer_group)
+        kind = connection.reply_type(command)
+        plain = running_info(consumer, kind, dump=bool(header.jstack_enable))
+        return RemotingCommand.response(body=encode_body(plain, kind))
+
+    async def directly(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """309: consume the message in the body now. A pull consumer has nobody who could, and is unknown as in Java."""
+        header = command.read(ConsumeMessageDirectlyResultRequestHeader)
+        consumer = _consumer(client, header.consumer_group)
+        if consumer is None:
+            return _unknown(header.consumer_group)
+        message = from_record(client, command.body, header.broker_name or "", Looked)
+        listener = consumer.listener_of(message.topic, message.tag)
+        if listener is None:
+            remark = f"consumer group {consumer.group} has no listener for topic {message.topic}"
+            return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=remark)
+        plain = await consume_directly(consumer, listener, message)
+        return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
+
+    def status(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """221: how far this member is in a topic. Empty when the group is not here, as in Java."""
+        header = command.read(GetConsumerStatusRequestHeader)
+        consumer = _member(client, header.group)
+        kind = connection.reply_type(command)
+        offsets = {
+            queue_key(fetcher.queue, kind): to_commit(fetcher)
+            for fetcher in (consumer.fetchers() if consumer is not None else ())
+            if fetcher.queue.topic == header.topic
+        }
+        return RemotingCommand.response(body=encode_body({"consumerTable": {}, "messageQueueTable": offsets}, kind))
+
+    def reset(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """220, one-way: begin again at other offsets. It outlives the connection it came on."""
+        header = command.read(ResetOffsetRequestHeader)
+        consumer = _member(client, header.group)
+        if consumer is None:
+            return _unknown(header.group)
+        table = decode_body(ResetOffsetBody, command.body, command.serialize_type)
+        wanted = {queue: max(0, offset) for queue, offset in table.items() if queue.topic == header.topic}
+        log.warning("group %s: %s resets %d queues of %s", header.group, connection.peer, len(wanted), header.topic)
+        client.start_task(consumer.reset_offsets(header.topic, wanted), name="reset-offsets")
+        return RemotingCommand.response()
+
+    return {
+        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: members_changed,
+        RequestCode.GET_CONSUMER_RUNNING_INFO: info,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY: directly,
+        RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: status,
+        RequestCode.RESET_CONSUMER_CLIENT_OFFSET: reset,
+        **producer_requests.handlers(client),
+    }
+
+
+def _consumer(client: Client, group: str) -> Consumer | None:
+    """The one with listeners of the group on this client."""
+    from aiorocket.client.consumer import Consumer
+
+    member = client.consumers.get(group)
+    return member if isinstance(member, Consumer) else None
+
+
+def _member(client: Client, group: str) -> Consumer | PullConsumer | None:
+    """The consumer of the group on this client, of whichever kind."""
+    from aiorocket.client.consumer import Consumer
+    from aiorocket.client.pull_consumer import PullConsumer
+
+    member = client.consumers.get(group)
+    return member if isinstance(member, Consumer | PullConsumer) else None
+
+
+def _unknown(group: str) -> RemotingCommand:
+    return RemotingCommand.response(
+        ResponseCode.SYSTEM_ERROR, remark=f"The Consumer Group <{group}> not exist in this consumer"
+    )

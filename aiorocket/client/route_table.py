@@ -67,9 +67,23 @@ class RouteTable:
             found |= route.masters() if masters_only else route.all_addresses()
         return found
 
+    def broker_name(self, address: str) -> str | None:
+        """The broker at ``address``, as far as the routes in use name it."""
+        for route in self._routes.values():
+            for name, ids in route.addresses.items():
+                if address in ids.values():
+                    return name
+        return None
+
     def watch(self, callback: Callable[[TopicRoute], None]) -> Callable[[], None]:
+        """Call it with every route that changed, until the function that is returned is called (or this is closed)."""
         self._watchers.append(callback)
-        return lambda: self._watchers.remove(callback)
+
+        def unwatch() -> None:
+            if callback in self._watchers:
+                self._watchers.remove(callback)
+
+        return unwatch
 
     async def get(self, topic: str, *, refresh: bool = False) -> TopicRoute:
         """TopicNotFoundError when a name server says so, NotConnectedError when none answers."""
@@ -81,10 +95,14 @@ class RouteTable:
             raise result
         return result
 
-    def refresh_soon(self, topic: str) -> asyncio.Task[TopicRoute | Exception]:
+    def refresh_soon(self, topic: str) -> asyncio.Future[TopicRoute | Exception]:
         """Ask the name servers, unless somebody is asking them for this topic already."""
         task = self._asking.get(topic)
         if task is None:
+            if self._scope.closed:
+                ended: asyncio.Future[TopicRoute | Exception] = asyncio.get_running_loop().create_future()
+                ended.set_result(NotConnectedError("this client was stopped"))
+                return ended
             # A task of its own, so that the first caller's cancellation is not everybody's. It returns its error,
             # because a task nobody waits for any more must not be reported as crashed.
             task = self._asking[topic] = self._scope.start(self._ask(topic), name=topic)

@@ -6,20 +6,23 @@ import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial, wraps
 from typing import Any, Literal, TypeVar
 
 from aiorocket.client.core.start_from import StartFrom, parse_start
-from aiorocket.client.core.subscriptions import check_tags
+from aiorocket.client.core.subscriptions import check_filter, check_tags
+from aiorocket.client.status import takes_context
 from aiorocket.errors import UsageError
 from aiorocket.model import check_group, check_topic
-from aiorocket.runtime.threads import in_thread
+from aiorocket.runtime.threads import in_thread, in_thread_to_end
 
 __all__ = ("Handler", "Listener", "Mode", "Router")
 
 Mode = Literal["concurrent", "batch", "orderly"]
 
-#: Takes a Message; or a list of them where ``batch_size`` is above 1.
-Handler = Callable[[Any], Awaitable[object]]
+#: Takes a Message; or a list of them where ``batch_size`` is above 1. A parameter named ``state`` gets what the router
+#: was included with (``Client.include``).
+Handler = Callable[..., Awaitable[object]]
 H = TypeVar("H", bound=Handler)
 
 
@@ -44,8 +47,8 @@ class Listener:
     #: Batch only: seconds to wait for a fuller batch, bytes of bodies that make it full.
     max_wait: float = 0.0
     max_bytes: int = 0
-    #: Orderly only: seconds a queue rests after a failure (None: ``ConsumerConfig.suspend``), and what follows the last
-    #: attempt: "dead_letter", or "suspend" (try for ever).
+    #: Orderly: seconds a queue rests after a failure; with ``order_by``, a key (None: ``ConsumerConfig.suspend``).
+    #: Orderly only: what follows the last attempt, "dead_letter", or "suspend" (try for ever).
     suspend: float | None = None
     on_exhausted: Literal["dead_letter", "suspend"] = "dead_letter"
     #: A SQL92 expression instead of tags.
@@ -69,9 +72,13 @@ class Router:
         max_attempts: int | None = None,
         timeout: float | None = None,
         start_from: str | datetime | int = "last",
+        order_by: Callable[[Any], object] | None = None,
+        suspend: float | None = None,
+        sql: str | None = None,
     ) -> Callable[[H], H]:
         """Decorate ``async def handler(message)`` (a plain function runs in a thread): called for messages of
-        ``topic`` with one of ``tags`` (``"a || b"``, ``"*"``).
+        ``topic`` with one of ``tags`` (``"a || b"``, ``"*"``), or that match the SQL92 expression ``sql`` over their
+        properties (``"amount > 5 AND region IS NOT NULL"``).
 
         Returning is success; Retry, DeadLetter and Skip are explicit exits; any other exception is a retry.
         ``concurrency`` handlers run at once (default 16). With ``batch_size`` above 1 the handler gets a list of up
@@ -79,13 +86,140 @@ class Router:
         deliveries with the first one, the last failure goes to the dead letters. ``timeout`` (seconds) cancels the
         handler, which is a retry. ``start_from`` ("last", "first", an aware datetime, milliseconds) matters only in
         queues the group has no offset for.
+
+        ``order_by=lambda message: message.sharding_key`` handles messages with equal keys one after the other, in the
+        order of their queue, and different keys in parallel (None as key: no order). A failure makes its key rest for
+        ``suspend`` seconds (default ``ConsumerConfig.suspend``; ``Retry(after=...)`` says it for once) and is tried
+        again here, so that nothing of that key overtakes it; meanwhile the queue's committed offset stays behind it.
+
+        A handler that takes ``(messages, context)`` is in status mode, as a Java listener: it gets a list of one
+        queue's messages and a ConsumeConcurrentlyContext and returns a ConsumeConcurrentlyStatus.
+        """
+        _check_numbers(concurrency=concurrency, batch_size=batch_size, max_attempts=max_attempts)
+        _check_seconds(timeout=timeout, suspend=suspend)
+        if order_by is None and suspend is not None:
+            raise UsageError("suspend= is for listeners with order_by=: others send back what fails")
+        if order_by is not None and batch_size not in (None, 1):
+            raise UsageError(f"batch_size={batch_size} with order_by=: messages in order come one at a time")
+        check_topic(topic)
+        wanted = check_filter(tags, sql)
+        start = parse_start(start_from)
+
+        def register(handler: H) -> H:
+            self.add(
+                Listener(
+                    topic=topic,
+                    tags=wanted,
+                    # By key nothing may overtake a function that was cancelled and runs on.
+                    handler=_awaitable(handler, in_thread_to_end if order_by is not None else in_thread),
+                    concurrency=concurrency,
+                    batch_size=batch_size,
+                    max_attempts=max_attempts,
+                    timeout=timeout,
+                    start_from=start,
+                    status=takes_context(handler),
+                    order_by=order_by,
+                    sql=sql,
+                    suspend=suspend,
+                )
+            )
+            return handler
+
+        return register
+
+    def batch(
+        self,
+        topic: str,
+        tags: str = "*",
+        *,
+        max_messages: int = 256,
+        max_wait: float = 0.1,
+        max_bytes: int = 0,
+        concurrency: int | None = None,
+        max_attempts: int | None = None,
+        timeout: float | None = None,
+        start_from: str | datetime | int = "last",
+    ) -> Callable[[H], H]:
+        """Decorate ``async def handler(batch)``: called with a ``Batch`` of up to ``max_messages`` messages, perhaps of
+        several queues. A batch is handed over when it is full, when its records fill ``max_bytes`` (as stored, with
+        their properties; 0 is no limit), or when its oldest message has waited for ``max_wait`` seconds.
+
+        When the handler returns, every message it did not ``batch.fail(...)`` is done. When it raises, every message it
+        did not mark is delivered again. ``concurrency`` batches are worked on at once (default
+        ``ConsumerConfig.concurrency``). Up to ``ConsumerConfig.max_cached_messages`` messages of a queue wait here, so
+        a larger batch can only be filled from several queues. The other options are those of ``listener``.
+        """
+        _check_numbers(concurrency=concurrency, max_attempts=max_attempts)
+        _check_seconds(timeout=timeout)
+        if not 1 <= max_messages <= 65_536:
+            raise UsageError(f"max_messages={max_messages}: 1 to 65536")
+        if not 0 <= max_wait < float("inf"):
+            raise UsageError(f"max_wait={max_wait}: 0 seconds or more")
+        if max_bytes < 0:
+            raise UsageError(f"max_bytes={max_bytes}: 0 (no limit) or more")
+        check_topic(topic)
+        wanted = check_tags(tags)
+        start = parse_start(start_from)
+
+        def register(handler: H) -> H:
+            if takes_context(handler):
+                raise UsageError("a batch listener takes one argument, its Batch: what fails is said with batch.fail()")
+            self.add(
+                Listener(
+                    topic=topic,
+                    tags=wanted,
+                    handler=_awaitable(handler),
+                    concurrency=concurrency,
+                    batch_size=max_messages,
+                    max_attempts=max_attempts,
+                    timeout=timeout,
+                    start_from=start,
+                    mode="batch",
+                    max_wait=max_wait,
+                    max_bytes=max_bytes,
+                )
+            )
+            return handler
+
+        return register
+
+    def orderly(
+        self,
+        topic: str,
+        tags: str = "*",
+        *,
+        concurrency: int | None = None,
+        batch_size: int | None = None,
+        max_attempts: int | None = None,
+        on_exhausted: Literal["dead_letter", "suspend"] = "dead_letter",
+        suspend: float | None = None,
+        timeout: float | None = None,
+        start_from: str | datetime | int = "last",
+    ) -> Callable[[H], H]:
+        """Decorate ``async def handler(message)``: called for the messages of each queue one at a time, in the order of
+        their offsets, by one member of the group at any time (RocketMQ's queue lock).
+
+        Queues run in parallel, up to ``concurrency`` (default 16). With ``batch_size`` above 1 the handler gets a list
+        of one queue's messages. Any exception makes the queue rest for ``suspend`` seconds (default 1, from 0.01 to 30;
+        ``Retry(after=...)`` says it for once) and brings the same messages again before anything later, with
+        ``attempt`` one higher: for ever, unless ``max_attempts`` is set and ``on_exhausted`` is "dead_letter"; then
+        the last failure goes to the dead letters and the queue goes on. DeadLetter does that at once; Skip goes on
+        without. ``timeout`` (seconds) cancels the handler, which is a failure. When the lock is lost the call is
+        cancelled (see ``LeaseLost``); a plain function runs in a thread to its end all the same.
+
+        A handler that takes ``(messages, context)`` is in status mode: it gets a list and a ConsumeOrderlyContext and
+        returns a ConsumeOrderlyStatus. Two orderly listeners of one topic are each in order by themselves. A group is
+        orderly or concurrent as a whole; its retry topic is covered too.
         """
         check_topic(topic)
         for name, value in (("concurrency", concurrency), ("batch_size", batch_size), ("max_attempts", max_attempts)):
             if value is not None and not 1 <= value <= 1024:
                 raise UsageError(f"{name}={value}: 1 to 1024")
-        if timeout is not None and timeout <= 0:
-            raise UsageError(f"timeout={timeout}: above 0 seconds")
+        for name, seconds in (("timeout", timeout), ("suspend", suspend)):
+            if seconds is not None and seconds <= 0:
+                raise UsageError(f"{name}={seconds}: above 0 seconds")
+        if on_exhausted not in ("dead_letter", "suspend"):
+            raise UsageError(f"on_exhausted={on_exhausted!r}: 'dead_letter' or 'suspend'")
         wanted = check_tags(tags)
         start = parse_start(start_from)
 
@@ -94,12 +228,16 @@ class Router:
                 Listener(
                     topic=topic,
                     tags=wanted,
-                    handler=_awaitable(handler),
+                    handler=_awaitable(handler, in_thread_to_end),
                     concurrency=concurrency,
                     batch_size=batch_size,
                     max_attempts=max_attempts,
                     timeout=timeout,
                     start_from=start,
+                    mode="orderly",
+                    status=takes_context(handler),
+                    suspend=suspend,
+                    on_exhausted=on_exhausted,
                 )
             )
             return handler
@@ -110,16 +248,29 @@ class Router:
         self.listeners.append(listener)
 
 
-def _awaitable(handler: Handler) -> Handler:
-    """``handler`` itself when it is ``async def``; a plain function is called in a thread, so that it cannot stop the
+def _check_numbers(**numbers: int | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and not 1 <= value <= 1024:
+            raise UsageError(f"{name}={value}: 1 to 1024")
+
+
+def _check_seconds(**durations: float | None) -> None:
+    for name, value in durations.items():
+        if value is not None and value <= 0:
+            raise UsageError(f"{name}={value}: above 0 seconds")
+
+
+def _awaitable(handler: Handler, in_thread: Callable[..., Awaitable[object]] = in_thread) -> Handler:
+    """``handler`` itself when it is ``async def``; a plain function is called ``in_thread``, so that it cannot stop the
     loop."""
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
         return handler
     if not callable(handler):
         raise UsageError(f"a listener must be a function, {handler!r} is not")
 
-    async def call(messages: Any) -> object:
-        result = await in_thread(handler, messages)
+    @wraps(handler)  # so that its parameters can still be looked at
+    async def call(*messages: Any, **state: Any) -> object:
+        result = await in_thread(partial(handler, **state) if state else handler, *messages)
         # Whatever calls an `async def` for us (a lambda, a wrapper) gave its coroutine back unawaited.
         return await result if inspect.isawaitable(result) else result
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiorocket.client import requests
+from aiorocket.client.app import AppMethods
 from aiorocket.client.core.lifecycle import Lifecycle
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.core.routes import TopicRoute, parse_nameservers
+from aiorocket.client.filter_check import BROKER_VERSION
 from aiorocket.client.route_table import RouteTable
 from aiorocket.config import ClientConfig
 from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, UsageError
@@ -25,7 +29,7 @@ from aiorocket.remoting.client import RemotingClient
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.router import Router
 from aiorocket.runtime.env import Env, real_env
-from aiorocket.runtime.tasks import TaskScope
+from aiorocket.runtime.tasks import TaskScope, to_the_end
 from aiorocket_protocol import (
     ConsumerData,
     HeartbeatData,
@@ -37,8 +41,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.consumer import Consumer
-    from aiorocket.client.producer import Producer
+    from aiorocket.client.state import ConsumerState
 
 __all__ = ("INNER_PRODUCER", "Client", "GroupMember")
 
@@ -61,13 +64,15 @@ class GroupMember(Protocol):
 
     def rebalance_now(self) -> None: ...
 
+    def state(self) -> ConsumerState: ...
 
-class Client:
+
+class Client(AppMethods):
     """Connections, routes and heartbeats for any number of producers and consumers.
 
     ``nameservers`` is ``"host:port[;host:port]"`` or a sequence of them and wins over the one in ``config``.
-    ``group`` is the default of ``producer()`` and ``consumer()``. Nothing is opened before ``start()`` or ``async
-    with``; an object is used once.
+    ``group`` is the default of ``producer()``, ``consumer()`` and so on. Nothing is opened before ``start()`` or
+    ``async with``; an object is used once.
     """
 
     def __init__(
@@ -117,12 +122,13 @@ class Client:
             self._lifecycle.move("stop")
             return
         self._lifecycle.move("stop")
-        await self._scope.close()
-        await self.routes.close()
-        await self.remoting.close()
-        if self._own_env:
-            await self.env.disk.close()
-        self._lifecycle.move("stopped")
+        async with AsyncExitStack() as ends:
+            ends.callback(self._lifecycle.move, "stopped")
+            if self._own_env:
+                ends.push_async_callback(self.env.disk.close)
+            for close in (self.remoting.close, self.routes.close, self._scope.close):
+                ends.push_async_callback(to_the_end, close)
+            await self._close_app()
 
     async def __aenter__(self) -> Client:
         await self.start()
@@ -153,26 +159,6 @@ class Client:
     @property
     def local_ip(self) -> str:
         return self.routes.local_ip
-
-    # -- factories --
-
-    def producer(self, group: str | None = None, **options: Any) -> Producer:
-        """A producer on this client; ``options`` as of ``Producer``."""
-        from aiorocket.client.producer import Producer
-
-        return Producer(self._group_for(group), client=self, **options)
-
-    def consumer(self, group: str | None = None, **options: Any) -> Consumer:
-        """A consumer on this client; ``options`` as of ``Consumer``."""
-        from aiorocket.client.consumer import Consumer
-
-        return Consumer(self._group_for(group), client=self, **options)
-
-    def _group_for(self, group: str | None) -> str:
-        chosen = group or self.group
-        if chosen is None:
-            raise UsageError("which group? give one here or as Client(group=...)")
-        return chosen
 
     # -- groups --
 
@@ -213,6 +199,16 @@ class Client:
         if self.consumers.get(group) is member:
             del self.consumers[group]
             await self._unregister(UnregisterClientRequestHeader(client_id=self.client_id, consumer_group=group))
+
+    def forget_consumer(self, group: str, member: GroupMember) -> None:
+        """As ``remove_consumer``, without waiting for anybody: for an end that is in a hurry."""
+        if self.consumers.get(group) is member:
+            del self.consumers[group]
+            self._registration += 1
+            header = UnregisterClientRequestHeader(client_id=self.client_id, consumer_group=group)
+            for connection in self.remoting.connections:
+                with suppress(RocketError):
+                    connection.oneway(RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header))
 
     async def _unregister(self, header: UnregisterClientRequestHeader) -> None:
         self._registration += 1
@@ -287,6 +283,11 @@ class Client:
         results = await asyncio.gather(*(self._heartbeat_to(address) for address in addresses))
         return {address: error for address, error in zip(addresses, results, strict=True) if error is not None}
 
+    def told(self, address: str) -> bool:
+        """The broker at ``address`` knows our groups as they are now, over the connection that is open."""
+        connection = self.remoting.live(address)
+        return connection is not None and connection.data.get(_TOLD) == self._registration
+
     def forget_told(self, connection: Connection) -> None:
         """The broker says that it does not know us: the next ``member_connection`` tells it again."""
         connection.data.pop(_TOLD, None)
@@ -302,16 +303,23 @@ class Client:
         """One heartbeat at a time per connection; whoever comes meanwhile waits for it and asks for another if it is
         old."""
         running = self._heartbeats.get(connection)
-        while running is not None:
+        # One that is done is still there until its callback has run: to await it again would never let that happen.
+        while running is not None and not running.done():
             await asyncio.shield(running)
             if connection.data.get(_TOLD) == self._registration:
                 return
             running = self._heartbeats.get(connection)
+        if self._scope.closed:
+            raise NotConnectedError("this client was stopped")
         task = self._heartbeats[connection] = self._scope.start(self._send_heartbeat(connection), name="tell")
-        task.add_done_callback(lambda _: self._heartbeats.pop(connection, None))
+        task.add_done_callback(partial(self._told_ended, connection))
         error = await asyncio.shield(task)
         if error is not None:
             raise error
+
+    def _told_ended(self, connection: Connection, task: object) -> None:
+        if self._heartbeats.get(connection) is task:  # a newer one may have taken its place
+            del self._heartbeats[connection]
 
     async def _send_heartbeat(self, connection: Connection) -> Exception | None:
         registration = self._registration
@@ -324,6 +332,7 @@ class Client:
         except (RocketError, ProtocolError) as error:
             return error
         connection.data[_TOLD] = registration
+        connection.data[BROKER_VERSION] = response.version
         return None
 
     async def _heartbeat_forever(self) -> None:

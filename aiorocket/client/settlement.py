@@ -55,11 +55,15 @@ class Settlement:
 
     async def failed(self, message: Message, error: Exception, max_attempts: int | None) -> None:
         """A listener ended with ``error``."""
+        self.note(message, error)
+        await self.send_back(message, exit_level(error), max_attempts)
+
+    def note(self, message: Message, error: Exception) -> None:
+        """Log what ended a listener, unless it asked for a retry."""
         if isinstance(error, DeadLetter):
             log.warning("to the dead letters: message %s of %s: %s", message.msg_id, message.queue, error)
         elif not isinstance(error, Retry):
             log.warning("the listener failed on message %s of %s", message.msg_id, message.queue, exc_info=error)
-        await self.send_back(message, exit_level(error), max_attempts)
 
     async def expired(self, message: Message, max_attempts: int | None) -> None:
         """A listener has been at it for longer than the consume timeout."""
@@ -71,54 +75,96 @@ class Settlement:
     async def send_back(self, message: Message, delay_level: int, max_attempts: int | None = None) -> bool:
         """Have the message delivered again, or to the dead letters, and finish it here. False when its result came too
         late. When neither way to the broker works it stays unfinished and is delivered again from here after a
-        while."""
-        holder = message.holder
-        if holder is None or holder.dropped:
-            self._consumer.counters.late += 1
+        while, counted as one more attempt. Broadcast messages are only logged and finished: nobody keeps retries for
+        a group whose members all get everything."""
+        try:
+            return await self._back(message, delay_level, max_attempts)
+        except (RocketError, ProtocolError) as error:
+            if message.settled:
+                return False
+            log.warning("message %s of %s cannot be sent back: %s", message.msg_id, message.queue, error)
+            self._consumer.counters.send_back_failed += 1
+            message.local_attempts += 1
+            self._consumer.later(self._consumer.config.local_retry_delay, lambda: self._again(message))
             return False
+
+    async def give_up(self, message: Message, max_attempts: int | None = None) -> bool:
+        """To the dead letters, for those who retry in place: False when neither way to the broker works; the message is
+        then still unfinished, and theirs."""
+        try:
+            await self._back(message, DEAD_LETTER_LEVEL, max_attempts)
+        except (RocketError, ProtocolError) as error:
+            if message.settled:
+                return True
+            log.warning("message %s of %s cannot be dead-lettered: %s", message.msg_id, message.queue, error)
+            self._consumer.counters.send_back_failed += 1
+            return False
+        return True
+
+    async def to_dead_letters(self, message: Message, max_attempts: int | None) -> bool:
+        """Orderly: to the retry topic as a new message whose count is above the limit, so that the broker moves it on
+        (rocketmq-protocol 6.10). It stays unfinished here, because finishing is the queue's turn. False when no broker
+        takes it."""
         limit = max_attempts or self._consumer.config.max_attempts
         try:
+            await self._by_message(message, DEAD_LETTER_LEVEL, limit)
+        except (RocketError, ProtocolError) as error:
+            log.warning("message %s of %s cannot be dead-lettered: %s", message.msg_id, message.queue, error)
+            self._consumer.counters.send_back_failed += 1
+            return False
+        self._consumer.counters.dead_lettered += 1
+        return True
+
+    async def _back(self, message: Message, delay_level: int, max_attempts: int | None) -> bool:
+        """One try, both ways; the error of the second."""
+        counters = self._consumer.counters
+        holder = message.holder
+        if holder is None or holder.dropped:
+            counters.late += 1
+            return False
+        limit = max_attempts or self._consumer.config.max_attempts
+        dead = delay_level < 0 or message.attempt >= limit
+        if self._consumer.broadcasting:
+            log.warning("message %s of %s failed and is dropped: the group broadcasts", message.msg_id, message.queue)
+            counters.broadcast_dropped += 1
+        else:
+            if dead and message.local_attempts:
+                # The broker counts only what it stored.
+                delay_level = DEAD_LETTER_LEVEL
             try:
                 await self._by_broker(message, delay_level, limit)
             except (RocketError, ProtocolError) as error:
                 log.info("send-back of message %s: %s; sending it to the retry topic instead", message.msg_id, error)
                 await self._by_message(message, delay_level, limit)
-        except (RocketError, ProtocolError) as error:
-            if message.settled:
-                return False
-            log.warning("message %s of %s cannot be sent back: %s", message.msg_id, message.queue, error)
-            self._consumer.later(self._consumer.config.local_retry_delay, lambda: self._again(message))
-            return False
-        counters = self._consumer.counters
-        if delay_level == DEAD_LETTER_LEVEL or message.reconsume_times + 1 >= limit:
-            counters.dead_lettered += 1
-        else:
-            counters.retried += 1
+            if dead:
+                counters.dead_lettered += 1
+            else:
+                counters.retried += 1
         if not holder.done(message):
             counters.late += 1
             return False
         return True
 
     async def _by_broker(self, message: Message, delay_level: int, limit: int) -> None:
-        queue = message.queue
+        queue = message.source.queue
         address = self._consumer.master_address(queue)
         if address is None:
             raise NotConnectedError(f"broker {queue.broker_name!r} has no master")
         header = ConsumerSendMsgBackRequestHeader(
-            message.physical_offset, self._consumer.group, delay_level, message.msg_id, message.topic, False, limit - 1
-        )
+            message.physical_offset, self._consumer.wire_group, delay_level, message.msg_id, message.wire_topic, False,
+            limit - 1,
+        )  # fmt: skip
         code = RequestCode.CONSUMER_SEND_MSG_BACK
         await self._consumer.client.call(address, code, header, timeout=_SEND_BACK_TIMEOUT)
 
     async def _by_message(self, message: Message, delay_level: int, limit: int) -> None:
         """The fall-back of rocketmq-protocol 6.11. Any broker of the retry topic will do; it moves what has been tried
         more often than allowed to the dead letters by itself."""
-        group = self._consumer.group
         times = message.reconsume_times + 1
-        dead = delay_level == DEAD_LETTER_LEVEL or times >= limit
-        topic = f"%RETRY%{group}"
+        dead = delay_level < 0 or times >= limit
+        topic = self._consumer.retry_topic
         properties = {name: value for name, value in message.properties.items() if name not in _NOT_COPIED}
-        properties[PROPERTY_RETRY_TOPIC] = message.topic
+        properties[PROPERTY_RETRY_TOPIC] = message.wire_topic
         properties[PROPERTY_ORIGIN_MESSAGE_ID] = message.properties.get(PROPERTY_ORIGIN_MESSAGE_ID, message.msg_id)
         if not dead:
             properties["DELAY"] = str(delay_level or _FIRST_RETRY_LEVEL + times - 1)

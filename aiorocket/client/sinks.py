@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from aiorocket.client.delivery import Delivery
+from aiorocket.client.batch_listener import BatchDelivery
+from aiorocket.client.calls import Call, SingleCall, StatusCall
+from aiorocket.client.delivery import Delivery, Surroundings
+from aiorocket.client.keyed import KeyedDelivery
+from aiorocket.client.listener_state import check_state
+from aiorocket.client.orderly import OrderlyDelivery
 
 if TYPE_CHECKING:
     from aiorocket.client.consumer import Consumer
@@ -26,9 +31,16 @@ class Sink(Protocol):
     def put(self, messages: Sequence[Message]) -> None:
         """Take messages of one queue, ascending. Hot: one call per pull answer."""
 
+    def set_concurrency(self, concurrency: int) -> None:
+        """So many handlers at once from now on; nothing that runs is interrupted, nothing that waits is lost."""
+
     @property
     def in_work(self) -> int:
         """Messages a handler has now."""
+
+    @property
+    def backlog(self) -> int:
+        """Messages that wait for a worker and for nothing else; those behind a suspended queue or key do not count."""
 
     async def revoke(self, queue: Queue, timeout: float) -> bool:
         """The queue is being given up and nothing more of it is put: begin no further message of it, and wait up to
@@ -44,13 +56,43 @@ class Sink(Protocol):
 
 def make_sink(listener: Listener, consumer: Consumer) -> Sink:
     """The sink for ``listener``; not started."""
-    return Delivery(
-        listener.handler,
-        name=f"listener-{listener.topic}",
-        concurrency=listener.concurrency or consumer.config.concurrency,
-        batch_size=listener.batch_size or consumer.config.batch_size,
-        timeout=listener.timeout,
-        max_attempts=listener.max_attempts,
+    check_state(listener)
+    if listener.mode == "orderly":
+        return OrderlyDelivery(listener, consumer)
+    around = Surroundings(
+        group=consumer.group,
         failure=consumer.settlement,
         counters=consumer.counters,
+        stats=consumer.stats,
+        clock=consumer.client.env.clock,
+        hooks=consumer.hooks,
+        namespace=consumer.client.config.namespace,
+        consume_timeout=consumer.config.consume_timeout,
+        moved=consumer.backlog.tell,
     )
+    options: dict[str, Any] = {
+        "name": f"listener-{listener.topic}",
+        "concurrency": listener.concurrency or consumer.config.concurrency,
+        "surroundings": around,
+        "timeout": listener.timeout,
+        "max_attempts": listener.max_attempts,
+    }
+    size = listener.batch_size or consumer.config.batch_size
+    if listener.mode == "batch":
+        return BatchDelivery(
+            listener.handler, max_wait=listener.max_wait, max_bytes=listener.max_bytes, batch_size=size, **options
+        )
+    if listener.order_by is not None:
+        return KeyedDelivery(
+            listener.handler,
+            order_by=listener.order_by,
+            suspend=listener.suspend or consumer.config.suspend,
+            limit=listener.max_attempts or consumer.config.max_attempts,
+            call=StatusCall if listener.status else SingleCall,
+            **options,
+        )
+    if listener.status:
+        call: type[Call] = StatusCall
+    else:
+        call = Call if size > 1 else SingleCall
+    return Delivery(listener.handler, batch_size=size, call=call, one_queue=listener.status, **options)

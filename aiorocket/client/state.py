@@ -27,7 +27,9 @@ class QueueState:
 @dataclass(slots=True)
 class Counters:
     """Since the start. ``consumed`` counts every finished message, however it ended; ``late`` results came after the
-    message was given to somebody else and changed nothing."""
+    message was given to somebody else and changed nothing. ``suspended`` counts failures that were tried again in
+    place (by key), ``send_back_failed`` the times no broker took a message back, ``broadcast_dropped`` failures of a
+    group that broadcasts."""
 
     consumed: int = 0
     retried: int = 0
@@ -36,6 +38,12 @@ class Counters:
     timed_out: int = 0
     late: int = 0
     dropped: int = 0
+    suspended: int = 0
+    send_back_failed: int = 0
+    broadcast_dropped: int = 0
+    #: Commits refused because the queue has another owner, and pulls that led back to a smaller offset.
+    stale_commits: int = 0
+    backwards: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

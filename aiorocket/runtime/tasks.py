@@ -8,11 +8,11 @@ also saves the broker process the import of anyio (20 ms of its 200 ms to readin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = ("TaskScope",)
+__all__ = ("TaskScope", "to_the_end")
 
 T = TypeVar("T")
 
@@ -42,6 +42,11 @@ class TaskScope:
 
     def __len__(self) -> int:
         return len(self._tasks)
+
+    @property
+    def closed(self) -> bool:
+        """``close()`` was called: nothing starts here any more."""
+        return self._closed
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
@@ -75,3 +80,13 @@ class TaskScope:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+async def to_the_end(close: Callable[[], Awaitable[object]]) -> None:
+    """Await ``close()``, which may be called again while it is half done. Being cancelled in its middle leaves nothing
+    open: it is then done once more before the cancellation goes on its way."""
+    try:
+        await close()
+    except asyncio.CancelledError:
+        await close()
+        raise

@@ -1,12 +1,16 @@
-"""Plain functions beside the loop. Listeners that are not ``async def`` run here; nothing of aiorocket itself does."""
+"""Plain functions beside the loop, and a loop beside plain functions. Listeners that are not ``async def`` run here;
+nothing of aiorocket itself does."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TypeVar
 
-__all__ = ("in_thread",)
+from aiorocket.runtime.loop import new_event_loop
+
+__all__ = ("in_thread", "in_thread_to_end", "loop_in_thread")
 
 T = TypeVar("T")
 
@@ -15,3 +19,32 @@ async def in_thread(function: Callable[..., T], *args: object) -> T:
     """``function(*args)`` in the loop's thread pool; a simulated loop runs it inline. Being cancelled leaves the
     function running to its end, its result is then lost."""
     return await asyncio.get_running_loop().run_in_executor(None, function, *args)
+
+
+async def in_thread_to_end(function: Callable[..., T], *args: object) -> T:
+    """As ``in_thread``, for what must not run twice at once: being cancelled waits until the function has ended and is
+    then passed on."""
+    running = asyncio.get_running_loop().run_in_executor(None, function, *args)
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        running.exception()
+        raise cancelled
+    return running.result()
+
+
+@contextmanager
+def loop_in_thread(entered: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Enter an async context manager in a loop in a thread of its own, leave it at the end of the block. What it raises
+    is raised here; loop and thread have ended then, too."""
+    from anyio.from_thread import start_blocking_portal  # for tests only, and not quick to import
+
+    with (
+        start_blocking_portal("asyncio", {"loop_factory": new_event_loop}) as portal,
+        portal.wrap_async_context_manager(entered) as value,
+    ):
+        yield value

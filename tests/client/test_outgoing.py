@@ -21,6 +21,13 @@ def test_everything_comes_back() -> None:
     }  # fmt: skip
 
 
+def test_reserved_properties_are_ours_to_set() -> None:
+    made = text(properties={"x": "y"}, system={"TRAN_MSG": "true", "PGROUP": "g"})
+    assert decode_properties(made.encode()) == {"UNIQ_KEY": "ID", "x": "y", "TRAN_MSG": "true", "PGROUP": "g"}
+    with pytest.raises(UsageError, match="must not contain"):
+        text(system={"INSTANCE_ID": "a\x02b"})
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -1,11 +1,37 @@
 """Committable positions per queue: they only grow, unless a repair says otherwise, and remember what the broker
-knows."""
+knows. And the file that members of a broadcasting group keep theirs in, as Java's LocalFileOffsetStore writes it."""
 
 from __future__ import annotations
 
-from aiorocket.model import Queue
+from collections.abc import Mapping
 
-__all__ = ("OffsetTable",)
+from aiorocket.model import Queue
+from aiorocket_protocol import MessageQueue, ProtocolError, fastjson
+
+__all__ = ("OffsetTable", "read_offset_file", "write_offset_file")
+
+
+def write_offset_file(offsets: Mapping[Queue, int]) -> bytes:
+    """``{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:42,...}}``, sorted by queue."""
+    return fastjson.dumps({"offsetTable": {MessageQueue(*queue): offset for queue, offset in sorted(offsets.items())}})
+
+
+def read_offset_file(data: bytes) -> dict[Queue, int]:
+    """What ``write_offset_file`` or a Java client wrote. ProtocolError for anything else, such as a torn file."""
+    value = fastjson.loads(data)
+    table = value.get("offsetTable") if isinstance(value, dict) else None
+    if not isinstance(table, dict):
+        raise ProtocolError(f"no offsetTable in {data!r:.100}", where="offset file")
+    found: dict[Queue, int] = {}
+    for key, offset in table.items():
+        names = dict(key) if isinstance(key, tuple) else {}
+        topic, broker_name, queue_id = names.get("topic"), names.get("brokerName"), names.get("queueId")
+        if not (isinstance(topic, str) and isinstance(broker_name, str)) or type(queue_id) is not int:
+            raise ProtocolError(f"{key!r:.100} is not a queue", where="offset file")
+        if type(offset) is not int:
+            raise ProtocolError(f"{offset!r:.100} is not an offset", where="offset file")
+        found[Queue(topic, broker_name, queue_id)] = offset
+    return found
 
 
 class OffsetTable:
@@ -29,6 +55,11 @@ class OffsetTable:
             return False
         self._position[queue] = offset
         return True
+
+    def set(self, queue: Queue, offset: int) -> None:
+        """Set, also backwards, what an orderly listener has committed. Nothing happens for a queue that is not held."""
+        if queue in self._position:
+            self._position[queue] = offset
 
     def repair(self, queue: Queue, offset: int) -> None:
         """Set, also backwards: the broker said that the position does not exist (OFFSET_ILLEGAL) or it was reset."""

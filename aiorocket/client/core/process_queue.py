@@ -102,8 +102,10 @@ class ProcessQueue:
         return None
 
     def drop(self) -> None:
-        """The queue is given up: waiting messages are skipped, running ones finish without effect."""
+        """The queue is given up: waiting messages are skipped, running ones finish without effect, as late ones."""
         self.dropped = True
+        for entry in self._order:
+            entry.holder = None
         if self.on_room is not None:
             self._call_room()
 

@@ -8,15 +8,17 @@ from typing import Generic, Protocol, TypeVar
 from aiorocket.errors import UsageError
 from aiorocket_protocol import tags_code
 
-__all__ = ("QueueChoice",)
+__all__ = ("OnBroker", "QueueChoice")
 
 
-class _OnBroker(Protocol):
+class OnBroker(Protocol):
+    """Something that lies on a broker: a queue, a target."""
+
     @property
     def broker_name(self) -> str: ...
 
 
-T = TypeVar("T", bound=_OnBroker)
+T = TypeVar("T", bound=OnBroker)
 
 
 class QueueChoice(Generic[T]):

@@ -85,11 +85,11 @@ class TopicRoute:
 
 
 def _parse_order_conf(conf: str | None) -> list[tuple[str, int]]:
-    """``broker-a:4;broker-b:2`` as pairs; parts that are not of this form are passed over, as Java does."""
+    """``broker-a:4;broker-b:2`` as pairs; parts that are not of this form are passed over (Java fails then)."""
     pairs: list[tuple[str, int]] = []
     for part in (conf or "").split(";"):
         name, colon, count = part.strip().rpartition(":")
-        if colon and name and count.isdigit():
+        if colon and name and count.isascii() and count.isdigit():
             pairs.append((name, int(count)))
     return pairs
 

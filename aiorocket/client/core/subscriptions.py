@@ -8,9 +8,11 @@ from typing import Generic, NamedTuple, TypeVar
 from aiorocket.errors import UsageError
 from aiorocket_protocol import ProtocolError, SubscriptionData
 
-__all__ = ("ALL_TAGS", "Registration", "Subscriptions", "check_tags")
+__all__ = ("ALL_TAGS", "SQL92", "Registration", "Subscriptions", "check_filter", "check_tags")
 
 ALL_TAGS = "*"
+#: The expression type of a subscription that is not by tags.
+SQL92 = "SQL92"
 
 S = TypeVar("S")
 
@@ -23,12 +25,26 @@ def check_tags(expression: str) -> frozenset[str]:
         raise UsageError(f"tags={expression!r}: {error}; '*' for all, or tags between '||'") from None
 
 
+def check_filter(tags: str, sql: str | None) -> frozenset[str]:
+    """The tags of a subscription by ``tags`` or by ``sql``. UsageError for both at once, and for an empty expression;
+    whether the expression means anything is for the broker to say."""
+    if sql is None:
+        return check_tags(tags)
+    if not isinstance(sql, str) or not sql.strip():
+        raise UsageError(f"sql={sql!r}: an expression such as \"amount > 5 AND region IS NOT NULL\"")
+    if tags.strip() not in ("", ALL_TAGS):
+        raise UsageError(f"tags={tags!r} and sql={sql!r}: a topic is filtered by one of them (SQL knows TAGS too)")
+    return frozenset()
+
+
 class Registration(NamedTuple, Generic[S]):
-    """Whoever takes messages of one topic (``sink``): those with one of ``tags``, or all when it is empty."""
+    """Whoever takes messages of one topic (``sink``): those with one of ``tags``, or all when it is empty; with ``sql``
+    those the broker finds by it."""
 
     topic: str
     tags: frozenset[str]
     sink: S
+    sql: str | None = None
 
 
 class Subscriptions(Generic[S]):
@@ -39,7 +55,7 @@ class Subscriptions(Generic[S]):
     def __init__(self) -> None:
         self._by_topic: dict[str, list[Registration[S]]] = {}
 
-    def add(self, topic: str, tags: Iterable[str], sink: S) -> None:
+    def add(self, topic: str, tags: Iterable[str], sink: S, sql: str | None = None) -> None:
         """UsageError when an earlier sink of the topic takes some of the same messages: who should get them?"""
         wanted = frozenset(tags)
         present = self._by_topic.setdefault(topic, [])
@@ -47,7 +63,7 @@ class Subscriptions(Generic[S]):
             if not wanted or not other.tags or wanted & other.tags:
                 common = " || ".join(sorted(wanted & other.tags)) or ALL_TAGS
                 raise UsageError(f"topic {topic!r}, tags {common!r}: there is a listener for these messages already")
-        present.append(Registration(topic, wanted, sink))
+        present.append(Registration(topic, wanted, sink, sql))
 
     def topics(self) -> list[str]:
         return list(self._by_topic)
@@ -64,6 +80,9 @@ class Subscriptions(Generic[S]):
 
     def data(self, topic: str, version: int) -> SubscriptionData:
         """As heartbeats carry it."""
+        sql = next((each.sql for each in self._by_topic.get(topic, ()) if each.sql is not None), None)
+        if sql is not None:
+            return SubscriptionData(topic, sql, sub_version=version, expression_type=SQL92)
         return SubscriptionData.parse(topic, " || ".join(sorted(self.tags(topic))) or ALL_TAGS, version)
 
     def only(self, topic: str) -> S | None:

@@ -1,0 +1,190 @@
+"""The queues one member holds: a fetcher each, taken, paused, begun anew at another offset, given up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from aiorocket.client.core.assignment import share
+from aiorocket.client.core.process_queue import Limits
+from aiorocket.client.fetcher import Fetcher
+from aiorocket.client.rebalance_hooks import QueuesHook, tell
+from aiorocket.client.state import QueueState
+from aiorocket.model import Queue
+
+if TYPE_CHECKING:
+    from aiorocket.client.commits import Commits
+    from aiorocket.client.consumer import Consumer
+    from aiorocket.client.start_offset import Start
+    from aiorocket.runtime.tasks import TaskScope
+
+__all__ = ("Assigned",)
+
+log = logging.getLogger("aiorocket.client")
+
+_ALL = "*"
+
+
+class Assigned:
+    """Made by the consumer's start. A queue is in ``fetchers`` from ``take`` until everything about its end is done."""
+
+    def __init__(self, consumer: Consumer, commits: Commits, scope: TaskScope) -> None:
+        self._consumer = consumer
+        self._config = consumer.config
+        self._commits = commits
+        self._scope = scope
+        self.fetchers: dict[Queue, Fetcher] = {}
+        #: Messages finished in assignments that have ended.
+        self.retired = 0
+        self._begun_anew: dict[Queue, float] = {}
+
+    async def prepare(self, starts: Mapping[Queue, Start]) -> None:
+        """Tell the application of queues that are about to be taken."""
+        await self.tell(self._consumer.on_assigned, self._consumer.shown(starts))
+
+    def take(self, queue: Queue, start: Start) -> None:
+        """Begin with a queue."""
+        fetcher = self.fetchers[queue] = Fetcher(self._consumer, queue, start.offset, self._limits(1))
+        self._commits.offsets.begin(queue, start.offset, committed=start.stored)
+        fetcher.paused = self.is_paused(queue.topic)
+        fetcher.start(self._scope.start)
+
+    def spread_limits(self) -> None:
+        """What a topic may have in its cache is shared out to its queues."""
+        counts = Counter(queue.topic for queue in self.fetchers)
+        for queue, fetcher in self.fetchers.items():
+            fetcher.limit(self._limits(counts[queue.topic]))
+
+    def _limits(self, queues: int) -> Limits:
+        config = self._config
+        return Limits(
+            share(config.max_cached_messages, config.max_cached_messages_per_topic, queues),
+            share(config.max_cached_bytes, config.max_cached_bytes_per_topic, queues),
+            # An orderly queue is consumed from its front only, so it cannot get wide.
+            sys.maxsize if self._consumer.is_orderly else config.max_span,
+        )
+
+    @property
+    def finished(self) -> int:
+        """Messages finished so far, however."""
+        held = (fetcher.process_queue for fetcher in self.fetchers.values())
+        return self.retired + sum(process_queue.taken - process_queue.count for process_queue in held)
+
+    def states(self) -> tuple[QueueState, ...]:
+        """What each queue is doing, by queue."""
+        return tuple(self._state(self.fetchers[queue]) for queue in sorted(self.fetchers))
+
+    def _state(self, fetcher: Fetcher) -> QueueState:
+        process_queue = fetcher.process_queue
+        return QueueState(
+            queue=fetcher.shown,
+            next_offset=process_queue.next_offset,
+            committed=self._commits.offsets.committed(fetcher.queue),
+            cached=process_queue.count,
+            cached_bytes=process_queue.size,
+            blocked=fetcher.blocked,
+            last_pull=fetcher.last_pull,
+            last_error=fetcher.last_error,
+        )
+
+    # -- pause --
+
+    def is_paused(self, topic: str) -> bool:
+        paused = self._consumer.paused
+        return topic in paused or _ALL in paused
+
+    def look_at_pauses(self) -> None:
+        for fetcher in self.fetchers.values():
+            fetcher.paused = self.is_paused(fetcher.queue.topic)
+            fetcher.wake()
+
+    def lock_lost(self, queue: Queue) -> None:
+        """Somebody else may own the queue by now and go on in it: what is cached counts no more, and our position
+        neither. It is taken anew with its lock, where the group is then."""
+        self.begin_anew({queue: None}, 0.0)
+
+    # -- ends --
+
+    async def give_up(self, queues: Collection[Queue]) -> None:
+        """End with ``queues``: nothing more is pulled, what must end before others begin has ended or its time is up,
+        the positions are stored, the locks given back. Results that come later have no effect here."""
+        fetchers = [self.fetchers[queue] for queue in sorted(queues)]
+        if not fetchers:
+            return
+        await asyncio.gather(*(fetcher.stop() for fetcher in fetchers))
+        await self._revoke(fetchers)
+        await self.tell(self._consumer.on_revoked, [fetcher.shown for fetcher in fetchers])
+        await self.finish(fetchers)
+
+    async def finish(self, fetchers: Collection[Fetcher], *, leaving: bool = False) -> None:
+        """The last steps of ``give_up`` for fetchers that are stopped: store, unlock, drop. An offset that was to be
+        set in a while is what is stored, and not the position from before."""
+        for fetcher in fetchers:
+            if fetcher.reset_to is not None:
+                self._commits.offsets.repair(fetcher.queue, fetcher.reset_to)
+        if fetchers:
+            await self._commits.flush(fetchers)
+        leases = self._consumer.leases
+        if leases is not None:
+            if leaving:
+                await leases.close()
+            else:
+                await asyncio.gather(*(leases.release(fetcher.queue) for fetcher in fetchers))
+        for fetcher in fetchers:
+            self._drop(fetcher)
+
+    def begin_anew(self, positions: Mapping[Queue, int | None], delay: float) -> None:
+        """What is cached of these queues belongs to positions that count no more. It is dropped at once; ``delay``
+        seconds later, when running listeners have had time to end, the new offsets are set (also backwards) and stored,
+        and the queues are given back to be taken again. None leaves the offset as the group has it. Queues that are
+        not held are passed over."""
+        now, soon = asyncio.get_running_loop().time(), self._config.pull_error_delay
+        fetchers: dict[Fetcher, int | None] = {}
+        for queue, offset in positions.items():
+            fetcher = self.fetchers.get(queue)
+            if fetcher is not None and not fetcher.process_queue.dropped:
+                fetchers[fetcher] = offset
+                fetcher.reset_to = offset
+                self._commits.note(fetcher)
+                fetcher.process_queue.drop()
+                # Two brokers that disagree about the queue must not make this spin.
+                if now - self._begun_anew.get(queue, -soon) < soon:
+                    delay = max(delay, soon)
+                self._begun_anew[queue] = now
+        if fetchers:
+            self._scope.start(self._begin_anew(fetchers, delay), name="begin-anew")
+
+    async def _begin_anew(self, fetchers: Mapping[Fetcher, int | None], delay: float) -> None:
+        await asyncio.gather(*(fetcher.stop() for fetcher in fetchers))
+        await self._revoke(fetchers)
+        await asyncio.sleep(delay)
+        for fetcher, offset in fetchers.items():
+            queue = fetcher.queue
+            if self.fetchers.get(queue) is fetcher:
+                if offset is not None:
+                    await self._commits.repair(queue, offset)
+                if self._consumer.leases is not None:
+                    await self._consumer.leases.release(queue)
+                self._drop(fetcher)
+        self._consumer.rebalance_now()
+
+    async def _revoke(self, fetchers: Collection[Fetcher]) -> None:
+        patience = self._config.revoke_timeout
+        sinks = self._consumer.sinks
+        await asyncio.gather(*(sink.revoke(fetcher.queue, patience) for fetcher in fetchers for sink in sinks))
+
+    def _drop(self, fetcher: Fetcher) -> None:
+        process_queue = fetcher.process_queue
+        process_queue.drop()
+        if self.fetchers.get(fetcher.queue) is fetcher:
+            del self.fetchers[fetcher.queue]
+            self._commits.forget(fetcher.queue)
+            self.retired += process_queue.taken - process_queue.count
+
+    async def tell(self, hook: QueuesHook | None, queues: list[Queue]) -> None:
+        """Await a hook of the application for so long; what it raises is logged."""
+        await tell(hook, queues, self._config.rebalance_hook_timeout)

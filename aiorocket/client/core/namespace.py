@@ -1,0 +1,56 @@
+"""Namespaces: one cluster's topics and groups kept apart by a prefix on the wire (rocketmq-protocol 9.3).
+
+``ns%orders`` is the topic "orders" of namespace "ns"; of retries and dead letters the outer prefix stays in front:
+``%RETRY%ns%billing``. Names that belong to the cluster itself are the same in every namespace.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ("unwrap", "wrap")
+
+_SEPARATOR = "%"
+_OUTER: Final = ("%RETRY%", "%DLQ%")
+#: What every broker has, whoever uses it (rocketmq-protocol 7.1).
+_SYSTEM: Final = frozenset(
+    (
+        "TBW102",
+        "SCHEDULE_TOPIC_XXXX",
+        "BenchmarkTest",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "RMQ_SYS_TRACE_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+    )
+)
+_SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The outer prefix (or nothing) and the rest."""
+    for outer in _OUTER:
+        if name.startswith(outer):
+            return outer, name[len(outer) :]
+    return "", name
+
+
+def wrap(namespace: str, name: str) -> str:
+    """The wire name of the topic or group ``name``. System names, names that carry the namespace already and everything
+    in namespace "" stay as they are."""
+    if not namespace or not name or name in _SYSTEM or name.startswith(_SYSTEM_PREFIXES):
+        return name
+    outer, rest = _split(name)
+    own = namespace + _SEPARATOR
+    return name if rest.startswith(own) else outer + own + rest
+
+
+def unwrap(namespace: str, name: str) -> str:
+    """The name without the namespace; names of other namespaces and of none stay as they are."""
+    if not namespace:
+        return name
+    outer, rest = _split(name)
+    own = namespace + _SEPARATOR
+    return outer + rest[len(own) :] if rest.startswith(own) else name

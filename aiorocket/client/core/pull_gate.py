@@ -1,0 +1,70 @@
+"""May the next pull of a queue go out? The checks in RocketMQ's order (rocketmq-protocol 6.6), and its flags (5.1)."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from aiorocket.errors import UsageError
+
+__all__ = ("CLASS_FILTER", "COMMIT", "LITE", "SUBSCRIPTION", "SUSPEND", "Facts", "Hold", "gate", "pull_flags")
+
+COMMIT: Final = 1
+SUSPEND: Final = 2
+SUBSCRIPTION: Final = 4
+CLASS_FILTER: Final = 8
+LITE: Final = 16
+
+
+class Facts(NamedTuple):
+    """What decides. ``full`` is the flow-control limit that is exceeded ("messages", "bytes", "span"), ``buffer``
+    whether an async iterator has enough waiting; ``locked`` is True where no broker lock is needed."""
+
+    dropped: bool
+    running: bool
+    paused: bool
+    full: str | None
+    buffer: bool
+    locked: bool
+    subscribed: bool
+
+
+class Hold(NamedTuple):
+    """Why not, and after how many seconds to look again at the latest (None: whoever removes the reason wakes us)."""
+
+    reason: str
+    wait: float | None
+
+
+#: There is nothing left to pull for.
+DROPPED: Final = Hold("dropped", None)
+_PAUSED: Final = Hold("paused", None)
+_BUFFER: Final = Hold("buffer", None)
+_LOCK: Final = Hold("lock", None)
+
+
+def gate(facts: Facts, error_delay: float) -> Hold | None:
+    """The first reason that holds the pull back; None when it may go out. RocketMQ looks again after 50 ms to 1 s where
+    this waits to be woken."""
+    dropped, running, paused, full, buffer, locked, subscribed = facts
+    if dropped:
+        return DROPPED
+    if not running:
+        return Hold("not running", error_delay)
+    if paused:
+        return _PAUSED
+    if full is not None:
+        return Hold(full, None)
+    if buffer:
+        return _BUFFER
+    if not locked:
+        return _LOCK
+    if not subscribed:
+        return Hold("subscription", error_delay)
+    return None
+
+
+def pull_flags(*, commit: bool, suspend: bool, subscription: bool = False, class_filter: bool = False) -> int:
+    """The sysFlag of a pull. UsageError for class filters: code that a broker runs is nothing we ever send."""
+    if class_filter:
+        raise UsageError("class filters are not supported (RocketMQ 5 has none either): use tags or sql=")
+    return commit * COMMIT | suspend * SUSPEND | subscription * SUBSCRIPTION

@@ -1,0 +1,244 @@
+"""A group's dead letters (``%DLQ%group``), read in place. What ``replay`` does with them is in ``replay.py``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from aiorocket.client.core.namespace import unwrap, wrap
+from aiorocket.client.core.routes import TopicRoute
+from aiorocket.client.queue_scan import QueueScan
+from aiorocket.client.replay import Replay, ReplayOutcome, ReplayReport
+from aiorocket.client.route_table import AUTO_CREATE_TOPIC
+from aiorocket.errors import NotConnectedError, TopicNotFoundError, UsageError
+from aiorocket.model import Queue, check_group, check_topic
+from aiorocket_protocol import (
+    PROPERTY_DLQ_ORIGIN_TOPIC,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RETRY_TOPIC,
+    CreateTopicRequestHeader,
+    RecordView,
+    RequestCode,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.client.session import Client
+
+__all__ = ("DeadLetters", "DeadMessage")
+
+log = logging.getLogger("aiorocket.client")
+
+_DLQ_PREFIX = "%DLQ%"
+_MARKS_PREFIX = "%REPLAYED%"
+_READ_AND_WRITE = 6
+
+Moment = datetime | int
+
+
+class DeadMessage(RecordView):
+    """A message in ``%DLQ%group``. Body, keys, tag and properties are those it was sent with; ``msg_id`` is the
+    sender's; ``store_timestamp`` is when it was given up (ms)."""
+
+    __slots__ = ("namespace", "queue", "replayed")
+
+    namespace: str
+    #: Where it lies: the dead-letter topic, its broker, its queue.
+    queue: Queue
+    #: It has been replayed.
+    replayed: bool
+
+    @property
+    def origin_topic(self) -> str:
+        """The topic it was sent to; empty when that is not known (it was put here by hand)."""
+        properties = self.properties
+        wire = properties.get(PROPERTY_RETRY_TOPIC) or properties.get(PROPERTY_DLQ_ORIGIN_TOPIC, "")
+        return unwrap(self.namespace, wire)
+
+    @property
+    def origin_msg_id(self) -> str:
+        """Offset message id of its first record, as far as that is known."""
+        return self.properties.get(PROPERTY_ORIGIN_MESSAGE_ID, "")
+
+    @property
+    def replay_id(self) -> str:
+        """Names this dead letter for ever, also when its broker moves: the offset id its record was stored with."""
+        return self.offset_msg_id
+
+
+Where = Callable[[DeadMessage], bool]
+
+
+class DeadLetters:
+    """See ``Admin.dlq``. Reading needs no consumer group and moves no offset.
+
+    NotConnectedError when a broker that has dead letters of the group, as far as name servers know, cannot be asked: an
+    answer without its messages would look complete. On brokers that keep dead letters unreadable (old ones give the
+    topic write permission only) reading changes that permission first.
+    """
+
+    def __init__(self, client: Client, group: str) -> None:
+        self.group = check_group(group)
+        self._namespace = client.config.namespace
+        #: As brokers know them, with the namespace.
+        self.topic = check_topic(_DLQ_PREFIX + wrap(self._namespace, group))
+        self.marks_topic = check_topic(_MARKS_PREFIX + wrap(self._namespace, group))
+        self._client = client
+
+    async def messages(
+        self,
+        *,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        where: Where | None = None,
+        limit: int | None = None,
+    ) -> AsyncGenerator[DeadMessage, None]:
+        """What was given up from ``since`` up to ``until`` (aware datetimes, or ms) and satisfies ``where``: the oldest
+        first in each queue, one queue after the other, at most ``limit``. What is added meanwhile is not seen."""
+        first, last = _millis("since", since), _millis("until", until)
+        if limit is not None and limit < 0:
+            raise UsageError(f"limit={limit}: 0 or more")
+        left = limit
+        if left == 0:
+            return
+        for scan in await self._queues():
+            begin, end = await scan.bounds()
+            if begin >= end:
+                continue
+            if first is not None:
+                begin = max(begin, await scan.offset_at(first))
+            marks = await self._marks(scan.queue.broker_name)
+            shown = scan.queue._replace(topic=unwrap(self._namespace, scan.queue.topic))
+            async with aclosing(scan.messages(begin, end, DeadMessage)) as found:
+                async for message in found:
+                    stored = message.store_timestamp
+                    if (first is not None and stored < first) or (last is not None and stored >= last):
+                        continue
+                    message.queue = shown
+                    message.namespace = self._namespace
+                    message.replayed = message.replay_id in marks
+                    if where is None or where(message):
+                        yield message
+                        if left is not None:
+                            left -= 1
+                            if left == 0:
+                                return
+
+    async def show(self, msg_id: str) -> DeadMessage | None:
+        """The newest dead letter with this id: the sender's message id, an offset message id, or a replay id. None when
+        there is none."""
+        found: DeadMessage | None = None
+        wanted = msg_id.strip()
+        async for message in self.messages():
+            if wanted in (message.msg_id, message.replay_id, message.origin_msg_id) and (
+                found is None or message.store_timestamp >= found.store_timestamp
+            ):
+                found = message
+        return found
+
+    async def replay(
+        self,
+        *,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        where: Where | None = None,
+        limit: int | None = None,
+        rate: float | None = None,
+        to: str | None = None,
+        dry_run: bool = False,
+        confirm: bool = False,
+        on_outcome: Callable[[ReplayOutcome], object] | None = None,
+    ) -> ReplayReport:
+        """Send dead letters to the topic they came from, where every group that subscribes to it gets them, and mark
+        them as replayed. One of ``dry_run`` (send nothing) and ``confirm`` must be True.
+
+        Selection as of ``messages``; ``limit`` counts what is to be sent, not what is skipped because it was replayed
+        before. ``rate`` is messages a second. ``to`` is another topic instead; ``%RETRY%group`` hands them to this
+        group only (not while the group consumes in order: brokers then take a retry for its last). They begin anew,
+        with all attempts: body, tag, keys, the sender's properties and message id are kept, ``ORIGIN_MESSAGE_ID`` and
+        ``DLQ_ORIGIN_TOPIC`` tell where they come from, ``REPLAY_ID`` which dead letter each is.
+
+        A message that cannot be sent is counted and reported, and stays unmarked. Two replays of one group at a time
+        may send a message twice.
+        """
+        if dry_run == confirm:
+            raise UsageError("replay sends messages: confirm=True does it, dry_run=True only counts (one of them)")
+        if rate is not None and not rate > 0:
+            raise UsageError(f"rate={rate}: above 0 messages a second")
+        if limit is not None and limit < 0:
+            raise UsageError(f"limit={limit}: 0 or more")
+        if to is not None:
+            check_topic(to)
+        work = Replay(self, self._client, to, rate, dry_run, on_outcome)
+        async with aclosing(self.messages(since=since, until=until, where=where)) as found:
+            async for message in found:
+                if message.replayed:
+                    work.skip(message)
+                elif (limit is not None and work.selected >= limit) or not await work.take(message):
+                    break
+        return work.report()
+
+    # -- inside --
+
+    async def _queues(self) -> list[QueueScan]:
+        try:
+            route = await self.known_route(refresh=True)
+        except TopicNotFoundError:
+            return []  # nothing was ever given up
+        hidden = set(route.publish).difference(route.subscribe)
+        for name in sorted({queue.broker_name for queue in hidden}):
+            count = sum(queue.broker_name == name for queue in route.publish)
+            log.info("%s on %s cannot be read: giving it read permission", self.topic, name)
+            await self._configure(_master(route, name), self.topic, count)
+        queues = sorted({*route.publish, *route.subscribe})
+        return [QueueScan(self._client, queue, _master(route, queue.broker_name)) for queue in queues]
+
+    async def _marks(self, broker_name: str) -> set[str]:
+        """Replay ids of what was replayed of this broker's dead letters."""
+        address = _master(await self.known_route(), broker_name)
+        scan = QueueScan(self._client, Queue(self.marks_topic, broker_name, 0), address)
+        begin, end = await scan.bounds()
+        marks: set[str] = set()
+        async for mark in scan.messages(begin, end, RecordView):
+            marks.update(mark.keys)
+        return marks
+
+    async def has_marks(self, broker_name: str) -> bool:
+        """Something of this broker was replayed before."""
+        address = _master(await self.known_route(), broker_name)
+        return (await QueueScan(self._client, Queue(self.marks_topic, broker_name, 0), address).bounds()).end > 0
+
+    async def make_marks_topic(self, broker_name: str) -> None:
+        """RemoteError when the broker serves no administration."""
+        await self._configure(_master(await self.known_route(), broker_name), self.marks_topic, 1)
+
+    async def known_route(self, *, refresh: bool = False) -> TopicRoute:
+        """The dead-letter topic's route, from memory unless ``refresh``."""
+        return await self._client.route(self.topic, refresh=refresh)
+
+    async def _configure(self, address: str, topic: str, queues: int) -> None:
+        header = CreateTopicRequestHeader(
+            topic, AUTO_CREATE_TOPIC, queues, queues, _READ_AND_WRITE, "SINGLE_TAG", False
+        )
+        await self._client.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+
+def _master(route: TopicRoute, broker_name: str) -> str:
+    address = route.master(broker_name)
+    if address is None:
+        raise NotConnectedError(f"broker {broker_name!r} of topic {route.topic!r} has no master at the moment")
+    return address
+
+
+def _millis(name: str, value: Moment | None) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise UsageError(f"{name}={value!r}: the time needs a zone, such as datetime.now(UTC)")
+        return int(value.timestamp() * 1000)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UsageError(f"{name}={value!r}: an aware datetime or milliseconds since 1970")
+    return value

@@ -1,0 +1,92 @@
+"""One stored message to a listener at an administrator's wish: CONSUME_MESSAGE_DIRECTLY (rocketmq-protocol 3.8).
+
+Nothing is settled by it: the group's offsets, the message's attempts and its queue stay as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from aiorocket.client.batch_listener import BatchCall
+from aiorocket.client.calls import Call, SingleCall, StatusCall
+from aiorocket.client.exits import DeadLetter, Retry, Skip
+from aiorocket.client.hooks import ConsumeReturnType
+from aiorocket.client.message import Message
+from aiorocket.client.pushed import Origin
+from aiorocket.client.status import ConsumeOrderlyContext, ConsumeOrderlyStatus
+
+if TYPE_CHECKING:
+    from aiorocket.client.consumer import Consumer
+    from aiorocket.client.router import Listener
+
+__all__ = ("Looked", "consume_directly")
+
+log = logging.getLogger("aiorocket.client")
+
+_BY_KIND = {
+    ConsumeReturnType.SUCCESS: "CR_SUCCESS",
+    ConsumeReturnType.FAILED: "CR_LATER",
+    ConsumeReturnType.EXCEPTION: "CR_THROW_EXCEPTION",
+    ConsumeReturnType.RETURNNULL: "CR_RETURN_NULL",
+}
+_BY_ORDERLY_STATUS = {
+    ConsumeOrderlyStatus.SUCCESS: "CR_SUCCESS",
+    ConsumeOrderlyStatus.COMMIT: "CR_COMMIT",
+    ConsumeOrderlyStatus.ROLLBACK: "CR_ROLLBACK",
+    ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT: "CR_LATER",
+    None: "CR_RETURN_NULL",
+}
+
+
+class Looked(Origin):
+    """Of a message that a listener may try to settle as any other: it came too late for that."""
+
+    __slots__ = ()
+
+    async def send_back(self, message: Message, delay_level: int, max_attempts: int | None = None) -> bool:
+        return False
+
+
+async def consume_directly(consumer: Consumer, listener: Listener, message: Message) -> dict[str, Any]:
+    """Call the listener and say what came of it. The answer's body."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    context, remark = ConsumeOrderlyContext(message.queue), None
+    try:
+        async with asyncio.timeout(listener.timeout):
+            if listener.mode == "orderly" and listener.status:
+                status = await listener.handler([message], context)
+                if status is not None and not isinstance(status, ConsumeOrderlyStatus):
+                    raise TypeError(f"a listener in status mode returned {status!r}: a ConsumeOrderlyStatus or None")
+                result = _BY_ORDERLY_STATUS[status]
+            else:
+                call = _kind(consumer, listener)(listener.handler, [message])
+                failures = await call.run()
+                result = "CR_LATER" if failures and call.kind is ConsumeReturnType.SUCCESS else _BY_KIND[call.kind]
+    except Skip:
+        result = "CR_SUCCESS"
+    except (Retry, DeadLetter) as error:
+        result, remark = "CR_LATER", str(error)
+    except Exception as error:  # noqa: BLE001 - the application's failure is the answer
+        result = "CR_THROW_EXCEPTION"
+        remark = "".join(traceback.format_exception(error))[-4000:]
+    log.info("message %s consumed directly by group %s: %s", message.msg_id, consumer.group, result)
+    return {
+        "autoCommit": context.auto_commit,
+        "consumeResult": result,
+        "order": listener.mode == "orderly",
+        "remark": remark,
+        "spentTimeMills": int(1000 * (loop.time() - began)),
+    }
+
+
+def _kind(consumer: Consumer, listener: Listener) -> type[Call]:
+    if listener.mode == "batch":
+        return BatchCall
+    if listener.status:
+        return StatusCall
+    size = 1 if listener.order_by is not None else listener.batch_size or consumer.config.batch_size
+    return Call if size > 1 else SingleCall

@@ -1,0 +1,44 @@
+"""Filters that are not tags: does every broker of the topic know them, and does this expression mean anything there?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiorocket.client.core.namespace import unwrap
+from aiorocket.errors import UsageError
+from aiorocket_protocol import RemotingCommand, RequestCode, encode_body
+
+if TYPE_CHECKING:
+    from aiorocket.client.member import Member
+    from aiorocket.remoting.connection import Connection
+    from aiorocket_protocol import SubscriptionData
+
+__all__ = ("BROKER_VERSION", "FIRST_WITH_SQL", "check_expression")
+
+#: Where a connection keeps the version its broker gave in the answer to a heartbeat.
+BROKER_VERSION = "client.broker_version"
+#: MQVersion ordinal of 4.1.0-SNAPSHOT; older brokers take any expression for tags (rocketmq-protocol 11, trap 13).
+FIRST_WITH_SQL = 232
+
+
+async def check_expression(consumer: Member, connection: Connection, subscription: SubscriptionData) -> None:
+    """Ask a broker that has had our heartbeat (CHECK_CLIENT_CONFIG, 46). UsageError when it is too old, or with what it
+    says of the expression; the connection's errors as they are."""
+    client = consumer.client
+    what = f"broker {connection.peer} refuses {subscription.expression_type} {subscription.sub_string!r} of topic "
+    what += repr(unwrap(client.config.namespace, subscription.topic))
+    version = connection.data.get(BROKER_VERSION, 0)
+    if version < FIRST_WITH_SQL:
+        raise UsageError(f"{what}: its version {version} is older than 4.1.0 ({FIRST_WITH_SQL}): use tags")
+    body = {
+        "clientId": client.client_id,
+        "group": consumer.wire_group,
+        "namespace": client.config.namespace,
+        "subscriptionData": subscription.to_plain(),
+    }
+    command = RemotingCommand.request(
+        RequestCode.CHECK_CLIENT_CONFIG, body=encode_body(body, connection.serialize_type)
+    )
+    answer = await connection.request(command, client.config.remoting.request_timeout)
+    if answer.code != 0:
+        raise UsageError(f"{what}: code {answer.code}, {answer.remark or '(no remark)'}")

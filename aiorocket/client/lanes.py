@@ -1,0 +1,229 @@
+"""The queues of an orderly listener, each with its waiting messages: which may be worked on now, and what the others
+wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from aiorocket.client.leases import Leases
+from aiorocket.client.message import Message, Source
+from aiorocket.model import Queue
+from aiorocket.runtime.deadlines import DeadlineDriver
+
+__all__ = ("Call", "Lane", "Lanes", "LaneState")
+
+_NEVER = float("inf")
+_NOT_HELD = float("-inf")
+
+
+class LaneState:
+    """What a lane does; plain numbers, because they are compared for each message."""
+
+    #: There is nothing to do.
+    IDLE = 0
+    #: A worker may take it.
+    RUNNABLE = 1
+    #: A worker has it.
+    BUSY = 2
+    #: It failed, or gives way, and waits for its time.
+    RESTING = 3
+    #: Its lease is lost; it waits for its return.
+    LOCKED_OUT = 4
+    #: Its assignment has ended.
+    DEAD = 5
+
+
+class Call(Protocol):
+    """The call that runs for a lane."""
+
+    def cancel(self, reason: Exception) -> None:
+        """Cancel the handler; nothing when none runs."""
+
+
+class Lane:
+    """One queue (by its name on the wire) and the messages of it that wait for their call."""
+
+    __slots__ = ("call", "ended", "on_held", "queue", "ready", "revoked", "source", "state", "uncommitted", "until")
+
+    #: What the newest messages were pulled by.
+    source: Source
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.ready: deque[Message] = deque()
+        self.state = LaneState.IDLE
+        #: The end of the lease as last looked up; looked up again when that has passed.
+        self.until = _NOT_HELD
+        #: Nothing more may be begun.
+        self.revoked = False
+        #: Manual commit: consumed, in order, and neither committed nor rolled back yet.
+        self.uncommitted: list[Message] = []
+        self.call: Call | None = None
+        #: Somebody waits for the end of the running call.
+        self.ended: asyncio.Future[None] | None = None
+        self.on_held: Callable[[], None] | None = None
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """To be delivered again, before anything later."""
+        self.ready.extendleft(reversed(messages))
+
+    def tell_ended(self) -> None:
+        """The running call has ended and its messages are settled."""
+        waiter, self.ended = self.ended, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def call_ended(self, timeout: float | None) -> bool:
+        """Wait for the call that runs now, ``timeout`` seconds at most (None: for ever). True when none runs."""
+        if self.state != LaneState.BUSY:
+            return True
+        if self.ended is None:
+            self.ended = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait([self.ended], timeout=timeout)
+        return bool(done)
+
+
+class Lanes:
+    """``leases`` gives the consumer's, or None where queues need no lock (broadcasting)."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, leases: Callable[[], Leases | None]) -> None:
+        self._loop = loop
+        self._leases = leases
+        self._watched: Leases | None = None
+        self._lanes: dict[Queue, Lane] = {}
+        self.runnable: deque[Lane] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._resting: list[tuple[float, int, Lane]] = []
+        self._rests = 0
+        self._rest_over = DeadlineDriver(loop, self._next_rest, self._on_rested)
+        #: Told when the lease of a lane is lost.
+        self.on_lost: Callable[[Lane], None] = lambda lane: None
+
+    def put(self, messages: Sequence[Message]) -> None:
+        """Messages of one queue, ascending. Hot: one call per pull answer."""
+        source = messages[0].source
+        lane = self._lanes.get(source.queue)
+        if lane is None:
+            lane = self._open(source.queue)
+        lane.source = source
+        # Nothing is put while a queue is being given up, so this is a new assignment of it.
+        lane.revoked = False
+        lane.ready.extend(messages)
+        if lane.state == LaneState.IDLE:
+            self.offer(lane)
+
+    def get(self, queue: Queue) -> Lane | None:
+        return self._lanes.get(queue)
+
+    @property
+    def waiting(self) -> int:
+        """Messages no handler has yet."""
+        return sum(len(lane.ready) for lane in self._lanes.values())
+
+    def _open(self, queue: Queue) -> Lane:
+        lane = self._lanes[queue] = Lane(queue)
+        lane.on_held = partial(self._on_held, lane)
+        leases = self._leases()
+        if leases is not None and leases is not self._watched:
+            self._watched = leases
+            leases.watch_lost(self._on_lease_lost)
+        return lane
+
+    # -- between the worker and its lane --
+
+    def offer(self, lane: Lane) -> None:
+        """No worker has the lane; one may, if there is anything to do."""
+        if not lane.ready:
+            lane.state = LaneState.IDLE
+            return
+        lane.state = LaneState.RUNNABLE
+        self.runnable.append(lane)
+        while self._idle:
+            waiter = self._idle.pop()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    async def wait_for_work(self) -> None:
+        """Until a lane becomes runnable, or ``wake_all``."""
+        waiter = self._loop.create_future()
+        self._idle.append(waiter)
+        await waiter
+
+    def wake_all(self) -> None:
+        for waiter in self._idle:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._idle.clear()
+
+    def leave(self, lane: Lane) -> None:
+        """The worker is done with the lane for now."""
+        lane.call = None
+        lane.tell_ended()
+        if lane.state == LaneState.BUSY:
+            lane.state = LaneState.IDLE
+        if lane.revoked:
+            self.close(lane)
+        elif lane.state == LaneState.IDLE:
+            self.offer(lane)
+
+    def close(self, lane: Lane) -> None:
+        """The assignment has ended and no call runs."""
+        lane.state = LaneState.DEAD
+        lane.ready.clear()
+        lane.uncommitted.clear()
+        if self._lanes.get(lane.queue) is lane:
+            del self._lanes[lane.queue]
+
+    def close_all(self) -> None:
+        self._rest_over.close()
+        for lane in list(self._lanes.values()):
+            self.close(lane)
+
+    # -- rest --
+
+    def rest(self, lane: Lane, seconds: float) -> None:
+        """Nothing of the lane for so long."""
+        lane.state = LaneState.RESTING
+        self._rests += 1
+        heapq.heappush(self._resting, (self._loop.time() + seconds, self._rests, lane))
+        self._rest_over.update()
+
+    def _next_rest(self) -> float | None:
+        return self._resting[0][0] if self._resting else None
+
+    def _on_rested(self, now: float) -> None:
+        while self._resting and self._resting[0][0] <= now:
+            lane = heapq.heappop(self._resting)[2]
+            if lane.state == LaneState.RESTING:
+                self.offer(lane)
+
+    # -- leases --
+
+    def held(self, lane: Lane, now: float) -> bool:
+        """Is the queue ours at ``now``? To be asked when ``lane.until`` has passed."""
+        leases = self._leases()
+        lane.until = _NEVER if leases is None else leases.until(lane.queue)
+        return now < lane.until
+
+    def lock_out(self, lane: Lane) -> None:
+        """The queue is not ours: the lane waits until it is again."""
+        lane.state = LaneState.LOCKED_OUT
+        leases = self._leases()
+        if leases is not None and lane.on_held is not None:
+            leases.when_valid(lane.queue, lane.on_held)
+
+    def _on_held(self, lane: Lane) -> None:
+        if lane.state == LaneState.LOCKED_OUT:
+            self.offer(lane)
+
+    def _on_lease_lost(self, queue: Queue) -> None:
+        lane = self._lanes.get(queue)
+        if lane is not None:
+            lane.until = _NOT_HELD
+            self.on_lost(lane)

@@ -1,0 +1,296 @@
+"""What the verbs of a producer share: topics opened once, message ids, letters, the room for sends under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from aiorocket.client.attempts import Attempts, Letter
+from aiorocket.client.core.lifecycle import Lifecycle
+from aiorocket.client.core.namespace import unwrap, wrap
+from aiorocket.client.core.routes import TopicRoute
+from aiorocket.client.outgoing import COMPRESSIONS, property_text, squeeze
+from aiorocket.client.publish import Publish
+from aiorocket.client.send_hooks import SendHook
+from aiorocket.client.session import Client
+from aiorocket.config import ProducerConfig
+from aiorocket.errors import NotConnectedError, SendError, TopicNotFoundError, UsageError
+from aiorocket.model import OutgoingMessage, Queue, SendReceipt, SendStatus, check_group, check_topic
+from aiorocket_protocol import (
+    PROPERTY_INSTANCE_ID,
+    ProtocolError,
+    RemotingCommand,
+    SendMessageResponseHeader,
+    UniqueIds,
+    compress,
+    pack_host,
+)
+
+__all__ = ("Posting", "Selector", "as_bytes", "as_message")
+
+#: ``select=``: from the queues that can be written to, the message, and ``arg``, to the queue it goes to (Java's
+#: MessageQueueSelector).
+Selector = Callable[[Sequence[Queue], OutgoingMessage, Any], Queue]
+
+_FIRST_PAUSE = 0.05
+
+
+class Posting:
+    """The part of a ``Producer`` that is not its verbs."""
+
+    def __init__(self, group: str, client: Client, config: ProducerConfig, hooks: Iterable[SendHook]) -> None:
+        self.group = check_group(group)
+        self.client = client
+        self.config = config
+        namespace = client.config.namespace
+        #: The group as brokers know it.
+        self.wire_group = check_group(wrap(namespace, group))
+        #: What every message carries beside what its sender says.
+        self.system: Mapping[str, str] | None = {PROPERTY_INSTANCE_ID: namespace} if namespace else None
+        self._hooks = tuple(hooks)
+        self._compression = COMPRESSIONS[config.compress_type]
+        self._lifecycle = Lifecycle(f"producer {group!r}")
+        self._publish: dict[str, Publish] = {}
+        self._in_flight = 0
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._ids: UniqueIds | None = None
+        self._time = _not_started
+
+    def _check_compression(self) -> None:
+        try:
+            compress(b"", self.config.compress_level, self._compression)
+        except ProtocolError as error:
+            raise UsageError(f"compress_type={self.config.compress_type!r}: {error}") from error
+
+    def _begin(self) -> None:
+        """The loop is here and the client runs."""
+        self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
+        self._wall_ms = self.client.env.clock.wall_ms
+        self._attempts = Attempts(self.client, self.config, self._open, self._receipt, self._hooks)
+        self._unwatch = self.client.watch_routes(self._on_route)
+
+    def need_running(self) -> None:
+        """UsageError unless started and not stopped."""
+        self._lifecycle.need_running()
+
+    def next_id(self) -> str:
+        """A message id (UNIQ_KEY). It carries our address, so it is drawn after the first connection was made."""
+        if self._ids is None:
+            self._ids = self._new_ids()
+        return self._ids.next(self._wall_ms())
+
+    @property
+    def in_flight(self) -> int:
+        """Sends under way."""
+        return self._in_flight
+
+    @property
+    def attempts(self) -> Attempts:
+        """The slow path of a send; batches go there directly."""
+        return self._attempts
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """A send under way, for ``flush`` and ``max_in_flight``."""
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            if self._room or self._idle:
+                self._make_room()
+
+    def letter(
+        self, publish: Publish, message: OutgoingMessage, system: Mapping[str, str] | None = None, sys_flag: int = 0
+    ) -> Letter:
+        """``message`` ready for the wire, with a new id; ``system`` are properties and ``sys_flag`` bits that only
+        RocketMQ itself sets."""
+        if not message.body:
+            raise UsageError("an empty body: RocketMQ's brokers and clients refuse it, send at least one byte")
+        msg_id, born = self.next_id(), self._wall_ms()
+        text = property_text(
+            msg_id, message.tag, message.keys, message.properties, message.sharding_key, message.delay_level,
+            {**(self.system or {}), **(system or {})},
+        )  # fmt: skip
+        body, bits = self.packed(message.body)
+        return Letter(publish.name, body, text, msg_id, sys_flag | bits, message.flag, born, group=self.wire_group)
+
+    async def post(
+        self,
+        message: OutgoingMessage,
+        system: Mapping[str, str],
+        *,
+        sys_flag: int = 0,
+        queue: Queue | None = None,
+        deadline: float,
+    ) -> SendReceipt:
+        """Send a message as ``letter`` makes it."""
+        publish = await self.open_topic(message.topic, max(0.001, deadline - self._time()))
+        letter = self.letter(publish, message, system, sys_flag)
+        with self.counted():
+            return await self.place(publish, queue, message.sharding_key, letter, deadline)
+
+    async def place(
+        self, publish: Publish, queue: Queue | None, sharding_key: str | None, letter: Letter, deadline: float
+    ) -> SendReceipt:
+        """Send to the queue that is asked for, or to the next."""
+        if queue is not None:
+            return await self._attempts.pinned(publish, queue, letter, deadline)
+        if sharding_key is not None:
+            return await self._attempts.keyed(publish, sharding_key, letter, deadline)
+        return await self._attempts.run(publish, publish.next(), letter, deadline)
+
+    async def _select(
+        self, message: OutgoingMessage, queue: Queue | None, select: Selector, arg: Any, timeout: float | None
+    ) -> tuple[Queue, float]:
+        """The queue that ``select`` chooses, and the time that is left."""
+        if queue is not None:
+            raise UsageError("either queue= or select=: both say where the message goes")
+        timeout = self.config.send_timeout if timeout is None else timeout
+        deadline = self._time() + timeout
+        publish = await self.open_topic(message.topic, timeout)
+        chosen = publish.pinned(select(publish.queues, message, arg)).queue
+        return chosen, max(0.001, deadline - self._time())
+
+    async def open_topic(self, topic: str, timeout: float) -> Publish:
+        """The topic's targets, looked up within ``timeout`` if they are not known."""
+        return self._publish.get(topic) or await self._admit(topic, timeout)
+
+    async def _admit(self, topic: str, timeout: float) -> Publish:
+        self._lifecycle.need_running()
+        check_topic(topic)
+        trouble = ""
+        try:
+            async with asyncio.timeout(timeout):
+                pause = _FIRST_PAUSE
+                while True:
+                    try:
+                        publish = await self._open(topic)
+                        break
+                    except NotConnectedError as error:
+                        # Name servers come back; the time of this send is there to wait for them.
+                        trouble = str(error)
+                        await asyncio.sleep(pause)
+                        pause = min(2 * pause, 1.0)
+                while self._in_flight >= self.config.max_in_flight:
+                    waiter = self._loop.create_future()
+                    self._room.append(waiter)
+                    try:
+                        await waiter
+                    except BaseException:
+                        if waiter.done() and not waiter.cancelled():
+                            self._make_room()  # it was our turn and we cannot take it
+                        raise
+                return publish
+        except TimeoutError:
+            if self._in_flight >= self.config.max_in_flight:
+                trouble = f"{self._in_flight} sends are in flight, max_in_flight allows no more"
+            elif not trouble:
+                servers = ", ".join(self.client.config.nameservers)
+                trouble = self.client.routes.trouble or f"no route from {servers} so far"
+            text = f"topic {topic!r}: {trouble} (tried for {timeout:g} s)"
+            raise SendError(text, may_be_stored=False) from None
+
+    async def _open(self, topic: str, *, refresh: bool = False) -> Publish:
+        publish = self._publish.get(topic)
+        if publish is not None and not refresh:
+            return publish
+        routes = self.client.routes
+        provisional = False
+        name = check_topic(wrap(self.client.config.namespace, topic))
+        try:
+            route = await routes.get(name, refresh=refresh)
+        except TopicNotFoundError:
+            template = await routes.template(name, self.config.default_topic_queues)
+            if template is None:
+                raise
+            route, provisional = template, True
+        publish = self._publish.get(topic)
+        if publish is not None and not refresh:
+            return publish  # many first sends at once: one of them has built it while this one waited
+        if self._ids is None:
+            self._ids = self._new_ids()
+        start = self.client.env.entropy.randrange(1 << 16)
+        publish = Publish(route, start=start, provisional=provisional, topic=topic, slow=self._attempts.watching)
+        if not provisional:
+            # A provisional route is asked for again by the next send: by then the first one has created the topic.
+            self._publish[topic] = publish
+        return publish
+
+    def _new_ids(self) -> UniqueIds:
+        entropy = self.client.env.entropy
+        ip = self.client.local_ip
+        packed = pack_host(f"[{ip}]:0" if ":" in ip else f"{ip}:0")[:-4]
+        return UniqueIds(packed, entropy.randrange(1 << 16), entropy.randrange(1 << 31))
+
+    def packed(self, body: bytes) -> tuple[bytes, int]:
+        """The body as it is sent, and its sysFlag bits."""
+        return self._fit(body) if len(body) >= self.config.compress_over else (body, 0)
+
+    def _fit(self, body: bytes) -> tuple[bytes, int]:
+        limit = self.config.max_message_size
+        if len(body) > limit:
+            raise UsageError(f"the body has {len(body)} bytes, max_message_size is {limit}")
+        return squeeze(body, self.config.compress_level, self._compression)
+
+    def _receipt(self, letter: Letter, queue: Queue, answer: RemotingCommand) -> SendReceipt:
+        stored = answer.read(SendMessageResponseHeader)
+        if stored.queue_id != queue.queue_id:
+            queue = queue._replace(queue_id=stored.queue_id)
+        return SendReceipt(letter.msg_id, queue, stored.queue_offset, stored.msg_id, SendStatus(answer.code))
+
+    def _on_route(self, route: TopicRoute) -> None:
+        self._publish.pop(route.topic, None)
+        if self.system is not None:
+            self._publish.pop(unwrap(self.client.config.namespace, route.topic), None)
+
+    def _make_room(self) -> None:
+        """After the end of a send somebody waits for: the next one may begin, or all are done."""
+        while self._room and self._in_flight < self.config.max_in_flight:
+            waiter = self._room.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                break
+        if not self._in_flight:
+            idle, self._idle = self._idle, []
+            for waiter in idle:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+
+def _not_started() -> float:
+    raise UsageError("this producer is not started: use 'async with' or await start() first")
+
+
+def as_bytes(body: object) -> bytes:
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise UsageError(f"the body must be bytes, not {type(body).__name__}: encode it first")
+
+
+def as_message(
+    topic: str | OutgoingMessage,
+    body: object,
+    tag: str,
+    keys: Sequence[str],
+    properties: Mapping[str, str] | None,
+    sharding_key: str | None,
+    delay_level: int,
+) -> OutgoingMessage:
+    """What was given to a verb, as one value."""
+    if isinstance(topic, OutgoingMessage):
+        if body is not None:
+            raise UsageError("(topic, body) or (OutgoingMessage(...))")
+        if topic.sharding_key is None and sharding_key is not None:
+            topic = replace(topic, sharding_key=sharding_key)
+        return topic if type(topic.body) is bytes else replace(topic, body=as_bytes(topic.body))
+    return OutgoingMessage(
+        topic=topic, body=as_bytes(body), tag=tag, keys=keys, properties=properties or {}, delay_level=delay_level,
+        sharding_key=sharding_key,
+    )  # fmt: skip

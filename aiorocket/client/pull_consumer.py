@@ -1,0 +1,488 @@
+"""The pull consumer (RocketMQ's DefaultLitePullConsumer): the application asks for messages and says how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from datetime import datetime
+from types import TracebackType
+from typing import Any, cast
+
+from aiorocket.client.commits import Commits, OffsetStore, RemoteOffsets
+from aiorocket.client.core.balance import find_strategy
+from aiorocket.client.core.lifecycle import State
+from aiorocket.client.core.namespace import wrap
+from aiorocket.client.core.start_from import parse_start
+from aiorocket.client.core.subscriptions import ALL_TAGS, SQL92, check_filter
+from aiorocket.client.filter_check import check_expression
+from aiorocket.client.message import Message
+from aiorocket.client.pull_fetcher import PullFetcher
+from aiorocket.client.pull_member import PullMember
+from aiorocket.client.pull_queues import PullQueues
+from aiorocket.client.queue_scan import QueueScan
+from aiorocket.client.rebalance_hooks import QueuesHook, RebalanceHooks
+from aiorocket.client.rebalancer import Rebalancer
+from aiorocket.client.session import Client
+from aiorocket.client.start_offset import Start, start_offset
+from aiorocket.client.state import ConsumerState
+from aiorocket.config import PullConsumerConfig
+from aiorocket.errors import NotConnectedError, UsageError
+from aiorocket.model import Queue, check_topic
+from aiorocket.runtime.env import Env
+from aiorocket.runtime.tasks import TaskScope, to_the_end
+from aiorocket_protocol import SubscriptionData
+
+__all__ = ("PullConsumer",)
+
+log = logging.getLogger("aiorocket.client")
+
+
+class PullConsumer(PullMember):
+    """Reads queues at the application's pace: ``fetch`` gives messages, ``commit`` says which are done with, ``seek``
+    goes elsewhere. Delivery is at least once, in order within a queue.
+
+    ``subscribe`` shares the queues of topics with the other members of ``group``; ``assign`` reads fixed queues,
+    whoever else does. An object does one or the other, and is used once: ``async with``, or ``start()`` and ``stop()``.
+    ``nameservers`` makes a private ``Client``, ``client`` shares one.
+
+    ``hooks`` (a ``RebalanceHooks``), or ``on_assigned`` and ``on_revoked``, are awaited with the queues that a
+    rebalance brings and takes, for ``PullConsumerConfig.rebalance_hook_timeout`` seconds at most. They may ``commit``
+    and ``seek``; a ``fetch`` that runs meanwhile goes on with the other queues.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        nameservers: str | Sequence[str] | None = None,
+        client: Client | None = None,
+        config: PullConsumerConfig | None = None,
+        hooks: RebalanceHooks | None = None,
+        on_assigned: QueuesHook | None = None,
+        on_revoked: QueuesHook | None = None,
+        env: Env | None = None,
+    ) -> None:
+        if client is not None and (nameservers is not None or env is not None):
+            raise UsageError("a PullConsumer takes client=, or nameservers= and env=: the client has them already")
+        if hooks is not None and (on_assigned is not None or on_revoked is not None):
+            raise UsageError("a PullConsumer takes either hooks= or on_assigned= and on_revoked=")
+        self._own_client = client is None
+        super().__init__(group, client or Client(nameservers=nameservers, env=env))
+        self.config = config or PullConsumerConfig()
+        find_strategy(self.config.allocate)
+        self.on_assigned = hooks.on_assigned if hooks is not None else on_assigned
+        self.on_revoked = hooks.on_revoked if hooks is not None else on_revoked
+        self.offset_store: OffsetStore = RemoteOffsets(self)
+        self._scope = TaskScope(f"pull-consumer-{group}", on_crash=self._crashed)
+        self._assigning = asyncio.Lock()
+        self._commits = Commits(self)
+        self._queues = PullQueues(self, self._commits, self._scope)
+        self._rebalancer = Rebalancer(self, self._queues)
+        self._wanted: frozenset[Queue] = frozenset()
+        self._registered = False
+        self._rebalancing: asyncio.Task[None] | None = None
+        self._unwatch: Callable[[], None] | None = None
+        #: What the latest fetches handed out, which auto-commit takes for done at the next.
+        self._served: dict[PullFetcher, None] = {}
+
+    # -- what to read --
+
+    async def subscribe(
+        self, topic: str, tags: str = ALL_TAGS, *, sql: str | None = None, start_from: str | datetime | int = "last"
+    ) -> None:
+        """Read ``topic``, its queues shared with the group: messages with one of ``tags``, or that match ``sql``.
+
+        ``start_from`` matters only in queues the group has no offset for: "last" is what comes from now on, "first"
+        all there is, an aware datetime (or milliseconds) what was stored since. On a running consumer this returns once
+        the topic's queues are assigned, or raises as ``start`` does; the subscription stays and is tried further.
+        """
+        self._not_from_a_hook("subscribe")
+        check_topic(topic)
+        wanted, start = check_filter(tags, sql), parse_start(start_from)
+        wire = wrap(self._namespace, topic)
+        self._choose("subscribe")
+        if wire in self._subscriptions:
+            raise UsageError(f"pull consumer {self.group!r} has subscribed to topic {topic!r} already")
+        if self._lifecycle.running:
+            self._register()
+        self._subscriptions[wire] = self._subscription(wire, wanted, sql)
+        self._starts[wire] = start
+        if self._lifecycle.running:
+            await self._join()
+
+    async def assign(
+        self,
+        queues: Iterable[Queue],
+        tags: str = ALL_TAGS,
+        *,
+        sql: str | None = None,
+        start_from: str | datetime | int = "last",
+    ) -> None:
+        """Read exactly these queues from now on, in place of those of an earlier ``assign``; queues in both go on as
+        they are. Nobody else gives them up for it: a group that assigns should not be one that others subscribe with.
+
+        Before the start they are noted. On a running consumer this returns when they are read: TopicNotFoundError and
+        UsageError name a queue that does not exist, and with errors of brokers nothing has changed.
+        """
+        wanted, start = check_filter(tags, sql), parse_start(start_from)
+        chosen = frozenset(self._wire(queue) for queue in queues)
+        self._choose("assign")
+        topics = {queue.topic for queue in chosen}
+        self._starts.update(dict.fromkeys(topics, start))
+        subscriptions = {topic: self._subscription(topic, wanted, sql) for topic in topics}
+        if self._lifecycle.running:
+            await self._assign(chosen, subscriptions)
+        else:
+            self._wanted, self._subscriptions = chosen, subscriptions
+
+    async def queues(self, topic: str) -> list[Queue]:
+        """The queues of ``topic`` that can be read, sorted. TopicNotFoundError, NotConnectedError."""
+        self._need_open()
+        route = await self.client.route(wrap(self._namespace, check_topic(topic)))
+        return self.shown(route.subscribe)
+
+    def assignment(self) -> list[Queue]:
+        """The queues it reads now, sorted."""
+        return self.shown(fetcher.queue for fetcher in self.fetchers() if not fetcher.cursor.closing)
+
+    # -- messages --
+
+    async def fetch(self, max_messages: int = 512, timeout: float = 1.0) -> list[Message]:
+        """Up to ``max_messages`` messages, as soon as there is one; ``[]`` when none came for ``timeout`` seconds.
+
+        Every queue that has some is served in turn, in the order of its offsets. Brokers that fail are asked again
+        every ``pull_error_delay`` seconds and logged; only UsageError is raised, of a consumer that does not run.
+        Being cancelled loses nothing. The messages are not to be settled one by one: ``commit`` them.
+        """
+        self._lifecycle.need_running()
+        if max_messages < 1:
+            raise UsageError(f"fetch(max_messages={max_messages}): at least 1")
+        if self._served:
+            # Who asks for more is done with what there was.
+            for fetcher in self._served:
+                fetcher.cursor.finish(fetcher.cursor.position)
+            self._served.clear()
+        taken = self._queues.hand_out(max_messages)
+        if not taken and timeout > 0:
+            taken = await self._wait(max_messages, timeout)
+        if taken and self.config.auto_commit:
+            self._served.update((cast(PullFetcher, message.source), None) for message in taken)
+        return taken
+
+    async def _wait(self, most: int, timeout: float) -> list[Message]:
+        queues = self._queues
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    queues.arrived.clear()
+                    await queues.arrived.wait()
+                    self._lifecycle.need_running()
+                    taken = queues.hand_out(most)
+                    if taken:
+                        return taken
+        except TimeoutError:
+            return []
+
+    async def commit(self, batch: Iterable[Message] | None = None) -> None:
+        """Commit the positions after the messages of ``batch``, or after everything that was fetched, and wait for the
+        brokers. RocketError of the first queue that could not; the next commit tries it again.
+
+        Messages of a queue that was given up since are counted (``counters.stale_commits``) and otherwise ignored: its
+        next owner says how far it is. A position moves forward only, and no further than was fetched, unless somebody
+        sought back.
+        """
+        self._need_open()
+        ends = {each: each.cursor.position for each in self.fetchers()} if batch is None else self._ends(batch)
+        asked = set()
+        for fetcher, end in ends.items():
+            if fetcher.cursor.dropped:
+                self.counters.stale_commits += 1
+                log.info("commit of %s at %d is ignored: the queue was given up", fetcher.queue, end)
+            else:
+                self._queues.finish(fetcher, end)
+                asked.add(fetcher.queue)
+        if asked:
+            failures = await self._commits.store(asked)
+            for queue in sorted(failures):
+                raise failures[queue]
+
+    def _ends(self, batch: Iterable[Message]) -> dict[PullFetcher, int]:
+        ends: dict[PullFetcher, int] = {}
+        for message in batch:
+            fetcher, end = message.source, message.queue_offset + 1
+            if not isinstance(fetcher, PullFetcher) or fetcher.settler is not self:
+                raise UsageError(f"message {message.msg_id} was not fetched by this pull consumer: it cannot commit it")
+            if end > ends.get(fetcher, 0):
+                ends[fetcher] = end
+        return ends
+
+    # -- positions --
+
+    def position(self, queue: Queue) -> int:
+        """The offset ``fetch`` goes on at in ``queue``. UsageError for a queue that is not read here."""
+        return self._held(queue).cursor.position
+
+    def committed(self, queue: Queue) -> int:
+        """The offset the broker is known to have for the group, -1 when there is none. UsageError as ``position``."""
+        return self._commits.offsets.committed(self._held(queue).queue)
+
+    async def seek(self, queue: Queue, offset: int) -> None:
+        """Go on at ``offset`` in ``queue``: what is cached of it is dropped, and so is the answer to a pull that is on
+        its way. Nothing is committed by that. UsageError for a queue that is not read here (any more).
+
+        An offset that the broker does not have is put right at the next pull, with a warning.
+        """
+        if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+            raise UsageError(f"seek to {offset!r} in {queue}: an offset is a number from 0 on")
+        fetcher = self._held(queue)
+        if fetcher.cursor.closing:
+            raise UsageError(f"{queue} is being given up: it cannot be sought in any more")
+        self._queues.seek(fetcher, offset)
+
+    async def seek_to_begin(self, queue: Queue) -> None:
+        """``seek`` to the first message there is. The broker's errors as they are."""
+        self._held(queue)
+        await self.seek(queue, (await (await self._scan(queue)).bounds()).begin)
+
+    async def seek_to_end(self, queue: Queue) -> None:
+        """``seek`` past the last message there is. The broker's errors as they are."""
+        self._held(queue)
+        await self.seek(queue, (await (await self._scan(queue)).bounds()).end)
+
+    async def seek_to_time(self, queue: Queue, when: datetime | int) -> None:
+        """``seek`` to the first message stored at ``when`` or later. The broker's errors as they are."""
+        self._held(queue)
+        await self.seek(queue, await self.offset_for_time(queue, when))
+
+    async def offset_for_time(self, queue: Queue, when: datetime | int) -> int:
+        """The offset of the first message stored at ``when`` (an aware datetime, or milliseconds since 1970) or later,
+        in any queue."""
+        start = parse_start(when)
+        return await (await self._scan(queue)).offset_at(start.millis)
+
+    def pause(self, queues: Iterable[Queue]) -> None:
+        """Neither pull nor hand out anything of ``queues`` until ``resume``, or until they are given up. UsageError for
+        a queue that is not read here."""
+        for fetcher in [self._held(queue) for queue in queues]:
+            self._queues.pause(fetcher, True)
+
+    def resume(self, queues: Iterable[Queue]) -> None:
+        """Undo ``pause``."""
+        for fetcher in [self._held(queue) for queue in queues]:
+            self._queues.pause(fetcher, False)
+
+    # -- life --
+
+    async def start(self) -> None:
+        """Return once what was subscribed to or assigned is read; with nothing of the kind, at once.
+
+        Raises what is missing after the client's ``start_timeout``: TopicNotFoundError, NotConnectedError, or
+        RequestTimeoutError with the details. Nothing is left running then.
+        """
+        self._lifecycle.move("start")
+        self.started_ms = self.client.env.clock.wall_ms()
+        try:
+            if self._own_client:
+                await self.client.start()
+            self.client.need_running()
+            if self._mode == "subscribe":
+                self._register()
+                await self._rebalancer.settle(self.client.config.start_timeout)
+                self._rebalance_from_now_on()
+            elif self._mode == "assign":
+                await self._assign(self._wanted, self._subscriptions)
+            if self.config.auto_commit:
+                self._scope.start(self._commit_forever(), name="commit")
+            self._lifecycle.move("started")
+        except BaseException:
+            self._lifecycle.move("stop")
+            await self._leave()
+            raise
+
+    async def stop(self) -> None:
+        """Leave: ``on_revoked`` for what is held, store what was committed, tell the brokers. A ``fetch`` that waits
+        raises UsageError."""
+        self._not_from_a_hook("stop")
+        if not self._lifecycle.running:
+            self._lifecycle.move("stop")
+            return
+        self._lifecycle.move("stop")
+        await self._leave()
+
+    async def __aenter__(self) -> PullConsumer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def state(self) -> ConsumerState:
+        """What it is doing right now. ``in_work`` is 0: what was fetched is the application's."""
+        queues = self._queues.states()
+        return ConsumerState(
+            group=self.group,
+            client_id=self.client.client_id if self.client.started else "",
+            running=self._lifecycle.running,
+            members=self._rebalancer.members,
+            queues=queues,
+            cached=sum(each.cached for each in queues),
+            in_work=0,
+            counters=self.counters,
+            last_error=next((each.last_error for each in queues if each.last_error), None),
+        )
+
+    # -- what its parts ask --
+
+    def rebalance_now(self) -> None:
+        """The group changed: look at once who gets which queue."""
+        self._rebalancer.now()
+
+    async def reset_offsets(self, topic: str, offsets: Mapping[Queue, int]) -> None:
+        """Go on at ``offsets`` in these queues of ``topic``, those that are held here (code 220), and store that."""
+        wire = wrap(self._namespace, topic)
+        wanted = {queue._replace(topic=wire): offset for queue, offset in offsets.items()}
+        for fetcher in self.fetchers():
+            if fetcher.queue in wanted and not fetcher.cursor.closing:
+                self._queues.reset(fetcher, wanted[fetcher.queue])
+        await self._commits.store(wanted)
+
+    def need_pulling(self) -> None:
+        """UsageError when it stops: no queue may be taken any more."""
+        if self._lifecycle.state is not State.STARTING:
+            self._lifecycle.need_running()
+
+    def held(self) -> list[Queue]:
+        """The queues it has, by their names on the wire."""
+        return [fetcher.queue for fetcher in self.fetchers()]
+
+    def fetchers(self) -> list[PullFetcher]:
+        return list(self._queues.fetchers.values())
+
+    def note_served(self) -> None:
+        """Auto-commit: everything fetched is done, except what the application has in hands just now."""
+        if self.config.auto_commit:
+            for fetcher in self.fetchers():
+                cursor = fetcher.cursor
+                self._queues.finish(fetcher, cursor.done if fetcher in self._served else cursor.position)
+
+    # -- inside --
+
+    def _not_from_a_hook(self, what: str) -> None:
+        if self._queues.hooking is asyncio.current_task():
+            raise UsageError(f"no {what} from inside on_assigned or on_revoked: the rebalance would wait for itself")
+
+    def _held(self, queue: Queue) -> PullFetcher:
+        self._need_open()
+        fetcher = self._queues.fetchers.get(self._wire(queue))
+        if fetcher is None:
+            raise UsageError(f"{queue} is not read by this member of {self.group!r}: see assignment()")
+        return fetcher
+
+    def _need_open(self) -> None:
+        """Hooks run, and may do more than fetch, also while it starts and stops."""
+        if self._lifecycle.state in (State.NEW, State.STOPPED):
+            self._lifecycle.need_running()
+
+    async def _scan(self, queue: Queue) -> QueueScan:
+        self._need_open()
+        wire = self._wire(queue)
+        await self.client.route(wire.topic)
+        address = self.master_address(wire) or self.reader_address(wire, 0)
+        if address is None:
+            raise NotConnectedError(f"no route to broker {queue.broker_name!r} for topic {queue.topic!r}")
+        return QueueScan(self.client, wire, address)
+
+    def _register(self) -> None:
+        """From the first subscription or assignment on only: a member that reads nothing would still be counted when
+        the group shares out its queues."""
+        if not self._registered:
+            self.client.add_consumer(self.wire_group, self)
+            self._registered = True
+            self._unwatch = self.client.watch_routes(self._on_route)
+
+    async def _join(self) -> None:
+        self.client.subscriptions_changed()
+        try:
+            await self._rebalancer.settle(self.client.config.start_timeout)
+        finally:
+            if self._lifecycle.running:
+                self._rebalance_from_now_on()
+
+    def _rebalance_from_now_on(self) -> None:
+        if self._rebalancing is None:
+            self._rebalancing = self._scope.start(self._rebalancer.forever(), name="rebalance")
+
+    def _on_route(self, route: Any) -> None:
+        if self._mode == "subscribe" and route.topic in self._subscriptions:
+            self._rebalancer.now()
+
+    async def _assign(self, wanted: frozenset[Queue], subscriptions: dict[str, SubscriptionData]) -> None:
+        async with self._assigning:
+            for topic in sorted(subscriptions):
+                route = await self.client.route(topic)
+                unknown = sorted(queue for queue in wanted.difference(route.subscribe) if queue.topic == topic)
+                if unknown:
+                    there = f"{topic!r} has {len(route.subscribe)} queues"
+                    raise UsageError(f"{unknown[0]} does not exist or cannot be read: {there}")
+            self._register()
+            for queue in sorted(wanted):
+                address = self.master_address(queue)
+                if subscriptions[queue.topic].expression_type == SQL92 and address is not None:
+                    connection = await self.client.member_connection(address)
+                    await check_expression(self, connection, subscriptions[queue.topic])
+            added = sorted(wanted.difference(self.held()))
+            found = await asyncio.gather(*(start_offset(self, queue) for queue in added), return_exceptions=True)
+            starts: dict[Queue, Start] = {}
+            for queue, start in zip(added, found, strict=True):
+                if isinstance(start, BaseException):
+                    raise start
+                starts[queue] = start
+            await self._queues.end([each for each in self.fetchers() if each.queue not in wanted], None)
+            self._subscriptions = subscriptions
+            self._queues.hold(starts)
+            for queue, start in starts.items():
+                self._queues.take(queue, start)
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.auto_commit_interval)
+            self.note_served()
+            await self._commits.store(self.held())
+
+    async def _leave(self) -> None:
+        try:
+            if self._unwatch is not None:
+                self._unwatch()
+            if self._rebalancing is not None:
+                # Nothing is taken or given up by it any more.
+                self._rebalancing.cancel()
+                await asyncio.wait([self._rebalancing])
+            # Whoever waits in fetch learns that it is over.
+            self._queues.arrived.set()
+            hook = self.on_revoked if self._mode == "subscribe" else None
+            await self._queues.end(self.fetchers(), hook)
+            await self._scope.close()
+            if self._registered and self.client.started:
+                await self.client.remove_consumer(self.wire_group, self)
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        """What has to be so at the end, also when the way here was cut short by a cancellation."""
+        self._queues.drop(self.fetchers())
+        self._served.clear()
+        async with AsyncExitStack() as ends:
+            ends.callback(self._lifecycle.move, "stopped")
+            if self._own_client:
+                ends.push_async_callback(self.client.stop)
+            ends.callback(self.client.forget_consumer, self.wire_group, self)
+            await to_the_end(self._scope.close)
+
+    def _crashed(self, task: asyncio.Task[Any], error: BaseException) -> None:
+        task.get_loop().call_exception_handler(
+            {"message": f"{task.get_name()} crashed: this is a bug in aiorocket", "exception": error, "task": task}
+        )

@@ -1,0 +1,98 @@
+"""Messages that a broker pushes: half messages to check, replies, and what is to be consumed at an administrator's
+wish. Nobody settles them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiorocket.client.core.namespace import unwrap
+from aiorocket.client.message import Message
+from aiorocket.errors import UsageError
+from aiorocket.model import Queue
+from aiorocket_protocol import (
+    PROPERTY_ARRIVE_TIME,
+    ProtocolError,
+    RecordView,
+    ReplyMessageRequestHeader,
+    encode_record,
+    pack_host,
+    split_records,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.client.session import Client
+    from aiorocket.remoting.connection import Connection
+
+__all__ = ("Origin", "broker_of", "from_record", "from_reply")
+
+_NO_HOST = bytes(8)
+
+
+class Origin:
+    """Where a pushed message comes from: a queue that nobody here has assigned. Nothing of it can be settled."""
+
+    __slots__ = ("last_consume", "namespace", "queue", "shown")
+
+    min_offset = max_offset = None
+
+    def __init__(self, namespace: str, queue: Queue) -> None:
+        self.namespace = namespace
+        self.queue = queue
+        self.shown = queue._replace(topic=unwrap(namespace, queue.topic))
+        self.last_consume: float | None = None
+
+    @property
+    def settler(self) -> Origin:
+        return self
+
+    async def send_back(self, message: Message, delay_level: int, max_attempts: int | None = None) -> bool:
+        raise UsageError("a half message to check and a reply are not consumed: there is nothing to settle")
+
+    def count_skipped(self) -> None:
+        """Nothing is counted."""
+
+
+def from_record(client: Client, record: bytes, broker_name: str, origin: type[Origin] = Origin) -> Message:
+    """The message of a stored record that a broker sent (39, 309). ProtocolError for damage."""
+    messages = split_records(record, Message)
+    if len(messages) != 1:
+        raise ProtocolError(f"one record is needed, {len(messages)} came", where="pushed message")
+    return _ready(client, messages[0], broker_name, origin)
+
+
+def from_reply(
+    client: Client, header: ReplyMessageRequestHeader, body: bytes, broker_name: str, now_ms: int
+) -> Message:
+    """The reply in a 326. It arrived at ``now_ms``, which becomes its property ARRIVE_TIME as in Java."""
+    text = (header.properties or "").removesuffix("\x02")
+    text = f"{text}\x02" if text else ""
+    record = encode_record(
+        topic=header.topic.encode(), body=body, properties=f"{text}{PROPERTY_ARRIVE_TIME}\x01{now_ms}\x02".encode(),
+        queue_id=header.queue_id, queue_offset=0, physical_offset=0, flag=header.flag, sys_flag=header.sys_flag,
+        born_timestamp=header.born_timestamp, born_host=_host(header.born_host),
+        store_timestamp=header.store_timestamp, store_host=_host(header.store_host),
+        reconsume_times=header.reconsume_times or 0,
+    )  # fmt: skip
+    return _ready(client, Message(record, 0, len(record)), broker_name, Origin)
+
+
+def broker_of(client: Client, connection: Connection) -> str:
+    """The name of the broker that a connection leads to; its address while no route names it."""
+    address = str(connection.data.get("address", connection.peer))
+    return client.routes.broker_name(address) or address
+
+
+def _ready(client: Client, message: Message, broker_name: str, origin: type[Origin]) -> Message:
+    message.holder = None
+    # Of a retry this is the retry topic, as of any message that was pulled from there.
+    topic = RecordView(message.buffer, message.start, message.end).topic
+    message.source = origin(client.config.namespace, Queue(topic, broker_name, message.queue_id))
+    return message
+
+
+def _host(text: str) -> bytes:
+    """``ip:port``, also as Java prints its addresses (``/ip:port``, ``name/ip:port``); zeros for what is neither."""
+    try:
+        return pack_host(text.rpartition("/")[2])
+    except ProtocolError:
+        return _NO_HOST

@@ -1,0 +1,261 @@
+"""Replaying dead letters: each goes to where it came from, stays where it is, and is marked.
+
+A mark is a small message in the topic ``%REPLAYED%group``, in queue 0 of the dead letter's own broker, with the dead
+letter's offset message id as key (unique for the life of that store). A replay reads the marks first and passes over
+what has one. Marks are younger than what they mark, so retention never removes them first.
+
+Messages are replayed one at a time, each as: send, wait for the receipt, mark, wait for the receipt. Whatever ends this
+in between (a crash, a power cut, Ctrl-C) can leave at most one message sent and not marked; the next replay sends that
+one again, with the same ``REPLAY_ID``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from aiorocket.client.attempts import Attempts, Letter
+from aiorocket.client.core.namespace import wrap
+from aiorocket.client.core.routes import TopicRoute
+from aiorocket.client.publish import Publish
+from aiorocket.client.session import INNER_PRODUCER
+from aiorocket.config import ProducerConfig
+from aiorocket.errors import RemoteError, RocketError, UsageError
+from aiorocket.model import Queue, SendReceipt, SendStatus
+from aiorocket_protocol import (
+    COMPRESSION_MASK,
+    MAX_PROPERTIES,
+    PROPERTY_DLQ_ORIGIN_TOPIC,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RETRY_TOPIC,
+    RESERVED,
+    SYS_FLAG_COMPRESSED,
+    ProtocolError,
+    RemotingCommand,
+    SendMessageResponseHeader,
+    encode_properties,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.client.dead_letters import DeadLetters, DeadMessage
+    from aiorocket.client.session import Client
+
+__all__ = ("REPLAY_ID", "Replay", "ReplayOutcome", "ReplayReport")
+
+#: Property of a replayed message: which dead letter it is a copy of. Copies of one dead letter have the same.
+REPLAY_ID = "REPLAY_ID"
+
+_RETRY_PREFIX = "%RETRY%"
+_KEPT_FLAGS = SYS_FLAG_COMPRESSED | COMPRESSION_MASK
+#: Of the names RocketMQ reserves, those that are about the message; all others tell of its way so far.
+_KEPT = frozenset(
+    ("KEYS", "TAGS", "UNIQ_KEY", "EXTEND_UNIQ_INFO", "BUYER_ID", "__SHARDINGKEY", "INSTANCE_ID", "TRACE_CONTEXT",
+     PROPERTY_ORIGIN_MESSAGE_ID)
+)  # fmt: skip
+_SEND_TIMEOUT = 5.0
+#: Without its mark a message is sent again one day: worth waiting for a broker that restarts.
+_MARK_TIMEOUT = 15.0
+#: After so many failures in a row the rest would fail too.
+_GIVE_UP = 10
+
+Status = Literal["sent", "failed", "skipped", "selected"]
+
+
+class ReplayOutcome(NamedTuple):
+    """What became of one dead letter: "sent", "failed" (``error`` says why), "skipped" (replayed before), or
+    "selected" in a dry run. ``topic`` is where it went, or would go."""
+
+    message: DeadMessage
+    topic: str
+    status: Status
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayReport:
+    """``selected`` matched and were not replayed before: ``sent`` and ``failed`` of them, so far as it got; ``skipped``
+    matched too, and were replayed before. ``stopped`` says why it ended early."""
+
+    selected: int
+    sent: int
+    failed: int
+    skipped: int
+    dry_run: bool
+    failures: tuple[ReplayOutcome, ...] = ()
+    stopped: str | None = None
+
+
+class Replay:
+    """One call of ``replay``: what it sends, and how it has gone so far."""
+
+    def __init__(
+        self,
+        letters: DeadLetters,
+        client: Client,
+        to: str | None,
+        rate: float | None,
+        dry_run: bool,
+        on_outcome: Callable[[ReplayOutcome], object] | None,
+    ) -> None:
+        self._letters = letters
+        self._client = client
+        self._namespace = client.config.namespace
+        self._to = to
+        self._rate = rate
+        self._dry_run = dry_run
+        self._tell = on_outcome or (lambda outcome: None)
+        self._attempts = Attempts(client, ProducerConfig(send_timeout=_SEND_TIMEOUT), self._open, _receipt)
+        self._targets: dict[str, Publish] = {}
+        self._marked_brokers: set[str] = set()
+        self._began = client.loop.time()
+        self._in_a_row = 0
+        self.selected = 0
+        self._sent = 0
+        self._skipped = 0
+        self._failures: list[ReplayOutcome] = []
+        self._stopped: str | None = None
+
+    def report(self) -> ReplayReport:
+        return ReplayReport(
+            selected=self.selected,
+            sent=self._sent,
+            failed=len(self._failures),
+            skipped=self._skipped,
+            dry_run=self._dry_run,
+            failures=tuple(self._failures),
+            stopped=self._stopped,
+        )
+
+    def skip(self, message: DeadMessage) -> None:
+        self._skipped += 1
+        self._tell(ReplayOutcome(message, self._topic(message), "skipped"))
+
+    async def take(self, message: DeadMessage) -> bool:
+        """Replay one; False to end here."""
+        topic = self._topic(message)
+        self.selected += 1
+        if self._dry_run:
+            self._tell(ReplayOutcome(message, topic, "selected"))
+            return True
+        if self._rate is not None:
+            due = self._began + (self.selected - 1) / self._rate
+            await asyncio.sleep(max(0.0, due - self._client.loop.time()))
+        broker = message.queue.broker_name
+        if broker not in self._marked_brokers:
+            # First of all: without marks the next replay would send everything again.
+            await self._open_marks(broker)
+            self._marked_brokers.add(broker)
+        try:
+            receipt = await self._send(message, topic)
+        except (RocketError, ProtocolError) as error:
+            outcome = ReplayOutcome(message, topic, "failed", str(error))
+            self._failures.append(outcome)
+            self._tell(outcome)
+            self._in_a_row += 1
+            if self._in_a_row >= _GIVE_UP:
+                self._stopped = f"{_GIVE_UP} messages in a row could not be sent, the last one because of: {error}"
+            return self._stopped is None
+        self._in_a_row = 0
+        self._sent += 1
+        try:
+            await self._mark(message, topic, receipt)
+        except (RocketError, ProtocolError) as error:
+            self._stopped = (
+                f"message {message.msg_id} was sent but could not be marked as replayed, so the next replay will send "
+                f"it again: {error}"
+            )
+        self._tell(ReplayOutcome(message, topic, "sent", self._stopped))
+        return self._stopped is None
+
+    def _topic(self, message: DeadMessage) -> str:
+        return self._to or message.origin_topic
+
+    async def _send(self, message: DeadMessage, topic: str) -> SendReceipt:
+        if not topic:
+            raise UsageError(f"it has no property {PROPERTY_RETRY_TOPIC} that says where it came from: name a topic")
+        topic, origin = wrap(self._namespace, topic), wrap(self._namespace, message.origin_topic)
+        properties = {
+            name: value for name, value in message.properties.items() if name not in RESERVED or name in _KEPT
+        }
+        if topic.startswith(_RETRY_PREFIX) and origin:
+            # What a consumer of retries takes for the topic. Elsewhere the broker sets it with the next failure; the
+            # old one would then lead back here from any other topic.
+            properties[PROPERTY_RETRY_TOPIC] = origin
+        if origin:
+            properties[PROPERTY_DLQ_ORIGIN_TOPIC] = origin
+        properties[REPLAY_ID] = message.replay_id
+        text = _text(properties)
+        letter = Letter(
+            topic, message.raw_body, text, message.msg_id, message.sys_flag & _KEPT_FLAGS, message.flag,
+            message.born_timestamp, group=INNER_PRODUCER,
+        )  # fmt: skip
+        deadline = self._client.loop.time() + _SEND_TIMEOUT
+        publish = await self._open(topic)
+        key = properties.get("__SHARDINGKEY")
+        if key:
+            return await self._attempts.keyed(publish, key, letter, deadline)
+        return await self._attempts.run(publish, publish.next(), letter, deadline)
+
+    async def _mark(self, message: DeadMessage, topic: str, receipt: SendReceipt) -> None:
+        said = {
+            "replay_id": message.replay_id,
+            "msg_id": message.msg_id,
+            "queue": message.queue.queue_id,
+            "offset": message.queue_offset,
+            "topic": topic,
+            "stored_as": receipt.offset_msg_id,
+            "at": self._client.env.clock.wall_ms(),
+        }
+        await self._store_mark(message.queue.broker_name, message.replay_id, said)
+
+    async def _open_marks(self, broker_name: str) -> None:
+        """Make sure that marks can be stored. RocketError says why they cannot."""
+        if await self._letters.has_marks(broker_name):
+            return
+        try:
+            await self._letters.make_marks_topic(broker_name)
+        except RemoteError as refusal:
+            # A broker that serves no administration may still create topics at the first send: this is it, and its key
+            # is no message's.
+            try:
+                await self._store_mark(broker_name, "opened", {"opened": self._client.env.clock.wall_ms()})
+            except (RocketError, ProtocolError) as error:
+                raise refusal from error
+
+    async def _store_mark(self, broker_name: str, key: str, said: dict[str, Any]) -> None:
+        topic, now = self._letters.marks_topic, self._client.env.clock.wall_ms()
+        letter = Letter(
+            topic, json.dumps(said).encode(), _text({"KEYS": key}), key, 0, 0, now, group=INNER_PRODUCER
+        )  # fmt: skip
+        publish = await self._open(topic)
+        deadline = self._client.loop.time() + _MARK_TIMEOUT
+        await self._attempts.pinned(publish, Queue(topic, broker_name, 0), letter, deadline)
+
+    async def _open(self, topic: str, *, refresh: bool = False) -> Publish:
+        publish = self._targets.get(topic)
+        if publish is None or refresh:
+            if topic == self._letters.marks_topic:
+                # Its brokers are those of the dead letters; name servers may not know it yet.
+                known = await self._letters.known_route(refresh=refresh)
+                names = sorted({queue.broker_name for queue in (*known.publish, *known.subscribe)})
+                route = TopicRoute(topic, [Queue(topic, name, 0) for name in names], (), known.addresses)
+            else:
+                route = await self._client.route(topic, refresh=refresh)
+            start = self._client.env.entropy.randrange(1 << 16)
+            publish = self._targets[topic] = Publish(route, start=start, provisional=False)
+        return publish
+
+
+def _text(properties: dict[str, str]) -> str:
+    try:
+        return encode_properties(properties).decode()
+    except ProtocolError as error:
+        raise UsageError(f"with the properties of a replay (at most {MAX_PROPERTIES} bytes): {error}") from None
+
+
+def _receipt(letter: Letter, queue: Queue, answer: RemotingCommand) -> SendReceipt:
+    stored = answer.read(SendMessageResponseHeader)
+    return SendReceipt(letter.msg_id, queue, stored.queue_offset, stored.msg_id, SendStatus(answer.code))

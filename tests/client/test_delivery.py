@@ -1,0 +1,369 @@
+"""N workers over one deque, in virtual time: who works on what, what failures and timeouts do, how the number of
+workers changes while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from aiorocket.client.calls import Call, StatusCall
+from aiorocket.client.exits import DeadLetter, Retry, Skip
+from aiorocket.client.message import Message
+from aiorocket.client.status import ConsumeConcurrentlyStatus
+from aiorocket.errors import UsageError
+from aiorocket.model import Queue
+from aiorocket.testing import Simulation
+from tests.client.deliveries import Assigned, World, run
+from tests.client.test_sim_client import Cluster
+from tests.client.test_sim_client import run as in_a_cluster
+
+
+def test_every_message_is_handled_once_by_so_many_at_a_time() -> None:
+    async def scenario(world: World) -> None:
+        seen: list[str] = []
+        most = 0
+
+        async def handler(message: Any) -> None:
+            nonlocal most
+            most = max(most, delivery.in_work)
+            await asyncio.sleep(1)
+            seen.append(message.body.decode())
+
+        delivery = world.delivery(handler, concurrency=4)
+        queue = Assigned()
+        delivery.put(queue.pull(range(10)))
+        await asyncio.sleep(2.5)
+        assert (len(seen), delivery.in_work, delivery.waiting) == (8, 2, 0)
+        await asyncio.sleep(1)
+        assert sorted(seen) == sorted(map(str, range(10)))
+        assert most == 4
+        assert queue.process_queue.count == 0
+        assert await delivery.drain(0)
+
+    run(scenario)
+
+
+def test_exits_of_single_messages() -> None:
+    ends = {"0": None, "1": ValueError("no"), "2": Retry(after=60), "3": DeadLetter("bad"), "4": Skip()}
+
+    async def scenario(world: World) -> None:
+        async def handler(message: Any) -> None:
+            error = ends[message.body.decode()]
+            if error is not None:
+                raise error
+
+        delivery = world.delivery(handler, concurrency=1)
+        queue = Assigned()
+        delivery.put(queue.pull(range(5)))
+        await asyncio.sleep(1)
+        assert world.failures == [("1", 0), ("2", 5), ("3", -1)]
+        assert world.counters.skipped == 1
+        assert queue.process_queue.count == 0
+        world.stats.sample(10)
+        status = world.stats.status("t")
+        assert (status.consume_ok_tps, status.consume_failed_msgs) == (0.2, 3)
+        await delivery.drain(0)
+
+    run(scenario)
+
+
+def test_statistics_count_what_is_done_in_a_run_that_goes_on() -> None:
+    async def scenario(world: World) -> None:
+        async def handler(message: Any) -> None:
+            await asyncio.sleep(2)
+
+        delivery = world.delivery(handler, concurrency=2)
+        one, other = Assigned(), Assigned(Queue("%RETRY%g", "b", 0))
+        delivery.put(one.pull(range(40)))
+        await asyncio.sleep(11)
+        world.stats.sample(world.loop.time())
+        # Two workers, five messages of 2 s each; the sixth is under way and its time counts already.
+        status = world.stats.status("t")
+        assert status.consume_ok_tps == 1.0
+        assert status.consume_rt == pytest.approx(2200)
+        delivery.put(other.pull(range(4)))
+        await asyncio.sleep(60)
+        world.stats.sample(world.loop.time())
+        assert world.stats.topics["t"].consume_ok.value == 40
+        assert world.stats.topics["t"].consume_rt.value == pytest.approx(80_000)
+        assert world.stats.topics["%RETRY%g"].consume_ok.value == 4
+        assert one.last_consume is not None
+        await delivery.drain(0)
+
+    run(scenario)
+
+
+def test_workers_are_added_and_taken_while_they_run() -> None:
+    async def scenario(world: World) -> None:
+        seen: list[str] = []
+
+        async def handler(message: Any) -> None:
+            await asyncio.sleep(1)
+            seen.append(message.body.decode())
+
+        delivery = world.delivery(handler, concurrency=2)
+        delivery.put(Assigned().pull(range(100)))
+        await asyncio.sleep(0.5)
+        delivery.set_concurrency(10)
+        await asyncio.sleep(0.1)
+        assert (delivery.in_work, delivery.concurrency) == (10, 10)
+        delivery.set_concurrency(3)
+        # Nothing is interrupted: those above end with what they have.
+        assert (delivery.in_work, delivery.concurrency) == (10, 3)
+        await asyncio.sleep(2)
+        assert (len(seen), delivery.in_work) == (13, 3)
+        delivery.set_concurrency(1)
+        delivery.set_concurrency(2)
+        await asyncio.sleep(3)
+        assert delivery.in_work == 2
+        delivery.set_concurrency(50)
+        await asyncio.sleep(5)
+        assert sorted(map(int, seen)) == list(range(100))
+        assert await delivery.drain(1)
+        for wrong in (0, 1025):
+            with pytest.raises(UsageError, match=f"concurrency={wrong}: 1 to 1024"):
+                delivery.set_concurrency(wrong)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_message_is_forgotten_whatever_the_number_of_workers_does(seed: int) -> None:
+    async def scenario(world: World) -> None:
+        dice = random.Random(seed)
+        seen: list[int] = []
+
+        async def handler(message: Any) -> None:
+            if dice.random() < 0.7:
+                await asyncio.sleep(dice.choice((0, 0.01, 0.3)))
+            seen.append(int(message.body))
+
+        delivery = world.delivery(handler, concurrency=dice.randint(1, 4), batch_size=1)
+        queue, number = Assigned(), 0
+        for _ in range(60):
+            count = dice.choice((0, 1, 1, 2, 30))
+            delivery.put(queue.pull(range(number, number + count)))
+            number += count
+            delivery.set_concurrency(dice.randint(1, 5))
+            await asyncio.sleep(dice.choice((0, 0, 0.01, 0.2)))
+        await asyncio.sleep(200)
+        assert sorted(seen) == list(range(number))
+        assert queue.process_queue.committable() == number
+        assert delivery.in_work == delivery.waiting == 0
+        assert await delivery.drain(0)
+
+    run(scenario, seed=seed)
+
+
+def test_a_timeout_cancels_the_handler_and_is_a_failure() -> None:
+    async def scenario(world: World) -> None:
+        async def handler(message: Any) -> None:
+            await asyncio.sleep(100 if message.body == b"1" else 0.1)
+
+        delivery = world.delivery(handler, concurrency=1, timeout=5)
+        delivery.put(Assigned().pull(range(3)))
+        await asyncio.sleep(5.4)
+        assert world.failures == [("1", 0)]
+        assert str(world.errors[0]) == "the handler was cancelled after 5 s"
+        assert world.counters.timed_out == 1
+        assert await delivery.drain(0)
+
+    run(scenario)
+
+
+def test_the_consume_timeout_sends_back_and_ignores_the_late_result() -> None:
+    async def scenario(world: World) -> None:
+        ended: list[str] = []
+
+        async def handler(message: Any) -> None:
+            await asyncio.sleep(100)
+            ended.append(message.body.decode())
+
+        delivery = world.delivery(handler, concurrency=2)
+        queue = Assigned()
+        delivery.put(queue.pull(range(2)))
+        for now in range(0, 90, 10):
+            await asyncio.sleep(10)
+            await delivery.sweep(float(now), 60)
+        assert world.expirations == ["0", "1"]
+        assert queue.process_queue.count == 0
+        await asyncio.sleep(20)
+        assert (sorted(ended), world.counters.late) == (["0", "1"], 2)
+        await delivery.drain(0)
+
+    run(scenario)
+
+
+def test_draining_waits_and_then_cancels_without_sending_back() -> None:
+    async def scenario(world: World) -> None:
+        async def handler(message: Any) -> None:
+            try:
+                await asyncio.sleep(float(message.body))
+            except asyncio.CancelledError:
+                raise ValueError("interrupted") from None
+
+        delivery = world.delivery(handler, concurrency=2)
+        queue = Assigned()
+        delivery.put(queue.pull((1, 50, 7)))
+        await asyncio.sleep(0.1)
+        assert not await delivery.drain(3)
+        assert world.failures == []
+        assert queue.process_queue.committable() == 1
+
+    run(scenario)
+
+
+def test_messages_of_a_queue_that_was_given_up_are_skipped() -> None:
+    async def scenario(world: World) -> None:
+        seen: list[str] = []
+
+        async def handler(message: Any) -> None:
+            await asyncio.sleep(1)
+            seen.append(message.body.decode())
+
+        delivery = world.delivery(handler, concurrency=1)
+        gone, kept = Assigned(), Assigned(Queue("t", "b", 1))
+        delivery.put(gone.pull(range(3)))
+        delivery.put(kept.pull("x"))
+        await asyncio.sleep(0.5)
+        gone.process_queue.drop()
+        await asyncio.sleep(2)
+        assert seen == ["0", "x"]
+        assert world.counters.dropped == 2
+        await delivery.drain(0)
+
+    run(scenario)
+
+
+def test_a_list_succeeds_or_fails_together() -> None:
+    async def scenario(world: World) -> None:
+        batches: list[int] = []
+
+        async def handler(messages: Any) -> None:
+            batches.append(len(messages))
+            await asyncio.sleep(1)
+            if any(message.body == b"4" for message in messages):
+                raise Retry(delay_level=4)
+
+        delivery = world.delivery(handler, concurrency=1, batch_size=4, call=Call)
+        queue = Assigned()
+        delivery.put(queue.pull(range(7)))
+        await asyncio.sleep(3)
+        assert batches == [4, 3]
+        assert world.failures == [("4", 4), ("5", 4), ("6", 4)]
+        assert queue.process_queue.count == 0
+        await delivery.drain(0)
+
+    run(scenario)
+
+
+def test_status_mode_gets_lists_of_one_queue() -> None:
+    async def scenario(world: World) -> None:
+        calls: list[tuple[int, list[str]]] = []
+
+        async def handler(messages: Any, context: Any) -> ConsumeConcurrentlyStatus:
+            calls.append((context.queue.queue_id, [message.body.decode() for message in messages]))
+            context.ack_index = 0
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+        delivery = world.delivery(handler, concurrency=1, batch_size=3, call=StatusCall, one_queue=True)
+        one, other = Assigned(), Assigned(Queue("t", "b", 1))
+        delivery.put(one.pull(range(4)))
+        delivery.put(other.pull("ab"))
+        await asyncio.sleep(1)
+        assert calls == [(0, ["0", "1", "2"]), (0, ["3"]), (1, ["a", "b"])]
+        assert world.failures == [("1", 0), ("2", 0), ("b", 0)]
+        world.stats.sample(10)
+        assert world.stats.topics["t"].consume_ok.value == 3
+        await delivery.drain(0)
+
+    run(scenario)
+
+
+def test_a_listener_that_never_waits_lets_the_loop_turn() -> None:
+    async def scenario(world: World) -> None:
+        async def handler(message: Any) -> None:
+            """Nothing to wait for."""
+
+        delivery = world.delivery(handler, concurrency=1)
+        one, other = Assigned(), Assigned(Queue("t", "b", 1))
+        # Runs of one message: the turn counts across them.
+        for _ in range(500):
+            delivery.put(one.pull("x"))
+            delivery.put(other.pull("y"))
+        turns = 0
+        while delivery.waiting:
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 1000 // 128
+        world.stats.sample(10)
+        assert world.stats.topics["t"].consume_ok.value == 1000
+        await delivery.drain(0)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_consumers_own_timer_takes_the_samples(seed: int) -> None:
+    async def scenario(sim: Simulation, cluster: Cluster) -> None:
+        async def on_message(message: Message) -> None:
+            await asyncio.sleep(0.5)
+            if message.body == b"bad" and message.attempt == 1:
+                raise Retry(after=5)
+
+        host, producer = await cluster.producer("10.0.1.1")
+        await host.run(producer.send("t", b"first"))
+        _, consumer = await cluster.member("10.0.2.1", on_message)
+        began = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() < began + 300:
+            await host.run(producer.send("t", b"good"))
+            await asyncio.sleep(1)
+        status = consumer.stats.status("t")
+        assert status.consume_ok_tps == pytest.approx(1, rel=0.1)
+        assert status.pull_tps == pytest.approx(1, rel=0.1)
+        assert status.consume_rt == pytest.approx(500, rel=0.01)
+        assert 0 < status.pull_rt < 15_000
+        assert (status.consume_failed_tps, status.consume_failed_msgs) == (0, 0)
+        await host.run(producer.send("t", b"bad"))
+        await asyncio.sleep(30)
+        assert consumer.stats.status("t").consume_failed_tps == pytest.approx(1 / 60, rel=0.1)
+        await asyncio.sleep(600)
+        status = consumer.stats.status("t")
+        assert (status.consume_ok_tps, status.consume_failed_tps, status.consume_failed_msgs) == (0, 0, 1)
+        retried = consumer.stats.topics["%RETRY%g"]
+        assert (retried.consume_ok.value, retried.consume_failed.value) == (1, 0)
+
+    in_a_cluster(scenario, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_message_no_broker_takes_back_comes_again_after_five_seconds(seed: int) -> None:
+    async def scenario(sim: Simulation, cluster: Cluster) -> None:
+        seen: list[tuple[float, int]] = []
+        loop = asyncio.get_running_loop()
+
+        async def on_message(message: Message) -> None:
+            seen.append((loop.time(), message.attempt))
+            if message.attempt == 1:
+                cluster.crash_broker()
+            if message.attempt < 4:
+                raise ValueError("no")
+
+        host, producer = await cluster.producer("10.0.1.1")
+        await host.run(producer.send("t", b"x"))
+        _, consumer = await cluster.member("10.0.2.1", on_message)
+        await asyncio.sleep(60)
+        counters = consumer.state().counters
+        assert [attempt for _, attempt in seen] == [1, 2, 3, 4]
+        assert (counters.send_back_failed, counters.retried) == (3, 0)
+        # 5 s, and what both ways to a broker that is gone take: seconds each, within their limits.
+        pauses = [later[0] - earlier[0] for earlier, later in pairwise(seen)]
+        assert all(5 <= pause <= 5 + 2 * 5 for pause in pauses), pauses
+        await cluster.start_broker()
+        await asyncio.sleep(60)
+
+    in_a_cluster(scenario, seed)

@@ -1,0 +1,359 @@
+"""Starts, stops and cancellations of consumers: whatever happens, nothing half-started is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from aiorocket.client.consumer import Consumer
+from aiorocket.client.core.group_check import differences
+from aiorocket.client.message import Message
+from aiorocket.client.session import Client
+from aiorocket.config import ClientConfig, ConsumerConfig
+from aiorocket.errors import RequestTimeoutError, RocketError, TopicNotFoundError, UsageError
+from aiorocket.testing import Simulation, simulate
+from aiorocket.testing.cluster import SimCluster
+from aiorocket_protocol import (
+    ConsumerConnection,
+    ConsumerData,
+    ConsumerListBody,
+    GetConsumerListByGroupRequestHeader,
+    RequestCode,
+    SubscriptionData,
+    decode_body,
+)
+
+Scenario = Callable[[SimCluster], Awaitable[None]]
+
+
+def run(scenario: Scenario, seed: int = 0) -> None:
+    async def main(sim: Simulation) -> None:
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 2)
+            await scenario(cluster)
+
+    simulate(main, seed)
+
+
+async def ok(message: Message) -> None:
+    pass
+
+
+async def members(cluster: SimCluster, group: str) -> list[str]:
+    """Who the broker thinks is in the group."""
+    sim = cluster.sim
+    found: list[str] = []
+
+    async def ask() -> None:
+        async with Client(nameservers=cluster.endpoints, env=sim.env()) as client:
+            header = GetConsumerListByGroupRequestHeader(group)
+            address = cluster.brokers[0].endpoint
+            answer = await client.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, accept=(0, 1))
+            if answer.code == 0:
+                found.extend(decode_body(ConsumerListBody, answer.body, answer.serialize_type).consumer_ids)
+
+    await sim.host("10.8.8.8").run(ask())
+    return found
+
+
+# -- refusals name the state and leave it alone --
+
+
+def test_a_second_start_is_refused_with_the_state() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        member = await cluster.consumer("g", "t")
+        for _ in range(2):
+            with pytest.raises(UsageError, match="consumer 'g' is already running"):
+                await member.host.run(member.consumer.start())
+        assert member.consumer.state().running
+        await member.host.run(member.consumer.stop())
+        with pytest.raises(UsageError, match="was stopped and is used up"):
+            await member.host.run(member.consumer.start())
+        await member.host.run(member.consumer.stop())
+
+    run(scenario)
+
+
+async def test_what_never_started_can_be_looked_at_paused_and_stopped() -> None:
+    consumer = Consumer("g")
+    consumer.pause()
+    for _ in range(2):
+        state = consumer.state()
+        assert (state.running, state.queues, state.counters.consumed) == (False, (), 0)
+        assert (consumer.fetchers(), consumer.held()) == ([], [])
+        await consumer.stop()
+    consumer.resume()
+
+
+def test_a_group_is_once_on_a_client() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        member = await cluster.consumer("g", "t")
+        second = member.client.consumer("g")
+        second.listener("t")(ok)
+        before = len(cluster.sim.loop.living_tasks())
+        with pytest.raises(UsageError, match="'g' is already used by this Client"):
+            await member.host.run(second.start())
+        assert len(cluster.sim.loop.living_tasks()) <= before
+        assert member.client.consumers == {"g": member.consumer}
+        assert await members(cluster, "g") == [member.client.client_id]
+
+    run(scenario)
+
+
+def test_a_client_that_is_not_started_is_named() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        client = Client(nameservers=cluster.endpoints, env=cluster.sim.env())
+        consumer = client.consumer("g")
+        consumer.listener("t")(ok)
+        with pytest.raises(UsageError, match="this Client is not started"):
+            await consumer.start()
+        assert client.consumers == {}
+
+    run(scenario)
+
+
+def test_both_kinds_of_listeners_in_a_group_are_refused_before_the_start() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        consumer = Consumer("g", nameservers=cluster.endpoints, env=cluster.sim.env())
+        consumer.listener("t")(ok)
+        consumer._router.orderly("u")(ok)
+        with pytest.raises(UsageError, match="orderly and concurrent"):
+            await consumer.start()
+        assert not consumer.client.started
+
+    run(scenario)
+
+
+def test_a_start_that_fails_leaves_nothing() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        config = ClientConfig(start_timeout=2.0)
+        before = len(cluster.sim.loop.living_tasks())
+        member = await cluster.consumer("g", "nowhere", client=config, start=False)
+        with pytest.raises(TopicNotFoundError, match=r"not ready after 2 s: topic 'nowhere'"):
+            await member.start()
+        await asyncio.sleep(1)
+        assert len(cluster.sim.loop.living_tasks()) == before
+        assert await members(cluster, "g") == []
+
+    run(scenario)
+
+
+def test_a_broker_that_does_not_answer_fails_the_start_in_time() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        cluster.brokers[0].faults.next("HEART_BEAT", drop=True, times=100)
+        member = await cluster.consumer("g", "t", client=ClientConfig(start_timeout=4.0), start=False)
+        with pytest.raises((RequestTimeoutError, RocketError), match="not ready after 4 s"):
+            await member.start()
+        assert cluster.sim.loop.time() < 12
+
+    run(scenario)
+
+
+# -- members that want different things --
+
+
+def test_what_members_do_not_agree_about() -> None:
+    a, b = SubscriptionData.parse("t", "x || y", 1), SubscriptionData.parse("u", "*", 2)
+    retry = SubscriptionData.parse("%RETRY%g", "*")
+    mine = ConsumerData("g", subscriptions=[a, b, retry])
+
+    def there(*subscriptions: SubscriptionData, model: str = "CLUSTERING") -> ConsumerConnection:
+        table = {each.topic: each for each in subscriptions}
+        return ConsumerConnection([], table, "CONSUME_PASSIVELY", model, "CONSUME_FROM_LAST_OFFSET")
+
+    assert differences(mine, there(b, SubscriptionData.parse("t", "y||x", 9)), "%RETRY%g") == []
+    assert differences(mine, there(a, b, retry, model="BROADCASTING"), "%RETRY%g") == [
+        "they are BROADCASTING, this member is CLUSTERING"
+    ]
+    assert differences(mine, there(SubscriptionData.parse("t", "x"), SubscriptionData.parse("v")), "%RETRY%g") == [
+        "of 't' they take TAG 'x', this member TAG 'x || y'",
+        "this member subscribes to 'u', they do not",
+        "they subscribe to 'v', this member does not",
+    ]
+
+
+def test_a_subscription_that_differs_within_the_group_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        await cluster.consumer("g", "t", tags="a")
+        await cluster.consumer("g", "t", tags="a")
+        assert "do not agree" not in caplog.text
+        await cluster.consumer("g", "t", tags="b")
+        assert "of 't' they take TAG 'a', this member TAG 'b'" in caplog.text
+        strict = ConsumerConfig(subscription_check="error")
+        member = await cluster.consumer("g", "t", tags="c", config=strict, start=False)
+        with pytest.raises(UsageError, match="group 'g' do not agree"):
+            await member.start()
+        caplog.clear()
+        await cluster.consumer("g", "t", tags="d", config=ConsumerConfig(subscription_check="off"))
+        assert "do not agree" not in caplog.text
+
+    run(scenario)
+
+
+# -- sql --
+
+
+def test_filters_are_checked_by_the_broker_at_the_start() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        asked: list[int] = []
+        cluster.brokers[0].faults.watch(lambda connection, request: asked.append(request.code))
+        cluster.brokers[0].faults.next("CHECK_CLIENT_CONFIG", reply="SUBSCRIPTION_PARSE_FAILED", remark="no such thing")
+        member = await cluster.consumer("g", "t", sql="a >", start=False)
+        before = cluster.sim.loop.time()
+        with pytest.raises(UsageError, match=r"refuses SQL92 'a >' of topic 't': code 23, no such thing"):
+            await member.start()
+        assert cluster.sim.loop.time() - before < 1
+        assert RequestCode.CHECK_CLIENT_CONFIG in asked
+        asked.clear()
+        await cluster.consumer("tags", "t", tags="a || b")
+        assert RequestCode.CHECK_CLIENT_CONFIG not in asked
+
+    run(scenario)
+
+
+def test_brokers_that_are_too_old_for_sql_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        monkeypatch.setattr("aiorocket.client.filter_check.FIRST_WITH_SQL", 10_000)
+        member = await cluster.consumer("g", "t", sql="a > 1", start=False)
+        with pytest.raises(UsageError, match=r"is older than 4\.1\.0"):
+            await member.start()
+
+    run(scenario)
+
+
+def test_sql_is_filtered_by_the_broker_and_the_rest_is_passed_over() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        seen: list[tuple[str, int]] = []
+
+        async def on_message(message: Message) -> None:
+            seen.append((message.body.decode(), message.attempt))
+            if message.attempt == 1:
+                raise ValueError("once")
+
+        sender = await cluster.producer()
+        await cluster.consumer("g", "t", on_message, sql="amount > 5 AND region IS NOT NULL")
+        await sender.send("t", "small", properties={"amount": "5", "region": "eu"})
+        await sender.send("t", "nowhere", properties={"amount": "50"})
+        await sender.send("t", "wanted", properties={"amount": "50", "region": "eu"})
+        await asyncio.sleep(30)
+        assert seen == [("wanted", 1), ("wanted", 2)]
+        offsets = cluster.brokers[0].broker.offsets
+        assert sum(offsets.query("g", "t", number) or 0 for number in range(2)) == 3
+
+    run(scenario)
+
+
+def test_a_subscription_that_a_broker_refuses_is_raised_where_it_was_made() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        member = await cluster.consumer("g", "t")
+        await cluster.create_topic("u", 1)
+        with pytest.raises(UsageError, match="refuses SQL92 'a LIKE' of topic 'u'"):
+            await member.host.run(member.consumer.subscribe("u", sql="a LIKE"))
+        # The rest of its life goes on.
+        await cluster.consumer("g", "t")
+        await asyncio.sleep(1)
+        assert [len(each.held("t")) for each in cluster.members] == [1, 1]
+
+    run(scenario)
+
+
+def test_one_way_to_filter_a_topic() -> None:
+    consumer = Consumer("g")
+    with pytest.raises(UsageError, match="filtered by one of them"):
+        consumer.listener("t", tags="a", sql="b > 1")
+    with pytest.raises(UsageError, match="sql=' '"):
+        consumer.listener("t", sql=" ")
+
+
+# -- cancel at the k-th await --
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own client", "shared client"])
+@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
+def test_cancel_at_every_await(shared: bool, orderly: bool) -> None:
+    """A scripted run (start, consume, stop) is cancelled when it waits for the k-th time, for every k there is: then
+    no task is left, the group is unregistered, and the next consumer gets all messages."""
+    k, ended = 0, False
+    while not ended:
+        k += 1
+        ended = simulate(lambda sim, k=k: _cancelled_run(sim, k, shared, orderly))  # type: ignore[misc]
+    assert k > 12
+
+
+async def _cancelled_run(sim: Simulation, k: int, shared: bool, orderly: bool) -> bool:
+    """True when the run ended before it waited k times."""
+    async with SimCluster(sim) as cluster:
+        await cluster.create_topic("t", 2)
+        sender = await cluster.producer()
+        await sender.send("t", "a")
+        host, env = sim.host("10.5.5.5"), sim.env()
+        got = asyncio.Event()
+        config = ConsumerConfig(drain_timeout=1.0)
+
+        async def on_message(message: Message) -> None:
+            got.set()
+
+        async def script() -> None:
+            if shared:
+                consumer = client.consumer("g", config=config)
+            else:
+                consumer = Consumer("g", nameservers=cluster.endpoints, env=env, config=config)
+            kind = consumer._router.orderly if orderly else consumer._router.listener
+            kind("t", start_from="first")(on_message)
+            async with consumer:
+                await got.wait()
+
+        client = Client(nameservers=cluster.endpoints, env=env)
+        if shared:
+            await host.run(client.start())
+        before = len(sim.loop.living_tasks())
+        task = host.start(_step(script(), k))
+        await asyncio.wait([task])
+        ended: bool = not task.cancelled()
+        await asyncio.sleep(2)  # what was told to close has closed
+        left = sorted(each.get_name() for each in sim.loop.living_tasks())
+        assert len(left) <= before, (k, left)
+        assert client.consumers == {}
+        assert await members(cluster, "g") == [], k
+        if shared:
+            # The client is as good as new.
+            second = client.consumer("g")
+            second.listener("t", start_from="first")(on_message)
+            await host.run(second.start())
+            assert await members(cluster, "g") == [client.client_id]
+            await host.run(second.stop())
+            await host.run(client.stop())
+        return ended
+
+
+def _step(coro: Any, k: int) -> Any:
+    """Run ``coro`` and throw CancelledError into it where it waits for the k-th time, as a task's cancel() does."""
+
+    class Steps:
+        def __await__(self) -> Any:
+            inner = coro.__await__() if hasattr(coro, "__await__") else coro
+            waits = 0
+            try:
+                waiting = inner.send(None)
+                while True:
+                    waits += 1
+                    if waits == k:
+                        task = asyncio.current_task()
+                        assert task is not None
+                        task.cancel()
+                    try:
+                        result = yield waiting
+                    except BaseException as error:  # noqa: BLE001 - handed on as it is
+                        waiting = inner.throw(error)
+                    else:
+                        waiting = inner.send(result)
+            except StopIteration as stop:
+                return stop.value
+
+    async def run() -> Any:
+        return await Steps()
+
+    return run()

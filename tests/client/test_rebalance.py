@@ -1,0 +1,421 @@
+"""Rebalancing of whole groups in virtual time: how soon things happen, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from aiorocket.client.consumer import Consumer
+from aiorocket.client.core.assignment import TopicView, diff, wanted_queues
+from aiorocket.client.core.balance import fixed
+from aiorocket.client.core.start_from import StartFrom
+from aiorocket.client.message import Message
+from aiorocket.client.stream import MessageStream
+from aiorocket.client.topics import Topics
+from aiorocket.config import ClientConfig, ConsumerConfig
+from aiorocket.errors import ConfigError
+from aiorocket.model import Queue
+from aiorocket.testing import Simulation, simulate
+from aiorocket.testing.cluster import SimCluster
+from aiorocket.testing.machines import SimMember
+from aiorocket_protocol import RequestCode
+
+Scenario = Callable[[SimCluster], Awaitable[None]]
+
+
+def run(scenario: Scenario, *, brokers: int = 1, queues: int = 4, seed: int = 0) -> None:
+    async def main(sim: Simulation) -> None:
+        async with SimCluster(sim, brokers=brokers) as cluster:
+            await cluster.create_topic("t", queues)
+            await scenario(cluster)
+
+    simulate(main, seed)
+
+
+def counts(cluster: SimCluster, topic: str = "t") -> list[int]:
+    return sorted(len(member.held(topic)) for member in cluster.members if member.running)
+
+
+# -- decisions --
+
+
+def test_broadcasting_takes_all_and_a_fixed_list_only_what_exists() -> None:
+    queues = [Queue("t", "b", number) for number in range(3)]
+    assert wanted_queues({"t": TopicView(queues, [])}, "me", []) == set(queues)
+    strategy = fixed([queues[1], Queue("other", "b", 0)])
+    assert wanted_queues({"t": TopicView(queues, ["me"])}, "me", [], strategy) == {queues[1]}
+    assert diff([queues[0]], [queues[1]]) == ([queues[1]], [queues[0]])
+
+
+def test_subscription_versions_only_grow() -> None:
+    stream = MessageStream(lambda: None)
+    topics = Topics("%RETRY%g", stream)
+    topics.add("t", {"a"}, stream, StartFrom("first"))
+    topics.derive(10)
+    topics.derive(20)
+    assert {name: data.sub_version for name, data in topics.data.items()} == {"t": 10, "%RETRY%g": 10}
+    topics.touch(["t", "unknown"], 30)
+    topics.touch(["t"], 25)
+    assert topics.data["t"].sub_version == 30
+    topics.derive(40)
+    assert topics.data["t"].sub_version == 30
+    topics.add("t", {"b"}, stream, StartFrom("last"))
+    topics.derive(50)
+    assert (topics.data["t"].sub_version, topics.data["t"].sub_string) == (50, "a || b")
+    assert list(topics.data) == ["t", "%RETRY%g"]
+    assert topics.wire_start == "CONSUME_FROM_FIRST_OFFSET"
+
+
+# -- how soon --
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("orderly", [False, True])
+def test_the_first_message_comes_at_once(seed: int, orderly: bool) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        came: list[float] = []
+
+        async def on_message(message: Message) -> None:
+            came.append(cluster.sim.loop.time())
+
+        sender = await cluster.producer()
+        for number in range(8):
+            await sender.send("t", str(number))
+        before = cluster.sim.loop.time()
+        await cluster.consumer("new", "t", on_message, orderly=orderly)
+        await asyncio.sleep(1)
+        assert len(came) == 8
+        assert came[0] - before < 0.1
+
+    run(scenario, brokers=2, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_retry_of_a_new_group_is_not_late(seed: int) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        came: dict[str, list[float]] = {}
+
+        async def on_message(message: Message) -> None:
+            times = came.setdefault(message.body.decode(), [])
+            times.append(cluster.sim.loop.time())
+            if len(times) == 1:
+                raise ValueError("once")
+
+        sender = await cluster.producer()
+        for number in range(8):
+            await sender.send("t", str(number))
+        await cluster.consumer("new", "t", on_message)
+        await asyncio.sleep(20)
+        assert len(came) == 8
+        for first, second in came.values():
+            assert 10 <= second - first < 11  # delay level 3
+
+    run(scenario, brokers=2, seed=seed)
+
+
+def test_a_notified_member_shares_at_once_and_a_leaver_frees_at_once() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        await cluster.consumer("g", "t")
+        second = await cluster.consumer("g", "t")
+        await asyncio.sleep(1)
+        assert counts(cluster) == [2, 2]
+        await second.stop()
+        await asyncio.sleep(1)
+        assert counts(cluster) == [4]
+
+    run(scenario)
+
+
+def test_new_queues_and_brokers_are_taken_with_the_next_route() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        await cluster.consumer("g", "t")
+        await cluster.create_topic("t", 6)
+        await asyncio.sleep(31)
+        assert counts(cluster) == [12]
+        await cluster.brokers[1].stop()
+        await asyncio.sleep(150)  # the name server drops a silent broker; a stopped one unregisters
+        assert counts(cluster) == [6]
+        await cluster.brokers[1].start()
+        await asyncio.sleep(40)
+        assert counts(cluster) == [12]
+
+    run(scenario, brokers=2)
+
+
+def test_heartbeats_and_versions_do_not_chase_each_other() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        beats = 0
+
+        def watch(connection: object, request: Any) -> None:
+            nonlocal beats
+            beats += request.code == RequestCode.HEART_BEAT
+
+        for _ in range(3):
+            await cluster.consumer("g", "t")
+        await asyncio.sleep(5)
+        cluster.brokers[0].faults.watch(watch)
+        await asyncio.sleep(300)
+        assert beats <= 3 * 11  # the regular ones, every 30 s
+
+    run(scenario)
+
+
+def test_the_version_rises_when_queues_change() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        first = await cluster.consumer("g", "t")
+        await asyncio.sleep(1)
+        before = first.consumer.subscription("t").sub_version
+        await asyncio.sleep(60)
+        assert first.consumer.subscription("t").sub_version == before
+        await cluster.consumer("g", "t")
+        await asyncio.sleep(1)
+        assert first.consumer.subscription("t").sub_version > before
+
+    run(scenario)
+
+
+# -- who gets what --
+
+
+@pytest.mark.parametrize("name", ["AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH"])
+def test_strategies_by_name(name: str) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        config = ConsumerConfig(allocate=name)
+        members = [await cluster.consumer("g", "t", config=config) for _ in range(2)]
+        await asyncio.sleep(1)
+        held = [queue for member in members for queue in member.held("t")]
+        assert len(held) == len(set(held)) == 8
+        if name == "AVG_BY_CIRCLE":
+            # Alternating over both brokers.
+            assert {queue.broker_name for queue in members[0].held("t")} == {"broker-1", "broker-2"}
+
+    run(scenario, brokers=2)
+
+
+def test_a_strategy_of_ones_own_and_one_that_fails() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        failing = False
+
+        def first_only(queues: Sequence[Queue], client_ids: Sequence[str], me: str) -> list[Queue]:
+            if failing:
+                raise RuntimeError("no idea")
+            return sorted(queues)[:1]
+
+        member = await cluster.consumer("g", "t", config=ConsumerConfig(allocate=first_only))
+        assert counts(cluster) == [1]
+        failing = True
+        await asyncio.sleep(60)
+        assert counts(cluster) == [1]
+        assert member.consumer.state().running
+
+    run(scenario)
+
+
+def test_an_unknown_strategy_is_refused_before_anything_starts() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        config = ConsumerConfig(allocate="CONFIG")
+        member = await cluster.consumer("g", "t", config=config, start=False)
+        with pytest.raises(ConfigError, match=r"allocate='CONFIG'.*fixed\(queues\)"):
+            await member.start()
+
+    run(scenario)
+
+
+# -- hooks, and the order of an end --
+
+
+def test_hooks_are_told_and_a_revoked_queue_ends_in_order() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        events: list[tuple[str, int]] = []
+        sender = await cluster.producer()
+        member = await cluster.consumer("g", "t", start=False)
+
+        async def assigned(queues: list[Queue]) -> None:
+            mine = [queue for queue in queues if queue.topic == "t"]
+            assert not set(mine) & set(member.held())  # nothing is pulled yet
+            events.append(("assigned", len(mine)))
+
+        async def revoked(queues: list[Queue]) -> None:
+            assert queues == sorted(queues)
+            mine = [queue for queue in queues if queue.topic == "t"]
+            stored = [cluster.brokers[0].broker.offsets.query("g", *queue[::2]) or 0 for queue in mine]
+            events.append(("revoked", len(mine)))
+            events.append(("stored before the hook", sum(stored)))
+
+        # SimMember makes its consumer in start(): give it the hooks there.
+        await _start_with(member, on_assigned=assigned, on_revoked=revoked)
+        for number in range(8):
+            await sender.send("t", str(number))
+        await asyncio.sleep(1)
+        second = await cluster.consumer("g", "t")
+        await asyncio.sleep(1)
+        assert [event for event in events if event[1]][:2] == [("assigned", 4), ("revoked", 2)]
+        moved = [cluster.brokers[0].broker.offsets.query("g", *queue[::2]) for queue in second.held("t")]
+        assert moved == [2, 2]
+        assert second.consumer.state().counters.consumed == 0
+        events.clear()
+        await member.stop()
+        assert events[0] == ("revoked", 2)
+
+    run(scenario)
+
+
+async def _start_with(member: SimMember, **options: Any) -> None:
+    def make(group: str, **given: Any) -> Consumer:
+        return Consumer(group, **given, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{type(member).__module__}.Consumer", make)
+        await member.start()
+
+
+def test_hooks_that_fail_or_hang_stop_nothing() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        async def assigned(queues: list[Queue]) -> None:
+            raise RuntimeError("no")
+
+        async def revoked(queues: list[Queue]) -> None:
+            await asyncio.Event().wait()
+
+        member = await cluster.consumer("g", "t", config=ConsumerConfig(rebalance_hook_timeout=2.0), start=False)
+        await _start_with(member, on_assigned=assigned, on_revoked=revoked)
+        await cluster.consumer("g", "t")
+        await asyncio.sleep(1)
+        assert counts(cluster) == [2, 4]  # it is still asked
+        await asyncio.sleep(2)
+        assert counts(cluster) == [2, 2]
+        before = cluster.sim.loop.time()
+        await member.stop()
+        assert 2 <= cluster.sim.loop.time() - before < 3
+
+    run(scenario)
+
+
+def test_late_results_of_a_given_up_queue_commit_nothing_and_are_counted() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        gate = asyncio.Event()
+        started: list[bytes] = []
+
+        async def slow(message: Message) -> None:
+            started.append(message.body)
+            await gate.wait()
+
+        sender = await cluster.producer()
+        member = await cluster.consumer("g", "t", slow)
+        for number in range(8):
+            await sender.send("t", str(number))
+        await asyncio.sleep(1)
+        assert len(started) == 8
+        second = await cluster.consumer("g", "t", slow)
+        await asyncio.sleep(1)
+        given_up = {queue.queue_id for queue in second.held("t")}
+        gate.set()
+        await asyncio.sleep(0.001)
+        assert member.consumer.state().counters.late == 4
+        assert member.consumer.state().counters.consumed == 4
+        # The new owner has had them all, too: at least once.
+        await asyncio.sleep(1)
+        assert len(started) == 12
+        assert len(given_up) == 2
+
+    run(scenario)
+
+
+def test_a_subscription_added_later_is_read_at_once() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        await cluster.create_topic("u", 2)
+        sender, member = await cluster.producer(), await cluster.consumer("g", "t", client=ClientConfig())
+        await sender.send("u", "waiting")
+        await member.host.run(member.consumer.subscribe("u", start_from="first"))
+        message = await member.host.run(anext(member.consumer.messages()))
+        assert message.body == b"waiting"
+        await member.host.run(message.ack())
+
+    run(scenario)
+
+
+def test_an_orderly_queue_changes_hands_without_a_repeat_or_a_gap() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        seen: list[tuple[int, int]] = []
+
+        async def on_message(message: Message) -> None:
+            await asyncio.sleep(0.02)
+            seen.append((message.queue.queue_id, message.offset))
+
+        async def send_all() -> None:
+            for number in range(400):
+                await sender.send("t", str(number), sharding_key=str(number % 16))
+                await asyncio.sleep(0.01)
+
+        sender = await cluster.producer()
+        await cluster.consumer("g", "t", on_message, orderly=True)
+        sending = asyncio.ensure_future(send_all())
+        await asyncio.sleep(1.5)
+        second = await cluster.consumer("g", "t", on_message, orderly=True)
+        await asyncio.sleep(1.5)
+        assert counts(cluster) == [2, 2]
+        await second.stop()
+        await sending
+        await asyncio.sleep(5)
+        assert counts(cluster) == [4]
+        for queue_id in range(4):
+            offsets = [offset for other, offset in seen if other == queue_id]
+            assert offsets == list(range(len(offsets)))
+        assert len(seen) == 400
+
+    run(scenario)
+
+
+def test_a_locked_queue_is_tried_again_every_second() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        dead = await cluster.consumer("g", "t", orderly=True)
+        await asyncio.sleep(1)
+        dead.kill()
+        asked: list[float] = []
+
+        def watch(connection: object, request: Any) -> None:
+            if request.code == RequestCode.LOCK_BATCH_MQ:
+                asked.append(cluster.sim.loop.time())
+
+        cluster.brokers[0].faults.watch(watch)
+        before = cluster.sim.loop.time()
+        living = await cluster.consumer("g", "t", orderly=True)
+        assert cluster.sim.loop.time() - before < 1  # a start does not wait for others' locks
+        await asyncio.sleep(10)
+        gaps = {round(later - earlier) for earlier, later in pairwise(asked)}
+        assert gaps <= {0, 1}
+        await asyncio.sleep(60)
+        assert len(living.held("t")) == 4
+
+    run(scenario)
+
+
+def test_after_a_lost_lock_it_goes_on_where_the_group_is_by_then() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        seen: list[str] = []
+
+        async def on_message(message: Message) -> None:
+            seen.append(message.body.decode())
+
+        sender = await cluster.producer()
+        member = await cluster.consumer("g", "t", on_message, orderly=True)
+        for number in range(3):
+            await sender.send("t", str(number))
+        await asyncio.sleep(1)
+        queue = member.held("t")[0]
+        # Somebody had the queue for a while and went on to 5; our member hears that its lock was lost.
+        member.consumer._assigned.lock_lost(queue)
+        cluster.brokers[0].broker.offsets.commit("g", "t", 0, 5)
+        for number in range(3, 7):
+            await sender.send("t", str(number))
+        await asyncio.sleep(1)
+        # 3 came with the pull that was under way, and may have been begun before the position was looked up.
+        assert [body for body in seen if body != "3"] == ["0", "1", "2", "5", "6"]
+        await asyncio.sleep(11)
+        assert cluster.brokers[0].broker.offsets.query("g", "t", 0) == 7
+
+    run(scenario, queues=1)
