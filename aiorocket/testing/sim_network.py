@@ -58,11 +58,13 @@ class SimHost:
 
 
 class SimNetwork:
-    """Faults are switched here; addresses are those of hosts. ``latency`` is (least, most) seconds per delivery."""
+    """Faults are switched here; addresses are those of hosts. ``latency`` is (least, most) seconds per delivery;
+    ``links[source, target]`` is another one for one direction of one link."""
 
     def __init__(self, loop: SimLoop) -> None:
         self.loop = loop
         self.latency = (0.0001, 0.002)
+        self.links: dict[tuple[str, str], tuple[float, float]] = {}
         #: Largest piece in which bytes arrive; pieces of 1 byte up to this are drawn.
         self.fragment = 64 * 1024
         self.hosts: dict[str, SimHost] = {}  # the newest of each address
@@ -118,8 +120,8 @@ class SimNetwork:
     def is_blocked(self, source: str, target: str) -> bool:
         return (source, target) in self._blocked
 
-    def delay(self) -> float:
-        return self.loop.random.uniform(*self.latency)
+    def delay(self, source: str, target: str) -> float:
+        return self.loop.random.uniform(*self.links.get((source, target), self.latency))
 
     def _here(self) -> str:
         host = SimHost.current.get()
@@ -152,7 +154,7 @@ class SimNetwork:
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[SimTransport, asyncio.BaseProtocol]:
         here, there = self._here(), self._resolve(host)
-        await asyncio.sleep(self.delay())
+        await asyncio.sleep(self.delay(here, there))
         waited = 0.0
         while self.is_blocked(here, there) or self.is_blocked(there, here):
             if waited >= _CONNECT_SILENCE:
@@ -162,7 +164,7 @@ class SimNetwork:
             waited += pause
         server = self._listening.get((there, port))
         if server is None:
-            await asyncio.sleep(self.delay())
+            await asyncio.sleep(self.delay(there, here))
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         ours, theirs = (here, self._free_port()), server.name
         near = SimTransport(self, ours, theirs, SimHost.current.get(), contextvars.copy_context())
@@ -367,15 +369,18 @@ class SimTransport(asyncio.Transport):
         if not self._lost:
             self._protocol.resume_writing()
 
+    def _delay(self) -> float:
+        return self._network.delay(self.local[0], self.remote[0])
+
     def _send(self, piece: bytes | None) -> None:
-        self._last_arrival = max(self._last_arrival, self._loop.time() + self._network.delay())
+        self._last_arrival = max(self._last_arrival, self._loop.time() + self._delay())
         # The piece travels in a queue, not in the timer: timers of one instant fire in any order, a stream keeps its
         # own.
         self.peer.wire.append(piece)
         self._loop.call_at(self._last_arrival, self.peer.arrive, context=contextvars.Context())
 
     def _send_reset(self) -> None:
-        when = max(self._last_arrival, self._loop.time() + self._network.delay())
+        when = max(self._last_arrival, self._loop.time() + self._delay())
         self._loop.call_at(when, self.peer.arrive_reset, context=contextvars.Context())
 
     def arrive(self) -> None:

@@ -1,0 +1,115 @@
+"""``python -m aiorocket.testing``: many seeds of a chaos run, and one command for each that fails."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from aiorocket.runtime.clock import WallClock
+from aiorocket.testing.chaos_run import SCENARIOS, ChaosReport, chaos, size_for
+from aiorocket.testing.checkers import HistoryError
+
+__all__ = ("main",)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 when every seed held, 1 when one did not, 2 for bad options, 130 when interrupted."""
+    options = _parser().parse_args(arguments)
+    if options.seeds < 1 or not options.hours > 0:
+        print("--seeds must be at least 1 and --hours above 0", file=sys.stderr)
+        return 2
+    # Thousands of planned faults are no news; a failing seed shows what matters.
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        return _run(options)
+    finally:
+        logging.disable(before)
+
+
+def _run(options: argparse.Namespace) -> int:
+    scenarios = [*SCENARIOS] if options.scenario == "all" else [options.scenario]
+    seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
+    clock = WallClock()
+    begun = clock.wall_ms()
+    held = failed = 0
+    hours = 0.0
+    try:
+        for seed in seeds:
+            for scenario in scenarios:
+                started = clock.wall_ms()
+                try:
+                    report = chaos(seed, hours=options.hours, scenario=scenario, **size_for(seed))
+                except Exception as error:  # noqa: BLE001 - whatever ends a run is what we look for
+                    failed += 1
+                    _show_failure(seed, scenario, options.hours, error)
+                    if options.fail_fast:
+                        break
+                    continue
+                held += 1
+                hours += options.hours
+                _show(report, scenario, (clock.wall_ms() - started) / 1000)
+                if options.history is not None and options.seed is not None:
+                    with open(options.history, "w", encoding="utf-8") as file:
+                        file.writelines(line + "\n" for line in report.history.lines())
+            if failed and options.fail_fast:
+                break
+    except KeyboardInterrupt:
+        print(f"interrupted: {held} runs held, {failed} failed so far", file=sys.stderr)
+        return 130
+    elapsed = max(0.001, (clock.wall_ms() - begun) / 1000)
+    print(
+        f"{held} runs held, {failed} failed; {hours:g} cluster-hours in {elapsed:.1f} s "
+        f"({hours * 3600 / elapsed:,.0f} times faster than time)"
+    )
+    return 1 if failed else 0
+
+
+def replay_command(seed: int, scenario: str, hours: float) -> str:
+    """What to type to see a seed again."""
+    return f"python -m aiorocket.testing --scenario {scenario} --hours {hours:g} --seed {seed}"
+
+
+def _show(report: ChaosReport, scenario: str, seconds: float) -> None:
+    print(
+        f"seed {report.seed} {scenario}: held; {report.sent} sent, {report.acknowledged} acknowledged, "
+        f"{report.delivered} deliveries, {report.dead} dead letters, {report.faults} faults, {seconds:.1f} s",
+        flush=True,
+    )
+
+
+def _show_failure(seed: int, scenario: str, hours: float, error: Exception) -> None:
+    print(f"seed {seed} {scenario}: FAILED", flush=True)
+    print(f"  replay: {replay_command(seed, scenario, hours)}")
+    kind = "" if isinstance(error, HistoryError) else f"{type(error).__name__}: "
+    lines = [*f"{kind}{error}".splitlines(), *getattr(error, "__notes__", ())]
+    if error.__cause__ is not None:
+        lines.append(f"caused by {type(error.__cause__).__name__}: {error.__cause__}")
+    for line in lines:
+        print(f"  {line}")
+    sys.stdout.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m aiorocket.testing",
+        description="Run simulated clusters under seeded faults and check their histories.",
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=50, help="how many seeds (default: 50); every tenth is a larger cluster"
+    )
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
+    parser.add_argument("--seed", type=int, help="only this seed")
+    parser.add_argument("--hours", type=float, default=1.0, help="simulated hours of each run (default: 1)")
+    parser.add_argument(
+        "--scenario", choices=(*SCENARIOS, "all"), default="mixed", help="which faults (default: mixed)"
+    )
+    parser.add_argument("--history", metavar="FILE", help="with --seed: write the history as JSON lines")
+    parser.add_argument("--fail-fast", action="store_true", help="stop at the first seed that fails")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,335 @@
+"""What must be true of every history, as plain functions: each takes a History and returns the violations it finds.
+
+They know nothing of how the product works. A queue and an offset identify a stored message, a key identifies what a
+program sent; a message that is retried is stored again under the same key.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from aiorocket.model import Queue
+from aiorocket.testing.history import DISTURBANCES, Event, History
+
+__all__ = (
+    "CLUSTER",
+    "HistoryError",
+    "Violation",
+    "check",
+    "commits_never_ahead",
+    "dead_letters_exact",
+    "duplicates_explained",
+    "leases_exclusive",
+    "no_message_lost",
+    "nothing_invented",
+    "offsets_stable",
+    "one_at_a_time",
+    "order_per_queue",
+    "orderly",
+    "sends_end",
+)
+
+#: Ends of a listener's call after which the message need not be delivered again from its queue.
+_FINAL = frozenset(("ok", "dead"))
+
+
+class Violation(NamedTuple):
+    """A broken rule, and the events that show it."""
+
+    rule: str
+    text: str
+    events: tuple[Event, ...] = ()
+
+
+class HistoryError(AssertionError):
+    """A history breaks rules; ``violations`` has all of them, the text the first of each rule with its events."""
+
+    def __init__(self, history: History, violations: list[Violation]) -> None:
+        self.violations = violations
+        first: dict[str, Violation] = {}
+        for violation in violations:
+            first.setdefault(violation.rule, violation)
+        parts = [f"{len(violations)} violations in a history of {len(history)} events; the first of each rule:"]
+        for violation in first.values():
+            parts.append(f"{violation.rule}: {violation.text}")
+            parts.append(history.excerpt(violation.events))
+        super().__init__("\n".join(part for part in parts if part))
+
+
+Checker = Callable[[History], list[Violation]]
+
+
+def check(history: History, checkers: Iterable[Checker]) -> None:
+    """Run ``checkers``; HistoryError when any finds something."""
+    violations = [violation for checker in checkers for violation in checker(history)]
+    if violations:
+        raise HistoryError(history, violations)
+
+
+# -- sending --
+
+
+def sends_end(history: History, slack: float = 0.25) -> list[Violation]:
+    """Every send ends, one way or the other, within its timeout and ``slack`` seconds, and only once. A send of a host
+    that was killed meanwhile owes nothing (P11)."""
+    open_sends: dict[str, Event] = {}
+    found = []
+    for event in history:
+        if event.what == "sent":
+            open_sends[event.key] = event
+        elif event.what in ("acknowledged", "rejected", "unknown"):
+            begun = open_sends.pop(event.key, None)
+            if begun is None:
+                found.append(Violation("sends_end", f"{event.key} ended twice, or was never sent", (event,)))
+            elif begun.until and event.time > begun.until + slack:
+                text = f"{event.key} ended {event.time - begun.until:.3f} s after its timeout"
+                found.append(Violation("sends_end", text, (begun, event)))
+        elif event.what == "killed":
+            open_sends = {key: each for key, each in open_sends.items() if each.host != event.host}
+    found += [Violation("sends_end", f"{each.key} never ended", (each,)) for each in open_sends.values()]
+    return found
+
+
+def nothing_invented(history: History) -> list[Violation]:
+    """What is delivered was sent, and not only by sends that ended with the certainty that nothing was stored."""
+    state: dict[str, Event] = {}
+    found = []
+    for event in history:
+        if event.what in ("sent", "acknowledged", "rejected", "unknown"):
+            state[event.key] = event
+    for event in history.of("delivered"):
+        last = state.get(event.key)
+        if last is None:
+            found.append(Violation("nothing_invented", f"{event.key} was delivered and never sent", (event,)))
+        elif last.what == "rejected":
+            text = f"{event.key} was delivered although its send said that no broker has it"
+            found.append(Violation("nothing_invented", text, (last, event)))
+    return found
+
+
+def offsets_stable(history: History) -> list[Violation]:
+    """A queue's offset belongs to one message for ever: what was acknowledged there is what is delivered there (P3)."""
+    owner: dict[tuple[Queue, int], Event] = {}
+    found = []
+    for event in history.of("acknowledged", "delivered"):
+        if event.queue is None or event.offset < 0:
+            continue
+        first = owner.setdefault((event.queue, event.offset), event)
+        if first.key != event.key:
+            text = f"{first.key} and {event.key} are both at offset {event.offset} of {event.queue}"
+            found.append(Violation("offsets_stable", text, (first, event)))
+    return found
+
+
+# -- delivery --
+
+
+def no_message_lost(history: History) -> list[Violation]:
+    """Every acknowledged message was finished by each group of its topic, or is among its dead letters (P1, P4). For
+    histories that end after everything had the time to be consumed, with groups that start at the first message."""
+    groups: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    done: set[tuple[str, str]] = set()
+    for event in history:
+        if event.what == "joined":
+            groups[event.key][event.group] = None
+        elif event.what == "dead" or (event.what == "finished" and event.outcome == "ok"):
+            done.add((event.group, event.key))
+    found = []
+    for event in history.of("acknowledged"):
+        for group in groups[event.queue.topic if event.queue is not None else ""]:
+            if (group, event.key) not in done:
+                story = tuple(each for each in history if each.key == event.key)
+                text = f"{event.key} was acknowledged and group {group} never finished it"
+                found.append(Violation("no_message_lost", text, story))
+    return found
+
+
+def order_per_queue(history: History) -> list[Violation]:
+    """In each queue a group sees messages for the first time in the order of their offsets. Repeats may come at any
+    place: whoever takes a queue over begins at the committed position (P6)."""
+    furthest: dict[tuple[str, Queue], Event] = {}
+    seen: set[tuple[str, Queue, int]] = set()
+    found = []
+    for event in history.of("delivered"):
+        if event.queue is None or (event.group, event.queue, event.offset) in seen:
+            continue
+        seen.add((event.group, event.queue, event.offset))
+        last = furthest.get((event.group, event.queue))
+        if last is not None and last.offset > event.offset:
+            text = f"offset {event.offset} of {event.queue} comes to group {event.group} after offset {last.offset}"
+            found.append(Violation("order_per_queue", text, (last, event)))
+        else:
+            furthest[event.group, event.queue] = event
+    return found
+
+
+def orderly(
+    history: History, group: str, by: Literal["queue", "shard"] = "queue", max_attempts: int | None = None
+) -> list[Violation]:
+    """For orderly listeners: nobody is given a message before the one in front of it, in its queue or of its sharding
+    key, has ended for good at least once: with success, as a dead letter, or after ``max_attempts`` (P6)."""
+    shards = {event.key: event.shard for event in history.of("sent")}
+    lanes: defaultdict[tuple[Queue, str], dict[int, str]] = defaultdict(dict)
+    for event in history.of("acknowledged", "delivered"):
+        if event.queue is not None and (event.what == "acknowledged" or event.group == group):
+            shard = shards.get(event.key, "") if by == "shard" else ""
+            lanes[event.queue, shard][event.offset] = event.key
+    # By place, not by key: a send that was repeated after a time-out can be stored twice.
+    in_front: dict[tuple[Queue, int], int] = {}
+    for (queue, shard), lane in lanes.items():
+        if by == "queue" or shard:
+            offsets = sorted(lane)
+            in_front.update({(queue, offset): last for last, offset in pairwise(offsets)})
+    ended: set[tuple[Queue, int]] = set()
+    last_of: dict[tuple[Queue, int], Event] = {}
+    found = []
+    for event in history.of("delivered", "finished"):
+        if event.group != group or event.queue is None:
+            continue
+        place = (event.queue, event.offset)
+        if event.what == "finished":
+            last_try = max_attempts is not None and event.attempt >= max_attempts and event.outcome == "retry"
+            if event.outcome in _FINAL or last_try:
+                ended.add(place)
+        elif place in in_front and (front := (event.queue, in_front[place])) not in ended:
+            text = f"{event.key} was delivered before offset {front[1]} of its queue, which lies in front, had ended"
+            found.append(Violation("orderly", text, (last_of[front], event) if front in last_of else (event,)))
+        last_of[place] = event
+    return found
+
+
+def one_at_a_time(history: History, group: str) -> list[Violation]:
+    """For orderly listeners: a queue has at most one listener's call at a time. A killed host's calls end with it."""
+    running: dict[Queue, Event] = {}
+    found = []
+    for event in history:
+        if event.what == "killed":
+            running = {queue: each for queue, each in running.items() if each.host != event.host}
+        if event.group != group or event.queue is None:
+            continue
+        if event.what == "delivered":
+            other = running.get(event.queue)
+            if other is not None:
+                text = f"{event.key} was delivered while {other.key} of the same queue was with a listener"
+                found.append(Violation("one_at_a_time", text, (other, event)))
+            running[event.queue] = event
+        elif event.what == "finished":
+            begun = running.get(event.queue)
+            if begun is not None and begun.host == event.host and begun.offset == event.offset:
+                del running[event.queue]
+    return found
+
+
+def duplicates_explained(history: History, grace: float = 180.0) -> list[Violation]:
+    """A stored message is delivered again from its queue as the same attempt only after a fault or a change of the
+    group, no longer than ``grace`` seconds before its first delivery (a broker misses a silent member after 120 s, the
+    next rebalance is 20 s later)."""
+    times = sorted(event.time for event in history if event.what in DISTURBANCES)
+    last: dict[tuple[str, Queue, int, int], Event] = {}
+    found = []
+    for event in history.of("delivered"):
+        if event.queue is None:
+            continue
+        place = (event.group, event.queue, event.offset, event.attempt)
+        earlier = last.get(place)
+        if earlier is not None:
+            at = bisect_left(times, earlier.time - grace)
+            if at == len(times) or times[at] > event.time:
+                text = f"{event.key} was delivered twice and nothing had happened"
+                found.append(Violation("duplicates_explained", text, (earlier, event)))
+        last[place] = event
+    return found
+
+
+def commits_never_ahead(history: History) -> list[Violation]:
+    """No commit passes a message whose listener has not ended (P8). For groups that start at the first message."""
+    stored: defaultdict[Queue, set[int]] = defaultdict(set)
+    for event in history.of("acknowledged", "delivered"):
+        if event.queue is not None and event.offset >= 0:
+            stored[event.queue].add(event.offset)
+    offsets = {queue: sorted(known) for queue, known in stored.items()}
+    finished: defaultdict[tuple[str, Queue], set[int]] = defaultdict(set)
+    position: defaultdict[tuple[str, Queue], int] = defaultdict(int)
+    found = []
+    for event in history.of("finished", "committed"):
+        queue = event.queue
+        if queue is None or queue not in offsets:
+            continue
+        place = (event.group, queue)
+        if event.what == "finished":
+            if event.outcome != "interrupted":
+                finished[place].add(event.offset)
+            continue
+        known, done, at = offsets[queue], finished[place], position[place]
+        while at < len(known) and known[at] in done:
+            at += 1
+        position[place] = at
+        if at < len(known) and known[at] < event.offset:
+            text = f"group {event.group} committed {event.offset} of {queue} while offset {known[at]} was not finished"
+            about = [each for each in history if each.queue == queue and each.offset == known[at]]
+            found.append(Violation("commits_never_ahead", text, (*about, event)))
+    return found
+
+
+def dead_letters_exact(history: History, group: str, max_attempts: int) -> list[Violation]:
+    """The dead letters are exactly the messages whose last attempt failed or whose listener said so."""
+    exhausted: dict[str, Event] = {}
+    for event in history.of("finished"):
+        if event.group == group and (
+            event.outcome == "dead" or (event.outcome == "retry" and event.attempt >= max_attempts)
+        ):
+            exhausted[event.key] = event
+    dead = {event.key: event for event in history.of("dead") if event.group == group}
+    found = [
+        Violation("dead_letters_exact", f"{key} used up its attempts and is no dead letter", (event,))
+        for key, event in exhausted.items()
+        if key not in dead
+    ]
+    found += [
+        Violation("dead_letters_exact", f"{key} is a dead letter and had attempts left", (event,))
+        for key, event in dead.items()
+        if key not in exhausted
+    ]
+    return found
+
+
+# -- locks --
+
+
+def leases_exclusive(history: History) -> list[Violation]:
+    """At no instant two clients hold a valid lease of one queue (P7). That a client died is no excuse: nobody can
+    know it."""
+    holders: dict[tuple[str, Queue], Event] = {}
+    found = []
+    for event in history.of("granted", "released"):
+        if event.queue is None:
+            continue
+        place = (event.group, event.queue)
+        holder = holders.get(place)
+        # `key` is the client's id: one host can run several clients.
+        if event.what == "released":
+            if holder is not None and holder.key == event.key:
+                del holders[place]
+            continue
+        if holder is not None and holder.key != event.key and event.time < holder.until:
+            text = f"{event.queue} was granted to {event.key} while the lease of {holder.key} was valid"
+            found.append(Violation("leases_exclusive", text, (holder, event)))
+        holders[place] = event
+    return found
+
+
+#: What holds for every cluster whatever happens to it.
+CLUSTER: tuple[Checker, ...] = (
+    sends_end,
+    nothing_invented,
+    offsets_stable,
+    no_message_lost,
+    order_per_queue,
+    duplicates_explained,
+    commits_never_ahead,
+    leases_exclusive,
+)

@@ -1,0 +1,97 @@
+"""A broker that ends in the middle of something: a send, a pull, a commit, a send-back, a heartbeat."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiorocket.client.exits import Retry
+from aiorocket.client.message import Message
+from aiorocket.remoting.connection import Connection
+from aiorocket.testing import SimCluster, Simulation, check, checkers, simulate
+from aiorocket_protocol import RemotingCommand, RequestCode
+
+PHASES = {
+    "send": RequestCode.SEND_MESSAGE_V2,
+    "pull": RequestCode.PULL_MESSAGE,
+    "commit": RequestCode.UPDATE_CONSUMER_OFFSET,
+    "send-back": RequestCode.CONSUMER_SEND_MSG_BACK,
+    "heartbeat": RequestCode.HEART_BEAT,
+}
+
+
+@pytest.mark.parametrize("how", [None, False, True], ids=["stop", "kill", "power-cut"])
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.seeds(2)
+def test_nothing_acknowledged_is_lost(phase: str, how: bool | None, seed: int) -> None:
+    async def scenario(sim: Simulation) -> None:
+        async def listen(message: Message) -> None:
+            if message.attempt == 1 and message.queue_offset % 4 == 0:
+                raise Retry
+
+        async with SimCluster(sim) as cluster:
+            broker = cluster.brokers[0]
+            await cluster.create_topic("t", 4)
+            for _ in range(2):
+                await cluster.consumer("g", "t", listen)
+            sender = await cluster.producer()
+            left = 3 + seed * 4  # requests of the phase until it strikes
+            struck = asyncio.Event()
+
+            def watch(connection: Connection, request: RemotingCommand) -> None:
+                nonlocal left
+                if request.code == PHASES[phase]:
+                    left -= 1
+                    if left == 0:
+                        struck.set()
+
+            broker.faults.watch(watch)
+
+            async def send_all() -> None:
+                for number in range(100):
+                    await sender.send("t", f"m{number}")
+                    await asyncio.sleep(0.4)
+
+            sending = asyncio.ensure_future(send_all())
+            await asyncio.wait_for(struck.wait(), 200)
+            # Somewhere within the handling: the append, the flush, the answer on its way.
+            await asyncio.sleep(sim.loop.random.uniform(0, 0.003))
+            await broker.restart(power_cut=how, pause=3)
+            await sending
+            await cluster.settled({"g": ["t"]})
+            await asyncio.sleep(40)
+            assert all(len(owners) == 1 for owners in cluster.owners("g", "t").values())
+            assert len(cluster.history.of("acknowledged")) >= 90
+            assert cluster.note_dead_letters("g")["g"] == []
+        check(cluster.history, checkers.CLUSTER)
+
+    simulate(scenario, seed)
+
+
+@pytest.mark.seeds(6)
+def test_a_broker_that_is_cut_off_again_and_again_keeps_its_promises(seed: int) -> None:
+    async def scenario(sim: Simulation) -> None:
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 2)
+            await cluster.consumer("g", "t")
+            sender = await cluster.producer()
+            going = True
+
+            async def send_all() -> None:
+                number = 0
+                while going:
+                    await asyncio.gather(*(sender.send("t", f"m{number + part}", timeout=1) for part in range(3)))
+                    number += 3
+                    await asyncio.sleep(0.05)
+
+            sending = asyncio.ensure_future(send_all())
+            for _ in range(8):
+                await asyncio.sleep(sim.loop.random.uniform(0.05, 2))
+                await cluster.brokers[0].restart(power_cut=True, pause=sim.loop.random.uniform(0.1, 2))
+            going = False
+            await sending
+            await cluster.settled({"g": ["t"]})
+        check(cluster.history, checkers.CLUSTER)
+
+    simulate(scenario, seed)

@@ -1,0 +1,200 @@
+"""Each checker finds the violation it is there for in a history written by hand, and none in a correct one."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+
+from aiorocket.model import Queue
+from aiorocket.testing import checkers
+from aiorocket.testing.checkers import Checker, HistoryError, check
+from aiorocket.testing.history import Event, History, What
+
+Q = Queue("t", "broker-1", 0)
+RETRY = Queue("%RETRY%g", "broker-1", 0)
+
+
+def ev(time: float, what: What, key: str = "", host: str = "A", **fields: object) -> Event:
+    return Event(time, host, what, key)._replace(**fields)  # type: ignore[arg-type]
+
+
+def sent(time: float, key: str, offset: int, *, shard: str = "", host: str = "P") -> list[Event]:
+    return [
+        ev(time, "sent", key, host, until=time + 3, shard=shard),
+        ev(time + 0.01, "acknowledged", key, host, queue=Q, offset=offset),
+    ]
+
+
+def given(time: float, key: str, offset: int, host: str = "A", queue: Queue = Q, attempt: int = 1) -> Event:
+    return ev(time, "delivered", key, host, group="g", queue=queue, offset=offset, attempt=attempt)
+
+
+def ended(
+    time: float, key: str, offset: int, outcome: str = "ok", host: str = "A", queue: Queue = Q, attempt: int = 1
+) -> Event:
+    return ev(
+        time, "finished", key, host, group="g", queue=queue, offset=offset, attempt=attempt, outcome=outcome
+    )
+
+
+def committed(time: float, offset: int) -> Event:
+    return ev(time, "committed", "", "B", group="g", queue=Q, offset=offset)
+
+
+JOINED = ev(0, "joined", "t", group="g")
+
+GOOD = [
+    JOINED,
+    *sent(1, "a", 0, shard="s"), *sent(2, "b", 1, shard="s"),
+    given(3, "a", 0), ended(3.1, "a", 0), committed(3.2, 1), given(3.5, "b", 1), ended(4, "b", 1), committed(5, 2),
+]  # fmt: skip
+
+
+def granted(time: float, client: str, until: float) -> Event:
+    return ev(time, "granted", client, "B", group="g", queue=Q, until=until)
+
+
+BAD: dict[str, tuple[Checker, list[Event]]] = {
+    "a send that never ends": (checkers.sends_end, [ev(1, "sent", "a", until=4)]),
+    "a send that ends too late": (
+        checkers.sends_end, [ev(1, "sent", "a", until=4), ev(4.5, "unknown", "a")]
+    ),
+    "a send that ends twice": (
+        checkers.sends_end, [*sent(1, "a", 0), ev(2, "rejected", "a", "P")]
+    ),
+    "a delivery of what nobody sent": (checkers.nothing_invented, [given(1, "ghost", 0)]),
+    "a delivery of what was rejected for certain": (
+        checkers.nothing_invented, [ev(1, "sent", "a"), ev(2, "rejected", "a"), given(3, "a", 0)]
+    ),
+    "an offset acknowledged twice": (checkers.offsets_stable, [*sent(1, "a", 0), *sent(2, "b", 0)]),
+    "another message at the acknowledged offset": (checkers.offsets_stable, [*sent(1, "a", 0), given(3, "b", 0)]),
+    "a message nobody got": (checkers.no_message_lost, [JOINED, *sent(1, "a", 0)]),
+    "a message whose listener did not end": (
+        checkers.no_message_lost, [JOINED, *sent(1, "a", 0), given(2, "a", 0), ended(3, "a", 0, "interrupted")]
+    ),
+    "a message that failed and never came again": (
+        checkers.no_message_lost, [JOINED, *sent(1, "a", 0), given(2, "a", 0), ended(3, "a", 0, "retry")]
+    ),
+    "a message overtaken in its queue": (checkers.order_per_queue, [given(1, "b", 1), given(2, "a", 0)]),
+    "a duplicate out of the blue": (
+        checkers.duplicates_explained, [JOINED, given(1000, "a", 0), ended(1000, "a", 0), given(1001, "a", 0)]
+    ),
+    "a commit that passes a running listener": (
+        checkers.commits_never_ahead, [*sent(1, "a", 0), given(2, "a", 0), committed(3, 1), ended(4, "a", 0)]
+    ),
+    "a commit that passes what was never delivered": (
+        checkers.commits_never_ahead,
+        [*sent(1, "a", 0), *sent(1, "b", 1), given(2, "a", 0), ended(2, "a", 0), committed(3, 2)],
+    ),
+    "a commit that passes an interrupted listener": (
+        checkers.commits_never_ahead, [given(2, "a", 0), ended(3, "a", 0, "interrupted"), committed(3, 1)]
+    ),
+    "a dead letter with attempts left": (
+        partial(checkers.dead_letters_exact, group="g", max_attempts=3),
+        [given(1, "a", 0), ended(1, "a", 0, "retry"), ev(2, "dead", "a", group="g")],
+    ),
+    "an exhausted message that is nowhere": (
+        partial(checkers.dead_letters_exact, group="g", max_attempts=2),
+        [given(1, "a", 0, queue=RETRY, attempt=2), ended(1, "a", 0, "retry", queue=RETRY, attempt=2)],
+    ),
+    "a lease granted while another is valid": (
+        checkers.leases_exclusive, [granted(0, "c1", 30), granted(20, "c1", 50), granted(49, "c2", 79)]
+    ),
+    "a lease released by somebody else": (
+        checkers.leases_exclusive,
+        [granted(0, "c1", 30), ev(1, "released", "c2", group="g", queue=Q), granted(2, "c2", 32)],
+    ),
+    "an orderly message before the one in front ended": (
+        partial(checkers.orderly, group="g"),
+        [*sent(1, "a", 0), *sent(1, "b", 1), given(2, "a", 0), ended(3, "a", 0, "retry"), given(4, "b", 1)],
+    ),
+    "a sharding key out of order": (
+        partial(checkers.orderly, group="g", by="shard"),
+        [*sent(1, "a", 0, shard="s"), *sent(1, "x", 1), *sent(1, "b", 2, shard="s"), given(2, "b", 2)],
+    ),
+    "two listeners in one orderly queue": (
+        partial(checkers.one_at_a_time, group="g"),
+        [given(1, "a", 0), given(1.5, "a", 0, "B"), ended(2, "a", 0), ended(2, "a", 0, host="B")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_checker_catches(what: str) -> None:
+    checker, events = BAD[what]
+    found = checker(History(events=events))
+    assert found, what
+    assert all(violation.text and violation.rule for violation in found)
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_the_same_checker_accepts_a_good_history(what: str) -> None:
+    checker, _ = BAD[what]
+    assert checker(History(events=GOOD)) == []
+
+
+EXCUSED: dict[str, tuple[Checker, list[Event]]] = {
+    "a send of a killed host": (checkers.sends_end, [ev(1, "sent", "a", until=4), ev(2, "killed", "kill -9")]),
+    "an unknown send that was stored": (
+        checkers.nothing_invented, [ev(1, "sent", "a"), ev(4, "unknown", "a"), given(5, "a", 0)]
+    ),
+    "a duplicate after a member left": (
+        checkers.duplicates_explained, [given(1000, "a", 0), ev(1001, "left", host="B"), given(1002, "a", 0)]
+    ),
+    "repeats from the committed position": (
+        checkers.order_per_queue, [given(1, "a", 0), given(2, "b", 1), given(3, "a", 0, "B"), given(4, "b", 1, "B")]
+    ),
+    "a lost message that is a dead letter": (
+        checkers.no_message_lost, [JOINED, *sent(1, "a", 0), ev(9, "dead", "a", group="g")]
+    ),
+    "a takeover at the second the lease ends": (
+        checkers.leases_exclusive, [granted(0, "c1", 30), granted(30, "c2", 60)]
+    ),
+    "a takeover after an unlock": (
+        checkers.leases_exclusive,
+        [granted(0, "c1", 30), ev(5, "released", "c1", group="g", queue=Q), granted(5, "c2", 35)],
+    ),
+    "a takeover from a killed host": (
+        partial(checkers.one_at_a_time, group="g"),
+        [given(1, "a", 0), ev(2, "killed", "power cut"), given(62, "a", 0, "B"), ended(63, "a", 0, host="B")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", EXCUSED)
+def test_what_is_allowed_is_not_reported(what: str) -> None:
+    checker, events = EXCUSED[what]
+    assert checker(History(events=events)) == []
+
+
+def test_a_killed_listener_is_still_unfinished_for_the_commit() -> None:
+    events = [given(1, "a", 0), ev(2, "killed", "kill -9"), committed(3, 1)]
+    assert len(checkers.commits_never_ahead(History(events=events))) == 1
+
+
+def test_an_error_shows_the_rule_the_events_and_the_fault_before_them() -> None:
+    history = History(events=[JOINED, *sent(1, "lost", 0), ev(2, "fault", "a slow disk", "B"), given(3, "lost", 0)])
+    with pytest.raises(HistoryError) as caught:
+        check(history, checkers.CLUSTER)
+    text = str(caught.value)
+    assert "no_message_lost: lost was acknowledged and group g never finished it" in text
+    assert "a slow disk" in text
+    assert "t/broker-1/0@0" in text
+    assert [violation.rule for violation in caught.value.violations] == ["no_message_lost"]
+
+
+def test_a_history_is_json_lines_in_jepsens_shape() -> None:
+    lines = [json.loads(line) for line in History(events=GOOD).lines()]
+    assert [line["op"] for line in lines[:3]] == ["joined", "sent", "acknowledged"]
+    assert lines[1]["outcome"] == "invoke"
+    assert lines[2] == {
+        "t": 1.01, "proc": "P", "op": "acknowledged", "key": "a", "value": {"queue": list(Q), "offset": 0},
+        "outcome": "ok",
+    }  # fmt: skip
+
+
+def test_a_history_without_a_clock_says_so() -> None:
+    with pytest.raises(RuntimeError, match="no clock"):
+        History().add("sent", "P", "a")

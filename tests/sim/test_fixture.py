@@ -1,0 +1,192 @@
+"""The pytest plugin's fixtures: a real broker in the test's loop, whose wall clock and wire the test controls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import aiorocket
+from aiorocket.client.exits import Retry
+from aiorocket.client.message import Message
+from aiorocket.client.router import Router
+from aiorocket.config import DELAY_LEVELS
+from aiorocket.errors import RocketError, SendError, StoreLockedError, UsageError
+from aiorocket.testing import broker_thread, pytest_plugin
+from aiorocket.testing.local import LocalRocketMQ
+from aiorocket.testing.pytest_plugin import rocketmq as rocketmq
+from aiorocket.testing.pytest_plugin import rocketmq_durable as rocketmq_durable
+
+
+async def test_hours_of_retries_and_the_dead_letter_at_their_end(rocketmq: LocalRocketMQ) -> None:
+    router = Router("billing")
+    attempts: list[int] = []
+
+    @router.listener("orders", start_from="first")
+    async def on_order(message: Message) -> None:
+        attempts.append(message.attempt)
+        raise Retry
+
+    await rocketmq.create_topic("orders", queues=2)
+    async with rocketmq.consumer(router):
+        await rocketmq.send("orders", b"boom", keys=["o-1"])
+        # Fourteen pauses end by then: 10 s, 30 s, 1 to 10 minutes, 20 and 30 minutes, 1 hour.
+        await rocketmq.clock.advance(hours=2.5)
+        assert attempts == list(range(1, 16))
+        assert sum(DELAY_LEVELS[2:16]) < 2.5 * 3600 < sum(DELAY_LEVELS[2:17])
+        await rocketmq.clock.advance(hours=3)
+        dead = await rocketmq.wait_dead_letter("billing", timeout=2)
+    assert attempts == list(range(1, 18))
+    assert (dead.body, dead.reconsume_times, dead.keys) == (b"boom", 17, ["o-1"])
+    rocketmq.assert_committed("billing", "orders", lag=0)
+    with pytest.raises(TimeoutError, match="no further dead letter"):
+        await rocketmq.wait_dead_letter("billing", timeout=0.02)
+
+
+async def test_the_clock_stands_still_between_two_steps(rocketmq: LocalRocketMQ) -> None:
+    seen: list[bytes] = []
+    consumer = rocketmq.consumer("g")
+
+    @consumer.listener("t", start_from="first")
+    async def on_message(message: Message) -> None:
+        seen.append(message.body)
+
+    await rocketmq.create_topic("t", queues=1)
+    async with consumer:
+        await rocketmq.send("t", b"in an hour", delay_level=17)
+        await rocketmq.send("t", b"in ten minutes", delay_level=14)
+        await rocketmq.clock.advance(minutes=9)
+        assert seen == []
+        await rocketmq.clock.advance(minutes=2)
+        assert seen == [b"in ten minutes"]
+        await rocketmq.clock.advance(hours=1)
+        assert seen == [b"in ten minutes", b"in an hour"]
+
+
+async def test_committed_counts_what_is_left(rocketmq: LocalRocketMQ) -> None:
+    for number in range(3):
+        await rocketmq.send("t", b"%d" % number)
+    rocketmq.assert_committed("nobody", "t", lag=3)
+    with pytest.raises(AssertionError, match="'nobody' is 3 messages behind in topic 't', expected 0"):
+        rocketmq.assert_committed("nobody", "t")
+
+
+async def test_planned_faults_reach_the_client(rocketmq: LocalRocketMQ) -> None:
+    await rocketmq.send("t", b"the route is known now")
+    rocketmq.faults.next("SEND_MESSAGE_V2", reply="NO_PERMISSION", times=3)
+    with pytest.raises(SendError, match="planned by a test"):
+        await rocketmq.send("t", b"refused", queue=(await rocketmq.send("u", b"x")).queue._replace(topic="t"))
+    rocketmq.faults.clear()
+    rocketmq.faults.next("SEND_MESSAGE_V2", lose_answer=True, times=10)
+    with pytest.raises(SendError) as caught:
+        await rocketmq.send("t", b"stored, and nobody says so", timeout=0.2)
+    assert caught.value.may_be_stored
+    rocketmq.faults.clear()
+    assert (await rocketmq.send("t", b"back to normal")).offset >= 0
+    with pytest.raises(ValueError, match="'MAKE_COFFEE' is no RequestCode"):
+        rocketmq.faults.next("MAKE_COFFEE")
+    with pytest.raises(ValueError, match="exclude each other"):
+        rocketmq.faults.next("HEART_BEAT", drop=True, duplicate=True)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+async def test_what_was_acknowledged_is_there_after_a_restart(rocketmq_durable: LocalRocketMQ, kill: bool) -> None:
+    rocketmq = rocketmq_durable
+    seen: set[bytes] = set()
+    consumer = rocketmq.consumer("g")
+
+    @consumer.listener("t", start_from="first")
+    async def on_message(message: Message) -> None:
+        seen.add(message.body)
+
+    await rocketmq.create_topic("t", queues=2)
+    sent = {b"%d" % number for number in range(50)}
+    for body in sorted(sent):
+        await rocketmq.send("t", body)
+    await rocketmq.send("t", b"later", delay_level=5)
+    await rocketmq.restart(kill=kill)
+    async with consumer:
+        await rocketmq.send("t", b"after", timeout=5)
+        await rocketmq.settled()
+        assert seen == sent | {b"after"}
+        await rocketmq.restart(kill=kill)
+        await rocketmq.clock.advance(minutes=1)
+        async with asyncio.timeout(5):
+            while b"later" not in seen:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_broker_in_memory_cannot_restart(rocketmq: LocalRocketMQ) -> None:
+    with pytest.raises(UsageError, match="rocketmq_durable"):
+        await rocketmq.restart()
+
+
+async def test_an_embedded_broker_is_killed_too(tmp_path: Path) -> None:
+    async with aiorocket.embed(str(tmp_path / "store")) as mq, mq.producer() as producer:
+        await mq.create_topic("t", queues=1)
+        assert [(await producer.send("t", b"%d" % number)).offset for number in range(3)] == [0, 1, 2]
+        port = mq.broker.port
+        for expected in (3, 4):
+            await mq.restart(kill=True)
+            assert mq.broker.port == port
+            assert (await producer.send("t", b"after", timeout=5)).offset == expected
+    assert os.listdir(tmp_path) == ["store"]
+    async with aiorocket.embed() as mq:
+        with pytest.raises(UsageError, match="in memory"):
+            await mq.restart(kill=True)
+
+
+def test_a_broker_for_code_without_a_loop(tmp_path: Path) -> None:
+    async def ask(address: str) -> int:
+        async with aiorocket.Producer("g", nameservers=address) as producer:
+            return (await producer.send("t", b"x")).offset
+
+    with broker_thread(str(tmp_path / "store"), flush="async") as address:
+        assert aiorocket.run(ask(address)) == 0
+        # Another one meanwhile cannot have the directory, and says so here.
+        with pytest.raises(StoreLockedError), broker_thread(str(tmp_path / "store")):
+            pass
+        assert aiorocket.run(ask(address)) >= 0
+    with pytest.raises(RocketError):
+        aiorocket.run(ask(address))
+    with pytest.raises(KeyError, match="mine"), broker_thread():
+        raise KeyError("mine")
+
+
+def test_pytest_finds_the_plugin_under_its_own_name() -> None:
+    """Then naming it by ``-p`` as well, as the next test does, registers it once."""
+    project = tomllib.loads((Path(aiorocket.__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {pytest_plugin.__name__: pytest_plugin.__name__}
+
+
+def test_the_plugin_costs_nobody_an_import_and_serves_who_wants_it(tmp_path: Path) -> None:
+    """As a project sees it that has aiorocket installed."""
+    (tmp_path / "test_theirs.py").write_text(
+        "import sys\n"
+        "def test_light():\n"
+        "    assert not any(name.startswith('aiorocket.broker') for name in sys.modules)\n"
+        "async def test_it(rocketmq):\n"
+        "    await rocketmq.create_topic('t')\n"
+        "    assert (await rocketmq.send('t', b'x')).offset == 0\n"
+    )
+    package = Path(aiorocket.__file__).parents[1]
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+            "-p", "pytest_asyncio.plugin", "-p", "aiorocket.testing.pytest_plugin",
+            "-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function",
+            "-W", "error", "test_theirs.py",
+        ],
+        # Without the entry points of this environment: the plugin may be one of them, and is named here.
+        env={
+            **os.environ, "PYTHONPATH": f"{package}:{package / 'protocol'}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
