@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from aiorocket.cli.counts import counted
 from aiorocket.cli.options import nameserver_option
 from aiorocket.cli.positions import Positions
 from aiorocket.cli.running import INTERRUPTED, run, stop_signals
@@ -101,7 +102,8 @@ class _Reader:
                     await self._consume(client, positions, ends, begin, interrupted)
         if self._broken:
             return 1
-        click.echo(f"{self._printed} messages of topic {self._topic} printed as group {self._group}", err=True)
+        printed = counted(self._printed, "message")
+        click.echo(f"{printed} of topic {self._topic} printed as group {self._group}", err=True)
         return INTERRUPTED if interrupted.is_set() and not self._follow and not self._enough.is_set() else 0
 
     async def _begin(

@@ -14,6 +14,7 @@ from time import perf_counter
 import click
 
 from aiorocket.broker.broker import Broker
+from aiorocket.cli.counts import counted
 from aiorocket.cli.ledger import GROUP, LINE, QUEUES, RETRY_TOPIC, TOPIC, Books, message_key, read_books, stock
 from aiorocket.cli.lines import Line, LineSource
 from aiorocket.cli.running import INTERRUPTED, run, stop_signals
@@ -128,7 +129,7 @@ class _Demo:
             else "they went with the temporary store"
         )
         sent, consumed = len(self._tally.sent), len(self._tally.consumed)
-        click.echo(f"interrupted: {sent} lines sent, {consumed} consumed; {kept}", err=True)
+        click.echo(f"interrupted: {counted(sent, 'line')} sent, {consumed} consumed; {kept}", err=True)
         return INTERRUPTED
 
     async def _run(self) -> int:
@@ -239,7 +240,7 @@ class _Demo:
     # -- the words --
 
     def _introduce(self, mq: Embedded, directory: str, before: Books) -> None:
-        lines = f"{self._total} lines" if self._total is not None else "the lines"
+        lines = counted(self._total, "line") if self._total is not None else "the lines"
         click.echo(f"name server {mq.nameserver_address}, broker {mq.broker.address}, flush sync")
         click.echo(f"store: {directory}{'' if self._data else ' (temporary; give --data DIR to keep it)'}")
         if before.stock.sent:

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "broker": ("aiorocket.cli.broker", "Run a durable broker and register it at the name servers."),
     "produce": ("aiorocket.cli.produce", "Send each line of FILE, or of standard input, as one message to TOPIC."),
     "consume": ("aiorocket.cli.consume", "Print the messages of TOPIC as a member of a consumer group."),
+    "dlq": ("aiorocket.cli.dlq", "List, show and replay the messages a consumer group gave up."),
 }
 
 

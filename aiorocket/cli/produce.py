@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from aiorocket.cli.counts import counted
 from aiorocket.cli.lines import Line, LineSource
 from aiorocket.cli.options import nameserver_option
 from aiorocket.cli.running import INTERRUPTED, run, stop_signals
@@ -130,7 +131,8 @@ def _key(body: bytes, field: str) -> str:
 
 def _summary(report: _Report, source: LineSource, topic: str, seconds: float, *, finished: bool) -> None:
     skipped = f", {source.empty} empty skipped" if source.empty else ""
-    click.echo(f"{report.acknowledged} lines acknowledged by topic {topic} in {seconds:.1f} s{skipped}", err=True)
+    lines = counted(report.acknowledged, "line")
+    click.echo(f"{lines} acknowledged by topic {topic} in {seconds:.1f} s{skipped}", err=True)
     numbers = sorted({number for number, _ in report.failed} | report.open)
     if numbers:
         click.echo(f"{len(numbers)} not acknowledged: {_ranges(numbers)}", err=True)
