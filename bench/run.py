@@ -51,6 +51,7 @@ class Sizes(NamedTuple):
     starts: int = 7
     firsts: int = 20
     queues: tuple[int, ...] = (1, 10, 100, 1000)
+    queued: int = 2_048_000
     parked: int = 10_000
     wakes: int = 2_000
     idle: float = 20.0
@@ -59,8 +60,8 @@ class Sizes(NamedTuple):
 
 FULL = Sizes()
 SMOKE = Sizes(
-    single=2_000, batch=6_400, drain=6_400, seconds=0.5, starts=1, warm=320, firsts=2, queues=(1, 10), parked=200,
-    wakes=20, idle=1.0,
+    single=2_000, batch=6_400, drain=6_400, seconds=0.5, starts=1, warm=320, firsts=2, queues=(1, 10), queued=6_400,
+    parked=200, wakes=20, idle=1.0,
 )  # fmt: skip
 
 
@@ -267,7 +268,7 @@ def main() -> None:
             elif name == "first":
                 results[name] = consumers.first(sizes.firsts, data=options.data)
             elif name == "queues":
-                results[name] = consumers.queues(sizes.drain, sizes.queues, data=options.data)
+                results[name] = consumers.queues(sizes.queued, sizes.queues, data=options.data)
             elif name == "parked":
                 results[name] = consumers.parked(sizes.parked, wakes=sizes.wakes, idle=sizes.idle, data=options.data)
             elif name == "start":

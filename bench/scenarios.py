@@ -115,7 +115,8 @@ def drain(
     data: str | None = None,
 ) -> dict[str, Any]:
     """Messages that wait in the broker, taken by one consumer whose listener does nothing. ``orderly`` is the batch
-    size of an orderly listener; with ``assigned_first`` nothing counts before the queues are assigned."""
+    size of an orderly listener; with ``assigned_first`` nothing counts before the queues are assigned and the load is
+    digested."""
     count -= count % 32
     options = ["--wait", *(["--orderly", str(orderly)] if orderly else []), *(["--paused"] if assigned_first else [])]
     with standalone("async", data, queues=queues) as server:
@@ -124,6 +125,8 @@ def drain(
             sent = sends.ask(do="send", count=count, in_flight=16, batch=32, size=size)
         with client("consumer", server, *options) as takes:
             takes.answer()
+            if assigned_first:
+                rest(server)
             before = server.child.cpu()
             taken = takes.ask(do="expect", count=count)
             cpu = {"broker": server.child.cpu() - before, "consumer": taken["cpu"]}
@@ -137,6 +140,16 @@ def drain(
         "count": count,
         "cpu_us": {name: round(used / count * 1e6, 2) for name, used in cpu.items()},
     }
+
+
+def rest(server: Server, patience: float = 30.0) -> None:
+    """Wait until the broker has done what is left of the load (it makes its consume queues durable by and by)."""
+    last, deadline = -1.0, time.monotonic() + patience
+    while (now := server.child.cpu()) > last + 0.01:
+        if time.monotonic() > deadline:
+            raise BenchError(f"the broker is still busy {patience:g} s after the load")
+        last = now
+        time.sleep(1.0)
 
 
 def latency(

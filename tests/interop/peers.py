@@ -26,7 +26,7 @@ __all__ = ("JavaClient", "JavaRun", "Server", "apache_server", "ask", "fetch_jar
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 POM = HERE / "java" / "pom.xml"
-SMOKE = HERE / "java" / "Smoke.java"
+PROGRAMS = (HERE / "java" / "Smoke.java", HERE / "java" / "Members.java")
 
 #: What Apache's own start scripts open for a Java above 8; without it the store's direct buffers and locks fail.
 JVM_OPTIONS = (
@@ -169,6 +169,9 @@ def apache_server(lib: Path, place: Path) -> Iterator[Server]:
         "autoCreateTopicEnable": "true",
         "flushDiskType": "ASYNC_FLUSH",
         "enablePropertyFilter": "true",
+        # Half messages are asked about after 6 s and every 30 s; a test asks more often.
+        "transactionTimeOut": "3000",
+        "transactionCheckInterval": "5000",
         "slaveReadEnable": "false",
         # The default refuses writes on machines whose disk is 75 % full, however much that leaves.
         "diskMaxUsedSpaceRatio": "95",
@@ -224,7 +227,7 @@ def our_server(place: Path) -> Iterator[Server]:
 
 
 class JavaRun:
-    """One running Smoke program; ``events`` grows by each JSON line it prints."""
+    """One running program; ``events`` grows by each JSON line it prints."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
@@ -247,6 +250,13 @@ class JavaRun:
                 f"{self.name}: no {event!r} in {limit:g} s, last {self.events[-3:]}; its errors:\n{_tail(self._log)}"
             ) from None
 
+    async def read(self) -> dict[str, Any]:
+        """The next line, however long it takes; it is in ``events`` too."""
+        line = await self._next()
+        if line is None:
+            raise AssertionError(f"{self.name} ended; its errors:\n{_tail(self._log)}")
+        return line
+
     async def finish(self, *, limit: float) -> list[dict[str, Any]]:
         """All events, after the program ended by itself with status 0."""
         await self.until("done", limit=limit)
@@ -255,6 +265,13 @@ class JavaRun:
                 pass
             code = await self._process.wait()
         assert code == 0, f"{self.name} exited with {code}; its errors:\n{_tail(self._log)}"
+        return self.events
+
+    async def leave(self, *, limit: float) -> list[dict[str, Any]]:
+        """SIGTERM, and wait until it has ended by itself; all events."""
+        self._process.terminate()
+        await self.until("done", limit=limit)
+        await self.end()
         return self.events
 
     async def end(self) -> None:
@@ -277,7 +294,7 @@ class JavaRun:
 
 
 class JavaClient:
-    """Starts Smoke, the program on Apache's official client; its home and its error logs are in ``place``."""
+    """Starts programs on Apache's official client; their home and their error logs are in ``place``."""
 
     def __init__(self, lib: Path, classes: Path, place: Path) -> None:
         self._lib = lib
@@ -287,19 +304,19 @@ class JavaClient:
 
     @staticmethod
     def compile(lib: Path, classes: Path) -> None:
-        command = ["javac", "-encoding", "UTF-8", "-cp", f"{lib}/*", "-d", str(classes), str(SMOKE)]
+        command = ["javac", "-encoding", "UTF-8", "-cp", f"{lib}/*", "-d", str(classes), *map(str, PROGRAMS)]
         result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if result.returncode != 0:
-            raise RuntimeError(f"javac failed on {SMOKE.name}:\n{result.stderr}")
+            raise RuntimeError(f"javac failed:\n{result.stderr}")
 
-    async def start(self, *arguments: str) -> JavaRun:
-        name = f"smoke-{len(self._runs)}-{arguments[0]}"
+    async def start(self, *arguments: str, program: str = "Smoke") -> JavaRun:
+        name = f"{program.lower()}-{len(self._runs)}-{arguments[0]}"
         log = self._place / f"{name}.log"
         options = [*JVM_OPTIONS, "-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Duser.home={self._place}"]
         path = f"{self._classes}{os.pathsep}{self._lib}/*"
         with log.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
-                "java", *options, "-cp", path, "Smoke", *arguments,
+                "java", *options, "-cp", path, program, *arguments,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, cwd=self._place,
             )  # fmt: skip
         run = JavaRun(name, process, log)
