@@ -26,7 +26,7 @@ from bench.roles import percentiles
 SUSPEND, SUBSCRIPTION = 2, 4
 HOLD_MS = 15_000
 #: Connections opened at once; opening them all takes a hold, so that their holds end evenly spread, as they do in life.
-OPENING = 50
+OPENING = 5
 
 
 class Puller(asyncio.Protocol):

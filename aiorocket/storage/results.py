@@ -61,6 +61,9 @@ class ReadStatus(Enum):
     NO_MATCHED_MESSAGE = 7
     MESSAGE_WAS_REMOVING = 8
 
+    # An Enum hashes its name by a call of Python code; every pull looks its status up in a set.
+    __hash__ = object.__hash__
+
 
 class ReadResult(NamedTuple):
     """``data`` is ``count`` stored records back to back, ready to be sent; the offsets are queue offsets."""

@@ -108,7 +108,7 @@ def test_half_a_frame_and_silence_is_cut_off() -> None:
         assert len(await reader.read(10_000)) > 500
         start = service.sim.loop.time()
         assert await reader.read() == b""
-        assert 30 <= service.sim.loop.time() - start <= 30 + 30 / 8 + 0.1
+        assert 30 <= service.sim.loop.time() - start <= 30 + 30 / 3 + 0.1
         assert "did not finish it within 30 s" in service.ended[0].close_reason
         writer.close()
 
@@ -124,7 +124,7 @@ def test_one_byte_a_second_does_not_keep_half_a_frame_alive() -> None:
                 break
             writer.write(frame[n : n + 1])
             await asyncio.sleep(1)
-        assert n < 40 and "did not finish" in service.ended[0].close_reason
+        assert n <= 40 and "did not finish" in service.ended[0].close_reason
         writer.close()
 
     served(scenario)
@@ -134,7 +134,7 @@ def test_connect_and_say_nothing_ends_after_the_idle_time() -> None:
     async def scenario(service: Served) -> None:
         reader, writer = await service.raw()
         assert await reader.read() == b""
-        assert 120 <= service.sim.loop.time() <= 125
+        assert 120 <= service.sim.loop.time() <= 120 + 30 / 3 + 0.1
         assert "no traffic for 120 s" in service.ended[-1].close_reason
         writer.close()
 
