@@ -12,7 +12,7 @@ from aiorocket.client.outgoing import property_text
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket.runtime.tasks import TaskScope
-from aiorocket_protocol import encode_batch
+from aiorocket_protocol import BatchItem, encode_batch
 
 if TYPE_CHECKING:
     from aiorocket.client.producer import Producer
@@ -21,8 +21,7 @@ __all__ = ("Item", "SendOutcome", "send_batch", "send_many")
 
 Item = bytes | OutgoingMessage
 
-#: Bytes of the batch encoding per message beside body and properties.
-_ITEM_OVERHEAD = 22
+_new = tuple.__new__
 
 
 class SendOutcome(NamedTuple):
@@ -41,55 +40,55 @@ async def send_batch(
     timeout = producer.config.send_timeout if timeout is None else timeout
     deadline = asyncio.get_running_loop().time() + timeout
     publish = await producer.open_topic(topic, timeout)
-    ids: list[str] = []
-    items: list[tuple[bytes, int, bytes]] = []
-    size = 0
-    next_id = producer.next_id
+    messages = list(messages)
+    ids = producer.next_ids(len(messages))
+    items: list[BatchItem] = []
     system = producer.system
     keyed = 0
     sharding_key: str | None = None
-    for message in messages:
-        msg_id = next_id()
+    for msg_id, message in zip(ids, messages, strict=True):
         if type(message) is bytes:
+            if not system and message:
+                items.append((message, 0, b"UNIQ_KEY\x01%b\x02" % msg_id.encode()))
+                continue
             body, flag = message, 0
-            text = property_text(msg_id, "", (), None, None, 0, system) if system else f"UNIQ_KEY\x01{msg_id}\x02"
+            text = property_text(msg_id, "", (), None, None, 0, system)
         elif isinstance(message, OutgoingMessage):
             if message.topic != topic or message.delay_level:
-                raise UsageError(f"message {len(ids)} of the batch: topic must be {topic!r} and delay_level 0")
+                raise UsageError(f"message {len(items)} of the batch: topic must be {topic!r} and delay_level 0")
             body, flag, key = message.body, message.flag, message.sharding_key
             if key is not None and (not keyed or key == sharding_key):
                 keyed, sharding_key = keyed + 1, key
             text = property_text(msg_id, message.tag, message.keys, message.properties, key, 0, system)
         else:
-            raise UsageError(f"message {len(ids)} of the batch: bytes or OutgoingMessage, not {type(message).__name__}")
+            kind = type(message).__name__
+            raise UsageError(f"message {len(items)} of the batch: bytes or OutgoingMessage, not {kind}")
         if not body:
-            raise UsageError(f"message {len(ids)} of the batch has an empty body")
-        ids.append(msg_id)
-        properties = text.encode()
-        items.append((body, flag, properties))
-        size += _ITEM_OVERHEAD + len(body) + len(properties)
+            raise UsageError(f"message {len(items)} of the batch has an empty body")
+        items.append((body, flag, text.encode()))
     if not items:
         return []
-    if size > producer.config.max_message_size:
+    batch = encode_batch(items)
+    if len(batch) > producer.config.max_message_size:
         limit = producer.config.max_message_size
-        raise UsageError(f"the batch takes {size} bytes, max_message_size is {limit}: send fewer at once")
+        raise UsageError(f"the batch takes {len(batch)} bytes, max_message_size is {limit}: send fewer at once")
     if queue is None and sharding_key is not None and keyed < len(items):
         raise UsageError(
             "the messages of the batch have different sharding keys, and a batch goes to one queue: a batch for each "
             "key, or queue="
         )
     born = producer.client.env.clock.wall_ms()
-    body = encode_batch(items)
-    letter = Letter(publish.name, body, "WAIT\x01true\x02", ids[0], 0, 0, born, True, producer.wire_group)
+    letter = Letter(publish.name, batch, "WAIT\x01true\x02", ids[0], 0, 0, born, True, producer.wire_group)
     with producer.counted():
         first = await producer.place(publish, queue, sharding_key, letter, deadline)
     offset_ids = first.offset_msg_id.split(",")
     if len(offset_ids) != len(ids):
         # Apache's brokers with batch queues answer with one id for all.
         offset_ids = [offset_ids[0]] * len(ids)
+    _, queue, offset, _, status = first
     return [
-        SendReceipt(msg_id, first.queue, offset, offset_id, first.status)
-        for offset, (msg_id, offset_id) in enumerate(zip(ids, offset_ids, strict=True), first.offset)
+        _new(SendReceipt, (msg_id, queue, place, offset_id, status))
+        for msg_id, place, offset_id in zip(ids, range(offset, offset + len(ids)), offset_ids, strict=True)
     ]
 
 

@@ -85,6 +85,12 @@ class Posting:
             self._ids = self._new_ids()
         return self._ids.next(self._wall_ms())
 
+    def next_ids(self, count: int) -> list[str]:
+        """As many calls of ``next_id``."""
+        if self._ids is None:
+            self._ids = self._new_ids()
+        return self._ids.next_many(self._wall_ms(), count)
+
     @property
     def in_flight(self) -> int:
         """Sends under way."""

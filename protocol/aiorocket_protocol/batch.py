@@ -22,14 +22,22 @@ BatchItem = tuple[bytes, int, bytes]
 def encode_batch(items: Iterable[BatchItem]) -> bytes:
     """The request body of SEND_BATCH_MESSAGE from the messages."""
     parts: list[bytes] = []
+    # The messages of a batch are often of one size: what stands between their bytes is then packed once.
+    last: tuple[int, int, int] | None = None
+    head = middle = b""
     for body, flag, properties in items:
-        if len(properties) > MAX_PROPERTIES:
-            raise ProtocolError(f"properties of {len(properties)} bytes; at most {MAX_PROPERTIES}", where="batch")
-        try:
-            head = _BATCH_HEAD.pack(22 + len(body) + len(properties), 0, 0, flag, len(body))
-        except StructError:
-            raise ProtocolError(f"flag {flag!r:.100} or the body's length needs over 32 bits", where="batch") from None
-        parts += (head, body, _pack_short(len(properties)), properties)
+        form = (len(body), len(properties), flag)
+        if form != last:
+            if form[1] > MAX_PROPERTIES:
+                raise ProtocolError(f"properties of {form[1]} bytes; at most {MAX_PROPERTIES}", where="batch")
+            try:
+                head = _BATCH_HEAD.pack(22 + form[0] + form[1], 0, 0, flag, form[0])
+            except StructError:
+                text = f"flag {flag!r:.100} or the body's length needs over 32 bits"
+                raise ProtocolError(text, where="batch") from None
+            middle = _pack_short(form[1])
+            last = form
+        parts += (head, body, middle, properties)
     return b"".join(parts)
 
 

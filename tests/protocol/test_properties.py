@@ -139,6 +139,16 @@ def test_unique_ids_have_rocketmqs_layout() -> None:
         UniqueIds(b"123", 1, 1)
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 70_000)), max_size=5), st.integers(-3, 70_000))
+def test_many_ids_at_once_are_the_ids_one_by_one(draws: list[tuple[int, int]], before_month: int) -> None:
+    at_once, one_by_one = UniqueIds(bytes(4), 1, 1), UniqueIds(bytes(4), 1, 1)
+    at_once.next(NOW), one_by_one.next(NOW)
+    now = at_once._end - before_month  # a month may end within them
+    for pause, count in draws:
+        now += pause
+        assert at_once.next_many(now, count) == [one_by_one.next(now) for _ in range(count)]
+
+
 @given(st.lists(st.integers(NOW - 10, NOW + 10), min_size=2, max_size=60))
 def test_unique_ids_never_repeat_when_the_clock_jumps(times: list[int]) -> None:
     ids = UniqueIds(bytes(4), 1, 1)
