@@ -13,6 +13,7 @@ __all__ = ("BatchItem", "decode_batch", "encode_batch")
 
 _pack_short = Struct(">H").pack
 _BATCH_HEAD = Struct(">iiiii")  # size magic(0) crc(0) flag body_length
+_READ_HEAD = Struct(">i8xii")  # magic and crc are anything
 
 
 #: One message of a batch body: body, flag, property string.
@@ -45,11 +46,11 @@ def decode_batch(data: bytes) -> list[BatchItem]:
     """The messages of a batch body, what ``encode_batch`` was given. ProtocolError unless items fill it exactly."""
     items: list[BatchItem] = []
     start, total = 0, len(data)
-    unpack, add = _BATCH_HEAD.unpack_from, items.append
+    unpack, add = _READ_HEAD.unpack_from, items.append
     while start < total:
         if total - start < 22:
             raise _bad_item(start, f"{total - start} bytes are left; an item has at least 22")
-        size, _, _, flag, length = unpack(data, start)
+        size, flag, length = unpack(data, start)
         body = start + 20
         end = start + size
         if size < 22 or end > total or not 0 <= length <= size - 22:

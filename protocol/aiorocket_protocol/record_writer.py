@@ -24,6 +24,10 @@ __all__ = ("crc32_31", "encode_blank", "encode_record", "encode_records")
 
 _pack_v4 = HEADS[8, 8].pack
 _pack_short = Struct(">H").pack
+_pack_int = Struct(">i").pack
+# The two halves of a head with IPv4 hosts: what is each record's own, and what a batch shares.
+_pack_own = Struct(">iiiiiqq").pack
+_pack_shared = Struct(">iq8sq8siq").pack
 _BYTES = tuple(bytes((value,)) for value in range(128))
 
 Buffer = bytes | bytearray | memoryview
@@ -136,32 +140,29 @@ def encode_records(
             physical_offset += len(record)
             records.append(record)
         return records
-    sys_flag &= ~ANY_V6
+    # What is the same in all of them, or in those of one size, is packed once.
     topic_field = _BYTES[len(topic)] + topic
     fixed, extra = 91 + len(topic), len(extra_properties)
-    join = b"".join
+    length = properties_length = -1
+    before_body = after_body = b""
+    join, pack = b"".join, _pack_own
     try:
+        shared = _pack_shared(
+            sys_flag & ~ANY_V6, born_timestamp, born_host, store_timestamp, store_host, reconsume_times, 0
+        )
         for body, flag, properties in items:
-            length, properties_length = len(body), len(properties) + extra
-            if properties_length > MAX_PROPERTIES:
-                raise ProtocolError(f"properties of {properties_length} bytes; at most 32767 fit", where="record")
+            if len(body) != length:
+                length = len(body)
+                before_body = shared + _pack_int(length)
+            if len(properties) + extra != properties_length:
+                properties_length = len(properties) + extra
+                if properties_length > MAX_PROPERTIES:
+                    raise ProtocolError(f"properties of {properties_length} bytes; at most 32767 fit", where="record")
+                after_body = topic_field + _pack_short(properties_length)
             size = fixed + length + properties_length
-            records.append(
-                join(
-                    (
-                        _pack_v4(
-                            size, RECORD_MAGIC_V1, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset,
-                            physical_offset, sys_flag, born_timestamp, born_host, store_timestamp, store_host,
-                            reconsume_times, 0, length,
-                        ),
-                        body,
-                        topic_field,
-                        _pack_short(properties_length),
-                        properties,
-                        extra_properties,
-                    )
-                )
-            )  # fmt: skip
+            crc = crc32(body) & 0x7FFFFFFF
+            own = pack(size, RECORD_MAGIC_V1, crc, queue_id, flag, queue_offset, physical_offset)
+            records.append(join((own, before_body, body, after_body, properties, extra_properties)))
             queue_offset += 1
             physical_offset += size
     except StructError as error:

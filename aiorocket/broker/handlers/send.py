@@ -321,23 +321,11 @@ class SendHandlers:
         if b"DELAY\x01" in extra:
             return refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be delayed (property DELAY)"))
         suffix = extra + self._cluster.encode()
-        if any(map(_is_delayed, messages)):
+        codes = self._batch_codes(topic, messages, extra)
+        if codes is None:
             return refuse(
                 Refusal(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed (property DELAY)")
             )
-        codes: list[int] = []
-        start, code = b"TAGS\x01\x02", 0  # how the property string of the message before began, and what that tag is
-        for index, (body, flag, own) in enumerate(messages):
-            if own and own[-1] != 2:
-                own += b"\x02"
-                messages[index] = (body, flag, own)
-            if own.startswith(start) and not own.rfind(b"TAGS\x01") and b"TAGS\x01" not in extra:
-                codes.append(code)
-                continue
-            tag = property_value((own + suffix).decode("utf-8", "replace"), "TAGS")
-            code = 0 if tag is None else topic.tag_codes.get(tag) or self._tag_code(topic, tag)
-            codes.append(code)
-            start = f"TAGS\x01{tag}\x02".encode() if tag else b"\x02"
         unique = (
             property_value(header.properties, "UNIQ_KEY")
             if header.properties and "UNIQ_KEY\x01" in header.properties
@@ -345,6 +333,31 @@ class SendHandlers:
         )
         self._store_batch(connection, command, header, topic.name, queue_id, messages, codes, suffix, unique)
         return None
+
+    def _batch_codes(self, topic: Topic, messages: list[BatchItem], extra: bytes) -> list[int] | None:
+        """The tags code of each message; None when one of them is delayed. Property strings get their last separator
+        where it is missing. ``extra`` follows each one's own properties."""
+        tagged = extra.startswith(b"TAGS\x01") or b"\x02TAGS\x01" in extra
+        codes: list[int] = []
+        start, code = b"", 0  # how the property string of the tagged message before began, and what that tag is
+        for index, (body, flag, own) in enumerate(messages):
+            if b"DELAY\x01" in own and decode_properties(own).get("DELAY"):
+                return None
+            if own and own[-1] != 2:
+                own += b"\x02"
+                messages[index] = (body, flag, own)
+            if not tagged:
+                if b"TAGS\x01" not in own:
+                    codes.append(0)
+                    continue
+                if start and own.startswith(start) and not own.rfind(b"TAGS\x01"):
+                    codes.append(code)
+                    continue
+            tag = property_value((own + extra).decode("utf-8", "replace"), "TAGS")
+            code = 0 if tag is None else topic.tag_codes.get(tag) or self._tag_code(topic, tag)
+            codes.append(code)
+            start = f"TAGS\x01{tag}\x02".encode() if tag else b""
+        return codes
 
     def _store_batch(
         self,
@@ -388,11 +401,6 @@ class SendHandlers:
             connection.reply(command, refuse(store_refusal(error)))
         except ProtocolError as error:  # a length or number that a record cannot hold
             connection.reply(command, refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error))))
-
-
-def _is_delayed(item: BatchItem) -> bool:
-    properties = item[2]
-    return b"DELAY\x01" in properties and bool(decode_properties(properties).get("DELAY"))
 
 
 def _delay_level(values: dict[str, str]) -> int:

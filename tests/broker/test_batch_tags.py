@@ -1,0 +1,44 @@
+"""The short ways to a batch's tags give what the long way gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorocket.broker.core.send_checks import property_value
+from aiorocket.broker.core.topics import Topic
+from aiorocket.broker.handlers.send import SendHandlers
+from aiorocket_protocol import tags_code
+
+PAIRS = st.lists(
+    st.tuples(st.sampled_from(["TAGS", "XTAGS", "KEYS", "UNIQ_KEY"]), st.sampled_from(["", "a", "b", "TAGS", "ä"])),
+    max_size=3,
+)
+CUT = st.booleans()
+
+
+def encoded(pairs: list[tuple[str, str]], cut: bool) -> bytes:
+    text = "".join(f"{name}\x01{value}\x02" for name, value in pairs)
+    return (text[:-1] if cut else text).encode()
+
+
+class Handlers:
+    _tag_code = SendHandlers._tag_code
+
+
+@given(st.lists(st.tuples(PAIRS, CUT), max_size=6), PAIRS)
+def test_the_code_of_each_message_is_that_of_its_last_tag(
+    messages: list[tuple[list[tuple[str, str]], bool]], extra_pairs: list[tuple[str, str]]
+) -> None:
+    extra = encoded(extra_pairs, False)
+    items = [(b"x", 0, encoded(*message)) for message in messages]
+    handlers: Any = Handlers()
+    codes = SendHandlers._batch_codes(handlers, Topic("t", 1, 1), items, extra)
+    wanted = []
+    for pairs, _ in messages:
+        tag = property_value((encoded(pairs, False) + extra).decode(), "TAGS")
+        wanted.append(0 if tag is None else tags_code(tag))
+    assert codes == wanted
+    assert [own for _, _, own in items] == [encoded(pairs, False) for pairs, _ in messages]
