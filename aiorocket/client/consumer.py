@@ -112,6 +112,7 @@ class Consumer(Listening):
         self._offset_store: OffsetStore | None = None
         self._rebalancing: asyncio.Task[None] | None = None
         self._begun = False
+        self._ended = asyncio.Event()
         if router is not None:
             self.include(router)
 
@@ -206,7 +207,7 @@ class Consumer(Listening):
             self._scope.start(self._sample_forever(), name="statistics")
             self._lifecycle.move("started")
         except BaseException:
-            self._lifecycle.move("stop")
+            self._lifecycle.move("failed")
             await self._leave(drain=False, timeout=0.0)
             raise
 
@@ -226,13 +227,16 @@ class Consumer(Listening):
         """Leave the group: pull no more, let running listeners finish (for ``timeout`` seconds, default
         ``ConsumerConfig.drain_timeout``; not at all without ``drain``), commit, tell the brokers.
 
-        Messages that were waiting or interrupted are neither finished nor sent back: the next member gets them.
+        Messages that were waiting or interrupted are neither finished nor sent back: the next member gets them. A start
+        that is under way is given up: ``start`` raises UsageError, and both return when nothing of it is left.
         """
-        if not self._lifecycle.running:
-            self._lifecycle.move("stop")
-            return
+        before = self._lifecycle.state
         self._lifecycle.move("stop")
-        await self._leave(drain=drain, timeout=self.config.drain_timeout if timeout is None else timeout)
+        if before is State.STARTING:
+            self._rebalancer.abandon()
+            await self._ended.wait()
+        elif before is State.RUNNING:
+            await self._leave(drain=drain, timeout=self.config.drain_timeout if timeout is None else timeout)
 
     async def __aenter__(self) -> Consumer:
         await self.start()
@@ -418,7 +422,6 @@ class Consumer(Listening):
             await asyncio.gather(*(sink.drain(patience) for sink in self.sinks))
             await self._assigned.tell(self.on_revoked, self.shown(fetcher.queue for fetcher in fetchers))
             await self._assigned.finish(fetchers, leaving=True)
-            await self._scope.close()
             if self.client.started:
                 await self.client.remove_consumer(self.wire_group, self)
         finally:
@@ -430,6 +433,7 @@ class Consumer(Listening):
             fetcher.process_queue.drop()
         self.stream.close()
         async with AsyncExitStack() as ends:
+            ends.callback(self._ended.set)
             ends.callback(self._lifecycle.move, "stopped")
             if self._own_client:
                 ends.push_async_callback(self.client.stop)

@@ -8,14 +8,15 @@ that finds nothing waits on a future of its own; a put wakes as many as there ar
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from aiorocket.client.calls import Call, Failures, SingleCall
 from aiorocket.client.core.stats import ConsumeStats
-from aiorocket.client.exits import Skip
+from aiorocket.client.exits import Skip, failure_of
 from aiorocket.client.hooks import ConsumeContext, ConsumeHook, ConsumeReturnType, run_after, run_before
 from aiorocket.client.message import Message, Source
 from aiorocket.client.router import Handler
@@ -25,11 +26,16 @@ from aiorocket.model import Queue
 from aiorocket.runtime.clock import Clock
 from aiorocket.runtime.tasks import TaskScope
 
-__all__ = ("Delivery", "Failure", "Slot", "Surroundings", "check_concurrency")
+__all__ = ("LAST_PATIENCE", "Delivery", "Failure", "Slot", "Surroundings", "check_concurrency", "end_workers")
+
+log = logging.getLogger("aiorocket.client")
 
 #: Messages a worker handles without a suspension before it lets the loop turn: a listener that never waits must not
 #: keep heartbeats and pull answers away.
 _TURN = 128
+
+#: How long a cancelled handler may take to end before the end of its consumer goes on without it.
+LAST_PATIENCE = 5.0
 
 _NEVER = float("inf")
 
@@ -184,8 +190,8 @@ class Delivery:
         return True
 
     async def drain(self, timeout: float) -> bool:
-        """Begin nothing more and wait for the handlers that run, at most ``timeout`` seconds; then cancel them.
-        Messages that wait are left unfinished. True when every handler ended by itself."""
+        """Begin nothing more and wait for the handlers that run, at most ``timeout`` seconds; then cancel them, see
+        ``end_workers``. Messages that wait are left unfinished. True when every handler ended by itself."""
         self._draining = True
         self._ready.clear()
         tasks = [slot.task for slot in self._slots if slot.task is not None]
@@ -196,10 +202,7 @@ class Delivery:
             return True
         _, pending = await asyncio.wait(tasks, timeout=timeout)
         self._cancelling = bool(pending)
-        for task in pending:
-            task.cancel()
-        if pending:
-            await asyncio.wait(pending)
+        await end_workers(pending, self.name)
         if self._timer is not None:
             self._timer.cancel()
         return not pending
@@ -248,12 +251,8 @@ class Delivery:
                     self._arm(slot, timeout)
                 try:
                     await handler(message)
-                except asyncio.CancelledError:
-                    if not self._took_back(slot):
-                        raise
-                    await self._fail(slot, message, self._timed_out())
-                except Exception as error:  # noqa: BLE001 - any failure of a listener is a retry
-                    await self._fail(slot, message, error)
+                except BaseException as error:  # noqa: BLE001 - any failure of a listener is a retry
+                    await self._fail(slot, message, self._failure(slot, error))
                 else:
                     if not holder.done(message):
                         counters.late += 1
@@ -322,12 +321,8 @@ class Delivery:
             self._arm(slot, timeout)
         try:
             failures = await call.run()
-        except asyncio.CancelledError:
-            if not self._took_back(slot):
-                raise
-            failures = call.failed(self._timed_out())
-        except Exception as error:  # noqa: BLE001 - any failure of a listener is a retry
-            failures = call.failed(error)
+        except BaseException as error:  # noqa: BLE001 - any failure of a listener is a retry
+            failures = call.failed(self._failure(slot, error))
         if timeout is not None:
             self._disarm(slot)
         slot.work = None
@@ -385,8 +380,11 @@ class Delivery:
             slot.since += self._loop.time() - began
             slot.failed += 1
 
-    def _timed_out(self) -> TimeoutError:
-        return TimeoutError(f"the handler was cancelled after {self._timeout} s")
+    def _failure(self, slot: Slot, error: BaseException) -> Exception:
+        """Why a call failed. The worker's own cancellation is raised on."""
+        if isinstance(error, asyncio.CancelledError) and self._took_back(slot):
+            return TimeoutError(f"the handler was cancelled after {self._timeout} s")
+        return failure_of(error, slot.task)
 
     # -- statistics --
 
@@ -453,6 +451,17 @@ class Delivery:
         slot.expired = False
         self._counters.timed_out += 1
         return slot.task is None or slot.task.uncancel() == 0
+
+
+async def end_workers(tasks: Collection[asyncio.Task[None]], name: str) -> None:
+    """Cancel workers and wait for them. Not for long: a plain function runs on in its thread, and what has been done
+    must be stored before a service manager loses its patience."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, resisting = await asyncio.wait(tasks, timeout=LAST_PATIENCE)
+        if resisting:
+            log.warning("%s: %d handlers run on although they were cancelled", name, len(resisting))
 
 
 def check_concurrency(concurrency: int) -> None:

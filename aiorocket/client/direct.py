@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiorocket.client.batch_listener import BatchCall
 from aiorocket.client.calls import Call, SingleCall, StatusCall
-from aiorocket.client.exits import DeadLetter, Retry, Skip
+from aiorocket.client.exits import DeadLetter, Retry, Skip, failure_of
 from aiorocket.client.hooks import ConsumeReturnType
 from aiorocket.client.message import Message
 from aiorocket.client.pushed import Origin
@@ -70,9 +70,9 @@ async def consume_directly(consumer: Consumer, listener: Listener, message: Mess
         result = "CR_SUCCESS"
     except (Retry, DeadLetter) as error:
         result, remark = "CR_LATER", str(error)
-    except Exception as error:  # noqa: BLE001 - the application's failure is the answer
+    except BaseException as error:  # noqa: BLE001 - the application's failure is the answer
         result = "CR_THROW_EXCEPTION"
-        remark = "".join(traceback.format_exception(error))[-4000:]
+        remark = "".join(traceback.format_exception(failure_of(error, asyncio.current_task())))[-4000:]
     log.info("message %s consumed directly by group %s: %s", message.msg_id, consumer.group, result)
     return {
         "autoCommit": context.auto_commit,

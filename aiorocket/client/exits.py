@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("DeadLetter", "LeaseLost", "Retry", "Skip")
+import asyncio
+
+from aiorocket.errors import UsageError
+
+__all__ = ("DeadLetter", "LeaseLost", "Retry", "Skip", "failure_of")
+
+#: These end the process or close the coroutine they are raised in.
+_NOT_OURS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class _Exit(Exception):
@@ -12,9 +19,13 @@ class _Exit(Exception):
 class Retry(_Exit):
     """Deliver again later. ``after`` seconds, rounded up to the next delay level; None leaves it to the broker (10 s
     after the first failure, longer each time). ``delay_level`` 1 to 18 says it directly; as in RocketMQ 0 leaves it to
-    the broker and one below 0 means the dead letters."""
+    the broker and one below 0 means the dead letters. UsageError for what is no number."""
 
     def __init__(self, after: float | None = None, *, delay_level: int | None = None) -> None:
+        if after is not None and not (isinstance(after, int | float) and after == after):
+            raise UsageError(f"Retry(after={after!r}): a number of seconds")
+        if not isinstance(delay_level, int | None):
+            raise UsageError(f"Retry(delay_level={delay_level!r}): 1 to 18")
         self.after = after
         self.delay_level = delay_level
         super().__init__(f"retry (after={after}, delay_level={delay_level})")
@@ -52,3 +63,17 @@ class LeaseLost(Exception):
     def caused(error: BaseException) -> bool:
         """Is ``error`` the cancellation of a call whose lease was lost?"""
         return bool(error.args) and isinstance(error.args[0], LeaseLost)
+
+
+def failure_of(error: BaseException, caller: asyncio.Task[None] | None) -> Exception:
+    """What the application's code ended with, as a failure of its own: an Exception as it is, any other wrapped in a
+    RuntimeError, CancelledError too when it comes from something it awaited and not from a cancellation of ``caller``,
+    the task that runs it. Raised on is what is meant for the caller, or for the process."""
+    if isinstance(error, Exception):
+        return error
+    cancelled = isinstance(error, asyncio.CancelledError) and (caller is None or caller.cancelling() > 0)
+    if cancelled or isinstance(error, _NOT_OURS):
+        raise error
+    failure = RuntimeError(f"it ended with {error!r}")
+    failure.__cause__ = error
+    return failure

@@ -181,8 +181,12 @@ class Lanes:
             del self._lanes[lane.queue]
 
     def close_all(self) -> None:
+        """The end. What is still worked on is not to be unlocked."""
         self._rest_over.close()
+        leases = self._leases()
         for lane in list(self._lanes.values()):
+            if lane.state == LaneState.BUSY and leases is not None:
+                leases.hold_back(lane.queue)
             self.close(lane)
 
     # -- rest --

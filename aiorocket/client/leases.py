@@ -168,8 +168,8 @@ class Leases:
             await self._unlock(queue)
 
     async def close(self) -> None:
-        """Give back every lock at once, those whose request was not answered too, and take no more. Nothing may run
-        any more: for the consumer's end, after the sinks are drained."""
+        """Give back every lock at once, those whose request was not answered too, and take no more. For the consumer's
+        end, after the sinks are drained: those that are held back still are left for the broker to end."""
         self._closed = True
         queues = {*self.table.queues(), *self._doubtful}
         self._doubtful.clear()
@@ -178,7 +178,8 @@ class Leases:
         self._expiry.close()
         self._wake.set()
         self._waiting.clear()
-        await asyncio.gather(*(self._send_unlock(part) for part in _by_broker(queues)))
+        free = [queue for queue in queues if not self._held_back[queue]]
+        await asyncio.gather(*(self._send_unlock(part) for part in _by_broker(free)))
 
     async def _unlock(self, queue: Queue) -> None:
         known = self.table.release(queue)

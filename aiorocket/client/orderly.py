@@ -12,8 +12,8 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aiorocket.client.delivery import check_concurrency
-from aiorocket.client.exits import DeadLetter, LeaseLost, Retry, Skip
+from aiorocket.client.delivery import LAST_PATIENCE, check_concurrency, end_workers
+from aiorocket.client.exits import DeadLetter, LeaseLost, Retry, Skip, failure_of
 from aiorocket.client.hooks import ConsumeContext, ConsumeReturnType, run_after, run_before
 from aiorocket.client.lanes import Lane, Lanes, LaneState
 from aiorocket.client.message import Message
@@ -172,8 +172,8 @@ class OrderlyDelivery:
 
     async def drain(self, timeout: float) -> bool:
         """Begin nothing more and wait for the calls that run, at most ``timeout`` seconds; then cancel them. What waits
-        or is not committed is left unfinished. True when every call ended by itself. The queues may be unlocked
-        afterwards."""
+        or is not committed is left unfinished. True when every call ended by itself. Afterwards the queues may be
+        unlocked; one whose call does not even end then is held back."""
         self._stopping = True
         for slot in self._slots:
             slot.stop = True
@@ -183,15 +183,12 @@ class OrderlyDelivery:
             return True
         _, pending = await asyncio.wait(tasks, timeout=timeout)
         self._cancelling = bool(pending)
-        for task in pending:
-            task.cancel()
-        if pending:
-            await asyncio.wait(pending)
+        await end_workers(pending, self.name)
         if self._timer is not None:
             self._timer.cancel()
         self._lanes.close_all()
         if self._unlocking:
-            await asyncio.wait(self._unlocking)
+            await asyncio.wait(self._unlocking, timeout=LAST_PATIENCE)
         return not pending
 
     # -- workers --
@@ -239,12 +236,8 @@ class OrderlyDelivery:
             error: Exception | None = None
             try:
                 await handler(message)
-            except asyncio.CancelledError:
-                error = _took_back(slot)
-                if error is None:
-                    raise
-            except Exception as raised:  # noqa: BLE001 - any failure of a listener is a retry
-                error = raised
+            except BaseException as raised:  # noqa: BLE001 - any failure of a listener is a retry
+                error = _failure(slot, raised)
             slot.work = ()
             before, now = now, time()
             if slot.reason is not None:
@@ -327,12 +320,8 @@ class OrderlyDelivery:
                 result = await self._handler(batch, context)
             else:
                 await self._handler(batch if self._size > 1 else batch[0])
-        except asyncio.CancelledError:
-            error = _took_back(slot)
-            if error is None:
-                raise
-        except Exception as raised:  # noqa: BLE001 - any failure of a listener is a retry
-            error = raised
+        except BaseException as raised:  # noqa: BLE001 - any failure of a listener is a retry
+            error = _failure(slot, raised)
         slot.work = ()
         slot.deadline = _NEVER
         ended = self._loop.time()
@@ -381,6 +370,9 @@ class OrderlyDelivery:
             lane.put_back([*lane.uncommitted, *batch])
             lane.uncommitted.clear()
             return
+        if batch[0].settled:
+            self._counters.late += len(batch)  # the queue was given up: its next owner decides about them
+            return
         if self._cancelling:
             # What fails because we cancel it at our own end is not the message's fault.
             lane.put_back(batch)
@@ -389,8 +381,7 @@ class OrderlyDelivery:
         self._count(lane, len(batch) if skipped else 0, 0 if skipped else len(batch), began, ended, 1)
         if skipped:
             self._counters.skipped += len(batch)
-            over: list[Message] = batch
-            again: list[Message] = []
+            over, again = batch, list[Message]()
         else:
             self._log_failure(lane, batch, error)
             over, again = await self._exhausted(batch, error)
@@ -489,6 +480,12 @@ def _took_back(slot: _Slot) -> Exception | None:
     if reason is None or slot.task is None or slot.task.uncancel() != 0:
         return None
     return reason
+
+
+def _failure(slot: _Slot, raised: BaseException) -> Exception:
+    """Why a call failed. The worker's own cancellation is raised on."""
+    taken = _took_back(slot) if isinstance(raised, asyncio.CancelledError) else None
+    return taken or failure_of(raised, slot.task)
 
 
 def _lease_lost(lane: Lane) -> LeaseLost:

@@ -84,6 +84,7 @@ class PullConsumer(PullMember):
         self._registered = False
         self._rebalancing: asyncio.Task[None] | None = None
         self._unwatch: Callable[[], None] | None = None
+        self._ended = asyncio.Event()
         #: What the latest fetches handed out, which auto-commit takes for done at the next.
         self._served: dict[PullFetcher, None] = {}
 
@@ -297,19 +298,21 @@ class PullConsumer(PullMember):
                 self._scope.start(self._commit_forever(), name="commit")
             self._lifecycle.move("started")
         except BaseException:
-            self._lifecycle.move("stop")
+            self._lifecycle.move("failed")
             await self._leave()
             raise
 
     async def stop(self) -> None:
         """Leave: ``on_revoked`` for what is held, store what was committed, tell the brokers. A ``fetch`` that waits
-        raises UsageError."""
+        raises UsageError, and so does a ``start`` that is under way."""
         self._not_from_a_hook("stop")
-        if not self._lifecycle.running:
-            self._lifecycle.move("stop")
-            return
+        before = self._lifecycle.state
         self._lifecycle.move("stop")
-        await self._leave()
+        if before is State.STARTING:
+            self._rebalancer.abandon()
+            await self._ended.wait()
+        elif before is State.RUNNING:
+            await self._leave()
 
     async def __aenter__(self) -> PullConsumer:
         await self.start()
@@ -476,6 +479,7 @@ class PullConsumer(PullMember):
         self._queues.drop(self.fetchers())
         self._served.clear()
         async with AsyncExitStack() as ends:
+            ends.callback(self._ended.set)
             ends.callback(self._lifecycle.move, "stopped")
             if self._own_client:
                 ends.push_async_callback(self.client.stop)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from aiorocket.client.exits import failure_of
 from aiorocket.model import Queue
 
 __all__ = ("QueuesHook", "RebalanceHooks", "tell")
@@ -37,5 +38,6 @@ async def tell(hook: QueuesHook | None, queues: list[Queue], limit: float) -> No
             await hook(queues)
     except TimeoutError:
         log.warning("%s was not done with %d queues after %g s, going on without it", name, len(queues), limit)
-    except Exception:
-        log.exception("%s failed for %d queues", name, len(queues))
+    except BaseException as error:
+        failure = failure_of(error, asyncio.current_task())
+        log.error("%s failed for %d queues", name, len(queues), exc_info=failure)

@@ -61,6 +61,7 @@ class Rebalancer:
         self._checked: set[tuple[str, str, str]] = set()
         self._missing: frozenset[str] = frozenset()
         self._looks = 0
+        self._abandoned = False
         #: Members of the group as of the last round.
         self.members: tuple[str, ...] = ()
 
@@ -87,6 +88,10 @@ class Rebalancer:
                 log.info("rebalance of %s: %s", self._consumer.group, text)
             said = texts
 
+    def abandon(self) -> None:
+        """Nobody waits for ``settle`` any more: its present round is the last."""
+        self._abandoned = True
+
     async def settle(self, limit: float) -> None:
         """Rounds until nothing is open that a start waits for. What is missing after ``limit`` seconds is raised:
         TopicNotFoundError, NotConnectedError, or RequestTimeoutError with the details; UsageError at once when a broker
@@ -96,7 +101,7 @@ class Rebalancer:
             async with asyncio.timeout(limit):
                 while True:
                     problems, _ = await self.round()
-                    if not problems:
+                    if not problems or self._abandoned:
                         return
                     for problem in problems:
                         if isinstance(problem, UsageError):

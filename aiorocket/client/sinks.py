@@ -47,8 +47,8 @@ class Sink(Protocol):
         ``timeout`` seconds for those that must end before somebody else may begin. True when none runs."""
 
     async def drain(self, timeout: float) -> bool:
-        """Begin nothing more, wait for the handlers that run, at most ``timeout`` seconds, then cancel them. True when
-        every handler ended by itself."""
+        """Begin nothing more, wait for the handlers that run, at most ``timeout`` seconds, then cancel them and wait a
+        little for that. True when every handler ended by itself."""
 
     async def sweep(self, now: float, limit: float) -> None:
         """Give up on messages whose handler has run for ``limit`` seconds (the consume timeout)."""

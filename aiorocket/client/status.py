@@ -63,6 +63,12 @@ class ConsumeOrderlyContext:
     #: Seconds the queue rests after SUSPEND_CURRENT_QUEUE_A_MOMENT or ROLLBACK; None is the listener's ``suspend``.
     suspend: float | None = None
 
+    def __setattr__(self, name: str, value: object) -> None:
+        # In the listener, whose mistake it is, and not in the worker afterwards.
+        if name == "suspend" and not isinstance(value, int | float | None):
+            raise TypeError(f"context.suspend={value!r}: a number of seconds, or None")
+        object.__setattr__(self, name, value)
+
 
 def takes_context(handler: Callable[..., Any]) -> bool:
     """Is this handler in status mode: does it need a second argument besides its messages? One that is called

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from aiorocket.client.calls import Call, StatusCall
+from aiorocket.client.calls import Call, SingleCall, StatusCall
 from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket.client.message import Message
 from aiorocket.client.status import ConsumeConcurrentlyStatus
@@ -367,3 +368,70 @@ def test_a_message_no_broker_takes_back_comes_again_after_five_seconds(seed: int
         await asyncio.sleep(60)
 
     in_a_cluster(scenario, seed)
+
+
+class Boom(BaseException):
+    """What a library may raise that is no Exception."""
+
+
+@pytest.mark.parametrize("call", [SingleCall, Call, StatusCall])
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), Boom(), BaseExceptionGroup("two", [Boom()])])
+def test_whatever_a_listener_ends_with_is_a_failure_and_its_worker_goes_on(
+    call: type[Call], error: BaseException
+) -> None:
+    """Java catches Throwable. CancelledError comes from anything cancelled that a listener awaits."""
+
+    async def scenario(world: World) -> None:
+        async def handler(*_: Any) -> Any:
+            if not world.failures:
+                raise error
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+        delivery = world.delivery(handler, concurrency=1, call=call, timeout=5.0)
+        queue = Assigned()
+        delivery.put(queue.pull(range(3)))
+        await asyncio.sleep(1)
+        assert world.failures == [("0", 0)]
+        assert world.errors[0].__cause__ is error
+        assert (delivery.concurrency, queue.process_queue.count) == (1, 0)
+        assert await delivery.drain(0)
+
+    run(scenario)
+
+
+def test_a_cancelled_worker_ends_however_its_handler_puts_it() -> None:
+    async def scenario(world: World) -> None:
+        async def handler(message: Any) -> None:
+            try:
+                await asyncio.sleep(100)
+            finally:
+                raise asyncio.CancelledError("in its own words")
+
+        delivery = world.delivery(handler, concurrency=1)
+        queue = Assigned()
+        delivery.put(queue.pull(range(2)))
+        await asyncio.sleep(1)
+        assert not await delivery.drain(1)
+        assert (world.failures, queue.process_queue.count) == ([], 2)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("wrong", [{"after": timedelta(minutes=5)}, {"after": float("nan")}, {"delay_level": "3"}])
+def test_a_retry_that_names_no_number_is_refused_where_it_is_made(wrong: Any) -> None:
+    """And not later, where it would end the worker."""
+
+    async def scenario(world: World) -> None:
+        async def handler(message: Any) -> None:
+            if not world.failures:
+                raise Retry(**wrong)
+
+        delivery = world.delivery(handler, concurrency=1)
+        delivery.put(Assigned().pull(range(2)))
+        await asyncio.sleep(1)
+        assert world.failures == [("0", 0)]
+        assert isinstance(world.errors[0], UsageError)
+        assert delivery.concurrency == 1
+        assert await delivery.drain(0)
+
+    run(scenario)

@@ -11,9 +11,11 @@ import pytest
 from aiorocket.client.consumer import Consumer
 from aiorocket.client.core.group_check import differences
 from aiorocket.client.message import Message
+from aiorocket.client.pull_consumer import PullConsumer
 from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.errors import RequestTimeoutError, RocketError, TopicNotFoundError, UsageError
+from aiorocket.model import Queue
 from aiorocket.testing import Simulation, simulate
 from aiorocket.testing.cluster import SimCluster
 from aiorocket_protocol import (
@@ -73,6 +75,40 @@ def test_a_second_start_is_refused_with_the_state() -> None:
         with pytest.raises(UsageError, match="was stopped and is used up"):
             await member.host.run(member.consumer.start())
         await member.host.run(member.consumer.stop())
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("topic", ["t", "nowhere"], ids=["soon ready", "never ready"])
+@pytest.mark.parametrize("kind", ["push", "pull", "assigned"])
+def test_a_stop_during_the_start_ends_both_and_leaves_nothing(kind: str, topic: str) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        sim = cluster.sim
+        host = sim.host("10.5.5.5")
+
+        async def script() -> None:
+            consumer: Consumer | PullConsumer
+            if kind == "push":
+                consumer = Consumer("g", nameservers=cluster.endpoints, env=sim.env())
+                consumer.listener(topic, start_from="first")(ok)
+            else:
+                consumer = PullConsumer("g", nameservers=cluster.endpoints, env=sim.env())
+                if kind == "pull":
+                    await consumer.subscribe(topic)
+                else:
+                    await consumer.assign([Queue(topic, "broker-1", 0)])
+            starting = asyncio.ensure_future(consumer.start())
+            await asyncio.sleep(0.001)
+            await asyncio.wait_for(consumer.stop(), 5)
+            with pytest.raises((UsageError, TopicNotFoundError)):
+                await asyncio.wait_for(starting, 0.1)
+            with pytest.raises(UsageError, match="was stopped and is used up"):
+                await consumer.start()
+            await consumer.stop()
+
+        await host.run(script())
+        await asyncio.sleep(1)
+        assert await members(cluster, "g") == []
 
     run(scenario)
 
@@ -266,6 +302,53 @@ def test_one_way_to_filter_a_topic() -> None:
         consumer.listener("t", tags="a", sql="b > 1")
     with pytest.raises(UsageError, match="sql=' '"):
         consumer.listener("t", sql=" ")
+
+
+@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
+def test_a_handler_that_cannot_be_cancelled_keeps_nothing_from_being_stored(orderly: bool) -> None:
+    """Such as a plain function in its thread. A service manager kills what does not end: by then everything else is
+    done, and of an orderly queue only the lock is still there, until the broker ends it."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        release = asyncio.Event()
+        seen: list[str] = []
+
+        async def handler(message: Message) -> None:
+            seen.append(message.body.decode())
+            while message.body == b"stuck" and not release.is_set():
+                try:
+                    await release.wait()
+                except asyncio.CancelledError:
+                    pass
+
+        sender = await cluster.producer()
+        first, other = (Queue("t", "broker-1", number) for number in range(2))
+        for queue, body in ((first, "a"), (first, "stuck"), (other, "b")):
+            await sender.send("t", body, queue=queue)
+        member = await cluster.consumer("g", "t", handler, config=ConsumerConfig(drain_timeout=1.0), orderly=orderly)
+        await asyncio.sleep(1)
+        assert sorted(seen) == ["a", "b", "stuck"]
+        stopping = asyncio.ensure_future(member.stop())
+        await asyncio.sleep(10)
+        broker = cluster.brokers[0].broker
+        assert [broker.offsets.query("g", "t", number) for number in range(2)] == [1, 1]
+        assert await members(cluster, "g") == []
+        assert not stopping.done()
+        again: list[tuple[str, float]] = []
+        now = cluster.sim.loop.time()
+
+        async def next_handler(message: Message) -> None:
+            again.append((message.body.decode(), cluster.sim.loop.time() - now))
+
+        await cluster.consumer("g", "t", next_handler, orderly=orderly)
+        await asyncio.sleep(70)
+        [(body, after)] = again
+        assert body == "stuck"
+        assert (after > 40) is orderly
+        release.set()
+        await asyncio.wait_for(stopping, 1)
+
+    run(scenario)
 
 
 # -- cancel at the k-th await --

@@ -849,3 +849,70 @@ def test_whatever_happens_the_order_holds_and_nothing_is_lost(
         return world
 
     run(scenario, seed)
+
+
+class Boom(BaseException):
+    """What a library may raise that is no Exception."""
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), Boom()])
+def test_whatever_a_listener_ends_with_is_a_failure_of_its_queue(error: BaseException, batch_size: int) -> None:
+    async def scenario(sim: Simulation) -> World:
+        calls: list[list[int]] = []
+
+        async def handler(messages: Any) -> None:
+            calls.append([each.offset for each in (messages if batch_size > 1 else [messages])])
+            if len(calls) == 1:
+                raise error
+
+        world = World(sim, handler, concurrency=1, batch_size=batch_size)
+        world.put(A, 0, 1)
+        await asyncio.sleep(3)
+        assert calls == ([[0], [0], [1]] if batch_size == 1 else [[0, 1], [0, 1]])
+        assert (world.committable(A), world.counters.suspended) == (2, batch_size)
+        return world
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), DeadLetter("bad")])
+def test_the_late_failure_of_a_queue_that_was_given_up_sends_nothing_to_the_dead_letters(error: Exception) -> None:
+    """The next owner delivers the message again and decides about it."""
+
+    async def scenario(sim: Simulation) -> World:
+        async def handler(message: Message) -> None:
+            await asyncio.sleep(10)
+            raise error
+
+        world = World(sim, handler, max_attempts=1)
+        world.put(A, 0, 1)
+        await asyncio.sleep(1)
+        assert not await world.sink.revoke(A, 2.0)
+        world.queues[A].drop()
+        await asyncio.sleep(10)
+        assert world.settlement.dead == []
+        assert (world.counters.late, world.counters.suspended, world.sink.waiting) == (1, 0, 0)
+        assert world.leases.let_go_at == {A: 10}
+        return world
+
+    run(scenario)
+
+
+def test_a_suspend_that_is_no_number_is_the_listeners_failure() -> None:
+    async def scenario(sim: Simulation) -> World:
+        calls: list[float] = []
+
+        async def handler(messages: list[Message], context: ConsumeOrderlyContext) -> Status:
+            calls.append(sim.loop.time())
+            if len(calls) == 1:
+                context.suspend = cast("Any", "1 s")
+            return Status.SUCCESS
+
+        world = World(sim, handler)
+        world.put(A, 0)
+        await asyncio.sleep(5)
+        assert (calls, world.committable(A)) == ([0, 1], 1)
+        return world
+
+    run(scenario)

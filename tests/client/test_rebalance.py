@@ -273,10 +273,11 @@ async def _start_with(member: SimMember, **options: Any) -> None:
         await member.start()
 
 
-def test_hooks_that_fail_or_hang_stop_nothing() -> None:
+@pytest.mark.parametrize("error", [RuntimeError("no"), asyncio.CancelledError()])
+def test_hooks_that_fail_or_hang_stop_nothing(error: BaseException) -> None:
     async def scenario(cluster: SimCluster) -> None:
         async def assigned(queues: list[Queue]) -> None:
-            raise RuntimeError("no")
+            raise error
 
         async def revoked(queues: list[Queue]) -> None:
             await asyncio.Event().wait()

@@ -282,6 +282,9 @@ async def test_consume_directly_of_other_kinds_of_listeners(mq: Embedded) -> Non
     def plain(message: Message) -> None:
         assert message.body == b"x"
 
+    async def cancelled(message: Message) -> None:
+        raise asyncio.CancelledError
+
     async def several(messages: list[Message]) -> None:
         assert [message.body for message in messages] == [b"x"]
 
@@ -291,6 +294,7 @@ async def test_consume_directly_of_other_kinds_of_listeners(mq: Embedded) -> Non
         (status(Status.RECONSUME_LATER), "CR_LATER"),
         (status(None), "CR_RETURN_NULL"),
         (status("what"), "CR_THROW_EXCEPTION"),
+        (lambda consumer: consumer.listener("orders")(cancelled), "CR_THROW_EXCEPTION"),
         (lambda consumer: consumer.batch("orders")(batch), "CR_SUCCESS"),
         (lambda consumer: consumer.batch("orders")(failing_batch), "CR_LATER"),
         (lambda consumer: consumer.listener("orders", batch_size=8)(several), "CR_SUCCESS"),

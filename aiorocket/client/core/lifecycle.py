@@ -22,6 +22,9 @@ _TABLE: Final[dict[tuple[State, str], State]] = {
     (State.NEW, "start"): State.STARTING,
     (State.STARTING, "started"): State.RUNNING,
     (State.STARTING, "stop"): State.STOPPING,
+    (State.STARTING, "failed"): State.STOPPING,
+    # Stopped while it was starting: the start fails by that, and cleans up.
+    (State.STOPPING, "failed"): State.STOPPING,
     (State.RUNNING, "stop"): State.STOPPING,
     (State.STOPPING, "stopped"): State.STOPPED,
     # Stopping what never started, or twice, is what every `finally` does; it is allowed and does nothing.
@@ -48,7 +51,8 @@ class Lifecycle:
         self.state = State.NEW
 
     def move(self, event: str) -> State:
-        """Apply ``event`` (start, started, stop, stopped) and return the new state; UsageError when it does not fit."""
+        """Apply ``event`` (start, started, failed, stop, stopped) and return the new state; UsageError when it does not
+        fit."""
         target = _TABLE.get((self.state, event))
         if target is None:
             raise UsageError(f"{self.what} {_ADVICE[self.state]}")

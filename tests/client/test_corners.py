@@ -1,0 +1,189 @@
+"""Two things at once that are each tested elsewhere: pauses and resets, lists and timeouts, retries of several topics,
+cancelled stops, twins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from aiorocket.client.consumer import Consumer
+from aiorocket.client.message import Message
+from aiorocket.config import ClientConfig, ConsumerConfig
+from aiorocket.model import Queue
+from aiorocket.testing import Simulation, simulate
+from aiorocket.testing.cluster import SimCluster
+
+Scenario = Callable[[SimCluster], Awaitable[None]]
+FIRST = Queue("t", "broker-1", 0)
+
+
+def run(scenario: Scenario) -> None:
+    async def main(sim: Simulation) -> None:
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 2)
+            await cluster.create_topic("u", 2)
+            await scenario(cluster)
+
+    simulate(main)
+
+
+async def send(cluster: SimCluster, count: int, queue: Queue = FIRST) -> None:
+    sender = await cluster.producer()
+    for number in range(count):
+        await sender.send(queue.topic, str(number), queue=queue)
+
+
+def test_a_reset_of_a_paused_topic_counts_when_it_is_resumed() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        seen: list[int] = []
+
+        async def on_message(message: Message) -> None:
+            seen.append(message.offset)
+
+        await send(cluster, 3)
+        member = await cluster.consumer("g", "t", on_message)
+        await asyncio.sleep(1)
+        member.consumer.pause("t")
+        await member.host.run(member.consumer.reset_offsets("t", {FIRST: 1}))
+        await asyncio.sleep(30)
+        assert seen == [0, 1, 2]
+        assert FIRST in member.consumer.held()
+        member.consumer.resume("t")
+        await asyncio.sleep(1)
+        assert seen == [0, 1, 2, 1, 2]
+
+    run(scenario)
+
+
+def test_retries_of_two_topics_go_each_to_its_listener() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        seen: list[tuple[str, str, int]] = []
+
+        def listener(name: str) -> Callable[[Message], Awaitable[None]]:
+            async def on_message(message: Message) -> None:
+                seen.append((name, message.topic, message.attempt))
+                if message.attempt == 1:
+                    raise ValueError("once")
+
+            return on_message
+
+        await send(cluster, 1)
+        await send(cluster, 1, FIRST._replace(topic="u"))
+        await cluster.consumer("g", {"t": listener("of t"), "u": listener("of u")})
+        await asyncio.sleep(15)
+        assert sorted(seen) == [("of t", "t", 1), ("of t", "t", 2), ("of u", "u", 1), ("of u", "u", 2)]
+
+    run(scenario)
+
+
+def test_a_list_that_fails_after_the_consume_timeout_fails_for_nobody() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        seen: list[list[int]] = []
+
+        async def on_messages(messages: list[Message]) -> None:
+            seen.append([message.attempt for message in messages])
+            if len(seen) == 1:
+                await asyncio.sleep(2000)
+                raise ValueError("too late")
+
+        await send(cluster, 3)
+        host = cluster.sim.host("10.5.5.5")
+        consumer = Consumer("g", nameservers=cluster.endpoints, env=cluster.sim.env())
+        consumer.listener("t", start_from="first", batch_size=3)(on_messages)
+        await host.run(consumer.start())
+        await asyncio.sleep(3000)
+        assert seen[0] == [1, 1, 1]
+        assert [attempt for each in seen[1:] for attempt in each] == [2, 2, 2]
+        counters = consumer.state().counters
+        assert (counters.timed_out, counters.retried, counters.late) == (3, 3, 3)
+        await host.run(consumer.stop())
+
+    run(scenario)
+
+
+def test_a_call_that_outlives_its_queue_commits_nothing_and_the_next_owner_repeats_it_after_it() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        calls: list[tuple[str, int, float]] = []
+
+        def handler(name: str) -> Callable[[Message], Awaitable[None]]:
+            async def on_message(message: Message) -> None:
+                began = cluster.sim.loop.time()
+                await asyncio.sleep(4)
+                if message.queue == FIRST._replace(queue_id=1):
+                    calls.append((name, message.offset, began))
+
+            return on_message
+
+        await send(cluster, 4)
+        await send(cluster, 4, FIRST._replace(queue_id=1))
+        impatient = ConsumerConfig(revoke_timeout=1.0)
+        members = [await cluster.consumer("g", "t", handler("one"), orderly=True, config=impatient)]
+        await asyncio.sleep(5)
+        members.append(await cluster.consumer("g", "t", handler("two"), orderly=True, config=impatient))
+        await asyncio.sleep(60)
+        offsets = [offset for _, offset, _ in calls]
+        begins = [began for _, _, began in calls]
+        assert offsets in ([0, 1, 1, 2, 3], [0, 1, 2, 3])
+        assert all(later - earlier > 3.999 for earlier, later in pairwise(begins)), begins
+        assert sum(member.consumer.counters.late for member in members) == len(offsets) - 4 + (len(offsets) == 4)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.0005, 0.002, 0.5, 2.0, 3.001])
+def test_a_stop_that_is_cancelled_has_stopped_all_the_same(after: float) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        async def on_message(message: Message) -> None:
+            await asyncio.sleep(10)
+
+        await send(cluster, 2)
+        host = cluster.sim.host("10.5.5.5")
+        config = ConsumerConfig(drain_timeout=3.0)
+        consumer = Consumer("g", nameservers=cluster.endpoints, env=cluster.sim.env(), config=config)
+        consumer.listener("t", start_from="first")(on_message)
+        await host.run(consumer.start())
+        await asyncio.sleep(1)
+        stopping = host.start(consumer.stop())
+        await asyncio.sleep(after)
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        await asyncio.sleep(1)
+        assert not [task for task in cluster.sim.loop.living_tasks() if task.get_name().startswith("consumer-g")]
+        assert not consumer.state().running
+        again = Counter[str]()
+
+        async def next_member(message: Message) -> None:
+            again[message.body.decode()] += 1
+
+        await cluster.consumer("g", "t", next_member)
+        await asyncio.sleep(1)
+        assert again == {"0": 1, "1": 1}
+
+    run(scenario)
+
+
+def test_broadcasting_twins_of_one_name_both_get_everything() -> None:
+    """They share a file, which is a mistake, but not one that loses messages while they run."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        seen: list[tuple[int, str]] = []
+
+        def handler(number: int) -> Callable[[Any], Awaitable[None]]:
+            async def on_message(message: Message) -> None:
+                seen.append((number, message.body.decode()))
+
+            return on_message
+
+        config, client = ConsumerConfig(message_model="broadcasting"), ClientConfig(instance="twin")
+        for number in range(2):
+            await cluster.consumer("g", "t", handler(number), config=config, client=client, address="10.5.5.5")
+        await send(cluster, 3)
+        await asyncio.sleep(30)
+        assert sorted(seen) == [(number, body) for number in range(2) for body in "012"]
+
+    run(scenario)
