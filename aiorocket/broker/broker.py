@@ -24,6 +24,7 @@ from aiorocket.broker.handlers.query import QueryHandlers
 from aiorocket.broker.handlers.reply import ReplyHandlers
 from aiorocket.broker.handlers.send import SendHandlers
 from aiorocket.broker.handlers.send_back import SendBackHandler
+from aiorocket.broker.handlers.statistics import StatisticsHandlers
 from aiorocket.broker.handlers.topic import TopicHandlers, only_local
 from aiorocket.broker.handlers.transaction import TransactionHandlers
 from aiorocket.broker.registration import Registration
@@ -188,7 +189,7 @@ class Broker:
         state = self._state
         assert state is not None
         locks = LockHandlers(
-            loop, self.locks, broker=config.name, counters=self.counters, save=lambda: state.save("locks")
+            loop, self.locks, self._server, broker=config.name, counters=self.counters, save=lambda: state.save("locks")
         )
         self._checks = checks = TransactionChecks(
             loop,
@@ -246,14 +247,9 @@ class Broker:
         )
         positions = OffsetHandlers(store=store, topics=topics, configs=configs, offsets=offsets, stale=locks.stale)
         calls = CallHandlers(
-            config,
-            store=store,
-            topics=topics,
-            consumers=self.consumers,
-            configs=configs,
-            offsets=offsets,
-            reset=pulls.reset,
-        )
+            config, store=store, topics=topics, consumers=self.consumers, configs=configs, offsets=offsets,
+            reset=pulls.reset, save=lambda: state.save("offsets"),
+        )  # fmt: skip
         backs = SendBackHandler(
             env,
             store=store,
@@ -317,6 +313,7 @@ class Broker:
             code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: calls.consumer_status,
             code.GET_CONSUMER_RUNNING_INFO: calls.running_info,
             code.CONSUME_MESSAGE_DIRECTLY: calls.consume_directly,
+            **StatisticsHandlers(env.clock, config.name, store, topics, self.consumers, offsets).codes(),
         }
         local = is_loopback(config.host)
         for number, handler in table.items():

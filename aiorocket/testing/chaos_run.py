@@ -317,7 +317,7 @@ async def _step_clock(run: _Run) -> None:
 
 
 async def _wire(run: _Run) -> None:
-    """Lost and duplicated heartbeats, lost answers, refusals."""
+    """Lost and duplicated heartbeats, lost answers, late ones, refusals; locks too."""
     broker = run.draw.choice(run.cluster.brokers)
     plans = (
         ("HEART_BEAT", {"drop": True}), ("HEART_BEAT", {"duplicate": True}), ("HEART_BEAT", {"delay": 5.0}),
@@ -326,6 +326,9 @@ async def _wire(run: _Run) -> None:
         ("UPDATE_CONSUMER_OFFSET", {"drop": True}), ("UPDATE_CONSUMER_OFFSET", {"delay": 4.0}),
         ("CONSUMER_SEND_MSG_BACK", {"reply": "SYSTEM_ERROR"}), ("CONSUMER_SEND_MSG_BACK", {"lose_answer": True}),
         ("GET_CONSUMER_LIST_BY_GROUP", {"drop": True}), ("QUERY_CONSUMER_OFFSET", {"reply": "SYSTEM_ERROR"}),
+        ("LOCK_BATCH_MQ", {"lose_answer": True}), ("LOCK_BATCH_MQ", {"delay": 4.0}),
+        ("LOCK_BATCH_MQ", {"reply": "SYSTEM_ERROR"}), ("UNLOCK_BATCH_MQ", {"drop": True}),
+        ("UNLOCK_BATCH_MQ", {"lose_answer": True}),
     )  # fmt: skip
     code, plan = run.draw.choice(plans)
     run.cluster.fault(broker.address, f"{code}: {plan}")

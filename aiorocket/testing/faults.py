@@ -160,6 +160,12 @@ class _Overheard:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
+    def __eq__(self, other: object) -> bool:
+        return self._connection == (other._connection if isinstance(other, _Overheard) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._connection)
+
     def reply(self, request: RemotingCommand, response: RemotingCommand) -> None:
         self._connection.reply(request, response)
         self._listener(self._connection, request, response)

@@ -6,7 +6,7 @@ same keys under msgpack headers. Members that are absent read as their defaults;
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import msgpack
 
@@ -15,6 +15,11 @@ from aiorocket_protocol.command import MSGPACK
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.plain import Plain
 from aiorocket_protocol.record_layout import tags_code
+
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from aiorocket_protocol.rows import NamedTuple
 
 __all__ = (
     "BrokerData",

@@ -6,9 +6,14 @@ None means absent. ``SPECS[cls]`` has the wire key, type and need of each field.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from aiorocket_protocol.spec import FieldSpec
+
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from aiorocket_protocol.rows import NamedTuple
 
 __all__ = (
     "REQUEST_HEADERS",

@@ -5,12 +5,17 @@ from __future__ import annotations
 import zlib
 from struct import Struct
 from struct import error as StructError
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from aiorocket_protocol import fastjson
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_FRAME
 from aiorocket_protocol.plain import Plain
+
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from aiorocket_protocol.rows import NamedTuple
 
 __all__ = ("DataVersion", "RegisterBrokerBody", "TopicConfig", "TopicConfigTable")
 

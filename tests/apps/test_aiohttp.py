@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -88,3 +89,23 @@ async def test_a_termination_waits_for_the_listener_that_runs(
     assert code == 0, err
     assert await stored(mq, "counted") == 1
     assert await committed(mq, "counting", "clicks") == 1
+
+
+async def test_a_listener_that_does_not_end_is_not_waited_for_longer_than_promised(
+    mq: Embedded, apps: Apps, http: aiohttp.ClientSession, eventually: Eventually
+) -> None:
+    app = await apps.start("clicks.py", mq.nameserver_address)
+    async with http.post(f"{app.url}/clicks/endless", params={"seconds": "600"}) as answer:
+        assert answer.status == 202
+
+    async def is_being_counted() -> bool:
+        async with http.get(f"{app.url}/clicks/being counted") as answer:
+            return bool(await answer.json() == {"clicks": 1})
+
+    await eventually(is_being_counted)
+    began = asyncio.get_running_loop().time()
+    app.process.send_signal(signal.SIGTERM)
+    code, err = await apps.end_of(app.process, timeout=clicks.DRAIN + 8)
+    assert asyncio.get_running_loop().time() - began >= clicks.DRAIN - 0.1
+    assert code == 0, err
+    assert (await stored(mq, "counted"), await committed(mq, "counting", "clicks")) == (0, 0)  # the next member gets it

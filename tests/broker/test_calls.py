@@ -134,12 +134,32 @@ async def test_a_client_that_does_not_answer_in_time_is_207() -> None:
         await peer.close()
 
 
-async def test_a_client_that_leaves_instead_of_answering_is_an_error_at_once(broker: Broker, peer: Peer) -> None:
+@pytest.mark.parametrize("code", [307, 309, 223])
+async def test_a_client_that_leaves_instead_of_answering_is_an_error_at_once(
+    broker: Broker, peer: Peer, code: int
+) -> None:
+    await peer.send()
+    (record,) = records(await peer.pull())
     async with consumer(broker, "c1") as member:
-        await peer.ask(307, None, consumerGroup="g", clientId="c1")
+        ask = {"consumerGroup": "g", "clientId": "c1", "msgId": record.offset_msg_id, "group": "g", "topic": "T"}
+        await peer.ask(code, None, **ask)  # type: ignore[arg-type]
         await asked(member)
     answer = await peer.answer()
-    assert answer.code == 1 and "could not be asked" in (answer.remark or "")
+    if code == 223:
+        assert answer.code == 207 and "no member answered" in (answer.remark or "")
+    else:
+        assert answer.code == 1 and "could not be asked" in (answer.remark or "")
+
+
+async def test_an_answer_that_cannot_be_passed_on_is_an_error_that_says_why(broker: Broker) -> None:
+    admin = await Peer.connect(broker.port, "msgpack")
+    for body, why in ((b"[" * 100_000, "64 levels"), (b'{"a":%d}' % 10**30, "out of range"), (b"{no", "JSON")):
+        async with consumer(broker, "c1") as member:
+            await admin.ask(307, None, consumerGroup="g", clientId="c1")
+            await reply(member, await asked(member), body=body)
+            answer = await admin.answer()
+            assert answer.code == 1 and why in (answer.remark or "")
+    await admin.close()
 
 
 # ---- 309
@@ -232,6 +252,19 @@ async def test_version_2_heartbeats_leave_out_what_the_broker_has(broker: Broker
     assert await news(beat("c1", fingerprint=12, without=True)) == "true"
     assert await news(beat("c1", fingerprint=12)) == "false"
     assert await news(beat("c1", fingerprint=12, without=True)) == "false"
+
+
+async def test_a_member_of_version_2_that_nobody_heard_of_is_asked_what_it_wants(broker: Broker, peer: Peer) -> None:
+    """The group is known by a member of version 1 only: that says nothing about the newcomer."""
+    assert (await peer.call(34, body=beat("c1"))).code == 0
+    other = await Peer.connect(broker.port)
+    answer = await other.call(34, body=beat("c2", fingerprint=77, without=True))
+    assert answer.code == 0 and answer.ext_value("IS_SUB_CHANGE") == "true"
+    assert await other.members() == ["c1", "c2"]
+    for without in (False, True):
+        answer = await other.call(34, body=beat("c2", fingerprint=77, without=without))
+        assert answer.ext_value("IS_SUB_CHANGE") == "false"
+    await other.close()
 
 
 async def test_members_that_subscribe_to_different_things_are_named_once_per_change(

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from aiorocket.broker import Broker
 from aiorocket.broker.core.locks import FORGET_AFTER, Lock, LockTable, QueueKey
 from aiorocket.config import BrokerConfig
-from aiorocket.errors import ConfigError
+from aiorocket.errors import ConfigError, RocketError
 from aiorocket.runtime.env import Env, memory_env
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import (
@@ -127,6 +127,29 @@ def test_an_unlock_withdraws_a_claim() -> None:
     assert table.held("g", "a", [Q0], 1) == [] and take(table, "b", Q0, now=1) == [Lock(Q0, 2)]
 
 
+@pytest.mark.parametrize("how", ["failed", "withdrawn"])
+def test_an_owner_whose_lease_ran_out_is_recorded_anew_after_a_claim_that_came_to_nothing(how: str) -> None:
+    """The disk may have that claim: without a new record, a restart would give the queue to the claimant while the
+    owner trusts its renewal."""
+    table = fresh()
+    take(table, "a", Q0, now=0)
+    assert table.lock("g", "b", [Q0], 61)
+    covered, disk = table.counter, table.to_dict()
+    if how == "withdrawn":
+        table.unlock("g", "b", [Q0], 61)
+        table.recorded(covered, 61)
+    else:
+        table.failed(covered)
+    assert table.lock("g", "a", [Q0], 62) and table.held("g", "a", [Q0], 62) == []
+    after = LockTable(LEASE, GRACE)  # a crash before the new record: nobody trusts a lock
+    after.load(disk)
+    after.start(63, lost=False, floor=0)
+    assert after.held("g", "b", [Q0], 63) and not after.lock("g", "a", [Q0], 63)
+    table.recorded(table.counter, 63)
+    assert table.held("g", "a", [Q0], 63) == [Lock(Q0, 3)]
+    assert restarted(table, 64).held("g", "a", [Q0], 64) == [Lock(Q0, 3)]
+
+
 def test_groups_do_not_share_locks() -> None:
     table = fresh()
     assert take(table, "a", Q0, now=0, group="g1") and take(table, "b", Q0, now=0, group="g2")
@@ -179,6 +202,24 @@ def test_groups_that_died_are_forgotten_and_the_table_is_bounded(monkeypatch: py
     assert len(table) == 2 and {group for group, *_ in table.holders(LEASE + FORGET_AFTER + 58)} == {"g0", "new"}
     monkeypatch.setattr("aiorocket.broker.core.locks.MAX_ENTRIES", 3)
     assert len(take(table, "b", Q0, Q1, Q2, now=LEASE + FORGET_AFTER + 61, group="more")) == 1
+
+
+def test_a_full_table_is_not_searched_for_every_queue_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorocket.broker.core.locks.MAX_ENTRIES", 2)
+    table = fresh()
+    assert len(take(table, "a", Q0, Q1, now=0)) == 2
+    sweeps: list[float] = []
+    sweep = table._sweep
+
+    def counted(now: float) -> None:
+        sweeps.append(now)
+        sweep(now)
+
+    monkeypatch.setattr(table, "_sweep", counted)
+    assert take(table, "b", *(QueueKey("T", "broker-a", number) for number in range(10, 1010)), now=30) == []
+    assert len(sweeps) == 1
+    after = LEASE + FORGET_AFTER
+    assert take(table, "b", Q2, now=after) == [Lock(Q2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -396,6 +437,41 @@ async def test_a_closed_connection_keeps_its_locks(broker: Broker, peer: Peer) -
     assert granted(await peer.call(41, body=lock_body("a", 0))) == {0: 1}
 
 
+async def test_an_unlock_that_was_overtaken_by_a_new_connection_unlocks_nothing(broker: Broker, peer: Peer) -> None:
+    """The client gave the queue back, its link hung, and over a new one it took the queue again: what still arrives on
+    the old one must not free a queue whose lock is trusted."""
+    assert granted(await peer.call(41, body=lock_body("a", 0, 1))) == {0: 1, 1: 2}
+    newer = await Peer.connect(broker.port)
+    other = await Peer.connect(broker.port)
+    assert granted(await newer.call(41, body=lock_body("a", 0))) == {0: 1}
+    late = await peer.call(41, body=lock_body("a", 1))  # and a renewal came first
+    assert granted(late) == {1: 2}
+    assert (await peer.call(42, body=lock_body("a", 0, 1))).code == 0
+    assert granted(await other.call(41, body=lock_body("b", 0, 1))) == {}
+    assert granted(await newer.call(41, body=lock_body("a", 0, 1))) == {0: 1, 1: 2}
+    assert (await other.call(42, body=lock_body("a", 1))).code == 0  # a still newer link of it
+    assert granted(await other.call(41, body=lock_body("b", 0, 1))) == {1: 3}
+    await newer.close()
+    while len(broker.server.connections) > 2:
+        await asyncio.sleep(0)
+    assert (await peer.call(42, body=lock_body("a", 0))).code == 0  # nothing newer of it is left
+    assert granted(await other.call(41, body=lock_body("b", 0))) == {0: 4}
+    await other.close()
+
+
+async def test_who_locked_last_is_forgotten_when_it_has_gone(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorocket.broker.handlers.locks.KEPT", 4)
+    handlers: Any = broker._router._handlers[41].__self__  # type: ignore[attr-defined]
+    handlers._kept = 4
+    for number in range(20):
+        peer = await Peer.connect(broker.port)
+        assert granted(await peer.call(41, body=lock_body(f"c{number}", number)))
+        await peer.close()
+        while broker.server.connections:
+            await asyncio.sleep(0)
+    assert len(handlers._locked) <= 5
+
+
 async def test_a_lock_request_that_cannot_be_is_one_clear_answer(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = await peer.call(41, body=b'{"clientId":"a"}')
     assert answer.code == 1 and "consumerGroup" in (answer.remark or "")
@@ -410,7 +486,7 @@ async def test_a_commit_of_a_former_owner_is_refused_and_counted(broker: Broker,
     await peer.create_topic("T", 1)
     (epoch,) = granted(await peer.call(41, body=lock_body("a", 0))).values()
 
-    async def commit(offset: int, **ext: str) -> RemotingCommand:
+    async def commit(offset: int, **ext: Any) -> RemotingCommand:
         return await peer.call(15, None, consumerGroup="g", topic="T", queueId="0", commitOffset=str(offset), **ext)
 
     assert (await commit(5, _epoch=str(epoch))).code == 0
@@ -553,3 +629,69 @@ def test_an_empty_store_grants_at_once_and_so_does_a_second_start() -> None:
             await host.run(broker.close())
 
     simulate(main)
+
+
+@pytest.mark.parametrize("how", ["killed", "power cut", "error, then killed", "error, then power cut"])
+def test_a_change_of_owner_that_fails_at_any_call_of_the_disk_makes_no_second_owner(how: str) -> None:
+    """Until the script passes: the k-th call of the save fails, or is the last thing the broker did. The owner renews
+    whenever it can, and after the restart the one that wanted the queue asks again."""
+    outcomes = []
+
+    async def main(sim: Simulation, k: int) -> bool:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        a, b = SimPeer(sim, broker.address, "10.0.1.1"), SimPeer(sim, broker.address, "10.0.1.2")
+
+        def die() -> None:
+            host.kill(power_cut="power" in how)
+            if "power" in how:
+                disk.crash()
+            else:
+                disk.process_died()
+
+        async def gets_it(peer: SimPeer, client: str) -> bool:
+            try:
+                answer = await peer.call(41, body=lock_body(client, 0), timeout=3.0)
+            except RocketError:
+                return False
+            return answer.code == 0 and granted(answer) != {}
+
+        assert await gets_it(a, "a")
+        await asyncio.sleep(LEASE + 1)
+        before = disk.calls
+        real = disk.call
+
+        def call(what: str, path: str) -> None:
+            if disk.calls + 1 == before + k:
+                disk.calls += 1
+                if "error" not in how:
+                    die()
+                raise OSError(errno.EIO, "planned by a test", path)
+            real(what, path)
+
+        disk.call = call  # type: ignore[method-assign]
+        taken = await gets_it(b, "b")
+        untouched = disk.calls < before + k
+        disk.call = real  # type: ignore[method-assign]
+        kept = await gets_it(a, "a")
+        until = sim.loop.time() + TRUST
+        assert not (taken and kept)
+        if disk.era == 0:
+            die()
+        host, broker = await started(sim, env, config(host="10.0.0.2"))
+        a.address = b.address = broker.address
+        taken_after = await gets_it(b, "b")
+        assert not (kept and taken_after and sim.loop.time() < until), f"call {k} of the save: two owners"
+        assert not (taken_after and await gets_it(a, "a"))
+        outcomes.append((taken, kept))
+        for peer in (a, b):
+            await peer.close()
+        await host.run(broker.close())
+        return untouched
+
+    for k in range(1, 60):
+        if simulate(lambda sim, k=k: main(sim, k)):  # type: ignore[misc]
+            break
+    assert len(outcomes) >= 6 and outcomes[-1] == (True, False)
+    assert ("error" in how) is ((False, True) in outcomes)

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorocket.broker import Broker
 from aiorocket.broker.core.offsets import OffsetTable
 from aiorocket.runtime.env import memory_env
-from aiorocket_protocol import MSGPACK, MessageQueue, RemotingCommand, ResetOffsetRequestHeader, encode_body
+from aiorocket.testing import SimHost, Simulation, simulate
+from aiorocket_protocol import (
+    MSGPACK,
+    MessageQueue,
+    RemotingCommand,
+    ResetOffsetRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+    encode_body,
+)
 from tests.broker.peer import Peer, pull_header, records, running, span
 from tests.broker.test_calls import asked, consumer
+from tests.broker.test_sim import SimPeer, config
 
 
 def queue(queue_id: int) -> MessageQueue:
@@ -57,6 +68,51 @@ async def test_a_reset_is_learned_by_the_next_pull_and_cannot_be_overwritten_bef
     assert (await commit(peer, 2)).remark is None
     assert [record.body for record in records(await peer.pull(offset=2))] == [b"2", b"3", b"4"]
     assert (await commit(peer, 5)).code == 0 and await peer.committed("g", "T") == 5
+
+
+async def test_a_reset_waits_until_somebody_pulls_from_there_because_an_answer_can_be_lost(peer: Peer) -> None:
+    """The member that was told left without having heard it, and stores its old position as it goes."""
+    await filled(peer)
+    assert (await peer.call(222, header(0))).code == 0
+    assert (await peer.pull(offset=5)).code == 21
+    late = await commit(peer, 5)
+    assert late.code == 0 and "reset" in (late.remark or "") and await peer.committed("g", "T") == 0
+    assert (await peer.pull(offset=3)).code == 21  # the next member, which had read the position before
+    assert (await commit(peer, 0)).remark is None  # what it is set to is no news, and no refusal
+    assert (await peer.pull(offset=3)).code == 21
+    assert len(records(await peer.pull(offset=0))) == 5
+    assert (await commit(peer, 5)).remark is None and await peer.committed("g", "T") == 5
+    assert (await peer.pull(offset=5, suspend_timeout_millis=0)).code == 19
+
+
+async def test_who_is_already_there_is_told_all_the_same(broker: Broker, peer: Peer) -> None:
+    """It has pulled everything, and its listener is stuck at the first of it: what it has cached counts no more. Over a
+    new connection it is told again, the first answer may not have come."""
+    await filled(peer)
+    await peer.ask(11, pull_header(offset=5))
+    admin = await Peer.connect(broker.port)
+    while not broker.parked_pulls:
+        await asyncio.sleep(0)
+    assert (await admin.call(222, header(-1))).code == 0
+    assert (await peer.answer()).code == 21
+    again = await Peer.connect(broker.port)
+    assert (await again.pull(offset=5)).code == 21
+    assert (await again.pull(offset=5, suspend_timeout_millis=0)).code == 19
+    assert (await peer.pull(offset=5, suspend_timeout_millis=0)).code == 19
+    await again.close()
+    await admin.close()
+
+
+async def test_who_reads_the_offset_of_a_reset_need_not_be_told_again(broker: Broker, peer: Peer) -> None:
+    await filled(peer)
+    assert (await peer.call(222, header(0))).code == 0
+    newcomer = await Peer.connect(broker.port)
+    assert await newcomer.committed("g", "T") == 0
+    assert len(records(await newcomer.pull(offset=0))) == 5
+    assert not broker.offsets.waiting_reset("g", "T", 0) and broker.offsets.waiting_reset("g", "T", 1) == 0
+    assert (await peer.call(215, None, topic="T")).code == 0
+    assert not broker.offsets.resets
+    await newcomer.close()
 
 
 async def test_a_waiting_pull_of_the_group_learns_at_once_and_others_wait_on(broker: Broker, peer: Peer) -> None:
@@ -120,6 +176,90 @@ async def test_a_reset_waits_over_a_restart() -> None:
     await env.disk.close()
 
 
+def test_a_reset_that_was_answered_survives_a_kill_and_a_power_cut() -> None:
+    async def main(sim: Simulation, power: bool) -> None:
+        disk = sim.disk()
+
+        async def start() -> tuple[SimHost, Broker]:  # bound to loopback, so that it is administered
+            host = sim.host("10.0.0.1")
+            broker = Broker(sim.env(disk=disk), config(host="127.0.0.1", advertise="10.0.0.1"))
+            await host.run(broker.start())
+            return host, broker
+
+        host, broker = await start()
+        peer = SimPeer(sim, broker.address)
+        for number in range(5):
+            await peer.send(b"%d" % number)
+        fields = UpdateConsumerOffsetRequestHeader("g", "T", 0, 5)
+        assert (await peer.call(15, fields)).code == 0
+        await asyncio.sleep(10)  # saved
+        assert (await peer.call(222, header(0))).code == 0
+        host.kill(power_cut=power)
+        if power:
+            disk.crash()
+        else:
+            disk.process_died()
+        await peer.close()
+        host, broker = await start()
+        peer = SimPeer(sim, broker.address, "10.0.0.8")
+        moved = await peer.pull(offset=5)
+        assert moved.code == 21 and span(moved).next_begin_offset == 0
+        await peer.close()
+        await host.run(broker.close())
+
+    for power in (False, True):
+        simulate(lambda sim, power=power: main(sim, power))  # type: ignore[misc]
+
+
+async def test_a_reset_that_cannot_be_recorded_says_so(monkeypatch: Any) -> None:
+    env = memory_env()
+    async with running(env=env, data="store") as broker:
+        peer = await Peer.connect(broker.port)
+        await filled(peer)
+        await commit(peer, 5)
+        replace = env.disk.replace
+
+        def failing(path: str, data: bytes) -> None:
+            if "/offsets" in path:
+                raise OSError(errno.EIO, "broken")
+            replace(path, data)
+
+        monkeypatch.setattr(env.disk, "replace", failing)
+        answer = await peer.call(222, header(0))
+        assert answer.code == 1 and "could not be recorded" in (answer.remark or "")
+        assert (await peer.pull(offset=5)).code == 21  # set all the same, until the broker stops
+        monkeypatch.undo()
+        await peer.close()
+    await env.disk.close()
+
+
+@pytest.mark.parametrize("options", [{"subscription": "A"}, {"subscription": "a = 1", "expression_type": "SQL92"}])
+async def test_a_waiting_pull_with_a_filter_learns_of_a_reset_and_of_the_end_of_its_topic(
+    broker: Broker, peer: Peer, options: dict[str, Any]
+) -> None:
+    await filled(peer, 1)
+    other = await Peer.connect(broker.port)
+
+    async def parked() -> None:
+        await other.ask(11, pull_header(offset=1, **options))
+        while not broker.parked_pulls:
+            await asyncio.sleep(0)
+
+    await parked()
+    assert (await peer.call(222, header(queue_id=0, offset=2))).code == 0  # one behind the end
+    moved = await other.answer()
+    assert moved.code == 21 and moved.remark == "OFFSET_RESET" and span(moved).next_begin_offset == 2
+    back = await other.call(11, pull_header(offset=2))
+    assert back.code == 21 and span(back).next_begin_offset == 1  # nothing is there: the client goes to the end
+    await parked()
+    await peer.send(b"not wanted", {"TAGS": "B", "a": "2"})
+    assert broker.parked_pulls == 1
+    assert (await peer.call(215, None, topic="T")).code == 0
+    gone = await other.answer()
+    assert gone.code == 17 and "deleted" in (gone.remark or "") and broker.parked_pulls == 0
+    await other.close()
+
+
 async def test_an_administrator_that_speaks_msgpack_gets_queues_as_text(broker: Broker) -> None:
     import msgpack
 
@@ -147,7 +287,7 @@ def test_a_reset_is_taken_once_and_nothing_moves_the_offset_before(steps: list[t
         else:
             table.commit("g", "T", 0, number)
             offset = number if waiting is None else offset
-        assert table.query("g", "T", 0) == offset and table.has_reset("g", "T", 0) is (waiting is not None)
+        assert table.query("g", "T", 0) == offset and table.waiting_reset("g", "T", 0) == waiting
         again = OffsetTable()
         again.load(json.loads(json.dumps(table.to_dict())))
         assert again.query("g", "T", 0) == offset and again.take_reset("g", "T", 0) == waiting

@@ -331,6 +331,22 @@ async def test_transactions_can_be_refused() -> None:
         await peer.close()
 
 
+async def test_a_topic_that_takes_no_messages_takes_no_transactions(broker: Broker, peer: Peer) -> None:
+    await peer.create_topic("ReadOnly", 1, perm=4)
+    assert (await peer.send(topic="ReadOnly", properties=transactional())).code == 16
+    assert not await stored(peer, HALF) and len(broker.transactions) == 0
+    receipt = await half(peer)
+    await peer.create_topic("T", 4, perm=4)  # withdrawn meanwhile: what was promised is kept
+    assert (await end(peer, receipt, COMMIT)).code == 0 and len(await stored(peer, "T", 2)) == 1
+
+
+async def test_a_half_message_may_be_as_large_as_any_and_no_larger(peer: Peer) -> None:
+    limit = 4 * 1024 * 1024
+    assert (await peer.send(bytes(limit + 1), properties=transactional())).code == 13
+    assert (await end(peer, await half(peer, bytes(limit)), COMMIT)).code == 0
+    assert [len(record.raw_body) for record in await stored(peer, "T", 2)] == [limit]
+
+
 async def test_sizes_leave_room_for_the_checks(peer: Peer) -> None:
     for size in (32_600, 32_660):
         assert (await peer.send(properties=transactional(big="x" * size))).code == 13

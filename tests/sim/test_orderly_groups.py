@@ -64,6 +64,28 @@ def test_the_queues_of_a_dead_member_are_taken_over_60_s_after_its_last_renewal(
     simulate(scenario, seed)
 
 
+def test_the_queues_of_a_member_that_leaves_are_taken_over_at_once() -> None:
+    async def scenario(sim: Simulation) -> None:
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 4)
+            await fill(cluster, 20)
+            leaver = await cluster.consumer("g", "t", orderly=True)
+            stays = await cluster.consumer("g", "t", orderly=True)
+            await asyncio.sleep(100)
+            await leaver.stop()
+            left = sim.loop.time()
+            while len(stays.held("t")) < 4:
+                await asyncio.sleep(0.1)
+            await fill(cluster, 20)
+            await asyncio.sleep(SLACK)
+            locked = [event for event in cluster.history.of("granted") if left <= event.time <= left + SLACK]
+            assert {event.queue.queue_id for event in locked if event.queue is not None} == {0, 1, 2, 3}
+            assert sim.loop.time() <= left + 2 * SLACK
+        check(cluster.history, checkers.CLUSTER)
+
+    simulate(scenario)
+
+
 @pytest.mark.seeds(4)
 def test_a_silent_link_ends_a_running_call_30_s_after_the_last_renewal(seed: int) -> None:
     async def scenario(sim: Simulation) -> None:
@@ -108,8 +130,8 @@ def test_a_silent_link_ends_a_running_call_30_s_after_the_last_renewal(seed: int
 
 
 def test_a_lock_that_was_granted_for_nothing_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member gets the lock of a queue, cannot find out where to begin, and then the queue is another member's: it must
-    not renew that lock for ever (chaos seed 77)."""
+    """A member gets the lock of a queue, cannot find out where to begin, and then the queue is another member's: it
+    must not renew that lock for ever (chaos seed 77)."""
 
     async def scenario(sim: Simulation) -> None:
         async with SimCluster(sim) as cluster:
@@ -127,7 +149,8 @@ def test_a_lock_that_was_granted_for_nothing_is_given_back(monkeypatch: pytest.M
             monkeypatch.setattr(rebalancer, "start_offset", unlucky)
             await free.stop()
             await asyncio.sleep(30)
-            assert Queue("t", "broker-1", 1) in stuck.consumer.leases.table.queues()
+            leases = stuck.consumer.leases
+            assert leases is not None and Queue("t", "broker-1", 1) in leases.table.queues()
             back = await cluster.consumer("g", "t", orderly=True, start=False)
             begun = sim.loop.time()
             await back.start()

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from aiorocket.broker.core.names import SYSTEM_GROUPS, Refusal, is_group_name, retry_topic
 from aiorocket.broker.core.record_filter import RecordFilter
-from aiorocket.broker.core.sql92 import Sql92Error, parse
 from aiorocket_protocol import ResponseCode, SubscriptionData
 
 __all__ = ("ConsumerGroup", "GroupConfig", "GroupConfigs", "GroupTable", "Member", "Subscription")
@@ -140,6 +139,9 @@ class Subscription:
         self.error = ""
         if not self.is_tag:
             self.accept = None
+            # Imported when somebody has such a filter: few brokers do, and all of them should start quickly.
+            from aiorocket.broker.core.sql92 import Sql92Error, parse
+
             try:
                 self.accept = RecordFilter(parse(data.sub_string))
             except Sql92Error as error:

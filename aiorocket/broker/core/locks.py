@@ -70,7 +70,7 @@ class LockTable:
         self._count = 0
         #: Claims that wait to be recorded, by epoch and so in the order they were made.
         self._claims: dict[int, _Entry] = {}
-        self._next_sweep = float("-inf")
+        self._swept = self._next_sweep = float("-inf")
 
     def __len__(self) -> int:
         return self._count
@@ -123,6 +123,8 @@ class LockTable:
                 self.counter += 1
                 self.version += 1
                 entry.claim, entry.claimant = self.counter, client
+                # Whatever becomes of this claim, the disk may have it: the old owner must be recorded anew as well.
+                entry.owner = ""
                 self._claims[self.counter] = entry
                 waits = True
         return waits
@@ -189,16 +191,16 @@ class LockTable:
                     yield group, queue, entry.owner, entry.epoch
 
     def _add(self, group: str, queue: QueueKey, now: float) -> _Entry | None:
-        if now >= self._next_sweep or self._count >= MAX_ENTRIES:
+        if now >= self._next_sweep or (self._count >= MAX_ENTRIES and now > self._swept):
             self._sweep(now)
-            if self._count >= MAX_ENTRIES:
-                return None
+        if self._count >= MAX_ENTRIES:
+            return None
         entry = self._groups.setdefault(group, {})[queue] = _Entry("", 0, now)
         self._count += 1
         return entry
 
     def _sweep(self, now: float) -> None:
-        self._next_sweep = now + SWEEP_EVERY
+        self._swept, self._next_sweep = now, now + SWEEP_EVERY
         for group, entries in list(self._groups.items()):
             old = [queue for queue, entry in entries.items() if not entry.claim and entry.until + FORGET_AFTER <= now]
             for queue in old:

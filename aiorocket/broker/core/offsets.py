@@ -1,13 +1,15 @@
 """How far each group has come in each queue. A commit is one dict store; what changed since the last snapshot is one
 number.
 
-A reset that an administrator asked for waits here until the group's next pull of the queue has learned of it (5.6):
-until then it is what the group reads as its offset, and commits of what was consumed before change nothing.
+A reset that an administrator asked for waits here until the group pulls the queue from there (5.6): until then it is
+what the group reads as its offset, and commits of what was consumed before change nothing. To have told somebody is not
+enough, for the answer may be lost and its receiver commit its old position; nor is a pull from there, for that may be
+where somebody was who has heard of nothing. Both together are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 __all__ = ("OffsetTable",)
@@ -18,8 +20,10 @@ class OffsetTable:
 
     def __init__(self) -> None:
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
-        #: Resets no pull has learned of yet; empty nearly always, which is all that pulls and commits look at.
+        #: Resets no pull has begun at yet; empty nearly always, which is all that pulls and commits look at.
         self.resets: dict[tuple[str, str], dict[int, int]] = {}
+        #: Who has been told of them, by group, topic and queue.
+        self._told: dict[tuple[str, str, int], set[Hashable]] = {}
         #: Grows with every change; a snapshot is needed when it differs from the one last written.
         self.version = 0
 
@@ -45,17 +49,31 @@ class OffsetTable:
         return None if queues is None else queues.get(queue_id)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """The group shall go on at ``offset``, wherever it is: stored now, and for its next pull to learn."""
+        """The group shall go on at ``offset``, wherever it is: stored now, and for its next pulls to learn."""
         self.take_reset(group, topic, queue_id)
         self.commit(group, topic, queue_id, offset)
         self.resets.setdefault((group, topic), {})[queue_id] = offset
         self.version += 1
 
-    def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
-        return queue_id in self.resets.get((group, topic), ())
+    def waiting_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where the group shall go on and has not begun yet; None when no reset waits."""
+        return self.resets.get((group, topic), {}).get(queue_id)
+
+    def tell_reset(self, group: str, topic: str, queue_id: int, who: Hashable, asked: int | None = None) -> int | None:
+        """``who`` (a connection) pulls from ``asked``, or reads the group's offset: where it is to go on instead. None
+        when no reset waits, or when this pull is what it waited for, which ends it."""
+        offset = self.waiting_reset(group, topic, queue_id)
+        if offset is None:
+            return None
+        told = self._told.setdefault((group, topic, queue_id), set())
+        if asked == offset and who in told:
+            self.take_reset(group, topic, queue_id)
+            return None
+        told.add(who)
+        return offset
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """For a pull: where to go on when a reset waits, once."""
+        """The group is there, or somewhere else for a new reason: the reset that waited, which does no more."""
         waiting = self.resets.get((group, topic))
         if waiting is None:
             return None
@@ -63,6 +81,7 @@ class OffsetTable:
         if not waiting:
             del self.resets[group, topic]
         if offset is not None:
+            self._told.pop((group, topic, queue_id), None)
             self.version += 1
         return offset
 
@@ -84,7 +103,8 @@ class OffsetTable:
     def _delete(self, keys: list[tuple[str, str]]) -> None:
         for key in keys:
             del self._offsets[key]
-            self.resets.pop(key, None)
+            for queue_id in self.resets.pop(key, ()):
+                self._told.pop((*key, queue_id), None)
         if keys:
             self.version += 1
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.broker.core.sql92 import Expression
 from aiorocket_protocol import ProtocolError, decode_properties, split_records
 
 if TYPE_CHECKING:
+    from aiorocket.broker.core.sql92 import Expression
     from aiorocket_protocol import RecordView
 
 __all__ = ("SCAN", "RecordFilter", "Selected")

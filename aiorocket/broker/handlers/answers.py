@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 from aiorocket.broker.core.names import Refusal
 from aiorocket.errors import StoreError, StoreFullError
 from aiorocket.storage.results import PutResult, PutStatus, StoreBrokenError
-from aiorocket_protocol import RemotingCommand, ResponseCode, decode_body
+from aiorocket_protocol import (
+    MSGPACK,
+    MessageQueue,
+    ProtocolError,
+    RemotingCommand,
+    ResponseCode,
+    decode_body,
+    encode_body,
+)
 
-__all__ = ("plain_body", "put_refusal", "refuse", "store_refusal")
+__all__ = ("keyed", "plain_body", "put_refusal", "refuse", "store_refusal")
 
 
 def refuse(refusal: Refusal) -> RemotingCommand:
@@ -47,3 +56,23 @@ class _PlainBody(dict[str, Any]):
 def plain_body(command: RemotingCommand) -> dict[str, Any]:
     """The body's members, nothing when it is no object. ProtocolError when it is malformed."""
     return decode_body(_PlainBody, command.body, command.serialize_type) if command.body else {}
+
+
+def keyed(value: Any, serialize_type: int) -> Any:
+    """A copy whose maps have queues as keys in the form that ``serialize_type`` has for them: objects in JSON, the same
+    as text in msgpack, whose keys are text."""
+    if isinstance(value, list):
+        return [keyed(item, serialize_type) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {_key(key, serialize_type): keyed(item, serialize_type) for key, item in value.items()}
+
+
+def _key(key: Any, serialize_type: int) -> Any:
+    if isinstance(key, tuple) or (isinstance(key, str) and key.startswith("{")):
+        try:
+            key = key if isinstance(key, MessageQueue) else MessageQueue.from_plain(key)
+        except ProtocolError:
+            return str(key)
+        return encode_body(key, 0).decode() if serialize_type == MSGPACK else key
+    return key

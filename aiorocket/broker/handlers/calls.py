@@ -15,7 +15,7 @@ from aiorocket.broker.core.groups import ConsumerGroup, GroupConfigs, GroupTable
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.offsets import OffsetTable
 from aiorocket.broker.core.topics import Topic, TopicTable
-from aiorocket.broker.handlers.answers import plain_body, refuse
+from aiorocket.broker.handlers.answers import keyed, plain_body, refuse
 from aiorocket.errors import RemoteError, RequestTimeoutError, RocketError
 from aiorocket_protocol import (
     LANGUAGE_CODES,
@@ -46,7 +46,8 @@ SINCE_RUNNING_INFO = 62
 
 
 class CallHandlers:
-    """Handlers for 222, 223, 307 and 309. ``reset(group, topic, queue id)`` is called when a reset waits for a pull."""
+    """Handlers for 222, 223, 307 and 309. ``reset(group, topic, queue id)`` is called when a reset waits for a pull;
+    ``save`` begins to save the offsets and returns a future that is done when they are durable (OSError)."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class CallHandlers:
         configs: GroupConfigs,
         offsets: OffsetTable,
         reset: Callable[[str, str, int], None],
+        save: Callable[[], asyncio.Future[None]],
     ) -> None:
         self._config = config
         self._store = store
@@ -66,6 +68,7 @@ class CallHandlers:
         self._configs = configs
         self._offsets = offsets
         self._reset = reset
+        self._save = save
 
     # ---- one client
 
@@ -121,7 +124,7 @@ class CallHandlers:
         body = answer.body
         kind = connection.reply_type(command)
         if body and (answer.serialize_type == MSGPACK) != (kind == MSGPACK):
-            body = encode_body(_keyed(plain_body(answer), kind), kind)
+            body = encode_body(keyed(plain_body(answer), kind), kind)
         return RemotingCommand.response(answer.code, remark=answer.remark, body=body)
 
     def _member(self, group: str, client_id: str) -> Member | Refusal:
@@ -166,7 +169,7 @@ class CallHandlers:
                 if answer.code:
                     raise RemoteError(answer.code, answer.remark, address=member.peer)
                 offsets = plain_body(answer).get("messageQueueTable")
-                table[member.client_id] = _keyed(offsets if isinstance(offsets, dict) else {}, kind)
+                table[member.client_id] = keyed(offsets if isinstance(offsets, dict) else {}, kind)
             except (RocketError, ProtocolError) as error:
                 silent.append(f"{member.client_id}: {error}")
         remark = f"without {'; '.join(silent):.1000}" if silent else None
@@ -190,8 +193,8 @@ class CallHandlers:
 
     # ---- offsets
 
-    def reset_offset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Code 222; answers the offsets that the group's queues are set to."""
+    async def reset_offset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 222; answers the offsets that the group's queues are set to, when that is recorded."""
         header = command.read(ResetOffsetRequestHeader)
         topic = self._topics.get(header.topic)
         if topic is None:
@@ -199,8 +202,18 @@ class CallHandlers:
         decided = self._here(topic, header) if self._config.server_side_reset_offset else self._pushed(topic, header)
         if isinstance(decided, Refusal):
             return refuse(decided)
+        try:
+            await self._save()
+        except OSError as error:
+            return refuse(
+                Refusal(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"the offsets are set, but could not be recorded ({error}): they last until the broker stops, "
+                    "unless a later save succeeds",
+                )
+            )
         kind = connection.reply_type(command)
-        return RemotingCommand.response(body=encode_body({"offsetTable": _keyed(decided, kind)}, kind))
+        return RemotingCommand.response(body=encode_body({"offsetTable": keyed(decided, kind)}, kind))
 
     def _here(self, topic: Topic, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int] | Refusal:
         """As RocketMQ 5: the offsets change now, and pulls learn of it."""
@@ -259,7 +272,7 @@ class CallHandlers:
     def _push(self, live: ConsumerGroup, header: ResetOffsetRequestHeader, table: Mapping[MessageQueue, int]) -> None:
         for member in list(live.members.values()):
             connection = cast("Connection", member.connection)
-            plain: dict[str, Any] = {"offsetTable": _keyed(table, connection.send_type)}
+            plain: dict[str, Any] = {"offsetTable": keyed(table, connection.send_type)}
             if member.language == LANGUAGE_CODES["CPP"]:
                 plain = {"offsetTable": [{**queue.to_plain(), "offset": offset} for queue, offset in table.items()]}
             body = encode_body(plain, connection.send_type)
@@ -289,23 +302,3 @@ def _too_old(member: Member) -> Refusal:
         ResponseCode.SYSTEM_ERROR,
         f"the consumer {member.client_id:.200} does not support this feature: its version is {member.version}",
     )
-
-
-def _keyed(value: Any, serialize_type: int) -> Any:
-    """A copy whose maps have queues as keys in the form that ``serialize_type`` has for them: objects in JSON, the same
-    as text in msgpack, whose keys are text."""
-    if isinstance(value, list):
-        return [_keyed(item, serialize_type) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    return {_key(key, serialize_type): _keyed(item, serialize_type) for key, item in value.items()}
-
-
-def _key(key: Any, serialize_type: int) -> Any:
-    if isinstance(key, tuple) or (isinstance(key, str) and key.startswith("{")):
-        try:
-            key = key if isinstance(key, MessageQueue) else MessageQueue.from_plain(key)
-        except ProtocolError:
-            return str(key)
-        return encode_body(key, 0).decode() if serialize_type == MSGPACK else key
-    return key

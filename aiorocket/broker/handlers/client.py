@@ -22,7 +22,6 @@ from aiorocket.broker.core.groups import (
 )
 from aiorocket.broker.core.names import Refusal, retry_topic
 from aiorocket.broker.core.pull_checks import check_filter_type
-from aiorocket.broker.core.sql92 import Sql92Error, parse
 from aiorocket.broker.core.topics import UNIT_SUB, TopicTable
 from aiorocket.broker.handlers.answers import plain_body, refuse
 from aiorocket.errors import RocketError
@@ -165,6 +164,8 @@ class ClientHandlers:
         if refusal is not None:
             return refuse(refusal)
         if not is_tag_type(kind):
+            from aiorocket.broker.core.sql92 import Sql92Error, parse
+
             try:
                 parse(str(subscription.get("subString") or ""))
             except Sql92Error as error:
@@ -211,11 +212,11 @@ class ClientHandlers:
     def _is_news(self, live: ConsumerGroup, fingerprint: int, without_sub: bool) -> bool:
         """Must a client of version 2 send its subscriptions with the next heartbeat?
 
-        A group whose subscriptions we never saw (a restarted broker) says yes, where RocketMQ says no and then refuses
-        every pull.
+        A group whose subscriptions we never saw (a restarted broker), or only from members of version 1, says yes,
+        where RocketMQ says no and then refuses every pull of what it does not know.
         """
         known, live.fingerprint = live.fingerprint, fingerprint
-        if without_sub and not live.subscriptions:
+        if without_sub and (known is None or not live.subscriptions):
             live.fingerprint = None
             return True
         return known is not None and known != fingerprint

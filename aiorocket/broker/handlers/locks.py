@@ -28,6 +28,7 @@ from aiorocket_protocol import (
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
+    from aiorocket.remoting.server import RemotingServer
 
 __all__ = ("MAX_QUEUES", "LockHandlers")
 
@@ -35,6 +36,8 @@ _log = logging.getLogger("aiorocket.broker")
 
 #: Queues one request may name.
 MAX_QUEUES = 10_000
+#: Clients whose last lock request is remembered before those that have gone are looked for.
+KEPT = 1024
 
 
 class LockHandlers:
@@ -45,6 +48,7 @@ class LockHandlers:
         self,
         loop: asyncio.AbstractEventLoop,
         table: LockTable,
+        server: RemotingServer,
         *,
         broker: str,
         counters: Counters,
@@ -52,6 +56,7 @@ class LockHandlers:
     ) -> None:
         self._loop = loop
         self._table = table
+        self._server = server
         self._broker = broker
         self._counters = counters
         self._save = save
@@ -60,6 +65,9 @@ class LockHandlers:
         self._covered = 0
         self._waiting: list[asyncio.Future[str]] = []
         self._next: list[asyncio.Future[str]] = []
+        #: (group, client id) → where its last lock request came from.
+        self._locked: dict[tuple[str, str], Connection] = {}
+        self._kept = KEPT
 
     def lock(
         self, connection: Connection, command: RemotingCommand
@@ -69,6 +77,11 @@ class LockHandlers:
         if isinstance(request, Refusal):
             return refuse(request)
         group, client, queues = request
+        if not self._is_overtaken(connection, group, client):
+            self._locked[group, client] = connection
+        if len(self._locked) > self._kept:
+            self._locked = {key: live for key, live in self._locked.items() if not live.closed}
+            self._kept = max(KEPT, 2 * len(self._locked))
         if self._table.lock(group, client, queues, self._loop.time()):
             return self._when_recorded(connection, command, request)
         return self._answer(connection, command, request, "")
@@ -78,8 +91,21 @@ class LockHandlers:
         request = _request(command)
         if isinstance(request, Refusal):
             return refuse(request)
+        if self._is_overtaken(connection, *request[:2]):
+            return RemotingCommand.response(remark="nothing unlocked: the client has a newer connection with locks")
         self._table.unlock(*request, self._loop.time())
         return RemotingCommand.response()
+
+    def _is_overtaken(self, connection: Connection, group: str, client: str) -> bool:
+        """Bytes of a link that hung may arrive when the client has another one long since. A lock it got there must
+        not be freed by them: it trusts that lock."""
+        last = self._locked.get((group, client), connection)
+        if last == connection or last.closed:
+            return False
+        for each in self._server.connections:  # oldest first
+            if connection == each or last == each:
+                return connection == each
+        return False
 
     def has_locks(self, group: str) -> bool:
         """Does a client hold a queue of this group now?"""

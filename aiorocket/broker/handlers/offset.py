@@ -62,6 +62,8 @@ class OffsetHandlers:
         topic, queue_id = header.topic, header.queue_id
         offset = self._offsets.query(header.consumer_group, topic, queue_id)
         if offset is not None:
+            if self._offsets.resets:
+                self._offsets.tell_reset(header.consumer_group, topic, queue_id, connection)
             return RemotingCommand.response(header=QueryConsumerOffsetResponseHeader(offset))
         store = self._store
         young = (
@@ -88,7 +90,8 @@ class OffsetHandlers:
         epoch = command.ext_value("_epoch")
         if epoch is not None and (refusal := self._stale(group, topic, header.queue_id, epoch)) is not None:
             return refuse(refusal)
-        if self._offsets.has_reset(group, topic, header.queue_id):
+        waiting = self._offsets.waiting_reset(group, topic, header.queue_id)
+        if waiting is not None and waiting != header.commit_offset:
             return RemotingCommand.response(remark="Offset has been previously reset")
         if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
             _log.warning(

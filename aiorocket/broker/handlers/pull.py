@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.core.groups import GroupConfigs, GroupTable, Subscription
@@ -122,8 +121,10 @@ class PullHandlers:
             )
         if isinstance(subscription, Refusal):
             return refuse(subscription)
-        if self._offsets.resets and (answer := self._reset_answer(group, topic_name, queue_id)) is not None:
-            return answer
+        if self._offsets.resets:
+            answer = self._reset_answer(connection, header)
+            if answer is not None:
+                return answer
         if flags & FLAG_COMMIT:
             ext = command.ext
             epoch = ext.get("_epoch") if ext else None
@@ -153,24 +154,23 @@ class PullHandlers:
 
     def reset(self, group: str, topic: str, queue_id: int) -> None:
         """An administrator set the group's offset: its waiting pulls learn it now."""
-        waiting = [
-            pull
-            for pull in self.polls.arrived(topic, queue_id, _EVERY, None)
-            if pull.request.header.consumer_group == group
-        ]
-        if waiting and (answer := self._reset_answer(group, topic, queue_id)) is not None:
-            for pull in waiting:
-                self.polls.answered(pull)
-                pull.request.connection.reply(pull.request.command, replace(answer))
+        for pull in list(self.polls.arrived(topic, queue_id, _EVERY, None)):
+            waiting: _Waiting = pull.request
+            if waiting.header.consumer_group == group:
+                answer = self._reset_answer(waiting.connection, waiting.header)
+                if answer is not None:
+                    self.polls.answered(pull)
+                    waiting.connection.reply(waiting.command, answer)
 
-    def _reset_answer(self, group: str, topic: str, queue_id: int) -> RemotingCommand | None:
-        """21 with the offset to go on at, when a reset waits for this group; it has been learned then (5.6)."""
-        offset = self._offsets.take_reset(group, topic, queue_id)
+    def _reset_answer(self, connection: Connection, header: PullMessageRequestHeader) -> RemotingCommand | None:
+        """21 with the offset to go on at, when a reset waits for this group (5.6)."""
+        topic, queue_id = header.topic, header.queue_id
+        offset = self._offsets.tell_reset(header.consumer_group, topic, queue_id, connection, header.queue_offset)
         if offset is None:
             return None
         low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
-        header = PullMessageResponseHeader(0, offset, low, high)
-        return RemotingCommand.response(ResponseCode.PULL_OFFSET_MOVED, header, remark="OFFSET_RESET")
+        answer = PullMessageResponseHeader(0, offset, low, high)
+        return RemotingCommand.response(ResponseCode.PULL_OFFSET_MOVED, answer, remark="OFFSET_RESET")
 
     def lost(self, connection: Connection) -> None:
         self.polls.lost(connection)

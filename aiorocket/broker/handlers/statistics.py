@@ -1,0 +1,167 @@
+"""How far a group is, and what a topic holds: GET_TOPIC_STATS_INFO (202), GET_CONSUME_STATS (208),
+QUERY_TOPIC_CONSUME_BY_WHO (300) and QUERY_CONSUME_TIME_SPAN (303): what mqadmin topicStatus and consumerProgress ask.
+
+Everything is read from the store and the offsets at the moment of asking. Rates (consumeTps, topicPutTps) are left out,
+not reported as 0: nothing counts messages per topic or group here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from aiorocket.broker.core.groups import GroupTable
+from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.topics import TopicTable
+from aiorocket.broker.handlers.answers import keyed, refuse
+from aiorocket_protocol import (
+    GetConsumeStatsRequestHeader,
+    GetTopicStatsInfoRequestHeader,
+    MessageQueue,
+    QueryConsumeTimeSpanRequestHeader,
+    QueryTopicConsumeByWhoRequestHeader,
+    RemotingCommand,
+    RequestCode,
+    ResponseCode,
+    encode_body,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.remoting.connection import Connection
+    from aiorocket.remoting.router import Handler
+    from aiorocket.runtime.clock import Clock
+    from aiorocket.storage.store import MessageStore
+
+__all__ = ("StatisticsHandlers",)
+
+#: Queues looked at before others have their turn: each may cost a read of the disk.
+TURN = 64
+
+
+class StatisticsHandlers:
+    """Handlers for 202, 208, 300 and 303."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        broker: str,
+        store: MessageStore,
+        topics: TopicTable,
+        consumers: GroupTable,
+        offsets: OffsetTable,
+    ) -> None:
+        self._clock = clock
+        self._broker = broker
+        self._store = store
+        self._topics = topics
+        self._consumers = consumers
+        self._offsets = offsets
+
+    def codes(self) -> dict[int, Handler]:
+        """Which handler serves which code; all of them are administrative."""
+        return {
+            RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
+            RequestCode.GET_CONSUME_STATS: self.consume_stats,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.consumed_by,
+            RequestCode.QUERY_CONSUME_TIME_SPAN: self.time_span,
+        }
+
+    async def topic_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 202: the bounds of each queue, and when its last message was stored (0 when there is none)."""
+        name = command.read(GetTopicStatsInfoRequestHeader).topic
+        topic = self._topics.get(name)
+        if topic is None:
+            return refuse(_unknown(name))
+        table: dict[MessageQueue, Any] = {}
+        for queue_id in range(topic.max_queues):
+            await _turn(queue_id)
+            low, high = self._store.min_offset(name, queue_id), self._store.max_offset(name, queue_id)
+            table[self._queue(name, queue_id)] = {
+                "lastUpdateTimestamp": self._stored(name, queue_id, high - 1) if high > low else 0,
+                "maxOffset": high,
+                "minOffset": low,
+            }
+        return _answer(connection, command, {"offsetTable": table})
+
+    async def consume_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 208: how far the group is in each queue of one topic, of several (``topicList``) or of all it has
+        offsets in. A group without any has an empty table. Topics that its members no longer subscribe to are left out,
+        unless ``topicList`` names them."""
+        header = command.read(GetConsumeStatsRequestHeader)
+        group = header.consumer_group
+        named = [name for name in (header.topic_list or "").split(";") if name]
+        topics = named or ([header.topic] if header.topic else self._offsets.topics(group))
+        live = self._consumers.get(group)
+        table: dict[MessageQueue, Any] = {}
+        for name in topics:
+            topic = self._topics.get(name)
+            if topic is None:
+                continue
+            if not named and live is not None and live.subscriptions and name not in live.subscriptions:
+                continue
+            for queue_id in range(topic.read_queues):
+                await _turn(queue_id)
+                offset = self._offsets.query(group, name, queue_id) or 0
+                table[self._queue(name, queue_id)] = {
+                    "brokerOffset": self._store.max_offset(name, queue_id),
+                    "consumerOffset": offset,
+                    "lastTimestamp": self._stored(name, queue_id, offset - 1),
+                    "pullOffset": offset,
+                }
+        return _answer(connection, command, {"offsetTable": table})
+
+    def consumed_by(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 300: the groups that subscribe to a topic now or have offsets in it."""
+        name = command.read(QueryTopicConsumeByWhoRequestHeader).topic
+        groups = {live.name for live in self._consumers if name in live.subscriptions}
+        groups.update(self._offsets.groups(name))
+        return _answer(connection, command, {"groupList": sorted(groups)})
+
+    async def time_span(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 303: for each queue when its first and last message and the one the group consumed last were stored (-1
+        for none), and for how many milliseconds the next one has been waiting (0 when there is none)."""
+        header = command.read(QueryConsumeTimeSpanRequestHeader)
+        name = header.topic
+        topic = self._topics.get(name)
+        if topic is None:
+            return refuse(_unknown(name))
+        spans = []
+        for queue_id in range(topic.write_queues):
+            await _turn(queue_id)
+            low, high = self._store.min_offset(name, queue_id), self._store.max_offset(name, queue_id)
+            first = self._stored(name, queue_id, low, -1)
+            offset = max(low, self._offsets.query(header.group, name, queue_id) or 0)
+            waiting = self._stored(name, queue_id, offset) if offset < high else 0
+            spans.append(
+                {
+                    "consumeTimeStamp": self._stored(name, queue_id, offset - 1, -1) if offset > low else first,
+                    "delayTime": max(0, self._clock.wall_ms() - waiting) if waiting else 0,
+                    "maxTimeStamp": self._stored(name, queue_id, high - 1, -1),
+                    "messageQueue": self._queue(name, queue_id).to_plain(),
+                    "minTimeStamp": first,
+                }
+            )
+        return _answer(connection, command, {"consumeTimeSpanSet": spans})
+
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        return MessageQueue(topic, self._broker, queue_id)
+
+    def _stored(self, topic: str, queue_id: int, offset: int, missing: int = 0) -> int:
+        """When the message at ``offset`` was stored; ``missing`` when there is none."""
+        stamp = self._store.store_time(topic, queue_id, offset) if offset >= 0 else None
+        return missing if stamp is None else stamp
+
+
+async def _turn(number: int) -> None:
+    if number % TURN == TURN - 1:
+        await asyncio.sleep(0)
+
+
+def _unknown(topic: str) -> Refusal:
+    return Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic:.200}] not exist")
+
+
+def _answer(connection: Connection, command: RemotingCommand, plain: dict[str, Any]) -> RemotingCommand:
+    kind = connection.reply_type(command)
+    return RemotingCommand.response(body=encode_body(keyed(plain, kind), kind))

@@ -1,0 +1,52 @@
+"""Settings of connections, both ends, and what all settings share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from aiorocket.errors import ConfigError
+
+__all__ = ("MIB", "RemotingConfig", "Serializer", "check_positive")
+
+Serializer = Literal["auto", "json", "rocketmq", "msgpack"]
+
+MIB = 1 << 20
+
+
+def check_positive(owner: object, *names: str) -> None:
+    """ConfigError for the first of ``names`` whose value is not above 0."""
+    for name in names:
+        if not getattr(owner, name) > 0:
+            raise ConfigError(f"{type(owner).__name__}.{name}={getattr(owner, name)!r}: must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotingConfig:
+    """Connections, both ends. ``serializer="auto"`` negotiates msgpack and stays JSON with Apache's peers."""
+
+    serializer: Serializer = "auto"
+    connect_timeout: float = 3.0
+    request_timeout: float = 3.0
+    #: A connection with no traffic either way for this long is closed (RocketMQ: 120 s).
+    idle_timeout: float = 120.0
+    #: A frame that has begun must be complete within this time, else the peer is stuck or hostile.
+    partial_frame_timeout: float = 30.0
+    #: Requests one connection may have unanswered at a server; reading pauses above it.
+    max_in_flight: int = 8192
+    #: Bytes waiting to be written before senders wait / before a peer that never reads is cut off.
+    write_high_water: int = 4 * MIB
+    write_limit: int = 64 * MIB
+    max_connections: int = 20_000
+    backoff_initial: float = 0.1
+    backoff_max: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_positive(
+            self, "connect_timeout", "request_timeout", "idle_timeout", "partial_frame_timeout", "max_in_flight",
+            "write_high_water", "write_limit", "max_connections", "backoff_initial", "backoff_max",
+        )  # fmt: skip
+        if self.write_limit < self.write_high_water:
+            raise ConfigError(f"write_limit={self.write_limit} is below write_high_water={self.write_high_water}")
+        if self.backoff_max < self.backoff_initial:
+            raise ConfigError(f"backoff_max={self.backoff_max} is below backoff_initial={self.backoff_initial}")

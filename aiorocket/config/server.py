@@ -1,0 +1,130 @@
+"""Settings of brokers and name servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from aiorocket.config.remoting import MIB, RemotingConfig, check_positive
+from aiorocket.errors import ConfigError
+
+__all__ = ("DELAY_LEVELS", "BrokerConfig", "Flush", "NameServerConfig", "StoreConfig")
+
+Flush = Literal["sync", "async"]
+
+#: RocketMQ's messageDelayLevel, level 1 first, in seconds (rocketmq-protocol 7.4).
+DELAY_LEVELS: tuple[float, ...] = (
+    1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
+)  # fmt: skip
+
+
+#: How long a broker keeps a queue lock that is not renewed (rocketmq-protocol 7.9).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Commit log and consume queues.
+
+    ``flush="sync"`` acknowledges after fdatasync; ``"async"`` acknowledges when the kernel has the bytes and may lose
+    up to ``flush_interval`` seconds of acknowledged messages in a power cut (none in a kill -9).
+    """
+
+    flush: Flush = "sync"
+    flush_interval: float = 0.5
+    segment_size: int = 64 * MIB
+    #: Recent records kept in memory so that consumers at the tail read no file.
+    tail_cache: int = 64 * MIB
+    #: Bytes that may wait for the running flush before senders are told SYSTEM_BUSY.
+    max_pending: int = 64 * MIB
+    #: Free space below which messages are refused while reads and commits go on.
+    min_free: int = 64 * MIB
+    checkpoint_interval: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "flush_interval", "segment_size", "max_pending", "checkpoint_interval")
+        if self.flush not in ("sync", "async"):
+            raise ConfigError(f"flush={self.flush!r}: 'sync' or 'async'")
+        if self.segment_size < 64 * 1024:
+            raise ConfigError(f"segment_size={self.segment_size}: at least 65536")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameServerConfig:
+    """A name server; ``port`` 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 9876
+    #: A broker that has not registered for this long is dropped from the routes.
+    broker_expiry: float = 120.0
+    #: Where KV configuration is kept; None keeps it in memory.
+    data: str | None = None
+    remoting: RemotingConfig = field(default_factory=RemotingConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """A broker. ``advertise`` is the host that clients are told (route, offset ids); the bound port is added to it."""
+
+    name: str = "broker-a"
+    cluster: str = "DefaultCluster"
+    broker_id: int = 0
+    host: str = "127.0.0.1"
+    port: int = 10911
+    advertise: str | None = None
+    nameservers: tuple[str, ...] = ()
+    #: Data directory; None keeps messages in memory.
+    data: str | None = None
+    auto_create_topics: bool = True
+    default_topic_queues: int = 8
+    max_message_size: int = 4 * MIB
+    delay_levels: tuple[float, ...] = DELAY_LEVELS
+    #: Deliveries after which a message goes to the dead letters, when client and group say nothing (retryMaxTimes).
+    retry_max_times: int = 16
+    register_interval: float = 30.0
+    register_timeout: float = 6.0
+    #: A client that has not sent a heartbeat for this long is forgotten (RocketMQ: 120 s).
+    channel_expiry: float = 120.0
+    max_hold: float = 30.0
+    max_pull_messages: int = 1024
+    max_pull_bytes: int = 4 * MIB
+    offset_flush_interval: float = 5.0
+    #: A queue lock lasts this long after its last renewal (RocketMQ: 60 s); clients trust theirs for 30 s.
+    lock_lease: float = 60.0
+    #: How long nobody is granted a queue lock after their record was lost: as long as clients trust theirs, or longer.
+    lock_grace: float = 30.0
+    #: Offset resets wait at the broker for the next pull (RocketMQ 5's default); False pushes them to clients, as 4.9.
+    server_side_reset_offset: bool = True
+    #: Consumer groups come into being by being used (RocketMQ's autoCreateSubscriptionGroup).
+    auto_create_groups: bool = True
+    #: How long a client may take to answer what an administrator asks it through the broker (RocketMQ: 10 s).
+    client_call_timeout: float = 10.0
+    #: A half message is asked about after the timeout, then every interval, at most so often (RocketMQ 5's defaults).
+    transaction_timeout: float = 6.0
+    transaction_check_interval: float = 30.0
+    transaction_check_max: int = 15
+    #: Refuse transactional messages (RocketMQ's rejectTransactionMessage).
+    reject_transactions: bool = False
+    #: Serve SQL92 filters (RocketMQ's enablePropertyFilter, which is off there).
+    property_filter: bool = True
+    #: Keep the replies of request-reply in their topic too (RocketMQ's storeReplyMessageEnable).
+    store_replies: bool = True
+    store: StoreConfig = field(default_factory=StoreConfig)
+    remoting: RemotingConfig = field(default_factory=RemotingConfig)
+
+    def __post_init__(self) -> None:
+        check_positive(
+            self, "default_topic_queues", "max_message_size", "register_interval", "channel_expiry",
+            "max_pull_messages", "lock_lease", "lock_grace", "client_call_timeout", "transaction_timeout",
+            "transaction_check_interval", "transaction_check_max",
+        )  # fmt: skip
+        if self.lock_lease < self.lock_grace:
+            raise ConfigError(
+                f"lock_lease={self.lock_lease} is below lock_grace={self.lock_grace}: the broker's lease must be at "
+                "least as long as the time clients trust theirs, else a queue gets a second owner"
+            )
+        if not 1 <= len(self.delay_levels) <= 18 or list(self.delay_levels) != sorted(self.delay_levels):
+            raise ConfigError(f"delay_levels={self.delay_levels!r}: 1 to 18 ascending durations in seconds")
+        if self.register_interval * 2 > self.channel_expiry:
+            raise ConfigError(
+                f"register_interval={self.register_interval} must fit twice into channel_expiry={self.channel_expiry}"
+            )

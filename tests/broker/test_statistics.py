@@ -1,0 +1,141 @@
+"""What operators ask about topics and groups: 202, 208, 300 and 303."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from aiorocket.broker import Broker
+from aiorocket_protocol import MSGPACK, MessageQueue, UpdateConsumerOffsetRequestHeader, encode_body
+from tests.broker.peer import Peer, heartbeat, records, running
+
+
+def queue(queue_id: int, topic: str = "T") -> MessageQueue:
+    return MessageQueue(topic, "broker-a", queue_id)
+
+
+async def table(peer: Peer, code: int, **ext: Any) -> bytes:
+    answer = await peer.call(code, None, **ext)
+    assert answer.code == 0, answer.remark
+    return answer.body
+
+
+def offsets(rows: dict[Any, Any]) -> bytes:
+    return encode_body({"offsetTable": rows}, 0)
+
+
+async def stamps(peer: Peer, topic: str, queue_id: int) -> list[int]:
+    return [view.store_timestamp for view in records(await peer.pull(topic, queue_id))]
+
+
+async def commit(peer: Peer, offset: int, topic: str = "T", queue_id: int = 0, group: str = "g") -> None:
+    header = UpdateConsumerOffsetRequestHeader(group, topic, queue_id, offset)
+    assert (await peer.call(15, header)).code == 0
+
+
+async def filled(peer: Peer) -> list[int]:
+    """Topic T of 2 queues, 3 messages in the first of them; when they were stored."""
+    await peer.create_topic("T", 2)
+    for number in range(3):
+        await peer.send(b"%d" % number)
+        await asyncio.sleep(0.002)
+    return await stamps(peer, "T", 0)
+
+
+async def test_what_a_topic_holds(peer: Peer) -> None:
+    stored = await filled(peer)
+    assert await table(peer, 202, topic="T") == offsets(
+        {
+            queue(0): {"lastUpdateTimestamp": stored[2], "maxOffset": 3, "minOffset": 0},
+            queue(1): {"lastUpdateTimestamp": 0, "maxOffset": 0, "minOffset": 0},
+        }
+    )
+    answer = await peer.call(202, None, topic="Unknown")
+    assert answer.code == 17 and "Unknown" in (answer.remark or "")
+
+
+async def test_every_queue_of_a_wide_topic_is_there(peer: Peer) -> None:
+    await peer.create_topic("Wide", 200)
+    assert (await table(peer, 202, topic="Wide")).count(b'"maxOffset":0') == 200
+
+
+async def test_how_far_a_group_is(peer: Peer) -> None:
+    stored = await filled(peer)
+    await commit(peer, 2)
+    rows = {
+        queue(0): {"brokerOffset": 3, "consumerOffset": 2, "lastTimestamp": stored[1], "pullOffset": 2},
+        queue(1): {"brokerOffset": 0, "consumerOffset": 0, "lastTimestamp": 0, "pullOffset": 0},
+    }
+    assert await table(peer, 208, consumerGroup="g", topic="T") == offsets(rows)
+    assert await table(peer, 208, consumerGroup="g") == offsets(rows)
+    assert await table(peer, 208, consumerGroup="g", topicList="T;Unknown;") == offsets(rows)
+    assert await table(peer, 208, consumerGroup="g", topic="Unknown") == offsets({})
+    assert await table(peer, 208, consumerGroup="stranger") == offsets({})
+
+
+async def test_a_topic_the_members_no_longer_want_is_shown_when_it_is_named(peer: Peer) -> None:
+    await filled(peer)
+    await peer.create_topic("Other", 1)
+    await commit(peer, 1)
+    await commit(peer, 0, "Other")
+    both = await table(peer, 208, consumerGroup="g")
+    assert b'"T"' in both and b'"Other"' in both  # nobody is online
+    assert (await peer.call(34, body=heartbeat("c1", "Other"))).code == 0
+    online = await table(peer, 208, consumerGroup="g")
+    assert b'"T"' not in online and b'"Other"' in online
+    assert await table(peer, 208, consumerGroup="g", topic="T") == offsets({})
+    assert b'"T"' in await table(peer, 208, consumerGroup="g", topicList="T")
+
+
+async def test_who_consumes_a_topic(peer: Peer) -> None:
+    await filled(peer)
+    await commit(peer, 1, group="was-there")
+    assert (await peer.call(34, body=heartbeat("c1", "T", group="is-there"))).code == 0
+    assert (await peer.call(34, body=heartbeat("c1", "Other", group="elsewhere"))).code == 0
+    assert json.loads(await table(peer, 300, topic="T")) == {"groupList": ["is-there", "was-there"]}
+    assert json.loads(await table(peer, 300, topic="Unknown")) == {"groupList": []}
+
+
+async def test_since_when_messages_wait(peer: Peer) -> None:
+    stored = await filled(peer)
+
+    async def span(group: str) -> dict[str, Any]:
+        first, second = json.loads(await table(peer, 303, topic="T", group=group))["consumeTimeSpanSet"]
+        empty = {"consumeTimeStamp": -1, "delayTime": 0, "maxTimeStamp": -1, "minTimeStamp": -1}
+        assert second == {**empty, "messageQueue": queue(1).to_plain()}
+        assert first.pop("messageQueue") == queue(0).to_plain()
+        assert (first.pop("minTimeStamp"), first.pop("maxTimeStamp")) == (stored[0], stored[2])
+        return dict(first)
+
+    await commit(peer, 2)
+    begun = await span("g")
+    assert begun["consumeTimeStamp"] == stored[1] and 0 <= begun["delayTime"] < 60_000
+    await commit(peer, 3)
+    assert await span("g") == {"consumeTimeStamp": stored[2], "delayTime": 0}
+    fresh = await span("fresh")
+    assert fresh["consumeTimeStamp"] == stored[0] and fresh["delayTime"] >= begun["delayTime"]
+    assert (await peer.call(303, None, topic="Unknown", group="g")).code == 17
+
+
+async def test_queues_are_text_in_msgpack(broker: Broker, peer: Peer) -> None:
+    import msgpack
+
+    await filled(peer)
+    admin = await Peer.connect(broker.port, "msgpack")
+    answer = await admin.call(202, None, topic="T")
+    assert answer.serialize_type == MSGPACK
+    key = encode_body(queue(1), 0).decode()
+    assert msgpack.unpackb(answer.body)["offsetTable"][key]["maxOffset"] == 0
+    await admin.close()
+
+
+@pytest.mark.parametrize("code", [202, 208, 300, 303])
+async def test_beyond_loopback_nobody_is_told(code: int) -> None:
+    async with running(host="0.0.0.0", advertise="127.0.0.1") as broker:
+        peer = await Peer.connect(broker.port)
+        answer = await peer.call(code, None, topic="T", group="g", consumerGroup="g")
+        assert answer.code == 16 and "no administration" in (answer.remark or "")
+        await peer.close()
