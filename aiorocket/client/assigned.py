@@ -6,33 +6,53 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.assignment import share
 from aiorocket.client.core.process_queue import Limits
 from aiorocket.client.fetcher import Fetcher
+from aiorocket.client.member import Puller
 from aiorocket.client.rebalance_hooks import QueuesHook, tell
 from aiorocket.client.state import QueueState
 from aiorocket.model import Queue
 
 if TYPE_CHECKING:
     from aiorocket.client.commits import Commits
-    from aiorocket.client.consumer import Consumer
-    from aiorocket.client.start_offset import Start
+    from aiorocket.client.core.start_from import Start
+    from aiorocket.client.sinks import Sink
     from aiorocket.runtime.tasks import TaskScope
 
-__all__ = ("Assigned",)
+__all__ = ("Assigned", "Holder")
 
 log = logging.getLogger("aiorocket.client")
 
 _ALL = "*"
 
 
+class Holder(Puller, Protocol):
+    """Whose the queues are."""
+
+    @property
+    def is_orderly(self) -> bool: ...
+    @property
+    def paused(self) -> AbstractSet[str]: ...
+    @property
+    def sinks(self) -> Sequence[Sink]: ...
+    @property
+    def on_assigned(self) -> QueuesHook | None: ...
+    @property
+    def on_revoked(self) -> QueuesHook | None: ...
+
+    def shown(self, queues: Iterable[Queue]) -> list[Queue]: ...
+    def rebalance_now(self) -> None: ...
+
+
 class Assigned:
     """Made by the consumer's start. A queue is in ``fetchers`` from ``take`` until everything about its end is done."""
 
-    def __init__(self, consumer: Consumer, commits: Commits, scope: TaskScope) -> None:
+    def __init__(self, consumer: Holder, commits: Commits, scope: TaskScope) -> None:
         self._consumer = consumer
         self._config = consumer.config
         self._commits = commits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aiorocket.client.attempts import Letter
 from aiorocket.client.outgoing import property_text
@@ -15,7 +15,7 @@ from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import BatchItem, encode_batch
 
 if TYPE_CHECKING:
-    from aiorocket.client.producer import Producer
+    from aiorocket.client.posting import Posting
 
 __all__ = ("Item", "SendOutcome", "send_batch", "send_many")
 
@@ -33,8 +33,21 @@ class SendOutcome(NamedTuple):
     error: RocketError | None
 
 
+class _Sender(Protocol):
+    """A producer that sends one message at a time."""
+
+    async def send(
+        self,
+        topic: str | OutgoingMessage,
+        body: bytes | None = None,
+        *,
+        sharding_key: str | None = None,
+        timeout: float | None = None,
+    ) -> SendReceipt: ...
+
+
 async def send_batch(
-    producer: Producer, topic: str, messages: Iterable[Item], queue: Queue | None, timeout: float | None
+    producer: Posting, topic: str, messages: Iterable[Item], queue: Queue | None, timeout: float | None
 ) -> list[SendReceipt]:
     """See ``Producer.send_batch``."""
     timeout = producer.config.send_timeout if timeout is None else timeout
@@ -93,7 +106,7 @@ async def send_batch(
 
 
 async def send_many(
-    producer: Producer,
+    producer: _Sender,
     topic: str,
     messages: Iterable[Item] | AsyncIterable[Item],
     sharding_key: str | Callable[[Any], str] | None,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from aiorocket.client.core.offsets import OffsetTable
 from aiorocket.client.core.retry import remote_error
@@ -22,11 +22,10 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.fetcher import Fetcher
-    from aiorocket.client.member import Member
+    from aiorocket.client.member import Member, Position, Reader
     from aiorocket.model import Queue
 
-__all__ = ("EPOCH", "Commits", "OffsetStore", "RemoteOffsets")
+__all__ = ("EPOCH", "Commits", "RemoteOffsets")
 
 log = logging.getLogger("aiorocket.client")
 
@@ -38,16 +37,6 @@ _STALE = "stale epoch"
 EPOCH = "_epoch"
 
 
-class OffsetStore(Protocol):
-    """Where a group's offsets lie: at the brokers, or in a file beside a broadcasting member."""
-
-    async def read(self, queue: Queue) -> int:
-        """The stored offset, -1 when there is none. RocketError or ProtocolError when that cannot be found out."""
-
-    async def write(self, due: list[tuple[Queue, int]]) -> dict[Queue, Exception]:
-        """Store these, also backwards. The failures by queue; whatever is not in it is stored."""
-
-
 class Commits:
     """Knows what each queue's position is and what the store has of it."""
 
@@ -56,12 +45,12 @@ class Commits:
         self.offsets = OffsetTable()
         self._flushing = asyncio.Lock()
 
-    async def forever(self, interval: float, fetchers: Callable[[], Iterable[Fetcher]]) -> None:
+    async def forever(self, interval: float, fetchers: Callable[[], Iterable[Position]]) -> None:
         while True:
             await asyncio.sleep(interval)
             await self.flush(fetchers())
 
-    async def flush(self, fetchers: Iterable[Fetcher]) -> dict[Queue, Exception]:
+    async def flush(self, fetchers: Iterable[Position]) -> dict[Queue, Exception]:
         """Commit what has advanced in these and wait for the answers; what failed stays due. The failures by queue."""
         # One at a time: a slow answer to an old commit must not be taken for the state after a newer one.
         async with self._flushing:
@@ -77,7 +66,7 @@ class Commits:
         async with self._flushing:
             return await self._write([entry for entry in self._due() if entry[0] in queues])
 
-    def note(self, fetcher: Fetcher) -> None:
+    def note(self, fetcher: Position) -> None:
         """Take over the position of an assignment that is not dropped. Concurrent results move it forward only; what an
         orderly listener has committed is set as it is."""
         process_queue = fetcher.process_queue
@@ -122,7 +111,7 @@ class Commits:
 class RemoteOffsets:
     """The OffsetStore of a clustering group: each queue's broker (codes 14 and 15)."""
 
-    def __init__(self, consumer: Member) -> None:
+    def __init__(self, consumer: Reader) -> None:
         self._consumer = consumer
 
     async def read(self, queue: Queue) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiorocket.client.assigned import Assigned
 from aiorocket.client.backlog import Backlog
-from aiorocket.client.commits import Commits, OffsetStore, RemoteOffsets
+from aiorocket.client.commits import Commits, RemoteOffsets
 from aiorocket.client.core.balance import find_strategy
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.namespace import unwrap, wrap
@@ -26,6 +26,7 @@ from aiorocket.client.hooks import ConsumeHook
 from aiorocket.client.leases import Leases
 from aiorocket.client.listening import Listening
 from aiorocket.client.local_offsets import LocalOffsets, offset_path
+from aiorocket.client.member import OffsetStore
 from aiorocket.client.message import Message
 from aiorocket.client.rebalance_hooks import QueuesHook
 from aiorocket.client.rebalancer import Rebalancer

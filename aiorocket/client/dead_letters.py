@@ -10,22 +10,20 @@ from typing import TYPE_CHECKING
 
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.routes import TopicRoute
+from aiorocket.client.dead_message import DeadMessage
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.client.replay import Replay, ReplayOutcome, ReplayReport
 from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.errors import NotConnectedError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue, check_group, check_topic
 from aiorocket_protocol import (
-    PROPERTY_DLQ_ORIGIN_TOPIC,
-    PROPERTY_ORIGIN_MESSAGE_ID,
-    PROPERTY_RETRY_TOPIC,
     CreateTopicRequestHeader,
     RecordView,
     RequestCode,
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.session import Client
+    from aiorocket.client.link import Link
 
 __all__ = ("DeadLetters", "DeadMessage")
 
@@ -36,37 +34,6 @@ _MARKS_PREFIX = "%REPLAYED%"
 _READ_AND_WRITE = 6
 
 Moment = datetime | int
-
-
-class DeadMessage(RecordView):
-    """A message in ``%DLQ%group``. Body, keys, tag and properties are those it was sent with; ``msg_id`` is the
-    sender's; ``store_timestamp`` is when it was given up (ms)."""
-
-    __slots__ = ("namespace", "queue", "replayed")
-
-    namespace: str
-    #: Where it lies: the dead-letter topic, its broker, its queue.
-    queue: Queue
-    #: It has been replayed.
-    replayed: bool
-
-    @property
-    def origin_topic(self) -> str:
-        """The topic it was sent to; empty when that is not known (it was put here by hand)."""
-        properties = self.properties
-        wire = properties.get(PROPERTY_RETRY_TOPIC) or properties.get(PROPERTY_DLQ_ORIGIN_TOPIC, "")
-        return unwrap(self.namespace, wire)
-
-    @property
-    def origin_msg_id(self) -> str:
-        """Offset message id of its first record, as far as that is known."""
-        return self.properties.get(PROPERTY_ORIGIN_MESSAGE_ID, "")
-
-    @property
-    def replay_id(self) -> str:
-        """Names this dead letter for ever, also when its broker moves: the offset id its record was stored with."""
-        return self.offset_msg_id
-
 
 Where = Callable[[DeadMessage], bool]
 
@@ -79,7 +46,7 @@ class DeadLetters:
     topic write permission only) reading changes that permission first.
     """
 
-    def __init__(self, client: Client, group: str) -> None:
+    def __init__(self, client: Link, group: str) -> None:
         self.group = check_group(group)
         self._namespace = client.config.namespace
         #: As brokers know them, with the namespace.

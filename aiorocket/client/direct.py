@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from aiorocket.client.batch_listener import BatchCall
 from aiorocket.client.calls import Call, SingleCall, StatusCall
@@ -19,10 +19,10 @@ from aiorocket.client.pushed import Origin
 from aiorocket.client.status import ConsumeOrderlyContext, ConsumeOrderlyStatus
 
 if TYPE_CHECKING:
-    from aiorocket.client.consumer import Consumer
     from aiorocket.client.router import Listener
+    from aiorocket.config import ConsumerConfig
 
-__all__ = ("Looked", "consume_directly")
+__all__ = ("Listens", "Looked", "consume_directly")
 
 log = logging.getLogger("aiorocket.client")
 
@@ -41,6 +41,18 @@ _BY_ORDERLY_STATUS = {
 }
 
 
+@runtime_checkable
+class Listens(Protocol):
+    """A consumer with listeners that can be called out of turn."""
+
+    @property
+    def config(self) -> ConsumerConfig: ...
+    @property
+    def group(self) -> str: ...
+
+    def listener_of(self, topic: str, tag: str) -> Listener | None: ...
+
+
 class Looked(Origin):
     """Of a message that a listener may try to settle as any other: it came too late for that."""
 
@@ -50,7 +62,7 @@ class Looked(Origin):
         return False
 
 
-async def consume_directly(consumer: Consumer, listener: Listener, message: Message) -> dict[str, Any]:
+async def consume_directly(consumer: Listens, listener: Listener, message: Message) -> dict[str, Any]:
     """Call the listener and say what came of it. The answer's body."""
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -83,7 +95,7 @@ async def consume_directly(consumer: Consumer, listener: Listener, message: Mess
     }
 
 
-def _kind(consumer: Consumer, listener: Listener) -> type[Call]:
+def _kind(consumer: Listens, listener: Listener) -> type[Call]:
     if listener.mode == "batch":
         return BatchCall
     if listener.status:

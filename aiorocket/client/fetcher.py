@@ -32,7 +32,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.consumer import Consumer
+    from aiorocket.client.member import Puller
 
 __all__ = ("Fetcher",)
 
@@ -58,7 +58,7 @@ _FLOW_CONTROL_DELAY = 0.02
 class Fetcher:
     """Owns the assignment of ``queue`` until ``stop``; messages that come later than that are not delivered."""
 
-    def __init__(self, consumer: Consumer, queue: Queue, offset: int, limits: Limits) -> None:
+    def __init__(self, consumer: Puller, queue: Queue, offset: int, limits: Limits) -> None:
         self.queue = queue
         self.namespace = consumer.client.config.namespace
         #: The queue as the application knows it, without the namespace.

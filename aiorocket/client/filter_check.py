@@ -9,7 +9,7 @@ from aiorocket.errors import UsageError
 from aiorocket_protocol import RemotingCommand, RequestCode, encode_body
 
 if TYPE_CHECKING:
-    from aiorocket.client.member import Member
+    from aiorocket.client.member import Reader
     from aiorocket.remoting.connection import Connection
     from aiorocket_protocol import SubscriptionData
 
@@ -21,7 +21,7 @@ BROKER_VERSION = "client.broker_version"
 FIRST_WITH_SQL = 232
 
 
-async def check_expression(consumer: Member, connection: Connection, subscription: SubscriptionData) -> None:
+async def check_expression(consumer: Reader, connection: Connection, subscription: SubscriptionData) -> None:
     """Ask a broker that has had our heartbeat (CHECK_CLIENT_CONFIG, 46). UsageError when it is too old, or with what it
     says of the expression; the connection's errors as they are."""
     client = consumer.client

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.group_check import differences
 from aiorocket.errors import RocketError, UsageError
@@ -18,7 +18,9 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.consumer import Consumer
+    from aiorocket.client.link import Link
+    from aiorocket.config import ConsumerConfig
+    from aiorocket_protocol import ConsumerData
 
 __all__ = ("check_group_agrees",)
 
@@ -29,7 +31,25 @@ _NOBODY = int(ResponseCode.CONSUMER_NOT_ONLINE)
 _PATIENCE = 1.0
 
 
-async def check_group_agrees(consumer: Consumer) -> None:
+class _Newcomer(Protocol):
+    """The member that is about to join."""
+
+    @property
+    def client(self) -> Link: ...
+    @property
+    def config(self) -> ConsumerConfig: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def wire_group(self) -> str: ...
+    @property
+    def retry_topic(self) -> str: ...
+
+    def topics(self) -> list[str]: ...
+    def consumer_data(self) -> ConsumerData: ...
+
+
+async def check_group_agrees(consumer: _Newcomer) -> None:
     """Warn when this member wants something else than those that are there; UsageError instead with
     ``ConsumerConfig.subscription_check="error"``. Brokers that do not answer are passed over."""
     check = consumer.config.subscription_check
@@ -50,7 +70,7 @@ async def check_group_agrees(consumer: Consumer) -> None:
         log.warning("%s", text)
 
 
-async def _ask(consumer: Consumer, topic: str) -> list[str]:
+async def _ask(consumer: _Newcomer, topic: str) -> list[str]:
     client = consumer.client
     found: list[str] = []
     header = GetConsumerConnectionListRequestHeader(consumer.wire_group)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiorocket.client.state import ConsumerState
 
 if TYPE_CHECKING:
-    from aiorocket.client.session import Client
+    from aiorocket.client.route_table import RouteTable
+    from aiorocket.remoting.client import RemotingClient
 
 __all__ = ("BrokerHealth", "ConsumerHealth", "Health", "look")
 
@@ -60,7 +61,20 @@ class Health:
         return asdict(self)
 
 
-def look(client: Client, states: Iterable[ConsumerState], waiting: Iterable[str] = ()) -> Health:
+class _Looked(Protocol):
+    """A client as it is looked at."""
+
+    @property
+    def started(self) -> bool: ...
+    @property
+    def client_id(self) -> str: ...
+    @property
+    def remoting(self) -> RemotingClient: ...
+    @property
+    def routes(self) -> RouteTable: ...
+
+
+def look(client: _Looked, states: Iterable[ConsumerState], waiting: Iterable[str] = ()) -> Health:
     """The health of ``client`` with consumers in these states, and the groups ``waiting`` to be started."""
     consumers = tuple(map(_consumer, states))
     if not client.started:

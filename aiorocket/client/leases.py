@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.lease_table import LeaseTable
 from aiorocket.client.core.retry import remote_error
@@ -26,18 +26,32 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.consumer import Consumer
+    from aiorocket.client.link import Link
+    from aiorocket.config import ConsumerConfig
 
-__all__ = ("Leases",)
+__all__ = ("Leases", "Lessee")
 
 log = logging.getLogger("aiorocket.client")
+
+
+class Lessee(Protocol):
+    """Whose the locks are."""
+
+    @property
+    def client(self) -> Link: ...
+    @property
+    def config(self) -> ConsumerConfig: ...
+    @property
+    def wire_group(self) -> str: ...
+
+    def master_address(self, queue: Queue) -> str | None: ...
 
 
 class Leases:
     """The locks of one consumer; made and used on its running loop. ``renew_forever`` is to run as a task of the
     consumer's scope, ``close`` ends it."""
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: Lessee) -> None:
         self._consumer = consumer
         self._client = consumer.client
         self._loop = asyncio.get_running_loop()

@@ -1,21 +1,42 @@
-"""What rebalancing and offsets ask of a consumer, of whichever kind it is."""
+"""What the parts of a consumer ask of it, of whichever kind it is: a role for each, with what that part uses.
+
+A part that is alone in what it asks says so beside itself (``Lessee`` in ``leases.py``, for one).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aiorocket.client.message import Settler
+
 if TYPE_CHECKING:
-    from aiorocket.client.commits import OffsetStore
-    from aiorocket.client.core.start_from import StartFrom
+    from aiorocket.client.backlog import Backlog
+    from aiorocket.client.core.process_queue import ProcessQueue
+    from aiorocket.client.core.start_from import Start, StartFrom
+    from aiorocket.client.core.stats import ConsumeStats
+    from aiorocket.client.hooks import ConsumeHook
     from aiorocket.client.leases import Leases
-    from aiorocket.client.session import Client
-    from aiorocket.client.start_offset import Start
+    from aiorocket.client.link import GroupLink
+    from aiorocket.client.message import Message
+    from aiorocket.client.settlement import Settlement
     from aiorocket.client.state import Counters
+    from aiorocket.client.stream import MessageStream
+    from aiorocket.config import ConsumerConfig
     from aiorocket.model import Queue
     from aiorocket_protocol import SubscriptionData
 
-__all__ = ("BalanceConfig", "Held", "Holdings", "Member")
+__all__ = ("BalanceConfig", "Deliverer", "Held", "Holdings", "Member", "OffsetStore", "Position", "Puller", "Reader")
+
+
+class OffsetStore(Protocol):
+    """Where a group's offsets lie: at the brokers, or in a file beside a broadcasting member."""
+
+    async def read(self, queue: Queue) -> int:
+        """The stored offset, -1 when there is none. RocketError or ProtocolError when that cannot be found out."""
+
+    async def write(self, due: list[tuple[Queue, int]]) -> dict[Queue, Exception]:
+        """Store these, also backwards. The failures by queue; whatever is not in it is stored."""
 
 
 class BalanceConfig(Protocol):
@@ -31,25 +52,34 @@ class BalanceConfig(Protocol):
     def max_pull_idle(self) -> float: ...
 
 
-class Member(Protocol):
-    """One member of a group. Queues and topics are by their names on the wire."""
+class Reader(Protocol):
+    """One that asks brokers about queues in the name of a group. Queues and topics are by their names on the wire."""
 
     @property
-    def client(self) -> Client: ...
-    @property
-    def config(self) -> BalanceConfig: ...
+    def client(self) -> GroupLink: ...
     @property
     def group(self) -> str: ...
     @property
     def wire_group(self) -> str: ...
     @property
-    def retry_topic(self) -> str: ...
-    @property
-    def broadcasting(self) -> bool: ...
-    @property
     def leases(self) -> Leases | None: ...
     @property
     def counters(self) -> Counters: ...
+
+    def subscription(self, topic: str) -> SubscriptionData: ...
+    def master_address(self, queue: Queue) -> str | None: ...
+    def reader_address(self, queue: Queue, suggested: int) -> str | None: ...
+
+
+class Member(Reader, Protocol):
+    """One member of a group, as rebalancing and offsets see it."""
+
+    @property
+    def config(self) -> BalanceConfig: ...
+    @property
+    def retry_topic(self) -> str: ...
+    @property
+    def broadcasting(self) -> bool: ...
     @property
     def offset_store(self) -> OffsetStore: ...
 
@@ -57,14 +87,65 @@ class Member(Protocol):
     def held(self) -> list[Queue]: ...
     def shown(self, queues: Iterable[Queue]) -> list[Queue]: ...
     def touch(self, topics: Iterable[str]) -> None: ...
-    def subscription(self, topic: str) -> SubscriptionData: ...
     def start_from(self, topic: str) -> StartFrom: ...
-    def master_address(self, queue: Queue) -> str | None: ...
-    def reader_address(self, queue: Queue, suggested: int) -> str | None: ...
+
+
+class Puller(Reader, Settler, Protocol):
+    """For whom a fetcher pulls, and who takes what it brings."""
+
+    @property
+    def config(self) -> ConsumerConfig: ...
+    @property
+    def backlog(self) -> Backlog: ...
+    @property
+    def stream(self) -> MessageStream: ...
+    @property
+    def stats(self) -> ConsumeStats: ...
+    @property
+    def pulling(self) -> bool: ...
+    @property
+    def commits_with_pulls(self) -> bool: ...
+
+    def subscribed(self, topic: str) -> bool: ...
+    def stream_full(self, topic: str) -> bool: ...
+    def dispatch(self, topic: str, messages: list[Message]) -> None: ...
+    def begin_anew(self, positions: Mapping[Queue, int]) -> None: ...
+
+
+class Deliverer(Protocol):
+    """On whose behalf listeners are called: what the deliveries of one consumer share."""
+
+    @property
+    def client(self) -> GroupLink: ...
+    @property
+    def config(self) -> ConsumerConfig: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def leases(self) -> Leases | None: ...
+    @property
+    def backlog(self) -> Backlog: ...
+    @property
+    def counters(self) -> Counters: ...
+    @property
+    def stats(self) -> ConsumeStats: ...
+    @property
+    def hooks(self) -> Sequence[ConsumeHook]: ...
+    @property
+    def settlement(self) -> Settlement: ...
+
+
+class Position(Protocol):
+    """A fetcher as commits see it: how far its queue is finished."""
+
+    @property
+    def queue(self) -> Queue: ...
+    @property
+    def process_queue(self) -> ProcessQueue: ...
 
 
 class Held(Protocol):
-    """The fetcher of a queue."""
+    """The fetcher of a queue, as a rebalance sees it."""
 
     @property
     def queue(self) -> Queue: ...

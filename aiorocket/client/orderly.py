@@ -23,8 +23,8 @@ from aiorocket.model import Queue
 from aiorocket.runtime.tasks import TaskScope
 
 if TYPE_CHECKING:
-    from aiorocket.client.consumer import Consumer
     from aiorocket.client.leases import Leases
+    from aiorocket.client.member import Deliverer
     from aiorocket.client.router import Listener
 
 __all__ = ("OrderlyDelivery", "rest_after")
@@ -78,7 +78,7 @@ def rest_after(error: BaseException | None, default: float) -> float:
 class OrderlyDelivery:
     """The Sink of an orderly listener. Queues run in parallel, up to the listener's concurrency."""
 
-    def __init__(self, listener: Listener, consumer: Consumer) -> None:
+    def __init__(self, listener: Listener, consumer: Deliverer) -> None:
         config = consumer.config
         self.name = f"orderly-{listener.topic}"
         self._consumer = consumer

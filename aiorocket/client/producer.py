@@ -50,6 +50,8 @@ class Producer(Posting):
     or broker. ``hooks`` are called around every attempt to send.
     """
 
+    client: Client
+
     def __init__(
         self,
         group: str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aiorocket.client.pushed import broker_of, from_reply
 from aiorocket.remoting.router import Handler
@@ -19,19 +19,33 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.session import Client
+    from aiorocket.client.link import Registry
+    from aiorocket.client.request_reply import Requests
     from aiorocket.remoting.connection import Connection
 
-__all__ = ("handlers",)
+__all__ = ("Asks", "Checks", "handlers")
 
 log = logging.getLogger("aiorocket.client")
 
 
-def handlers(client: Client) -> dict[int, Handler]:
+@runtime_checkable
+class Checks(Protocol):
+    """A producer of transactions."""
+
+    def check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> None:
+        """A broker wants to know how the transaction of the half message in ``record`` ended."""
+
+
+@runtime_checkable
+class Asks(Protocol):
+    """A producer that may wait for replies."""
+
+    @property
+    def requests(self) -> Requests: ...
+
+
+def handlers(client: Registry) -> dict[int, Handler]:
     """By request code, for the router of ``client``."""
-    # Producers import the session, which imports this module.
-    from aiorocket.client.producer import Producer
-    from aiorocket.client.transaction import TransactionProducer
 
     def check_transaction(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """39, one-way: the producer of the half message's group answers by an END_TRANSACTION of its own."""
@@ -39,7 +53,7 @@ def handlers(client: Client) -> dict[int, Handler]:
         record = bytes(command.body)
         group = _group_of(split_records(record))
         producer = client.producers.get(group)
-        if isinstance(producer, TransactionProducer):
+        if isinstance(producer, Checks):
             producer.check(connection, header, record)
         else:
             log.warning("%s asks for transactions of group %r, which is none here", connection.peer, group)
@@ -53,7 +67,7 @@ def handlers(client: Client) -> dict[int, Handler]:
         message = from_reply(client, header, bytes(command.body), broker_of(client, connection), now_ms)
         correlation_id = message.properties.get(PROPERTY_CORRELATION_ID, "")
         for producer in client.producers.values():
-            if isinstance(producer, Producer) and producer.requests.owns(correlation_id):
+            if isinstance(producer, Asks) and producer.requests.owns(correlation_id):
                 producer.requests.complete(correlation_id, message)
                 break
         else:

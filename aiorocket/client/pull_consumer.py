@@ -10,13 +10,14 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, cast
 
-from aiorocket.client.commits import Commits, OffsetStore, RemoteOffsets
+from aiorocket.client.commits import Commits, RemoteOffsets
 from aiorocket.client.core.balance import find_strategy
 from aiorocket.client.core.lifecycle import State
 from aiorocket.client.core.namespace import wrap
-from aiorocket.client.core.start_from import parse_start
+from aiorocket.client.core.start_from import Start, parse_start
 from aiorocket.client.core.subscriptions import ALL_TAGS, SQL92, check_filter
 from aiorocket.client.filter_check import check_expression
+from aiorocket.client.member import OffsetStore
 from aiorocket.client.message import Message
 from aiorocket.client.pull_fetcher import PullFetcher
 from aiorocket.client.pull_member import PullMember
@@ -25,7 +26,7 @@ from aiorocket.client.queue_scan import QueueScan
 from aiorocket.client.rebalance_hooks import QueuesHook, RebalanceHooks
 from aiorocket.client.rebalancer import Rebalancer
 from aiorocket.client.session import Client
-from aiorocket.client.start_offset import Start, start_offset
+from aiorocket.client.start_offset import start_offset
 from aiorocket.client.state import ConsumerState
 from aiorocket.config import PullConsumerConfig
 from aiorocket.errors import NotConnectedError, UsageError
@@ -51,6 +52,8 @@ class PullConsumer(PullMember):
     rebalance brings and takes, for ``PullConsumerConfig.rebalance_hook_timeout`` seconds at most. They may ``commit``
     and ``seek``; a ``fetch`` that runs meanwhile goes on with the other queues.
     """
+
+    client: Client
 
     def __init__(
         self,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.namespace import unwrap
-from aiorocket.client.core.pull_cursor import PullCursor
+from aiorocket.client.core.pull_cursor import PullBuffer, PullCursor
 from aiorocket.client.core.pull_gate import LITE, pull_flags
 from aiorocket.client.core.retry import remote_error
-from aiorocket.client.message import Message
+from aiorocket.client.member import Reader
+from aiorocket.client.message import Message, Settler
 from aiorocket.errors import NotConnectedError, RemoteError, RocketError
 from aiorocket_protocol import (
     ProtocolError,
@@ -24,12 +26,11 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.pull_consumer import PullConsumer
-    from aiorocket.client.pull_queues import PullQueues
+    from aiorocket.config import PullConsumerConfig
     from aiorocket.model import Queue
     from aiorocket.runtime.tasks import TaskScope
 
-__all__ = ("PullFetcher",)
+__all__ = ("Basket", "Fetching", "PullFetcher")
 
 log = logging.getLogger("aiorocket.client")
 
@@ -45,11 +46,32 @@ _FLOW_CONTROL_DELAY = 0.02
 _NO_LITE = "client.no_lite_pull"
 
 
+class Fetching(Reader, Settler, Protocol):
+    """For whom it pulls."""
+
+    @property
+    def config(self) -> PullConsumerConfig: ...
+
+
+class Basket(Protocol):
+    """Where it puts what it pulled."""
+
+    @property
+    def buffer(self) -> PullBuffer[Message]: ...
+    @property
+    def waiting(self) -> dict[PullFetcher, None]: ...
+
+    def put(
+        self, fetcher: PullFetcher, generation: int, messages: Sequence[Message], size: int, next_offset: int
+    ) -> None: ...
+    def repair(self, fetcher: PullFetcher, offset: int) -> None: ...
+
+
 class PullFetcher:
     """Owns one assignment of ``queue``. It is the ``source`` of its messages: a later assignment of the same queue is
     another one, which is how a stale commit is known."""
 
-    def __init__(self, consumer: PullConsumer, queues: PullQueues, queue: Queue, offset: int) -> None:
+    def __init__(self, consumer: Fetching, queues: Basket, queue: Queue, offset: int) -> None:
         self.queue = queue
         self.namespace = consumer.client.config.namespace
         #: The queue as the application knows it, without the namespace.

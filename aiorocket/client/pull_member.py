@@ -8,8 +8,8 @@ from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.start_from import StartFrom
 from aiorocket.client.core.subscriptions import ALL_TAGS, SQL92
+from aiorocket.client.link import GroupLink
 from aiorocket.client.message import Message
-from aiorocket.client.session import Client
 from aiorocket.client.state import Counters
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue, check_group, check_topic
@@ -27,8 +27,8 @@ class PullMember:
     is_orderly = False
     stats = None
 
-    def __init__(self, group: str, client: Client) -> None:
-        self.client = client
+    def __init__(self, group: str, client: GroupLink) -> None:
+        self.client: GroupLink = client
         self.group = check_group(group)
         self._namespace = client.config.namespace
         #: With the namespace, as brokers know it.

@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.pull_cursor import PullBuffer
-from aiorocket.client.pull_fetcher import PullFetcher
+from aiorocket.client.pull_fetcher import Fetching, PullFetcher
 from aiorocket.client.rebalance_hooks import QueuesHook, tell
 from aiorocket.client.state import QueueState
 
 if TYPE_CHECKING:
     from aiorocket.client.commits import Commits
+    from aiorocket.client.core.start_from import Start
     from aiorocket.client.message import Message
-    from aiorocket.client.pull_consumer import PullConsumer
-    from aiorocket.client.start_offset import Start
     from aiorocket.model import Queue
     from aiorocket.runtime.tasks import TaskScope
 
 __all__ = ("PullQueues",)
 
 
+class _Holder(Fetching, Protocol):
+    """Whose the queues are."""
+
+    @property
+    def on_assigned(self) -> QueuesHook | None: ...
+    @property
+    def on_revoked(self) -> QueuesHook | None: ...
+
+    def shown(self, queues: Iterable[Queue]) -> list[Queue]: ...
+    def need_pulling(self) -> None: ...
+    def note_served(self) -> None: ...
+
+
 class PullQueues:
     """Made by the consumer's start. A queue is in ``fetchers`` from just before ``on_assigned`` until its end is
     stored."""
 
-    def __init__(self, consumer: PullConsumer, commits: Commits, scope: TaskScope) -> None:
+    def __init__(self, consumer: _Holder, commits: Commits, scope: TaskScope) -> None:
         self._consumer = consumer
         self._commits = commits
         self._scope = scope

@@ -20,7 +20,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.session import Client
+    from aiorocket.client.link import Link
     from aiorocket.remoting.connection import Connection
 
 __all__ = ("Origin", "broker_of", "from_record", "from_reply")
@@ -52,7 +52,7 @@ class Origin:
         """Nothing is counted."""
 
 
-def from_record(client: Client, record: bytes, broker_name: str, origin: type[Origin] = Origin) -> Message:
+def from_record(client: Link, record: bytes, broker_name: str, origin: type[Origin] = Origin) -> Message:
     """The message of a stored record that a broker sent (39, 309). ProtocolError for damage."""
     messages = split_records(record, Message)
     if len(messages) != 1:
@@ -61,7 +61,7 @@ def from_record(client: Client, record: bytes, broker_name: str, origin: type[Or
 
 
 def from_reply(
-    client: Client, header: ReplyMessageRequestHeader, body: bytes, broker_name: str, now_ms: int
+    client: Link, header: ReplyMessageRequestHeader, body: bytes, broker_name: str, now_ms: int
 ) -> Message:
     """The reply in a 326. It arrived at ``now_ms``, which becomes its property ARRIVE_TIME as in Java."""
     text = (header.properties or "").removesuffix("\x02")
@@ -76,13 +76,13 @@ def from_reply(
     return _ready(client, Message(record, 0, len(record)), broker_name, Origin)
 
 
-def broker_of(client: Client, connection: Connection) -> str:
+def broker_of(client: Link, connection: Connection) -> str:
     """The name of the broker that a connection leads to; its address while no route names it."""
     address = str(connection.data.get("address", connection.peer))
     return client.routes.broker_name(address) or address
 
 
-def _ready(client: Client, message: Message, broker_name: str, origin: type[Origin]) -> Message:
+def _ready(client: Link, message: Message, broker_name: str, origin: type[Origin]) -> Message:
     message.holder = None
     # Of a retry this is the retry topic, as of any message that was pulled from there.
     topic = RecordView(message.buffer, message.start, message.end).topic

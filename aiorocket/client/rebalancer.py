@@ -15,7 +15,7 @@ from aiorocket.client.core.balance import find_strategy
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.core.subscriptions import SQL92
 from aiorocket.client.filter_check import check_expression
-from aiorocket.client.start_offset import Start, start_offset
+from aiorocket.client.start_offset import start_offset
 from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, TopicNotFoundError, UsageError
 from aiorocket_protocol import (
     ConsumerListBody,
@@ -27,6 +27,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
+    from aiorocket.client.core.start_from import Start
     from aiorocket.client.member import Holdings, Member
     from aiorocket.model import Queue
     from aiorocket.remoting.connection import Connection

@@ -15,13 +15,13 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from aiorocket.client.attempts import Attempts, Letter
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.routes import TopicRoute
+from aiorocket.client.link import INNER_PRODUCER, Link
 from aiorocket.client.publish import Publish
-from aiorocket.client.session import INNER_PRODUCER
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import RemoteError, RocketError, UsageError
 from aiorocket.model import Queue, SendReceipt, SendStatus
@@ -40,8 +40,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.dead_letters import DeadLetters, DeadMessage
-    from aiorocket.client.session import Client
+    from aiorocket.client.dead_message import DeadMessage
 
 __all__ = ("REPLAY_ID", "Replay", "ReplayOutcome", "ReplayReport")
 
@@ -88,13 +87,24 @@ class ReplayReport:
     stopped: str | None = None
 
 
+class _Marks(Protocol):
+    """The dead letters of a group, as far as marks are stored beside them."""
+
+    @property
+    def marks_topic(self) -> str: ...
+
+    async def has_marks(self, broker_name: str) -> bool: ...
+    async def make_marks_topic(self, broker_name: str) -> None: ...
+    async def known_route(self, *, refresh: bool = False) -> TopicRoute: ...
+
+
 class Replay:
     """One call of ``replay``: what it sends, and how it has gone so far."""
 
     def __init__(
         self,
-        letters: DeadLetters,
-        client: Client,
+        letters: _Marks,
+        client: Link,
         to: str | None,
         rate: float | None,
         dry_run: bool,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Final, Protocol
 
 from aiorocket.client.core.retry import STORED_CODES, judge, remote_error
 from aiorocket.client.message import Message
@@ -34,8 +34,10 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.producer import Producer
-    from aiorocket.client.session import Client
+    from aiorocket.client.link import GroupLink, Link
+    from aiorocket.client.posting import Posting
+    from aiorocket.config import ProducerConfig
+    from aiorocket.model import SendReceipt
 
 __all__ = ("Requests", "reply", "request")
 
@@ -100,7 +102,31 @@ def _expire(future: asyncio.Future[Message | None], what: None, timeout: float) 
     future.set_result(None)
 
 
-async def request(producer: Producer, message: OutgoingMessage, queue: Queue | None, timeout: float | None) -> Message:
+class _Requester(Protocol):
+    """A producer that sends a request and waits."""
+
+    @property
+    def client(self) -> GroupLink: ...
+    @property
+    def config(self) -> ProducerConfig: ...
+    @property
+    def requests(self) -> Requests: ...
+
+    async def open_topic(self, topic: str, timeout: float) -> Publish: ...
+    def counted(self) -> AbstractContextManager[None]: ...
+    async def post(
+        self,
+        message: OutgoingMessage,
+        system: Mapping[str, str],
+        *,
+        queue: Queue | None = None,
+        deadline: float,
+    ) -> SendReceipt: ...
+
+
+async def request(
+    producer: _Requester, message: OutgoingMessage, queue: Queue | None, timeout: float | None
+) -> Message:
     """See ``Producer.request``."""
     if message.delay_level:
         raise UsageError(f"delay_level={message.delay_level}: a request that is delivered later would only time out")
@@ -130,7 +156,7 @@ async def request(producer: Producer, message: OutgoingMessage, queue: Queue | N
     return answer
 
 
-async def _introduce(client: Client, publish: Publish, deadline: float) -> None:
+async def _introduce(client: GroupLink, publish: Publish, deadline: float) -> None:
     """See to it that the brokers of the topic know us before a reply can come to one of them."""
     strangers = sorted(address for address in publish.masters() if not client.told(address))
     if strangers:
@@ -139,7 +165,7 @@ async def _introduce(client: Client, publish: Publish, deadline: float) -> None:
         await asyncio.wait(telling, timeout=max(0.0, min(_INTRODUCTION, left / 2)))
 
 
-async def _tell(client: Client, address: str) -> None:
+async def _tell(client: GroupLink, address: str) -> None:
     try:
         await client.member_connection(address)
     except (RocketError, ProtocolError) as error:
@@ -147,7 +173,7 @@ async def _tell(client: Client, address: str) -> None:
 
 
 async def reply(
-    producer: Producer, request: Message, body: bytes, properties: Mapping[str, str] | None, timeout: float | None
+    producer: Posting, request: Message, body: bytes, properties: Mapping[str, str] | None, timeout: float | None
 ) -> None:
     """See ``Producer.reply``. One attempt: the broker that has the request is most likely to know who sent it."""
     client = producer.client
@@ -198,7 +224,7 @@ async def reply(
         raise SendError(f"{what}: {failed}", may_be_stored=judge(failed).may_be_stored) from failed
 
 
-async def _broker_of(client: Client, request: Message) -> str:
+async def _broker_of(client: Link, request: Message) -> str:
     """The address of the broker that ``request`` came from: by the route, else the one in the record."""
     try:
         route = await client.route(request.wire_topic)

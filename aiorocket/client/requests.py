@@ -6,9 +6,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.client import producer_requests
-from aiorocket.client.direct import Looked, consume_directly
+from aiorocket.client.direct import Listens, Looked, consume_directly
 from aiorocket.client.pushed import from_record
-from aiorocket.client.running_info import queue_key, running_info, to_commit
+from aiorocket.client.running_info import Informant, queue_key, running_info, to_commit
 from aiorocket.model import Queue
 from aiorocket.remoting.router import Handler
 from aiorocket_protocol import (
@@ -27,9 +27,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.consumer import Consumer
-    from aiorocket.client.pull_consumer import PullConsumer
-    from aiorocket.client.session import Client
+    from aiorocket.client.link import Registry
     from aiorocket.remoting.connection import Connection
 
 __all__ = ("ResetOffsetBody", "handlers")
@@ -63,7 +61,7 @@ class ResetOffsetBody(dict[Queue, int]):
         return found
 
 
-def handlers(client: Client) -> dict[int, Handler]:
+def handlers(client: Registry) -> dict[int, Handler]:
     """By request code, for the router of ``client``."""
 
     def members_changed(connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -132,21 +130,16 @@ def handlers(client: Client) -> dict[int, Handler]:
     }
 
 
-def _consumer(client: Client, group: str) -> Consumer | None:
+def _consumer(client: Registry, group: str) -> Listens | None:
     """The one with listeners of the group on this client."""
-    from aiorocket.client.consumer import Consumer
-
     member = client.consumers.get(group)
-    return member if isinstance(member, Consumer) else None
+    return member if isinstance(member, Listens) else None
 
 
-def _member(client: Client, group: str) -> Consumer | PullConsumer | None:
+def _member(client: Registry, group: str) -> Informant | None:
     """The consumer of the group on this client, of whichever kind."""
-    from aiorocket.client.consumer import Consumer
-    from aiorocket.client.pull_consumer import PullConsumer
-
     member = client.consumers.get(group)
-    return member if isinstance(member, Consumer | PullConsumer) else None
+    return member if isinstance(member, Informant) else None
 
 
 def _unknown(group: str) -> RemotingCommand:

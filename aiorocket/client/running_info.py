@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from aiorocket.client.core.pull_cursor import PullCursor
 from aiorocket.client.pull_fetcher import PullFetcher
@@ -14,19 +14,44 @@ from aiorocket.model import Queue
 from aiorocket_protocol import MSGPACK, MessageQueue, encode_body
 
 if TYPE_CHECKING:
-    from aiorocket.client.consumer import Consumer
     from aiorocket.client.core.stats import ConsumeStats
     from aiorocket.client.fetcher import Fetcher
     from aiorocket.client.leases import Leases
-    from aiorocket.client.pull_consumer import PullConsumer
+    from aiorocket.client.link import Link
+    from aiorocket.config import ConsumerConfig, PullConsumerConfig
+    from aiorocket_protocol import ConsumerData, SubscriptionData
 
-__all__ = ("queue_key", "running_info", "task_dump", "to_commit")
+__all__ = ("Informant", "queue_key", "running_info", "task_dump", "to_commit")
 
 _MIB = 1 << 20
 #: RocketMQ's name for the version number every frame carries (479, rocketmq-protocol 1.5).
 _VERSION_NAME = "V5_3_3"
 #: Frames of one task in a dump; a coroutine that awaits deeper than that is cut.
 _DEPTH = 40
+
+
+@runtime_checkable
+class Informant(Protocol):
+    """A consumer, of whichever kind, as administrators see it through brokers."""
+
+    @property
+    def client(self) -> Link: ...
+    @property
+    def config(self) -> ConsumerConfig | PullConsumerConfig: ...
+    @property
+    def started_ms(self) -> int: ...
+    @property
+    def is_orderly(self) -> bool: ...
+    @property
+    def leases(self) -> Leases | None: ...
+    @property
+    def stats(self) -> ConsumeStats | None: ...
+
+    def consumer_data(self) -> ConsumerData: ...
+    def topics(self) -> list[str]: ...
+    def subscription(self, topic: str) -> SubscriptionData: ...
+    def fetchers(self) -> Sequence[Fetcher | PullFetcher]: ...
+    async def reset_offsets(self, topic: str, offsets: Mapping[Queue, int]) -> None: ...
 
 
 def queue_key(queue: Queue, serialize_type: int) -> Any:
@@ -41,7 +66,7 @@ def to_commit(fetcher: Fetcher | PullFetcher) -> int:
     return fetcher.cursor.done if isinstance(fetcher, PullFetcher) else fetcher.process_queue.committable()
 
 
-def running_info(consumer: Consumer | PullConsumer, serialize_type: int, *, dump: bool) -> dict[str, Any]:
+def running_info(consumer: Informant, serialize_type: int, *, dump: bool) -> dict[str, Any]:
     """The body of the answer. ``dump`` adds what every task of this loop waits for, in the place of Java's stacks of
     threads."""
     subscriptions = [consumer.subscription(topic) for topic in consumer.topics()]
@@ -86,7 +111,7 @@ _JAVA: dict[str, tuple[tuple[str, ...], Callable[[Any], object]]] = {
 }
 
 
-def properties(consumer: Consumer | PullConsumer) -> dict[str, str]:
+def properties(consumer: Informant) -> dict[str, str]:
     """Every option of the consumer, and who and what it is, as text."""
     client, data = consumer.client.config, consumer.consumer_data()
     found: dict[str, object] = {
@@ -125,7 +150,7 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _queue_info(consumer: Consumer | PullConsumer, fetcher: Fetcher | PullFetcher) -> dict[str, Any]:
+def _queue_info(consumer: Informant, fetcher: Fetcher | PullFetcher) -> dict[str, Any]:
     """ProcessQueueInfo. Java's names, with its typo."""
     queue, leases = fetcher.queue, consumer.leases
     loop, wall = asyncio.get_running_loop(), consumer.client.env.clock.wall_ms()

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from aiorocket.client import requests
 from aiorocket.client.app import AppMethods
@@ -21,6 +21,7 @@ from aiorocket.client.core.lifecycle import Lifecycle
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.core.routes import TopicRoute, parse_nameservers
 from aiorocket.client.filter_check import BROKER_VERSION
+from aiorocket.client.link import INNER_PRODUCER, GroupMember
 from aiorocket.client.route_table import RouteTable
 from aiorocket.config import ClientConfig
 from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, UsageError
@@ -31,7 +32,6 @@ from aiorocket.remoting.router import Router
 from aiorocket.runtime.env import Env, real_env
 from aiorocket.runtime.tasks import TaskScope, to_the_end
 from aiorocket_protocol import (
-    ConsumerData,
     HeartbeatData,
     ProtocolError,
     RemotingCommand,
@@ -40,31 +40,15 @@ from aiorocket_protocol import (
     encode_body,
 )
 
-if TYPE_CHECKING:
-    from aiorocket.client.state import ConsumerState
-
-__all__ = ("INNER_PRODUCER", "Client", "GroupMember")
+__all__ = ("Client",)
 
 log = logging.getLogger("aiorocket.client")
-
-#: RocketMQ's name for the producer inside every client; brokers and tools expect to see it.
-INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
 
 #: Where a connection keeps the number of the registration that was last told over it.
 _TOLD = "client.registration"
 
 #: How soon to try again to reach brokers that did not answer a heartbeat.
 _HEARTBEAT_RETRY = 2.0
-
-
-class GroupMember(Protocol):
-    """A consumer as its client sees it."""
-
-    def consumer_data(self) -> ConsumerData: ...
-
-    def rebalance_now(self) -> None: ...
-
-    def state(self) -> ConsumerState: ...
 
 
 class Client(AppMethods):

@@ -6,13 +6,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.attempts import Attempts, Letter
 from aiorocket.client.exits import DeadLetter, Retry
+from aiorocket.client.link import INNER_PRODUCER
 from aiorocket.client.message import DEAD_LETTER_LEVEL, Message, exit_level
 from aiorocket.client.publish import Publish
-from aiorocket.client.session import INNER_PRODUCER
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import NotConnectedError, RocketError
 from aiorocket.model import Queue, SendReceipt, SendStatus
@@ -29,9 +29,11 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.consumer import Consumer
+    from aiorocket.client.link import Link
+    from aiorocket.client.state import Counters
+    from aiorocket.config import ConsumerConfig
 
-__all__ = ("Settlement",)
+__all__ = ("Returner", "Settlement")
 
 log = logging.getLogger("aiorocket.client")
 
@@ -44,10 +46,32 @@ _KEPT_FLAGS = SYS_FLAG_COMPRESSED | COMPRESSION_MASK
 _NOT_COPIED = frozenset(("TRAN_MSG", "DELAY", "REAL_TOPIC", "REAL_QID", "CLUSTER", "WAIT"))
 
 
+class Returner(Protocol):
+    """In whose name messages go back."""
+
+    @property
+    def client(self) -> Link: ...
+    @property
+    def config(self) -> ConsumerConfig: ...
+    @property
+    def wire_group(self) -> str: ...
+    @property
+    def retry_topic(self) -> str: ...
+    @property
+    def broadcasting(self) -> bool: ...
+    @property
+    def counters(self) -> Counters: ...
+
+    def master_address(self, queue: Queue) -> str | None: ...
+
+    def later(self, delay: float, action: Callable[[], None]) -> None:
+        """Do ``action`` after ``delay`` seconds, unless all has ended by then."""
+
+
 class Settlement:
     """Implements Settler and Failure for a consumer."""
 
-    def __init__(self, consumer: Consumer, again: Callable[[Message], None]) -> None:
+    def __init__(self, consumer: Returner, again: Callable[[Message], None]) -> None:
         self._consumer = consumer
         self._again = again
         config = ProducerConfig(send_timeout=_SEND_BACK_TIMEOUT)

@@ -13,7 +13,7 @@ from aiorocket.client.listener_state import check_state
 from aiorocket.client.orderly import OrderlyDelivery
 
 if TYPE_CHECKING:
-    from aiorocket.client.consumer import Consumer
+    from aiorocket.client.member import Deliverer
     from aiorocket.client.message import Message
     from aiorocket.client.router import Listener
     from aiorocket.model import Queue
@@ -54,7 +54,7 @@ class Sink(Protocol):
         """Give up on messages whose handler has run for ``limit`` seconds (the consume timeout)."""
 
 
-def make_sink(listener: Listener, consumer: Consumer) -> Sink:
+def make_sink(listener: Listener, consumer: Deliverer) -> Sink:
     """The sink for ``listener``; not started."""
     check_state(listener)
     if listener.mode == "orderly":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from aiorocket.client.core.start_from import Ask, question
+from aiorocket.client.core.start_from import Ask, Start, question
 from aiorocket.errors import NotConnectedError
 from aiorocket_protocol import (
     GetMaxOffsetRequestHeader,
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from aiorocket.model import Queue
 
 __all__ = ("Start", "start_offset")
-
-
-class Start(NamedTuple):
-    """``stored`` says whether ``offset`` is what the store has for the group."""
-
-    offset: int
-    stored: bool
 
 
 async def start_offset(consumer: Member, queue: Queue) -> Start:

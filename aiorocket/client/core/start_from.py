@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from aiorocket.errors import UsageError
 
-__all__ = ("Ask", "StartFrom", "parse_start", "question")
+__all__ = ("Ask", "Start", "StartFrom", "parse_start", "question")
 
 
 class StartFrom(NamedTuple):
@@ -28,6 +28,13 @@ _WIRE = {
     "last": "CONSUME_FROM_LAST_OFFSET",
     "time": "CONSUME_FROM_TIMESTAMP",
 }
+
+
+class Start(NamedTuple):
+    """Where a member begins in a queue. ``stored`` says whether ``offset`` is what the store has for the group."""
+
+    offset: int
+    stored: bool
 
 
 class Ask(Enum):
