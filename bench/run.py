@@ -275,7 +275,14 @@ def main() -> None:
                 results[name] = scenarios.start(sizes.starts, data=options.data)
             else:
                 flush = "sync" if name == "latency-sync" else "async"
-                results[name] = scenarios.latency(seconds=sizes.seconds, flush=flush, data=options.data)
+                # Three busy processes on two cores: where the kernel puts them decides over milliseconds, for a whole
+                # run. So the middle one of three counts.
+                runs = [
+                    scenarios.latency(seconds=sizes.seconds, flush=flush, data=options.data)
+                    for _ in range(1 if options.smoke else 3)
+                ]
+                runs.sort(key=lambda run: run["listener_ms"]["p99"])
+                results[name] = {**runs[len(runs) // 2], "p99_of_each_ms": [run["listener_ms"]["p99"] for run in runs]}
     except BenchError as error:
         sys.exit(f"bench: {error}")
     if options.smoke:

@@ -53,14 +53,17 @@ _RETRY = frozenset({ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVI
 
 
 class _Waiting:
-    """What a parked pull needs to be run again."""
+    """What a parked pull needs to be run again; ``nothing`` is what it found when it was parked."""
 
-    __slots__ = ("command", "connection", "header")
+    __slots__ = ("command", "connection", "header", "nothing")
 
-    def __init__(self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader) -> None:
+    def __init__(
+        self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, nothing: ReadResult
+    ) -> None:
         self.connection = connection
         self.command = command
         self.header = header
+        self.nothing = nothing
 
 
 class PullHandlers:
@@ -139,7 +142,7 @@ class PullHandlers:
         if result.status is ReadStatus.FOUND:
             return _found(result)
         if flags & FLAG_SUSPEND and header.suspend_timeout_millis > 0 and _is_at_end(result, offset):
-            waiting = _Waiting(connection, command, header)
+            waiting = _Waiting(connection, command, header, result)
             pull = ParkedPull((topic_name, queue_id), offset, accept, connection, waiting)
             if self.polls.park(pull, header.suspend_timeout_millis / 1000, self._loop.time()):
                 self._driver.update()
@@ -189,7 +192,15 @@ class PullHandlers:
         self._resume(self.polls.withdraw_all(), last=True)
 
     def _expired(self, now: float) -> None:
-        self._resume(self.polls.expire(now), last=True)
+        unsure: list[ParkedPull] = []
+        for pull in self.polls.expire(now):
+            if pull.accept is None:
+                # Without a filter it would have been answered if anything had come.
+                waiting: _Waiting = pull.request
+                waiting.connection.reply(waiting.command, _not_found(waiting.nothing, pull.scanned))
+            else:
+                unsure.append(pull)
+        self._resume(unsure, last=True)
 
     def _resume(self, pulls: Iterable[ParkedPull], *, last: bool = False) -> None:
         """Run pulls again, for the ``last`` time when they are not parked any more.
