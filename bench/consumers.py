@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import resource
 import time
+from statistics import median
 from typing import Any
 
 from bench import wire
@@ -40,10 +41,11 @@ def first(repeat: int = 20, *, data: str | None = None) -> dict[str, Any]:
 
 
 def parked(
-    connections: int = 10_000, *, wakes: int = 2_000, idle: float = 20.0, data: str | None = None
+    connections: int = 10_000, *, wakes: int = 1_000, idle: float = 15.0, rounds: int = 3, data: str | None = None
 ) -> dict[str, Any]:
     """Connections with one parked pull each (15 s suspend), every one on a queue of its own: what the broker's memory
-    grows by, how long one message takes from the send to the pull's answer, and what waiting costs."""
+    grows by, how long one message takes from the send to the pull's answer, and what waiting costs; the middle one of
+    some rounds."""
     allow_files(connections + SPARE_FILES)
     topics = -(-connections // 1000)
     with standalone("async", data) as server, client("parked", server, "--broker", str(server.broker)) as pulls:
@@ -53,17 +55,20 @@ def parked(
         before = server.child.rss_mib()
         pulls.ask(do="park", connections=connections)
         after = server.child.rss_mib()
-        cpu, began = server.child.cpu(), time.monotonic()
-        time.sleep(idle)
-        busy = (server.child.cpu() - cpu) / (time.monotonic() - began)
-        times = pulls.ask(do="wake", count=wakes)
-        if times["woken"] != wakes:
-            raise BenchError(f"{wakes} pulls were to be woken, {times['woken']} were")
+        busy, times = [], []
+        for _ in range(rounds):
+            cpu, began = server.child.cpu(), time.monotonic()
+            time.sleep(idle)
+            busy.append((server.child.cpu() - cpu) / (time.monotonic() - began))
+            times.append(pulls.ask(do="wake", count=wakes))
+            if times[-1]["woken"] != wakes:
+                raise BenchError(f"{wakes} pulls were to be woken, {times[-1]['woken']} were")
     return {
         "connections": connections,
         "growth_mib": round(after - before, 1),
-        "idle_cores": round(busy, 4),
-        "wake_ms": {name: times[name] for name in ("p50", "p99", "p99.9")},
+        "idle_cores": round(median(busy), 4),
+        "wake_ms": {name: median(each[name] for each in times) for name in ("p50", "p99", "p99.9")},
+        "rounds": [{"idle_cores": round(cores, 4), "wake_ms": each} for cores, each in zip(busy, times, strict=True)],
     }
 
 

@@ -53,8 +53,8 @@ class Sizes(NamedTuple):
     queues: tuple[int, ...] = (1, 10, 100, 1000)
     queued: int = 2_048_000
     parked: int = 10_000
-    wakes: int = 2_000
-    idle: float = 20.0
+    wakes: int = 1_000
+    idle: float = 15.0
     warm: int = 4_096
 
 

@@ -17,8 +17,8 @@ __all__ = ("LongPolls", "ParkedPull")
 _INFINITY = float("inf")
 _TICK = 0.1
 #: Holds end together at multiples of this: ten thousand parked pulls would else wake the broker 700 times a second, for
-#: one of them each (twice the CPU time); more of them at once would keep a message waiting behind their answers.
-_SLOT = 0.025
+#: one of them each, at twice the CPU time.
+_SLOT = _TICK
 
 
 class ParkedPull:

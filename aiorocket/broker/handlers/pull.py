@@ -8,6 +8,7 @@ pass never commits an offset and never suspends again.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,10 @@ _OWN_FILTER = FLAG_SUBSCRIPTION | FLAG_CLASS_FILTER
 _HELD = frozenset({ReadStatus.OFFSET_OVERFLOW_ONE, ReadStatus.OFFSET_FOUND_NULL})
 _EMPTY = frozenset({ReadStatus.NO_MATCHED_LOGIC_QUEUE, ReadStatus.NO_MESSAGE_IN_QUEUE})
 _RETRY = frozenset({ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVING})
+
+
+#: Ended holds that are answered in one turn of the loop.
+_ENDS_PER_TURN = 8
 
 
 class _Waiting:
@@ -97,6 +102,7 @@ class PullHandlers:
         self._parsed: dict[tuple[str, str | None, str | None], Subscription] = {}
         self.polls = LongPolls(config.max_hold)
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
+        self._ending: deque[ParkedPull] = deque()
 
     def pull(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """One pull: None when it is parked."""
@@ -189,11 +195,19 @@ class PullHandlers:
     def close(self) -> None:
         """Answer every parked pull with "nothing": the server is about to close and waits for answers."""
         self._driver.close()
-        self._resume(self.polls.withdraw_all(), last=True)
+        self._resume([*self._ending, *self.polls.withdraw_all()], last=True)
+        self._ending.clear()
 
     def _expired(self, now: float) -> None:
+        if not self._ending:
+            self._loop.call_soon(self._end_some)
+        self._ending.extend(self.polls.expire(now))
+
+    def _end_some(self) -> None:
+        """A few at a time: hundreds may end at once, and a message that comes now shall not wait behind them all."""
         unsure: list[ParkedPull] = []
-        for pull in self.polls.expire(now):
+        for _ in range(min(_ENDS_PER_TURN, len(self._ending))):
+            pull = self._ending.popleft()
             if pull.accept is None:
                 # Without a filter it would have been answered if anything had come.
                 waiting: _Waiting = pull.request
@@ -201,6 +215,8 @@ class PullHandlers:
             else:
                 unsure.append(pull)
         self._resume(unsure, last=True)
+        if self._ending:
+            self._loop.call_soon(self._end_some)
 
     def _resume(self, pulls: Iterable[ParkedPull], *, last: bool = False) -> None:
         """Run pulls again, for the ``last`` time when they are not parked any more.
