@@ -234,7 +234,7 @@ class Delivery:
     async def _work(self, slot: Slot) -> None:
         # Hot: 1.3 us a message, so the statistics are of a run and no call stands between worker and handler.
         ready, handler, counters = self._ready, self._handler, self._counters
-        timeout = self._timeout
+        timeout, now = self._timeout, self._loop.time
         left, run = slot.left, None
         while not slot.stop:
             while ready:
@@ -247,6 +247,7 @@ class Delivery:
                     run = holder
                     self._begin_run(slot, message.source)
                 slot.work = message
+                message.begun = now()
                 if timeout is not None:
                     self._arm(slot, timeout)
                 try:
@@ -317,6 +318,8 @@ class Delivery:
             )
             run_before(around.hooks, context)
         began = self._loop.time()
+        for message in messages:
+            message.begun = began
         if timeout is not None:
             self._arm(slot, timeout)
         try:

@@ -80,11 +80,12 @@ class Message(RecordView):
     group's offset does not pass them.
     """
 
-    # `holder` is the process queue while the message is unfinished, None from then on; `_local` is set by the first
-    # retry in this process, which few messages meet.
-    __slots__ = ("_local", "holder", "source")
+    # `holder` is the process queue while the message is unfinished, None from then on; `begun` is set when a listener
+    # is called with it, `_local` by the first retry in this process, which few messages meet.
+    __slots__ = ("_local", "begun", "holder", "source")
 
     _local: int
+    begun: float
 
     holder: ProcessQueue | None
     source: Source
@@ -143,6 +144,11 @@ class Message(RecordView):
     def attempt(self) -> int:
         """1 for the first delivery."""
         return self.reconsume_times + 1
+
+    @property
+    def consume_started(self) -> float | None:
+        """When its listener was called, in loop time; None before that (RocketMQ's CONSUME_START_TIME)."""
+        return getattr(self, "begun", None)
 
     @property
     def sharding_key(self) -> str | None:

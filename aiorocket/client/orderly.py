@@ -232,6 +232,7 @@ class OrderlyDelivery:
                 counters.dropped += 1
                 continue
             call[0] = message
+            message.begun = now
             slot.work = call
             error: Exception | None = None
             try:
@@ -288,6 +289,7 @@ class OrderlyDelivery:
                 if holder is None or holder.dropped:
                     self._counters.dropped += 1
                 else:
+                    message.begun = now
                     batch.append(message)
             if batch:
                 await self._call(slot, lane, batch, now)

@@ -24,6 +24,7 @@ from aiorocket import (
     Retry,
     Router,
     UsageError,
+    embed,
 )
 from aiorocket.client.batch_listener import Batch
 from aiorocket.client.hooks import ConsumeContext
@@ -356,3 +357,37 @@ async def test_options_that_do_not_go_together() -> None:
         router.listener("t", suspend=1)
     with pytest.raises(UsageError, match="suspend=0: above 0 seconds"):
         router.listener("t", order_by=len, suspend=0)
+
+
+@pytest.mark.parametrize("kind", ["one", "list", "batch", "keyed", "orderly", "orderly list"])
+async def test_a_message_knows_when_its_listener_was_called(kind: str, until: Until) -> None:
+    started: list[float | None] = []
+
+    async def take(message: Any) -> None:
+        messages = [message] if isinstance(message, Message) else list(message)
+        started.extend(each.consume_started for each in messages)
+
+    async with embed() as mq:
+        await mq.create_topic("t", 1)
+        consumer = mq.consumer("g")
+        options: dict[str, Any] = {"start_from": "first"}
+        match kind:
+            case "one":
+                consumer.listener("t", **options)(take)
+            case "list":
+                consumer.listener("t", batch_size=4, **options)(take)
+            case "batch":
+                consumer.batch("t", **options)(take)
+            case "keyed":
+                consumer.listener("t", order_by=lambda message: "k", **options)(take)
+            case "orderly":
+                consumer.orderly("t", **options)(take)
+            case _:
+                consumer.orderly("t", batch_size=4, **options)(take)
+        loop = asyncio.get_running_loop()
+        async with mq.producer("p") as producer:
+            await producer.send_batch("t", [b"1", b"2"])
+        begun = loop.time()
+        async with consumer:
+            await until(lambda: len(started) == 2)
+        assert all(moment is not None and begun <= moment <= loop.time() for moment in started)
