@@ -268,7 +268,8 @@ def main() -> None:
             elif name == "first":
                 results[name] = consumers.first(sizes.firsts, data=options.data)
             elif name == "queues":
-                results[name] = consumers.queues(sizes.queued, sizes.queues, data=options.data)
+                rounds = 1 if options.smoke else 3
+                results[name] = consumers.queues(sizes.queued, sizes.queues, rounds=rounds, data=options.data)
             elif name == "parked":
                 results[name] = consumers.parked(sizes.parked, wakes=sizes.wakes, idle=sizes.idle, data=options.data)
             elif name == "start":
