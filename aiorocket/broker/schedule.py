@@ -12,12 +12,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from aiorocket.broker.copies import store_copy
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.names import SCHEDULE_TOPIC
 from aiorocket.errors import RocketError, StoreError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import PutResult, PutStatus
-from aiorocket_protocol import ProtocolError, RecordView, encode_properties, tags_code
+from aiorocket_protocol import ProtocolError, RecordView, encode_properties
 
 if TYPE_CHECKING:
     from aiorocket.runtime.clock import Clock
@@ -142,7 +143,6 @@ class DelayDelivery:
         except (KeyError, ValueError, ProtocolError) as error:
             self._give_up(level, offset, error)
             return
-        tag = properties.get("TAGS")
 
         def done(result: PutResult) -> None:
             if result.status is PutStatus.OK:
@@ -157,19 +157,7 @@ class DelayDelivery:
                 self._failed(level, offset)
 
         try:
-            self._store.append(
-                topic,
-                queue_id,
-                view.raw_body,
-                text,
-                flag=view.flag,
-                sys_flag=view.sys_flag,
-                born_timestamp=view.born_timestamp,
-                born_host=view.born_host_bytes,
-                reconsume_times=view.reconsume_times,
-                tags_code=tags_code(tag) if tag else 0,
-                done=done,
-            )
+            store_copy(self._store, view, topic, queue_id, text, done)
         except StoreError:
             self._failed(level, offset)
         except (RocketError, ProtocolError) as error:

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
+from aiorocket.broker.copies import store_copy
 from aiorocket.broker.core.groups import GroupTable
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.topics import TopicTable
@@ -218,22 +219,8 @@ class TransactionChecks:
 
         self.table.begin(half, State.ENDING)
         self._ending += 1
-        tag = view.tag
         try:
-            self._store.append(
-                topic,
-                queue_id,
-                view.raw_body,
-                properties,
-                flag=view.flag,
-                sys_flag=sys_flag,
-                born_timestamp=view.born_timestamp,
-                born_host=view.born_host_bytes,
-                reconsume_times=view.reconsume_times,
-                prepared_transaction_offset=prepared,
-                tags_code=tags_code(tag) if tag else 0,
-                done=done,
-            )
+            store_copy(self._store, view, topic, queue_id, properties, done, sys_flag=sys_flag, prepared=prepared)
         except RocketError as error:
             self._reopen(half, State.OPEN)
             self._left()
@@ -334,21 +321,8 @@ class TransactionChecks:
 
         self.table.begin(half, State.COPYING)
         self._copying += 1
-        tag = view.tag
         try:
-            self._store.append(
-                HALF_TOPIC,
-                0,
-                view.raw_body,
-                text,
-                flag=view.flag,
-                sys_flag=view.sys_flag,
-                born_timestamp=view.born_timestamp,
-                born_host=view.born_host_bytes,
-                reconsume_times=view.reconsume_times,
-                tags_code=tags_code(tag) if tag else 0,
-                done=done,
-            )
+            store_copy(self._store, view, HALF_TOPIC, 0, text, done)
         except StoreError:
             self._copying -= 1
             self._reopen(half, State.OPEN)

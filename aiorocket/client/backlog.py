@@ -14,44 +14,66 @@ from collections.abc import Callable
 __all__ = ("Backlog",)
 
 
+class _Line:
+    """The pulls to one broker: those under way, and those that wait for their turn."""
+
+    __slots__ = ("pulls", "turns")
+
+    def __init__(self) -> None:
+        self.pulls = 0
+        self.turns: deque[asyncio.Future[None]] = deque()
+
+
 class Backlog:
     """``acquire`` before a pull that will be answered at once, ``release`` after it, ``tell`` when messages left the
-    line. ``waiting`` counts the messages that no worker has begun."""
+    line. ``waiting`` counts the messages that no worker has begun.
+
+    The pulls to each broker have a line of their own: those to one that does not answer keep their places until they
+    time out, and must not hold up the others'.
+    """
 
     def __init__(self, limit: int, pull_size: int, waiting: Callable[[], int]) -> None:
         self._limit = limit
         self._pull_size = pull_size
         self._waiting = waiting
-        self._pulls = 0
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._lines: dict[str, _Line] = {}
 
-    async def acquire(self) -> None:
+    async def acquire(self, broker: str) -> None:
         """Wait for room, first come first served."""
-        if not self._line and self._room():
-            self._pulls += 1
+        line = self._lines.get(broker)
+        if line is None:
+            line = self._lines[broker] = _Line()
+        if not line.turns and self._room(line):
+            line.pulls += 1
             return
         turn = asyncio.get_running_loop().create_future()
-        self._line.append(turn)
+        line.turns.append(turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.release()
+                self.release(broker)
             raise
 
-    def release(self) -> None:
-        self._pulls -= 1
-        self.tell()
+    def release(self, broker: str) -> None:
+        line = self._lines[broker]
+        line.pulls -= 1
+        self._go_on(line)
 
     def tell(self) -> None:
         """Let as many go on as there is room for."""
-        while self._line and self._room():
-            turn = self._line.popleft()
+        for line in self._lines.values():
+            if line.turns:
+                self._go_on(line)
+
+    def _go_on(self, line: _Line) -> None:
+        while line.turns and self._room(line):
+            turn = line.turns.popleft()
             if not turn.done():
-                self._pulls += 1
+                line.pulls += 1
                 turn.set_result(None)
 
-    def _room(self) -> bool:
-        used = self._pulls * self._pull_size + self._waiting()
+    def _room(self, line: _Line) -> bool:
+        used = line.pulls * self._pull_size + self._waiting()
         # The first one always, or a limit below one pull would stop everything.
         return not used or used + self._pull_size <= self._limit

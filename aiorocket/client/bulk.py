@@ -22,6 +22,8 @@ __all__ = ("Item", "SendOutcome", "send_batch", "send_many")
 Item = bytes | OutgoingMessage
 
 _new = tuple.__new__
+#: Bytes of the batch encoding per message beside body and properties.
+_ITEM_OVERHEAD = 22
 
 
 class SendOutcome(NamedTuple):
@@ -81,10 +83,11 @@ async def send_batch(
         items.append((body, flag, text.encode()))
     if not items:
         return []
-    batch = encode_batch(items)
-    if len(batch) > producer.config.max_message_size:
+    size = sum([_ITEM_OVERHEAD + len(body) + len(properties) for body, _, properties in items])
+    if size > producer.config.max_message_size:
         limit = producer.config.max_message_size
-        raise UsageError(f"the batch takes {len(batch)} bytes, max_message_size is {limit}: send fewer at once")
+        raise UsageError(f"the batch takes {size} bytes, max_message_size is {limit}: send fewer at once")
+    batch = encode_batch(items)
     if queue is None and sharding_key is not None and keyed < len(items):
         raise UsageError(
             "the messages of the batch have different sharding keys, and a batch goes to one queue: a batch for each "

@@ -83,10 +83,10 @@ class Consumer(Listening):
             group = router.group if router is not None else None
             if group is None:
                 raise UsageError("which group? Consumer(group, ...), or a Router with a group")
+        super().__init__(group)
         self.config = config or ConsumerConfig()
         self._own_client = client is None
         self.client = client or Client(nameservers=nameservers, env=env)
-        self.group = check_group(group)
         self._namespace = self.client.config.namespace
         #: With the namespace, as brokers know it; so are the names of topics and queues in here.
         self.wire_group = check_group(wrap(self._namespace, group))
@@ -94,7 +94,6 @@ class Consumer(Listening):
         self.broadcasting = self.config.message_model == "broadcasting"
         self.retry_topic = check_topic(_RETRY_PREFIX + self.wire_group)
         self._lifecycle = Lifecycle(f"consumer {group!r}")
-        self._router = Router(group)
         self.stream = MessageStream(self._lifecycle.need_running)
         self._topics = Topics(None if self.broadcasting else self.retry_topic, self.stream)
         self._only = self._topics.only
@@ -190,7 +189,7 @@ class Consumer(Listening):
                 await self.client.start()
             self.client.need_running()
             self.settlement = Settlement(self, self._again)
-            for each in self._router.listeners:
+            for each in self.listeners:
                 self._deliver(each)
             self._derive()
             await check_group_agrees(self)
@@ -276,7 +275,7 @@ class Consumer(Listening):
     @property
     def is_orderly(self) -> bool:
         """Its listeners are orderly ones. UsageError when there are some of both kinds: a group is one or the other."""
-        kinds = {each.mode == "orderly" for each in self._router.listeners}
+        kinds = {each.mode == "orderly" for each in self.listeners}
         if len(kinds) > 1:
             raise UsageError(f"group {self.group!r} has orderly and concurrent listeners: give each kind its own group")
         return kinds == {True}

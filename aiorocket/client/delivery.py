@@ -216,8 +216,8 @@ class Delivery:
                 slot.seen, slot.seen_at = work, now
             elif now - slot.seen_at >= limit:
                 slot.seen_at = now
-                for message in list(work) if type(work) is list else [work]:
-                    await self._around.failure.expired(message, self._max_attempts)  # type: ignore[arg-type]
+                for message in list(work) if isinstance(work, list) else [work]:
+                    await self._around.failure.expired(message, self._max_attempts)
 
     # -- workers --
 

@@ -120,7 +120,7 @@ class Fetcher:
         while await self._wait_for_turn():
             expects = self._expects
             if expects:
-                await backlog.acquire()
+                await backlog.acquire(self.queue.broker_name)
             self._began = self._client.loop.time()
             try:
                 pause = await self._pull()
@@ -129,7 +129,7 @@ class Fetcher:
             finally:
                 self._began = None
                 if expects:
-                    backlog.release()
+                    backlog.release(self.queue.broker_name)
             if pause:
                 await asyncio.sleep(pause)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.stats import SAMPLE_INTERVAL, ConsumeStats
@@ -20,77 +18,18 @@ __all__ = ("Listening",)
 H = TypeVar("H", bound=Handler)
 
 
-class Listening:
-    """The part of a Consumer that is about listeners."""
+class Listening(Router):
+    """The part of a Consumer that is about listeners: a Router whose listeners run here."""
 
     group: str
     stats: ConsumeStats
     _lifecycle: Lifecycle
-    _router: Router
     _sinks: dict[str, list[Sink]]
 
-    def listener(
-        self,
-        topic: str,
-        tags: str = "*",
-        *,
-        concurrency: int | None = None,
-        batch_size: int | None = None,
-        max_attempts: int | None = None,
-        timeout: float | None = None,
-        start_from: str | datetime | int = "last",
-        order_by: Callable[[Any], object] | None = None,
-        suspend: float | None = None,
-        sql: str | None = None,
-    ) -> Callable[[H], H]:
-        """Decorate an ``async def`` that takes a message, or a list of them; see ``Router.listener`` for the
-        options."""
+    def add(self, listener: Listener) -> None:
+        """UsageError after the start."""
         self._before_start()
-        return self._router.listener(
-            topic, tags, concurrency=concurrency, batch_size=batch_size, max_attempts=max_attempts, timeout=timeout,
-            start_from=start_from, order_by=order_by, suspend=suspend, sql=sql,
-        )  # fmt: skip
-
-    def batch(
-        self,
-        topic: str,
-        tags: str = "*",
-        *,
-        max_messages: int = 256,
-        max_wait: float = 0.1,
-        max_bytes: int = 0,
-        concurrency: int | None = None,
-        max_attempts: int | None = None,
-        timeout: float | None = None,
-        start_from: str | datetime | int = "last",
-    ) -> Callable[[H], H]:
-        """Decorate an ``async def`` that takes a ``Batch``; see ``Router.batch`` for the options."""
-        self._before_start()
-        return self._router.batch(
-            topic, tags, max_messages=max_messages, max_wait=max_wait, max_bytes=max_bytes, concurrency=concurrency,
-            max_attempts=max_attempts, timeout=timeout, start_from=start_from,
-        )  # fmt: skip
-
-    def orderly(
-        self,
-        topic: str,
-        tags: str = "*",
-        *,
-        concurrency: int | None = None,
-        batch_size: int | None = None,
-        max_attempts: int | None = None,
-        on_exhausted: Literal["dead_letter", "suspend"] = "dead_letter",
-        suspend: float | None = None,
-        timeout: float | None = None,
-        start_from: str | datetime | int = "last",
-    ) -> Callable[[H], H]:
-        """Decorate an ``async def`` that takes the messages of each queue in order; see ``Router.orderly`` for the
-        options."""
-        self._before_start()
-        return self._router.orderly(
-            topic, tags, concurrency=concurrency, batch_size=batch_size, max_attempts=max_attempts,
-            on_exhausted=on_exhausted, suspend=suspend, timeout=timeout, start_from=start_from,
-        )  # fmt: skip
+        super().add(listener)
 
     def include(self, router: Router) -> None:
         """Run a router's listeners too. UsageError when it is for another group, or after the start."""
@@ -98,7 +37,7 @@ class Listening:
         if router.group is not None and router.group != self.group:
             raise UsageError(f"the router is for group {router.group!r}, this consumer for {self.group!r}")
         for each in router.listeners:
-            self._router.add(each)
+            self.add(each)
 
     def set_concurrency(self, topic: str, concurrency: int) -> None:
         """Let so many handlers (1 to 1024) of each of the topic's listeners run at once from now on. What runs is not
@@ -113,7 +52,7 @@ class Listening:
     def listener_of(self, topic: str, tag: str) -> Listener | None:
         """The listener that messages of ``topic`` with ``tag`` go to; as with retries, the topic's first one when none
         takes the tag."""
-        found = [each for each in self._router.listeners if each.topic == topic]
+        found = [each for each in self.listeners if each.topic == topic]
         return next((each for each in found if not each.tags or tag in each.tags), found[0] if found else None)
 
     def _before_start(self) -> None:

@@ -61,6 +61,22 @@ async def started(sim: Simulation, env: Env, settings: BrokerConfig) -> tuple[An
     return host, broker
 
 
+@pytest.mark.parametrize("subscription", ["*", "a"])
+def test_many_holds_that_end_together_all_end(subscription: str) -> None:
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config())
+        peer = SimPeer(sim, broker.address)
+        await peer.send()
+        start = sim.loop.time()
+        answers = await asyncio.gather(*(peer.pull("T", 0, 1, subscription=subscription) for _ in range(50)))
+        assert {answer.code for answer in answers} == {19}
+        assert sim.loop.time() - start <= 15.2
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_hold_lasts_as_long_as_asked_and_never_longer_than_the_broker_allows(seed: int) -> None:
     async def main(sim: Simulation) -> None:

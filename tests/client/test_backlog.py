@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorocket.client.backlog import Backlog
-from aiorocket.testing import Simulation, simulate
+from aiorocket.client.message import Message
+from aiorocket.config import ConsumerConfig
+from aiorocket.testing import SimCluster, Simulation, simulate
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 40), st.integers(1, 12))
@@ -24,11 +26,11 @@ def test_the_limit_holds_and_everybody_has_a_turn(seed: int, limit: int, pull_si
         async def fetcher() -> None:
             nonlocal waiting, most, turns
             for _ in range(5):
-                await backlog.acquire()
+                await backlog.acquire("b")
                 await asyncio.sleep(chance.random())
                 waiting += chance.randrange(pull_size + 1)
                 most = max(most, waiting)
-                backlog.release()
+                backlog.release("b")
                 turns += 1
 
         async def worker() -> None:
@@ -51,15 +53,80 @@ def test_the_limit_holds_and_everybody_has_a_turn(seed: int, limit: int, pull_si
 def test_who_is_cancelled_in_the_line_leaves_its_place() -> None:
     async def main(sim: Simulation) -> None:
         backlog = Backlog(1, 1, lambda: 0)
-        await backlog.acquire()
-        tasks = [asyncio.ensure_future(backlog.acquire()) for _ in range(3)]
+        await backlog.acquire("b")
+        tasks = [asyncio.ensure_future(backlog.acquire("b")) for _ in range(3)]
         await asyncio.sleep(0)
         tasks[0].cancel()
-        backlog.release()  # the second one's turn ...
+        backlog.release("b")  # the second one's turn ...
         tasks[1].cancel()  # ... which it cannot take any more
         for task in tasks[:2]:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await asyncio.wait_for(tasks[2], 1)
+
+    simulate(main)
+
+
+def test_a_broker_that_does_not_answer_holds_up_nobody_else() -> None:
+    async def main(sim: Simulation) -> None:
+        backlog = Backlog(64, 32, lambda: 0)
+        for _ in range(2):
+            await backlog.acquire("silent")
+        stuck = asyncio.ensure_future(backlog.acquire("silent"))
+        await asyncio.wait_for(backlog.acquire("other"), 1)
+        assert not stuck.done()
+        stuck.cancel()
+
+    simulate(main)
+
+
+def test_a_consumer_with_many_queues_takes_no_more_than_its_workers_get_to() -> None:
+    async def main(sim: Simulation) -> None:
+        most = done = 0
+
+        async def slow(message: Message) -> None:
+            nonlocal done
+            await asyncio.sleep(0.01)
+            done += 1
+
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 20)
+            sender = await cluster.producer()
+            for number in range(600):
+                await sender.send("t", f"m{number}")
+            config = ConsumerConfig(max_backlog=64, pull_batch_size=16, concurrency=2)
+            member = await cluster.consumer("g", "t", slow, config=config)
+            while done < 600:
+                most = max(most, member.consumer.state().cached)
+                await asyncio.sleep(0.005)
+        # What waits, what the two workers have, and no queue starved.
+        assert 32 <= most <= 64 + 2
+
+    simulate(main)
+
+
+def test_queues_of_a_silent_broker_do_not_hold_up_those_of_another() -> None:
+    async def main(sim: Simulation) -> None:
+        seen: dict[str, int] = {}
+        goes_on = asyncio.Event()
+
+        async def handler(message: Message) -> None:
+            await goes_on.wait()
+            broker = message.queue.broker_name
+            seen[broker] = seen.get(broker, 0) + 1
+
+        async with SimCluster(sim, brokers=2) as cluster:
+            await cluster.create_topic("t", 10)
+            sender = await cluster.producer()
+            for number in range(800):
+                await sender.send("t", f"m{number}")
+            config = ConsumerConfig(max_backlog=64, pull_batch_size=16, concurrency=2, pull_timeout=29.0)
+            await cluster.consumer("g", "t", handler, config=config)
+            silent, live = cluster.brokers
+            cluster.partition([silent.address], [each.address for each in cluster.members])
+            goes_on.set()
+            await asyncio.sleep(2)
+            assert seen[live.name] >= 350
+            cluster.heal()
 
     simulate(main)

@@ -155,7 +155,7 @@ def test_both_kinds_of_listeners_in_a_group_are_refused_before_the_start() -> No
     async def scenario(cluster: SimCluster) -> None:
         consumer = Consumer("g", nameservers=cluster.endpoints, env=cluster.sim.env())
         consumer.listener("t")(ok)
-        consumer._router.orderly("u")(ok)
+        consumer.orderly("u")(ok)
         with pytest.raises(UsageError, match="orderly and concurrent"):
             await consumer.start()
         assert not consumer.client.started
@@ -384,7 +384,7 @@ async def _cancelled_run(sim: Simulation, k: int, shared: bool, orderly: bool) -
                 consumer = client.consumer("g", config=config)
             else:
                 consumer = Consumer("g", nameservers=cluster.endpoints, env=env, config=config)
-            kind = consumer._router.orderly if orderly else consumer._router.listener
+            kind = consumer.orderly if orderly else consumer.listener
             kind("t", start_from="first")(on_message)
             async with consumer:
                 await got.wait()

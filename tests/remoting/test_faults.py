@@ -100,6 +100,18 @@ def test_an_unknown_request_code_is_answered_with_3() -> None:
     served(scenario)
 
 
+def test_connections_that_wait_have_no_read_buffer_of_their_own() -> None:
+    async def scenario(service: Served) -> None:
+        writers = [(await service.raw())[1] for _ in range(3)]
+        await service.check_others()
+        buffers = {id(connection.get_buffer(-1).obj) for connection in service.server.connections}
+        assert len(service.server.connections) == 4 and len(buffers) == 1
+        for writer in writers:
+            writer.close()
+
+    served(scenario)
+
+
 def test_half_a_frame_and_silence_is_cut_off() -> None:
     async def scenario(service: Served) -> None:
         frame = encode(RemotingCommand.request(ECHO, body=b"x" * 500), JSON)

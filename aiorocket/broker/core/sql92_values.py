@@ -177,7 +177,7 @@ def compare(left: Value, right: Value) -> int:
 
 def _double_key(value: Value) -> tuple[bool, float, float]:
     """Java's order of doubles: -0.0 below 0.0, NaN equal to itself and above everything."""
-    number = float(value)  # type: ignore[arg-type]
+    number = float(value)  # type: ignore[arg-type]  # text has been made a number by now
     if math.isnan(number):
         return True, 0.0, 1.0
     return False, number, math.copysign(1.0, number)

@@ -85,8 +85,6 @@ class Topic:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Topic) and self.to_dict() == other.to_dict()
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"Topic({self.name!r}, read={self.read_queues}, write={self.write_queues}, perm={self.perm})"
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from aiorocket.broker.copies import store_copy
 from aiorocket.broker.core.counters import Counters, SendBack
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs
@@ -125,18 +126,16 @@ class SendBackHandler:
             connection.reply(command, RemotingCommand.response() if ok else refuse(put_refusal(result)))
 
         try:
-            self._store.append(
+            store_copy(
+                self._store,
+                view,
                 name,
                 queue_id,
-                view.raw_body,
                 encode_properties(properties),
-                flag=view.flag,
+                done,
+                code=code,
                 sys_flag=view.sys_flag & ~0x2C,  # no transaction; the store sets the bit of its own host
-                born_timestamp=view.born_timestamp,
-                born_host=view.born_host_bytes,
                 reconsume_times=view.reconsume_times + 1,
-                tags_code=code,
-                done=done,
             )
         except StoreError as error:
             return refuse(store_refusal(error))

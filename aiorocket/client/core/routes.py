@@ -77,8 +77,6 @@ class TopicRoute:
             other.topic, other.publish, other.subscribe, other.addresses,
         )  # fmt: skip
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         queues = f"publish={len(self.publish)}, subscribe={len(self.subscribe)}"
         return f"TopicRoute({self.topic!r}, {queues}, {self.addresses})"

@@ -1,0 +1,63 @@
+"""Cold reads: the same bytes whatever the shape of what is wanted, and records that touch in one piece."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorocket.storage.chunk_cache import CHUNK, ChunkCache
+
+SEGMENT = 3 * CHUNK + 1000
+
+
+class Log:
+    """A log in memory whose pieces end with their segment."""
+
+    def __init__(self, size: int) -> None:
+        self.data = Random(7).randbytes(size)
+        self.pieces = 0
+
+    def piece(self, offset: int, size: int) -> bytes:
+        self.pieces += 1
+        end = min(offset + size, offset - offset % SEGMENT + SEGMENT, len(self.data))
+        return self.data[offset:end]
+
+    def piece_start(self, offset: int, size: int) -> int:
+        base = offset - offset % SEGMENT
+        return offset - (offset - base) % size
+
+
+LOG = Log(2 * SEGMENT + 50_000)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60_000), st.integers(1, 5_000), st.booleans()), min_size=1, max_size=60))
+def test_any_records_are_read_as_they_are(steps: list[tuple[int, int, bool]]) -> None:
+    """Gaps (or none, where records touch) and sizes of ascending records."""
+    offsets, sizes, place = [], [], 0
+    for gap, size, touches in steps:
+        place += 0 if touches else gap
+        if place + size > len(LOG.data):
+            break
+        offsets.append(place)
+        sizes.append(size)
+        place += size
+    parts = ChunkCache(LOG, 4 * CHUNK).read(offsets, sizes)
+    assert b"".join(parts) == b"".join(LOG.data[at : at + size] for at, size in zip(offsets, sizes, strict=True))
+
+
+def test_a_batch_is_one_read_however_far_the_next_one_is() -> None:
+    log = Log(2 * SEGMENT)
+    starts = [0, 300_000, 600_000]
+    sizes = [100] * 32
+    offsets = [start + done for start in starts for done in accumulate(sizes[:-1], initial=0)]
+    ChunkCache(log, 4 * CHUNK).read(offsets, sizes * 3)
+    assert log.pieces == 3
+
+
+def test_what_is_missing_comes_out_short() -> None:
+    log = Log(1000)
+    assert sum(map(len, ChunkCache(log, 4 * CHUNK).read([900, 950], [50, 200]))) == 100
+    assert sum(map(len, ChunkCache(log, 4 * CHUNK).read([0, 5000], [10, 10]))) == 10
