@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, chain
 from struct import pack
 
@@ -36,6 +37,8 @@ __all__ = ("Arrival", "MessageStore")
 _pack_unit = UNIT.pack
 _new_result = tuple.__new__
 _OK = PutStatus.OK
+#: What stands in a block for the records of a batch behind the first.
+_NOTHING = [b""] * (BLOCK_MASK + 1)
 
 #: (topic, queue id, max offset, tags code of what arrived or None when the codes differ)
 Arrival = Callable[[str, int, int, "int | None"], None]
@@ -230,6 +233,7 @@ class MessageStore:
         if block is None or not offset & BLOCK_MASK:
             block = self._tail.start(queue, offset)
         block.records.append(record)
+        block.sizes.append(size)
         block.codes.append(tags_code)
         block.size += size
         tail = self._tail
@@ -268,14 +272,13 @@ class MessageStore:
             queue = self._new_queue(topic, queue_id)
         now = self._timestamp = max(self._wall_ms(), self._timestamp)
         first = queue.next_offset
-        start = physical = log.end
-        records = encode_records(
+        encoded = partial(
+            encode_records,
             items,
             extra_properties,
             topic=queue.topic_bytes,
             queue_id=queue_id,
             queue_offset=first,
-            physical_offset=start,
             sys_flag=sys_flag,
             born_timestamp=born_timestamp,
             born_host=born_host,
@@ -283,21 +286,18 @@ class MessageStore:
             store_host=self._store_host,
             reconsume_times=reconsume_times,
         )
-        sizes = list(map(len, records))
-        physical += sum(sizes)
-        if physical > log.limit:
-            total = physical - start
-            physical = log.roll(total)
-            for index, record in enumerate(records):
-                records[index] = _moved(record, physical)
-                physical += len(record)
-            start = physical - total
+        start = log.end
+        records, sizes = encoded(physical_offset=start)
+        total = len(records)
+        if start + total > log.limit:
+            start = log.roll(total)
+            records, sizes = encoded(physical_offset=start)
         tail, group = self._tail, log.group
-        log.end = physical
-        log.pending += physical - start
-        log.buffers += records
+        log.end = start + total
+        log.pending += total
+        log.buffers.append(records)
         # The same bookkeeping as for one message, in a few steps for all of them.
-        count = len(records)
+        count = len(sizes)
         places = list(accumulate(sizes[:-1], initial=start))
         if not queue.marked:
             queue.marked = True
@@ -313,13 +313,17 @@ class MessageStore:
             if block is None or not offset & BLOCK_MASK:
                 block = tail.start(queue, offset)
             upto = min(count, taken + BLOCK_MASK + 1 - (offset & BLOCK_MASK))
-            block.records += records[taken:upto]
-            block.codes += codes[taken:upto]
             size = sum(sizes[taken:upto])
+            # A batch that passes the end of a block is cut there.
+            at = places[taken] - start
+            block.records.append(records if size == total else records[at : at + size])
+            block.records += _NOTHING[1 : upto - taken]
+            block.sizes += sizes[taken:upto]
+            block.codes += codes[taken:upto]
             block.size += size
-            tail.size += size
             offset += upto - taken
             taken = upto
+        tail.size += total
         queue.next_offset = offset
         if tail.size > tail.budget:
             tail.evict()

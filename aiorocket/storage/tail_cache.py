@@ -1,8 +1,8 @@
 """The newest records of every queue in memory, so that a consumer at the tail reads no file.
 
-Records stay the ``bytes`` objects that were written, in blocks of at most 128 aligned by queue offset; a read joins
-slices of blocks. The budget is global and in bytes; the block that was started first goes first, so an append costs
-two list appends.
+What was appended together stays the one ``bytes`` object that was written, in blocks of at most 128 records aligned by
+queue offset; a read joins slices of blocks. The budget is global and in bytes; the block that was started first goes
+first, so an append costs three list appends.
 """
 
 from __future__ import annotations
@@ -22,16 +22,28 @@ BLOCK_MASK = (1 << BLOCK_SHIFT) - 1
 
 
 class Block:
-    """Records ``first`` to ``first + len(records)`` of one queue, and their tags codes beside them."""
+    """Records ``first`` to ``first + len(records)`` of one queue; their sizes and tags codes beside them.
 
-    __slots__ = ("codes", "first", "queue", "records", "size")
+    The first record of a batch stands in ``records`` with all bytes of the batch, the others as nothing: what is read
+    from the first of one batch to the last of another is a plain join.
+    """
+
+    __slots__ = ("codes", "first", "queue", "records", "size", "sizes")
 
     def __init__(self, queue: ConsumeQueue, first: int) -> None:
         self.queue = queue
         self.first = first
         self.size = 0
         self.records: list[bytes] = []
+        self.sizes: list[int] = []
         self.codes: list[int] = []
+
+    def before(self, index: int) -> tuple[int, int]:
+        """Where the bytes of record ``index`` are: in which of ``records``, behind how many bytes."""
+        head = index
+        while not self.records[head]:
+            head -= 1
+        return head, sum(self.sizes[head:index])
 
 
 class TailCache:
@@ -71,8 +83,11 @@ class TailCache:
         for key in [key for key, block in queue.blocks.items() if block.first + len(block.records) > offset]:
             block = queue.blocks[key]
             keep = max(0, offset - block.first)
-            dropped = sum(map(len, block.records[keep:]))
-            del block.records[keep:], block.codes[keep:]
+            dropped = sum(block.sizes[keep:])
+            head, inside = block.before(keep)
+            if inside:
+                block.records[head] = block.records[head][:inside]
+            del block.records[keep:], block.sizes[keep:], block.codes[keep:]
             block.size -= dropped
             self.size -= dropped
             if not keep:
@@ -99,6 +114,10 @@ def read_tail(queue: ConsumeQueue, offset: int, count: int, max_bytes: int) -> t
     block = blocks[offset >> BLOCK_SHIFT]
     low = offset - block.first
     parts = block.records[low : low + count]
+    sizes = block.sizes[low : low + count]
+    if not parts[0]:
+        head, inside = block.before(low)
+        parts[0] = block.records[head][inside:]
     missing = count - len(parts)
     key = offset >> BLOCK_SHIFT
     while missing > 0:
@@ -106,14 +125,17 @@ def read_tail(queue: ConsumeQueue, offset: int, count: int, max_bytes: int) -> t
         following = blocks.get(key)
         if following is None:
             break
-        records = following.records
-        parts += records if len(records) <= missing else records[:missing]
+        parts += following.records if len(following.records) <= missing else following.records[:missing]
+        sizes += following.sizes if len(following.sizes) <= missing else following.sizes[:missing]
         missing = count - len(parts)
-    if len(parts) > 1:
-        sizes = list(map(len, parts))
-        if sum(sizes) > max_bytes:
-            del parts[cut_to_bytes(sizes, max_bytes) :]
-    return b"".join(parts), len(parts)
+    total = sum(sizes)
+    if total > max_bytes:
+        taken = cut_to_bytes(sizes, max_bytes)
+        del parts[taken:], sizes[taken:]
+        total = sum(sizes)
+    data = b"".join(parts)
+    # The last of them may be the beginning of a batch that goes on.
+    return data if len(data) == total else data[:total], len(parts)
 
 
 def scan_tail(
@@ -127,15 +149,20 @@ def scan_tail(
         block = blocks[offset >> BLOCK_SHIFT]
         low = offset - block.first
         high = min(len(block.records), stop - block.first)
-        records = block.records
+        records, sizes = block.records, block.sizes
+        head, at = block.before(low)
         for index, code in enumerate(block.codes[low:high], low):
+            size = sizes[index]
+            if records[index]:
+                head, at = index, 0
             if accept(code):
-                record = records[index]
-                total += len(record)
+                total += size
                 if parts and total > max_bytes:
                     return parts, block.first + index
-                parts.append(record)
+                record = records[head]
+                parts.append(record if len(record) == size else record[at : at + size])
                 if len(parts) == count:
                     return parts, block.first + index + 1
+            at += size
         offset = block.first + high
     return parts, offset

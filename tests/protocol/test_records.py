@@ -82,7 +82,7 @@ def test_the_records_of_a_batch_are_what_each_would_be(fields: dict[str, Any], i
         one_by_one.append(encode_record(**{**fields, **own, "queue_offset": fields["queue_offset"] + number}))
         place += len(one_by_one[-1])
     shared = {key: value for key, value in fields.items() if key not in ("body", "flag", "properties")}
-    assert encode_records(items, extra, **shared) == one_by_one
+    assert encode_records(items, extra, **shared) == (b"".join(one_by_one), list(map(len, one_by_one)))
 
 
 @given(st.lists(records, max_size=5))
