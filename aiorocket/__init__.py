@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from aiorocket.config import PullConsumerConfig as PullConsumerConfig
     from aiorocket.config import RemotingConfig as RemotingConfig
     from aiorocket.config import StoreConfig as StoreConfig
+    from aiorocket.config import TlsConfig as TlsConfig
     from aiorocket.embedded import Embedded as Embedded
     from aiorocket.embedded import embed as embed
     from aiorocket.errors import BackPressureError as BackPressureError
@@ -109,7 +110,7 @@ _HOMES = {
     "client.transaction": "Transaction TransactionProducer TransactionResult",
     "config": (
         "BrokerConfig ClientConfig ConsumerConfig NameServerConfig ProducerConfig PullConsumerConfig RemotingConfig "
-        "StoreConfig"
+        "StoreConfig TlsConfig"
     ),
     "embedded": "Embedded embed",
     "errors": (

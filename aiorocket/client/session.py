@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from aiorocket.client import requests
+from aiorocket.client.access import signer_of
 from aiorocket.client.app import AppMethods
 from aiorocket.client.core.lifecycle import Lifecycle
 from aiorocket.client.core.retry import remote_error
@@ -29,6 +30,7 @@ from aiorocket.model import check_group
 from aiorocket.remoting.client import RemotingClient
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.router import Router
+from aiorocket.remoting.tls import client_context
 from aiorocket.runtime.env import Env, real_env
 from aiorocket.runtime.tasks import TaskScope, to_the_end
 from aiorocket_protocol import (
@@ -86,14 +88,17 @@ class Client(AppMethods):
 
     async def start(self) -> None:
         """Begin heartbeats and route refreshes. No network is touched here: the first use of a topic is the first
-        request."""
+        request. ConfigError when credentials or certificates cannot be read."""
+        signer, tls = signer_of(self.config, self.env.disk), client_context(self.config.tls)
         self._lifecycle.move("start")
         self.loop = asyncio.get_running_loop()
         self._scope = TaskScope("client")
         router = Router()
         for code, handler in requests.handlers(self).items():
             router.add(code, handler)
-        self.remoting = RemotingClient(self.env, self.config.remoting, router, on_close=self._on_close)
+        self.remoting = RemotingClient(
+            self.env, self.config.remoting, router, on_close=self._on_close, signer=signer, tls=tls
+        )
         self.routes = RouteTable(self)
         self._heartbeat_due = asyncio.Event()
         self._scope.start(self._heartbeat_forever(), name="heartbeat")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from aiorocket.config.remoting import MIB, RemotingConfig, check_positive
+from aiorocket.config.tls import TlsConfig
 from aiorocket.errors import ConfigError
 
 __all__ = ("BROKER_LOCK", "ClientConfig", "ConsumerConfig", "ProducerConfig", "PullConsumerConfig")
@@ -29,6 +31,17 @@ class ClientConfig:
     remoting: RemotingConfig = field(default_factory=RemotingConfig)
     #: Put in front of every topic and group on the wire, and taken off for listeners (rocketmq-protocol 9.3).
     namespace: str = ""
+    #: Every request is signed with these, for brokers with access control (Apache's ACL: there a user's name and
+    #: password). ``security_token`` belongs to temporary keys. Signed requests travel as JSON, also to our own broker.
+    access_key: str | None = None
+    secret_key: str | None = field(default=None, repr=False)
+    security_token: str | None = field(default=None, repr=False)
+    #: In place of the three: a JSON file with ``accessKey``, ``secretKey`` and perhaps ``securityToken``, read when the
+    #: client starts.
+    credentials_file: str | None = None
+    #: TLS to name servers and brokers: True trusts what the system trusts; see ``TlsConfig``. One ``ssl.SSLContext``
+    #: made once serves any number of clients.
+    tls: ssl.SSLContext | TlsConfig | bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.namespace, str) or not re.fullmatch(r"[a-zA-Z0-9_-]*", self.namespace, re.ASCII):
@@ -36,6 +49,36 @@ class ClientConfig:
         check_positive(self, "heartbeat_interval", "route_interval", "start_timeout")
         if not self.nameservers:
             raise ConfigError("nameservers is empty: give at least one HOST:PORT")
+        if not isinstance(self.tls, bool | TlsConfig | ssl.SSLContext):
+            raise ConfigError(f"tls={self.tls!r}: True, False, a TlsConfig or an ssl.SSLContext")
+        if self.access_key or self.secret_key or self.security_token:
+            if self.credentials_file:
+                raise ConfigError(f"access_key and credentials_file={self.credentials_file!r}: either of them")
+            check_credentials(self.access_key, self.secret_key, self.security_token)
+        elif not self.credentials_file:
+            return
+        if self.remoting.serializer not in ("auto", "json"):
+            raise ConfigError(
+                f"remoting.serializer={self.remoting.serializer!r}, but signed requests travel as JSON: use 'auto' or "
+                "'json' with an access_key or a credentials_file"
+            )
+
+
+def check_credentials(
+    access_key: str | None,
+    secret_key: str | None,
+    security_token: str | None,
+    where: str = "",
+    *names: str,
+) -> None:
+    """ConfigError unless keys and token can be used; the text begins with ``where`` and never holds their values."""
+    first, second, third = names or ("access_key", "secret_key", "security_token")
+    if not access_key or not secret_key:
+        missing, given = (second, first) if access_key else (first, second if secret_key else third)
+        raise ConfigError(f"{where}{missing} is missing: {given} alone signs nothing")
+    for name, value in ((first, access_key), (second, secret_key), (third, security_token or "")):
+        if value != value.strip() or not value.isprintable():
+            raise ConfigError(f"{where}{name} begins or ends with a blank, or holds a line end: is it cut out wrongly?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

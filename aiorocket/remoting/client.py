@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
-from typing import cast
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from aiorocket.config import RemotingConfig
 from aiorocket.errors import NotConnectedError
@@ -12,9 +15,13 @@ from aiorocket.remoting.address import parse_address
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.router import Router
 from aiorocket.remoting.sweeper import Sweeper
+from aiorocket.remoting.tls import tls_trouble
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import READ_SIZE, RemotingCommand
+
+if TYPE_CHECKING:
+    from aiorocket_protocol.signing import Signer
 
 __all__ = ("RemotingClient",)
 
@@ -32,7 +39,7 @@ class _Failures:
 
 class RemotingClient:
     """Outgoing connections. ``router`` serves requests that peers send on them, ``on_close(connection)`` tells of each
-    end."""
+    end; ``signer`` signs every request, which then travels as JSON; ``tls`` is for all addresses."""
 
     def __init__(
         self,
@@ -40,8 +47,21 @@ class RemotingClient:
         config: RemotingConfig,
         router: Router | None = None,
         on_close: Callable[[Connection], None] | None = None,
+        *,
+        signer: Signer | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._make: Callable[..., Connection] = Connection
+        if signer is not None:
+            from aiorocket.remoting.signed import SignedConnection
+
+            self._make = partial(SignedConnection, signer)
+            config = replace(config, serializer="json")
         self.config = config
+        self._tls: dict[str, Any] = {}
+        if tls is not None:
+            limit = config.connect_timeout
+            self._tls = {"ssl": tls, "ssl_handshake_timeout": limit, "ssl_shutdown_timeout": limit}
         self._env = env
         self._router = router if router is not None else Router()
         self._on_close = on_close
@@ -133,7 +153,7 @@ class RemotingClient:
             self._sweeper = Sweeper(loop, self.config)
 
         def factory() -> asyncio.BaseProtocol:
-            return Connection(
+            return self._make(
                 loop,
                 self.config,
                 self._router.dispatch,
@@ -147,12 +167,13 @@ class RemotingClient:
         connection: Connection | None = None
         try:
             async with asyncio.timeout(self.config.connect_timeout):
-                _, made = await loop.create_connection(factory, host, port)
+                _, made = await loop.create_connection(factory, host, port, **self._tls)
                 connection = cast(Connection, made)
         except TimeoutError:
-            cause = f"no connection within {self.config.connect_timeout:g} s"
+            with_tls = " (with its TLS handshake)" if self._tls else ""
+            cause = f"no connection{with_tls} within {self.config.connect_timeout:g} s"
         except OSError as error:
-            cause = _cause(error)
+            cause = (tls_trouble(error) if self._tls else None) or _cause(error)
         waiters = self._dials.pop(address, [])
         if connection is not None:
             self._failures.pop(address, None)

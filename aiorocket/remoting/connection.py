@@ -473,7 +473,11 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(f"{type(exc).__name__}: {exc}" if exc is not None else "the peer closed it")
+        # Apache's server in TLS mode "enforcing" hangs up on plain text.
+        hint = ", having said nothing (does it want TLS, or a certificate?)"
+        silent = self._is_client and not self._frames
+        ended = "the peer closed it" + hint * silent
+        self._end(f"{type(exc).__name__}: {exc}" if exc is not None else ended)
         if not self._ended.done():
             self._ended.set_result(None)
         if self._on_lost is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import ssl
 from collections.abc import Callable
+from typing import Any
 
 from aiorocket.config import RemotingConfig
 from aiorocket.errors import UsageError
@@ -24,7 +26,8 @@ _BACKLOG = 1024
 
 
 class RemotingServer:
-    """A listening socket and its connections. ``on_connect`` and ``on_close`` are called with each connection, once."""
+    """A listening socket and its connections. ``on_connect`` and ``on_close`` are called with each connection, once.
+    With ``tls`` it speaks nothing else."""
 
     def __init__(
         self,
@@ -33,6 +36,8 @@ class RemotingServer:
         config: RemotingConfig,
         on_connect: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.config = config
         self.router = router
@@ -47,6 +52,10 @@ class RemotingServer:
         self._closing = False
         self._address = ""
         self._port = 0
+        self._tls: dict[str, Any] = {}
+        if tls is not None:
+            limit = config.connect_timeout
+            self._tls = {"ssl": tls, "ssl_handshake_timeout": limit, "ssl_shutdown_timeout": limit}
 
     @property
     def port(self) -> int:
@@ -82,7 +91,7 @@ class RemotingServer:
             )
 
         try:
-            self._server = await loop.create_server(factory, host, port, backlog=_BACKLOG)
+            self._server = await loop.create_server(factory, host, port, backlog=_BACKLOG, **self._tls)
         except OSError as error:
             raise UsageError(_why_not_bound(host, port, error)) from error
         name = self._server.sockets[0].getsockname()

@@ -27,6 +27,8 @@ _FIRST_SIZE = 16 * 1024
 #: A buffer grown for one large frame is kept for the next up to this size, else every large pull answer pays an
 #: allocation.
 _KEEP_SIZE = 2 * 1024 * 1024
+#: How a TLS alert and a TLS handshake begin: what a peer sends that expects or offers TLS.
+_TLS_RECORDS = (0x1503, 0x1603)
 
 
 def encode_frame_head(serialize_type: int, header: bytes, body_length: int) -> bytes:
@@ -150,8 +152,9 @@ class FrameSplitter:
 
 def _bad_frame(length: int, header_length: int) -> ProtocolError:
     if length > MAX_FRAME - 4:
+        tls = " (this looks like TLS, where plain text is spoken)" if length >> 16 in _TLS_RECORDS else ""
         return ProtocolError(
-            f"length field {length} (0x{length:08x}); at most {MAX_FRAME - 4} is allowed", where="frame"
+            f"length field {length} (0x{length:08x}); at most {MAX_FRAME - 4} is allowed{tls}", where="frame"
         )
     if length < 4:
         return ProtocolError(f"length field {length}; at least 4 is needed", where="frame")

@@ -97,6 +97,16 @@ async def test_a_batch_that_is_none_is_13(peer: Peer) -> None:
     assert span(await peer.pull(suspend_timeout_millis=0)).max_offset == 0
 
 
+async def test_a_timer_inside_a_batch_is_refused_and_not_delivered_at_once(peer: Peer) -> None:
+    timed = encode_batch([(b"1", 0, b""), (b"2", 0, b"TIMER_DELIVER_MS\x0199\x02")])
+    answer = await peer.call(320, send_header(batch=True), timed)
+    assert answer.code == 13 and "timer" in (answer.remark or "")
+    answer = await peer.send_batch(b"1", properties="TIMER_DELAY_SEC\x019\x02")
+    assert answer.code == 13 and "timer" in (answer.remark or "")
+    assert (await peer.send_batch(b"TIMER_DELIVER_MS is only a body")).code == 0
+    assert span(await peer.pull(suspend_timeout_millis=0)).max_offset == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [

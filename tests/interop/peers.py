@@ -144,8 +144,11 @@ class _Process:
 
 
 @contextmanager
-def apache_server(lib: Path, place: Path) -> Iterator[Server]:
-    """Apache RocketMQ: a name server and a broker on free loopback ports, ready when TBW102 has a route."""
+def apache_server(
+    lib: Path, place: Path, *, more: Mapping[str, str] | None = None, java_options: Sequence[str] = ()
+) -> Iterator[Server]:
+    """Apache RocketMQ: a name server and a broker on free loopback ports, ready when TBW102 has a route. ``more`` are
+    settings of the broker, ``java_options`` are for both processes."""
     place.mkdir(parents=True, exist_ok=True)
     ns_port, broker_port = _free_port(), _free_port(-2, 0, 1)
     nameserver, broker = f"127.0.0.1:{ns_port}", f"127.0.0.1:{broker_port}"
@@ -175,11 +178,12 @@ def apache_server(lib: Path, place: Path) -> Iterator[Server]:
         "slaveReadEnable": "false",
         # The default refuses writes on machines whose disk is 75 % full, however much that leaves.
         "diskMaxUsedSpaceRatio": "95",
+        **(more or {}),
     }
     (place / "broker.conf").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
 
     def java(heap: str, main: str, conf: str) -> list[str]:
-        options = [*JVM_OPTIONS, *heap.split(), f"-Duser.home={place}"]
+        options = [*JVM_OPTIONS, *heap.split(), f"-Duser.home={place}", *java_options]
         return ["java", *options, "-cp", f"{lib}/*", main, "-c", str(place / conf)]
 
     with ExitStack() as stack:

@@ -320,6 +320,11 @@ class SendHandlers:
             extra += b"\x02"
         if b"DELAY\x01" in extra:
             return refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be delayed (property DELAY)"))
+        if b"TIMER_" in command.body or b"TIMER_" in extra:
+            for _, _, own in messages:
+                refusal = _unserved(decode_properties(own) | decode_properties(extra), transactional=True)
+                if refusal is not None:
+                    return refuse(refusal)
         suffix = extra + self._cluster.encode()
         codes = self._batch_codes(topic, messages, extra)
         if codes is None:

@@ -1,0 +1,54 @@
+"""Who a client says it is: the credentials of its config, or of the file the config names."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from aiorocket.config import ClientConfig
+from aiorocket.config.client import check_credentials
+from aiorocket.errors import ConfigError
+from aiorocket.runtime.disk import Disk
+
+if TYPE_CHECKING:
+    from aiorocket_protocol.signing import Signer
+
+__all__ = ("signer_of",)
+
+_MEMBERS = ("accessKey", "secretKey", "securityToken")
+
+
+def signer_of(config: ClientConfig, disk: Disk) -> Signer | None:
+    """What signs this client's requests, None without credentials. Reads ``credentials_file`` (blocking: a few hundred
+    bytes, once per client); ConfigError says what is wrong with it and never what it holds."""
+    if config.credentials_file:
+        keys = _read(config.credentials_file, disk)
+    elif config.access_key and config.secret_key:
+        keys = config.access_key, config.secret_key, config.security_token
+    else:
+        return None
+    from aiorocket_protocol.signing import Signer  # loads OpenSSL, which most clients never need
+
+    return Signer(*keys)
+
+
+def _read(path: str, disk: Disk) -> tuple[str, str, str | None]:
+    try:
+        data = disk.read_bytes(path)
+    except OSError as error:
+        raise ConfigError(f"credentials_file={path!r} cannot be read: {error.strerror or error}") from None
+    try:
+        plain = json.loads(data)
+    except ValueError:  # its text would quote the file
+        raise ConfigError(f"credentials_file={path!r} is not JSON") from None
+    if not isinstance(plain, dict):
+        raise ConfigError(f"credentials_file={path!r}: a JSON object with accessKey and secretKey is needed")
+    unknown = sorted(set(plain) - set(_MEMBERS))
+    if unknown:
+        known = ", ".join(_MEMBERS)
+        raise ConfigError(f"credentials_file={path!r}: unknown members {', '.join(unknown)}; known: {known}")
+    access_key, secret_key, token = (plain.get(name) for name in _MEMBERS)
+    if not isinstance(access_key, str) or not isinstance(secret_key, str) or not isinstance(token, str | None):
+        raise ConfigError(f"credentials_file={path!r}: accessKey and secretKey are needed, and all values are text")
+    check_credentials(access_key, secret_key, token, f"credentials_file={path!r}: ", *_MEMBERS)
+    return access_key, secret_key, token

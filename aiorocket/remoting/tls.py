@@ -1,0 +1,78 @@
+"""TLS of clients: from settings to an ``ssl.SSLContext``, and what a failed handshake means in words."""
+
+from __future__ import annotations
+
+import os
+import ssl
+
+from aiorocket.config import TlsConfig
+from aiorocket.errors import ConfigError
+
+__all__ = ("client_context", "tls_trouble")
+
+_SELF_SIGNED = (18, 19, 20, 21)  # X509_V_ERR: self-signed, self-signed in the chain, no issuer here, leaf alone
+_NAMES = (62, 64)  # X509_V_ERR: host name, IP address
+
+
+def client_context(tls: ssl.SSLContext | TlsConfig | bool) -> ssl.SSLContext | None:
+    """The context for this setting, None for plain text. Reads files; ConfigError names the one that cannot be used."""
+    if isinstance(tls, ssl.SSLContext):
+        return tls
+    if tls is False:
+        return None
+    settings = TlsConfig() if tls is True else tls
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if not settings.verify else _trusting(settings.ca)
+    context.check_hostname = settings.verify and settings.check_hostname
+    if not settings.verify:
+        context.verify_mode = ssl.CERT_NONE
+    if settings.cert is not None:
+        _show(context, settings.cert, settings.key, settings.key_password or "")
+    return context
+
+
+def _trusting(ca: str | None) -> ssl.SSLContext:
+    try:
+        if ca is not None and os.path.isdir(ca):
+            return ssl.create_default_context(capath=ca)
+        return ssl.create_default_context(cafile=ca)
+    except FileNotFoundError:
+        raise ConfigError(f"TlsConfig.ca={ca!r}: there is no such file") from None
+    except ssl.SSLError as error:
+        raise ConfigError(f"TlsConfig.ca={ca!r} holds no certificates in PEM form ({error.reason or error})") from None
+    except OSError as error:
+        raise ConfigError(f"TlsConfig.ca={ca!r} cannot be read: {error.strerror}") from None
+
+
+def _show(context: ssl.SSLContext, cert: str, key: str | None, password: str) -> None:
+    for name, path in (("cert", cert), ("key", key)):
+        if path is not None and not os.path.isfile(path):
+            raise ConfigError(f"TlsConfig.{name}={path!r}: there is no such file")
+    try:
+        # Without a password OpenSSL would ask at the terminal for one; an empty one is refused instead.
+        context.load_cert_chain(cert, key, lambda: password)
+    except ssl.SSLError as error:
+        where = repr(cert) if key is None else f"{cert!r} with key={key!r}"
+        raise ConfigError(
+            f"TlsConfig.cert={where}: not a certificate and its private key in PEM form, or key_password does not open "
+            f"it ({error.reason or error})"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"TlsConfig.cert={cert!r}, key={key!r} cannot be read: {error.strerror}") from None
+
+
+def tls_trouble(error: OSError) -> str | None:
+    """What a failed TLS handshake says, and what to do; None when the error is not one of TLS."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        code = getattr(error, "verify_code", 0)
+        advice = ""
+        if code in _SELF_SIGNED:
+            advice = "; TlsConfig.ca must name the authority that signed it"
+        elif code in _NAMES:
+            advice = "; TlsConfig(check_hostname=False) accepts any name of a trusted authority"
+        said = str(getattr(error, "verify_message", "") or error).rstrip(".")
+        return f"its certificate is refused: {said}{advice}"
+    if isinstance(error, ssl.SSLError):
+        return f"the TLS handshake failed: {error.reason or error}: does it speak TLS on this port?"
+    if isinstance(error, ConnectionResetError | ConnectionAbortedError):
+        return "it closed the connection during the TLS handshake: does it speak TLS on this port?"
+    return None
