@@ -8,7 +8,8 @@ Queues interleave in one log, so the records of one pull lie spread between thos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import add
+from itertools import compress, count
+from operator import add, ne
 from typing import Protocol
 
 __all__ = ("CHUNK", "ChunkCache", "LogBytes")
@@ -85,7 +86,7 @@ class ChunkCache:
 def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     """Start and length of each run of records that touch."""
     ends = list(map(add, offsets, sizes))
-    breaks = [index for index, end in enumerate(ends[:-1], 1) if end != offsets[index]]
+    breaks = list(compress(count(1), map(ne, ends, offsets[1:])))
     if len(breaks) == len(ends) - 1:
         return offsets, sizes
     starts = [offsets[0], *map(offsets.__getitem__, breaks)]

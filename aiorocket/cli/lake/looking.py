@@ -1,0 +1,242 @@
+"""``aiorocket lake dedup|decode|windows|order|latency``: what can be made of rows, from an archive or a live topic."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aiorocket.cli.lake.options import input_options, json_option, make_input, output_options, spark_options
+from aiorocket.cli.lake.running import Interrupts, check_extras, run_step
+from aiorocket.cli.options import BadInputError
+
+if TYPE_CHECKING:
+    from aiorocket.spark.steps.report import ProgressCall, StepReport
+
+__all__ = ("decode", "dedup", "latency", "order", "windows")
+
+_AGAIN = "the next run begins with what is not written yet"
+
+
+@click.command()
+@input_options
+@click.option(
+    "--by", type=click.Choice(["id", "key", "spark_txn"]), default="id", show_default=True,
+    help="What is the same: the message id, the keys, or the property that our idempotent sink writes.",
+)
+@click.option("--key", metavar="SQL", help="With --by key: the key, as an expression on the row's columns.")
+@output_options(0)
+@click.option(
+    "--max-rows", type=click.IntRange(1), default=500_000, show_default=True, metavar="N", help="Rows in one portion."
+)
+@spark_options
+@json_option
+def dedup(
+    archive_path: str | None, topic: str | None, name_server: str, since: datetime | None, until: datetime | None,
+    options: dict[str, str], by: str, key: str | None, out: str | None, format: str, show: int, max_rows: int,
+    master: str, conf: dict[str, str], as_json: bool,
+) -> None:  # fmt: skip
+    """Drop repeated rows, and count them.
+
+    With --out the unique rows are written to PATH/rows, and a later run adds the new ones that repeat none of them.
+    """
+    if key is not None and by != "key":
+        raise click.UsageError(f"--key goes with --by key, not with --by {by}")
+    given = make_input(archive_path, topic, name_server, since, until, options)
+
+    def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
+        from aiorocket.spark.steps.analyses import run_dedup
+        from aiorocket.spark.steps.run import Output
+
+        which: Any = by
+        return run_dedup(
+            spark, given, Output(out, format, {"rows": show}), by=which, key=key, max_rows=max_rows, on_progress=tell
+        )
+
+    run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
+
+
+@click.command()
+@input_options
+@click.option(
+    "--using", type=click.Choice(["json", "variant", "text", "avro"]), default="json", show_default=True,
+    help="What bodies are.",
+)
+@click.option(
+    "--schema", metavar="TEXT|@FILE",
+    help="For json: DDL such as 'id LONG NOT NULL, price DOUBLE'. For avro: its JSON. @FILE reads it from there.",
+)
+@click.option("--required", metavar="FIELD", multiple=True, help="For json: a field that must be there; repeatable.")
+@click.option(
+    "--header-bytes", type=click.IntRange(0), default=0, metavar="N",
+    help="For avro: bytes before the datum (5 in Confluent's wire format).",
+)
+@output_options(10)
+@click.option(
+    "--max-rows", type=click.IntRange(1), default=500_000, show_default=True, metavar="N", help="Rows in one portion."
+)
+@spark_options
+@json_option
+def decode(
+    archive_path: str | None, topic: str | None, name_server: str, since: datetime | None, until: datetime | None,
+    options: dict[str, str], using: str, schema: str | None, required: tuple[str, ...], header_bytes: int,
+    out: str | None, format: str, show: int, max_rows: int, master: str, conf: dict[str, str], as_json: bool,
+) -> None:  # fmt: skip
+    """Make columns of bodies; what cannot be decoded goes to a quarantine with the reason.
+
+    With --out rows go to PATH/decoded and PATH/quarantine, and a later run adds what is new.
+    """
+    if using in ("json", "avro") and schema is None:
+        raise click.UsageError(f"--using {using} needs --schema")
+    if using in ("variant", "text") and schema is not None:
+        raise click.UsageError(f"--using {using} takes no --schema")
+    if schema is not None and schema.startswith("@"):
+        schema = _text_of(schema[1:])
+    given = make_input(archive_path, topic, name_server, since, until, options)
+
+    def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
+        from aiorocket.spark.steps.analyses import run_decode
+        from aiorocket.spark.steps.run import Output
+
+        output = Output(out, format, {"decoded": show, "quarantine": show})
+        return run_decode(
+            spark, given, output, using=using, schema=schema, required=required, header_bytes=header_bytes,
+            max_rows=max_rows, on_progress=tell,
+        )  # fmt: skip
+
+    run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
+
+
+@click.command()
+@input_options
+@click.option("--every", default="1 minute", show_default=True, metavar="LENGTH", help="Length of a window.")
+@click.option("--slide", metavar="LENGTH", help="Begin a window this often; they overlap then.")
+@click.option(
+    "--by", multiple=True, default=("topic",), show_default=True, metavar="NAME",
+    help="topic, tag, key or a column; repeatable.",
+)
+@click.option("--key", metavar="SQL", help="With --by key: the key, as an expression on the row's columns.")
+@click.option(
+    "--time", default="bornTimestamp", show_default=True, metavar="COLUMN", help="The event time; or storeTimestamp."
+)
+@click.option("--watermark", metavar="LENGTH", help="Count rows that came later than this behind the latest.")
+@output_options(20)
+@spark_options
+@json_option
+def windows(
+    archive_path: str | None, topic: str | None, name_server: str, since: datetime | None, until: datetime | None,
+    options: dict[str, str], every: str, slide: str | None, by: tuple[str, ...], key: str | None, time: str,
+    watermark: str | None, out: str | None, format: str, show: int, master: str, conf: dict[str, str], as_json: bool,
+) -> None:  # fmt: skip
+    """Count rows and bytes in windows of time, by topic, tag, key or any column.
+
+    With --out the windows are PATH/windows. They are made anew when the input has grown, late rows included.
+    """
+    given = make_input(archive_path, topic, name_server, since, until, options)
+
+    def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
+        from aiorocket.spark.steps.analyses import run_windows
+        from aiorocket.spark.steps.run import Output
+
+        return run_windows(
+            spark, given, Output(out, format, {"windows": show}), every=every, slide=slide, by=by, time=time,
+            watermark=watermark, key=key, on_progress=tell,
+        )  # fmt: skip
+
+    run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
+
+
+@click.command()
+@input_options
+@click.option(
+    "--sequence", metavar="SQL",
+    help="A number that grows within a key, for instance \"CAST(properties['seq'] AS LONG)\". Without: queues only.",
+)
+@click.option("--key", metavar="SQL", help="The key; the sharding key unless given. `keys` for the message's keys.")
+@click.option(
+    "--dense/--sparse", default=None, help="Whether the sequence counts without gaps: then missing numbers are found."
+)
+@output_options(20)
+@spark_options
+@json_option
+def order(
+    archive_path: str | None, topic: str | None, name_server: str, since: datetime | None, until: datetime | None,
+    options: dict[str, str], sequence: str | None, key: str | None, dense: bool | None, out: str | None, format: str,
+    show: int, master: str, conf: dict[str, str], as_json: bool,
+) -> None:  # fmt: skip
+    """Check that everything is there, once, and in order: per queue, and per key with --sequence.
+
+    Exits with 1 when something was found.
+    """
+    if sequence is None and (key is not None or dense is not None):
+        raise click.UsageError("--key, --dense and --sparse go with --sequence")
+    given = make_input(archive_path, topic, name_server, since, until, options)
+
+    def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
+        from aiorocket.spark.steps.analyses import run_order
+        from aiorocket.spark.steps.run import Output
+
+        output = Output(out, format, {"findings": show})
+        return run_order(spark, given, output, sequence=sequence, key=key, dense=dense, on_progress=tell)
+
+    run_step(
+        work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN,
+        fails=lambda report: bool(report.details.get("findings")),
+    )  # fmt: skip
+
+
+@click.command()
+@input_options
+@click.option("--every", default="1 minute", show_default=True, metavar="LENGTH", help="Windows of tables over time.")
+@click.option("--plots", metavar="DIR", help="Draw PNG pictures into this folder (needs the extra report).")
+@click.option("--group", metavar="GROUP", help="Also how far behind this consumer group is (of a live topic).")
+@click.option(
+    "--samples", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="With --group: ask N times."
+)
+@click.option(
+    "--pause", type=click.FloatRange(0), default=1.0, show_default=True, metavar="SECONDS", help="Between two samples."
+)
+@click.option("--approximate", is_flag=True, help="Percentiles that need less memory, off by 1 place in 10,000.")
+@output_options(20)
+@spark_options
+@json_option
+def latency(
+    archive_path: str | None, topic: str | None, name_server: str, since: datetime | None, until: datetime | None,
+    options: dict[str, str], every: str, plots: str | None, group: str | None, samples: int, pause: float,
+    approximate: bool, out: str | None, format: str, show: int, master: str, conf: dict[str, str], as_json: bool,
+) -> None:  # fmt: skip
+    """Report how long messages took from producer to broker: percentiles by topic, queue and time, tables and plots.
+
+    With --group also the lag of a consumer group.
+    """
+    if group is not None and archive_path is not None:
+        raise click.UsageError("--group asks brokers: give --topic with --nameserver, not --archive")
+    given = make_input(archive_path, topic, name_server, since, until, options)
+    if plots is not None:
+        check_extras("matplotlib", install="pip install 'aiorocketmq[report]'", what="--plots")
+
+    def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
+        from aiorocket.spark.steps.analyses import run_latency
+        from aiorocket.spark.steps.run import Output
+
+        names = ("by_topic", "by_queue", "over_time", "histogram", "lag")
+        return run_latency(
+            spark, given, Output(out, format, dict.fromkeys(names, show)), every=every, plots=plots, group=group,
+            samples=samples, pause=pause, exact=not approximate, on_progress=tell,
+        )  # fmt: skip
+
+    run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
+
+
+def _text_of(path: str) -> str:
+    try:
+        number = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise BadInputError(f"--schema @{path}: {error.strerror}") from error
+    try:
+        with open(number, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"--schema @{path}: {error}") from error

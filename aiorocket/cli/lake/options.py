@@ -1,0 +1,163 @@
+"""Options that the lake commands share, and how their values are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from aiorocket.cli.options import parse_nameservers
+
+if TYPE_CHECKING:
+    from aiorocket.spark.steps.inputs import Input
+
+__all__ = (
+    "Spark",
+    "format_option",
+    "input_options",
+    "json_option",
+    "lake_nameserver",
+    "make_input",
+    "output_options",
+    "source_option",
+    "spark_options",
+    "time_option",
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Spark(dict[str, str]):
+    """Settings of the session; ``master`` is where it runs."""
+
+    master = "local[*]"
+
+
+def _read_nameservers(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        return ";".join(parse_nameservers(value))  # as RocketMQ's own tools, and Spark's options, write it
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def lake_nameserver(function: F) -> F:
+    """``--nameserver`` as the other commands have it, as one text for Spark's option ``nameServer``."""
+    return click.option(
+        "--nameserver", "name_server", metavar="HOST:PORT[,HOST:PORT]", callback=_read_nameservers,
+        envvar="AIOROCKET_NAMESERVER", default="127.0.0.1:9876", show_default=True, show_envvar=True,
+        help="Name servers to ask, separated by ',' or ';'.",
+    )(function)  # fmt: skip
+
+
+def _read_pairs(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals or not name.strip():
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE")
+        found[name.strip()] = text
+    return found
+
+
+def source_option(function: F) -> F:
+    return click.option(
+        "-o", "--option", "options", metavar="NAME=VALUE", multiple=True, callback=_read_pairs,
+        help="Any option of the Spark source or sink, such as accessKey=, tls=true, tags=, failOnDataLoss=false.",
+    )(function)  # fmt: skip
+
+
+def spark_options(function: F) -> F:
+    for option in (
+        click.option(
+            "--conf", metavar="NAME=VALUE", multiple=True, callback=_read_pairs, help="A setting of the Spark session."
+        ),
+        click.option("--master", default=Spark.master, show_default=True, help="Where Spark runs."),
+    ):
+        function = option(function)
+    return function
+
+
+def json_option(function: F) -> F:
+    return click.option(
+        "--json", "as_json", is_flag=True, help="The report as one JSON object; everything else to standard error."
+    )(function)
+
+
+def format_option(function: F) -> F:
+    return click.option(
+        "--format", type=click.Choice(["parquet", "delta"]), default="parquet", show_default=True,
+        help="delta keeps a Delta log over the same Parquet files.",
+    )(function)  # fmt: skip
+
+
+def _read_time(_ctx: click.Context, _param: click.Parameter, value: str | None) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        at = datetime.fromisoformat(value.strip())
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no time such as 2025-03-01 or 2025-03-01T12:30+01:00") from None
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+def time_option(flag: str, name: str, text: str) -> Callable[[F], F]:
+    return click.option(flag, name, metavar="TIME", callback=_read_time, help=text)
+
+
+def input_options(function: F) -> F:
+    """An archive or a live topic."""
+    for option in (
+        source_option,
+        time_option("--until", "until", "Rows stored before then."),
+        time_option("--from", "since", "Rows stored at this time (UTC unless it says otherwise) or later."),
+        lake_nameserver,
+        click.option("--topic", metavar="TOPIC", help="With --archive: only this topic of it. Without: a live topic."),
+        click.option("--archive", "archive_path", metavar="PATH", help="Read this archive of lake archive."),
+    ):
+        function = option(function)
+    return function
+
+
+def make_input(
+    archive_path: str | None,
+    topic: str | None,
+    name_server: str,
+    since: datetime | None,
+    until: datetime | None,
+    options: dict[str, str],
+) -> Input:
+    """UsageError of click's for options that do not go together."""
+    if archive_path is None and topic is None:
+        raise click.UsageError("nothing to read: give --archive PATH, or --topic TOPIC of a live broker")
+    if archive_path is not None and options:
+        raise click.UsageError(f"--option {next(iter(options))}= is for a live topic, not for an archive")
+    if since is not None and until is not None and until <= since:
+        raise click.UsageError(f"--until {until.isoformat()} is not after --from {since.isoformat()}")
+    from aiorocket.spark.steps.inputs import Input
+
+    if archive_path is not None:
+        topics = tuple(name.strip() for name in topic.split(",")) if topic is not None else None
+        return Input(archive=archive_path, topics=topics, since=since, until=until)
+    return Input(name_server=name_server, topic=topic, since=since, until=until, options=options)
+
+
+def output_options(default_show: int) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        for option in (
+            click.option(
+                "--show", type=click.IntRange(0), metavar="N", default=default_show, show_default=True,
+                help="Show the first N rows of the result.",
+            ),
+            format_option,
+            click.option(
+                "--out", metavar="PATH", help="Keep the result here; the next run with the same options goes on."
+            ),
+        ):  # fmt: skip
+            function = option(function)
+        return function
+
+    return decorate

@@ -1,0 +1,127 @@
+"""The life of a lake command: the extra it needs, a session, progress, Ctrl-C, the report, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aiorocket.cli.lake.telling import Teller, summary
+from aiorocket.cli.running import INTERRUPTED
+from aiorocket.errors import ProtocolError, RocketError
+
+if TYPE_CHECKING:
+    from aiorocket.spark.steps.report import ProgressCall, StepReport
+
+__all__ = ("INSTALL", "Work", "check_extras", "run_step", "told_in_a_line")
+
+INSTALL = "pip install 'aiorocketmq[spark,spark-jvm]'"
+_NEEDED = ("pyspark", "pyarrow", "numpy")
+
+#: Called with a session and with what takes progress.
+Work = Callable[[Any, "ProgressCall"], "StepReport"]
+
+
+def check_extras(*more: str, install: str = INSTALL, what: str = "aiorocket lake") -> None:
+    """A line that says what to install, when something is missing."""
+    missing = [name for name in (*_NEEDED, *more) if find_spec(name) is None]
+    if missing:
+        raise click.ClickException(f"{what} needs {', '.join(missing)}: {install}")
+
+
+@contextmanager
+def told_in_a_line() -> Iterator[None]:
+    """What a user can act on becomes one line on standard error and exit code 1."""
+    try:
+        yield
+    except (RocketError, ProtocolError) as error:
+        raise click.ClickException(str(error)) from error
+    except BrokenPipeError:
+        raise  # whoever read our output is gone: click ends the process without a word
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise click.ClickException(f"{where}{error.strerror or error}") from error
+    except Exception as error:
+        from aiorocket.spark.failures import explain, is_spark_failure
+
+        if not is_spark_failure(error):
+            raise
+        raise click.ClickException(explain(error)) from error
+
+
+class Interrupts:
+    """SIGINT and SIGTERM end the work as KeyboardInterrupt; with ``gently`` the first one only sets ``wanted``, for
+    work that looks at it."""
+
+    def __init__(self, *, gently: bool) -> None:
+        self.wanted = False
+        self._gently = gently
+        self._before: dict[int, Any] = {}
+
+    def take(self) -> None:
+        """To be called when there is a session: pyspark puts a handler of its own there."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.signal(number, self._on_signal)
+            self._before.setdefault(number, before)
+
+    def give_back(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        first, self.wanted = not self.wanted, True
+        if not (self._gently and first):
+            raise KeyboardInterrupt
+
+
+def run_step(
+    work: Callable[[Any, ProgressCall, Interrupts], StepReport],
+    *,
+    master: str,
+    conf: Mapping[str, str],
+    as_json: bool,
+    gently: bool = False,
+    goes_on: str = "the next run goes on where this one stopped",
+    fails: Callable[[StepReport], bool] = lambda report: False,
+) -> None:
+    """Run ``work`` with a session and end the process: 0 done, 1 rows are missing or ``fails`` says so, 130
+    interrupted. ``gently``: ``work`` looks at ``Interrupts.wanted`` by itself."""
+    check_extras()
+    interrupts = Interrupts(gently=gently)
+    teller = Teller(as_json=as_json)
+    interrupts.take()
+    try:
+        with told_in_a_line(), teller:
+            from aiorocket.spark.steps.sessions import session_for
+
+            teller.note("starting Spark")
+            with session_for("aiorocket lake", master, conf) as spark:
+                interrupts.take()
+                teller.note("")
+                report = work(spark, teller.progress, interrupts)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; {goes_on}", err=True)
+        sys.exit(INTERRUPTED)
+    finally:
+        interrupts.give_back()
+    if as_json:
+        click.echo(json.dumps(_plain(report.as_dict()), ensure_ascii=False))
+    else:
+        summary(report)
+    sys.exit(1 if not report.complete or fails(report) else 0)
+
+
+def _plain(report: dict[str, Any]) -> dict[str, Any]:
+    """Tables for people are named tuples: as objects their columns have names."""
+    tables = report["details"].get("tables")
+    if tables:
+        report["details"]["tables"] = {
+            name: [dict(zip(each.columns, row, strict=True)) for row in each.rows] for name, each in tables.items()
+        }
+    return report

@@ -1,0 +1,355 @@
+"""What Spark's driver asks a cluster: which queues there are, what they hold, and what a group has committed.
+
+Topics are the user's names throughout, without the client's namespace. Every function is for a started ``Client``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from aiorocket.client.core.namespace import unwrap, wrap
+from aiorocket.client.queue_scan import TOOLS_GROUP, Bounds, QueueScan
+from aiorocket.errors import (
+    NotConnectedError,
+    ProtocolError,
+    RemoteError,
+    RocketError,
+    TopicNotFoundError,
+    UsageError,
+)
+from aiorocket.model import Queue
+from aiorocket_protocol import (
+    ClusterInfo,
+    PullMessageRequestHeader,
+    PullMessageResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumerOffsetResponseHeader,
+    RecordView,
+    RemotingCommand,
+    RequestCode,
+    ResponseCode,
+    TopicListBody,
+    UpdateConsumerOffsetRequestHeader,
+    decode_body,
+    split_records,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.client.core.routes import TopicRoute
+    from aiorocket.client.session import Client
+    from aiorocket.spark.options import SourceOptions
+
+__all__ = ("Bounds", "address_of", "bounds", "brokers", "commit", "committed", "offsets_at", "queues", "wait_for_more")
+
+log = logging.getLogger("aiorocket.spark")
+
+T = TypeVar("T")
+
+#: Requests to all brokers together that wait for an answer: a driver with thousands of queues asks in this many lanes.
+_AT_ONCE = 256
+#: A driver that waits for messages shall still notice within this time that its query is being stopped.
+_LONGEST_WAIT = 0.5
+#: PullSysFlag: the broker may hold the pull; the subscription comes with it.
+_SUSPEND, _SUBSCRIPTION = 2, 4
+_FOUND = int(ResponseCode.SUCCESS)
+_NOTHING = (int(ResponseCode.PULL_NOT_FOUND), int(ResponseCode.PULL_RETRY_IMMEDIATELY))
+_OUTSIDE = int(ResponseCode.PULL_OFFSET_MOVED)
+_NO_OFFSET = int(ResponseCode.QUERY_NOT_FOUND)
+#: The broker is there and does not have the queue.
+_GONE = (int(ResponseCode.TOPIC_NOT_EXIST), int(ResponseCode.INVALID_PARAMETER))
+_READ_AND_WRITE = 6
+#: Topics that belong to the cluster itself and are no data of anybody's (RocketMQ's TopicValidator).
+_SYSTEM = re.compile(
+    r"TBW102|SCHEDULE_TOPIC_XXXX|BenchmarkTest|SELF_TEST_TOPIC|OFFSET_MOVED_EVENT|RMQ_SYS_.*|TRANS_CHECK_MAX_TIME_TOPIC"
+    r"|rmq_sys_.*|CID_RMQ_SYS_.*|.*_REPLY_TOPIC"
+)
+
+
+async def address_of(client: Client, queue: Queue, *, refresh: bool = False) -> str:
+    """``host:port`` of the master that has ``queue``, of a replica while there is no master.
+
+    TopicNotFoundError for a topic without a route, NotConnectedError when its route does not have the broker.
+    """
+    topic = wrap(client.config.namespace, queue.topic)
+    route = client.routes.known(topic)
+    if route is None or refresh:
+        route = await client.route(topic, refresh=refresh)
+    address = route.reader(queue.broker_name)
+    if address is None and not refresh:
+        return await address_of(client, queue, refresh=True)
+    if address is None:
+        raise NotConnectedError(f"no route to broker {queue.broker_name!r} for topic {queue.topic!r}")
+    return address
+
+
+def on_wire(client: Client, queue: Queue) -> Queue:
+    """The queue by the name that brokers know."""
+    return queue._replace(topic=wrap(client.config.namespace, queue.topic))
+
+
+async def queues(client: Client, options: SourceOptions) -> list[Queue]:
+    """The readable queues of ``topics``, ``topic_pattern`` or ``assign``, sorted, by what the name server says now.
+
+    A pattern matches whole names, also ``%DLQ%group`` and ``%RETRY%group``, and never the cluster's own topics; it may
+    match nothing. TopicNotFoundError with the name for a topic that has no route; UsageError for one that has, but
+    without permission to read. Of ``assign`` the queues are returned as they are written.
+    """
+    if options.assign:
+        await _together(partial(_route, client, topic) for topic in sorted({each.topic for each in options.assign}))
+        return sorted(set(options.assign))
+    if options.topic_pattern:
+        names = await _matching(client, options.topic_pattern)
+        known = await _together(partial(_route_or_none, client, topic) for topic in names)
+        found = [each for route in known if route is not None for each in route.subscribe]
+    else:
+        names = sorted(set(options.topics))
+        routes = await _together(partial(_route, client, topic) for topic in names)
+        for topic, route in zip(names, routes, strict=True):
+            if not route.subscribe:
+                raise UsageError(
+                    f"topic {topic!r} may not be read (its permission lacks 4; older brokers make %DLQ% topics "
+                    f"write-only): set it with mqadmin updateTopicPerm -t {topic} -p {_READ_AND_WRITE}"
+                )
+        found = [each for route in routes for each in route.subscribe]
+    namespace = client.config.namespace
+    return sorted({each._replace(topic=unwrap(namespace, each.topic)) for each in found})
+
+
+async def _route(client: Client, topic: str) -> TopicRoute:
+    return await client.route(wrap(client.config.namespace, topic), refresh=True)
+
+
+async def _route_or_none(client: Client, topic: str) -> TopicRoute | None:
+    try:
+        return await _route(client, topic)
+    except TopicNotFoundError:
+        return None  # it was deleted since it was listed
+
+
+async def _matching(client: Client, pattern: str) -> list[str]:
+    """Topics whose name, in this namespace, matches as a whole."""
+    try:
+        matches = re.compile(pattern).fullmatch
+    except re.error as error:
+        raise UsageError(f"topicPattern {pattern!r} is no regular expression: {error}") from None
+    listed, cluster = await asyncio.gather(
+        _ask_nameserver(client, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER),
+        _ask_nameserver(client, RequestCode.GET_BROKER_CLUSTER_INFO),
+    )
+    about = decode_body(ClusterInfo, cluster.body, cluster.serialize_type)
+    # Apache's brokers have a topic of the name of each broker and cluster.
+    own = {*about.broker_addr_table, *about.cluster_addr_table}
+    namespace = client.config.namespace
+    found = []
+    for name in decode_body(TopicListBody, listed.body, listed.serialize_type).topics:
+        topic = unwrap(namespace, name)
+        if wrap(namespace, topic) == name and name not in own and not _SYSTEM.fullmatch(name) and matches(topic):
+            found.append(topic)
+    return sorted(set(found))
+
+
+async def _ask_nameserver(client: Client, code: int) -> RemotingCommand:
+    """The answer of the first name server that gives one."""
+    said: list[str] = []
+    for address in client.config.nameservers:
+        try:
+            return await client.call(address, code)
+        except (RocketError, ProtocolError) as error:
+            said.append(f"{address}: {error}")
+    raise NotConnectedError(f"no name server answers {RequestCode(code).name}: {'; '.join(said)}")
+
+
+async def brokers(client: Client) -> set[str]:
+    """The names of the brokers that are registered now."""
+    answer = await _ask_nameserver(client, RequestCode.GET_BROKER_CLUSTER_INFO)
+    return set(decode_body(ClusterInfo, answer.body, answer.serialize_type).broker_addr_table)
+
+
+async def bounds(
+    client: Client, queues: Iterable[Queue], *, failures: dict[Queue, Exception] | None = None
+) -> dict[Queue, Bounds]:
+    """The offsets that each queue has now.
+
+    Left out are queues that their broker says it does not have. A queue that could not be asked (no route to its
+    broker, no connection, no answer) is put into ``failures`` with the error; without ``failures`` the first such error
+    is raised.
+    """
+
+    async def ask(queue: Queue, address: str) -> Bounds | None:
+        # Not scan.bounds() of an unknown topic, which is (0, 0): deleted and empty are different here.
+        scan = QueueScan(client, on_wire(client, queue), address)
+        try:
+            found = await scan.bounds()
+        except RemoteError as error:
+            if error.code in _GONE:
+                return None
+            raise
+        return None if found == (0, 0) and await _is_gone(client, queue, address) else found
+
+    answers = await _by_queue(client, queues, ask, failures)
+    return {queue: found for queue, found in answers.items() if found is not None}
+
+
+async def _is_gone(client: Client, queue: Queue, address: str) -> bool:
+    """A pull says what the offset requests of Apache's brokers do not: whether topic and queue exist."""
+    answer = await client.call(
+        address, RequestCode.PULL_MESSAGE, _pull(client, queue, 0), accept=(_FOUND, *_NOTHING, _OUTSIDE, *_GONE)
+    )
+    return answer.code in _GONE
+
+
+def _pull(client: Client, queue: Queue, offset: int, flags: int = 0, hold_ms: int = 0) -> PullMessageRequestHeader:
+    """For one message, as the tools' group."""
+    topic = wrap(client.config.namespace, queue.topic)
+    return PullMessageRequestHeader(
+        TOOLS_GROUP, topic, queue.queue_id, offset, 1, _SUBSCRIPTION | flags, 0, hold_ms, 0, "*", "TAG"
+    )
+
+
+async def offsets_at(client: Client, queues: Iterable[Queue], millis: int) -> dict[Queue, int]:
+    """The offset of the first message of each queue that was stored at ``millis`` (wall clock) or later; the queue's
+    end when there is none. RemoteError and connection errors are raised."""
+
+    async def ask(queue: Queue, address: str) -> int:
+        offset = await QueueScan(client, on_wire(client, queue), address).offset_at(millis)
+        # RocketMQ 4.9 answers with the last message for a time after it.
+        accept = (_FOUND, *_NOTHING, _OUTSIDE)
+        answer = await client.call(address, RequestCode.PULL_MESSAGE, _pull(client, queue, offset), accept=accept)
+        if answer.code == _FOUND:
+            message = split_records(answer.body, RecordView)[0]
+            if message.queue_offset == offset and message.store_timestamp < millis:
+                return offset + 1
+        return offset
+
+    return await _by_queue(client, queues, ask, None)
+
+
+async def committed(client: Client, group: str, queues: Iterable[Queue]) -> dict[Queue, int | None]:
+    """The next offset of ``group`` in each queue; None where its broker knows none. (Apache's brokers answer 0 instead
+    for a young queue.) RemoteError and connection errors are raised."""
+    wire_group = wrap(client.config.namespace, group)
+
+    async def ask(queue: Queue, address: str) -> int | None:
+        header = QueryConsumerOffsetRequestHeader(wire_group, on_wire(client, queue).topic, queue.queue_id)
+        code = RequestCode.QUERY_CONSUMER_OFFSET
+        answer = await client.call(address, code, header, accept=(_FOUND, _NO_OFFSET))
+        return answer.read(QueryConsumerOffsetResponseHeader).offset if answer.code == _FOUND else None
+
+    return await _by_queue(client, queues, ask, None)
+
+
+async def commit(client: Client, group: str, offsets: Mapping[Queue, int]) -> None:
+    """Store ``offsets`` (the next ones to be read) for ``group`` and wait for every broker's word. All are tried; then
+    the first error is raised."""
+    wire_group = wrap(client.config.namespace, group)
+
+    async def tell(queue: Queue, address: str) -> None:
+        header = UpdateConsumerOffsetRequestHeader(
+            wire_group, on_wire(client, queue).topic, queue.queue_id, offsets[queue]
+        )
+        await client.call(address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+    failures: dict[Queue, Exception] = {}
+    await _by_queue(client, offsets, tell, failures)
+    for queue, error in failures.items():
+        log.warning("commit of %s at %d for group %s: %s", queue, offsets[queue], group, error)
+    if failures:
+        raise next(iter(failures.values()))
+
+
+async def wait_for_more(client: Client, offsets: Mapping[Queue, int], timeout: float) -> None:
+    """Return as soon as one of the queues has a message at its offset or later; after ``timeout`` seconds, and 500 ms
+    at most, in any case. Brokers that cannot be asked are waited for like silent ones."""
+    limit = min(timeout, _LONGEST_WAIT)
+    if limit <= 0:
+        return
+    try:
+        async with asyncio.timeout(limit):
+            if not offsets:
+                await asyncio.Event().wait()
+            waits = [asyncio.ensure_future(_arrival(client, *entry, limit)) for entry in sorted(offsets.items())]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in waits:
+                    each.cancel()
+                await asyncio.gather(*waits, return_exceptions=True)
+    except TimeoutError:
+        pass
+
+
+async def _arrival(client: Client, queue: Queue, offset: int, limit: float) -> None:
+    """Ends when there is a message to read; otherwise never."""
+    try:
+        connection = await client.connection(await address_of(client, queue))
+        header = _pull(client, queue, offset, _SUSPEND, round(limit * 1000))
+        answer = await connection.request(RemotingCommand.request(RequestCode.PULL_MESSAGE, header), limit + 1.0)
+        if answer.code == _FOUND:
+            return
+        if answer.code == _OUTSIDE and answer.read(PullMessageResponseHeader).max_offset > offset:
+            return  # retention has passed the offset: there is something, further on
+    except (RocketError, ProtocolError) as error:
+        log.debug("waiting for %s: %s", queue, error)
+    await asyncio.Event().wait()
+
+
+async def _by_queue(
+    client: Client,
+    queues: Iterable[Queue],
+    ask: Callable[[Queue, str], Awaitable[T]],
+    failures: dict[Queue, Exception] | None,
+) -> dict[Queue, T]:
+    """``ask`` for each queue, several at once. A queue whose broker cannot be asked at its known address is asked at
+    the address the name server gives now."""
+
+    async def one(queue: Queue) -> T:
+        address = await address_of(client, queue)
+        try:
+            return await ask(queue, address)
+        except (NotConnectedError, RemoteError):
+            moved = await address_of(client, queue, refresh=True)
+            if moved == address:
+                raise
+            return await ask(queue, moved)
+
+    wanted = sorted(set(queues))
+    answers: dict[Queue, T] = {}
+
+    async def kept(queue: Queue) -> None:
+        try:
+            answers[queue] = await one(queue)
+        except (RocketError, ProtocolError) as error:
+            if failures is None:
+                raise
+            failures[queue] = error
+
+    await _together(partial(kept, queue) for queue in wanted)
+    return {queue: answers[queue] for queue in wanted if queue in answers}
+
+
+async def _together(calls: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
+    """The results of all calls, in order, at most ``_AT_ONCE`` of them running; the first error after the others have
+    ended."""
+    lanes = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(call: Callable[[], Awaitable[T]]) -> T:
+        async with lanes:
+            return await call()
+
+    tasks = [asyncio.ensure_future(one(call)) for call in calls]
+    try:
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        if not task.cancelled() and task.exception() is not None:
+            raise task.exception()  # type: ignore[misc]
+    return [task.result() for task in tasks]

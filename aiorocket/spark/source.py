@@ -1,0 +1,192 @@
+"""The data source ``rocketmq``, and its batch reader.
+
+A query is planned in the driver, where starting and ending positions become offsets and offsets become partitions, and
+read in tasks, where a partition's ranges are pulled ahead in the background while Spark takes record batches.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing, closing
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from aiorocket.spark.options import SourceOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.datasource import (
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+        Filter,
+    )
+    from pyspark.sql.types import StructType
+
+    from aiorocket.spark.fetch import Chunk
+    from aiorocket.spark.filters import Pushed
+    from aiorocket.spark.planner import QueueRange
+
+__all__ = ("BatchReader", "PushingReader", "QueuePartition", "RocketMQDataSource", "cores", "read_partition")
+
+
+class RocketMQDataSource(DataSource):
+    """``format("rocketmq")`` for ``spark.read``, ``spark.readStream``, ``df.write`` and ``df.writeStream``. Options and
+    columns are in this folder's README.md; UsageError says which of them cannot be."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq"
+
+    def schema(self) -> StructType:
+        from aiorocket.spark.columns import spark_schema
+
+        return spark_schema(SourceOptions.parse(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = SourceOptions.parse(self.options).for_batch()
+        # Spark refuses a reader that can take filters while its own switch for that is off, so only who asks gets one.
+        return (PushingReader if options.push_down else BatchReader)(options, _names(schema, options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from aiorocket.spark.stream import StreamReader
+
+        options = SourceOptions.parse(self.options).for_stream()
+        return StreamReader(options, _names(schema, options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from aiorocket.spark.sink import batch_writer
+
+        return batch_writer(schema, self.options, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from aiorocket.spark.sink import stream_writer
+
+        return stream_writer(schema, self.options, overwrite)
+
+
+def _names(schema: StructType, options: SourceOptions) -> tuple[str, ...]:
+    from aiorocket.spark.columns import columns_of
+
+    return columns_of(schema, legacy=options.legacy_schema)
+
+
+class QueuePartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, ranges: Sequence[QueueRange]) -> None:
+        super().__init__(tuple(ranges))
+
+
+class BatchReader(DataSourceReader):
+    """Reads the columns ``names`` between two positions of every queue, both fixed when the query is planned."""
+
+    def __init__(self, options: SourceOptions, names: tuple[str, ...]) -> None:
+        self.options = options
+        self.names = names
+        self._pushed: Pushed | None = None
+
+    def partitions(self) -> Sequence[InputPartition]:
+        from aiorocket.spark.bridge import call
+        from aiorocket.spark.planner import plan
+
+        ranges = call(_resolve, self.options, self._pushed)
+        return [QueuePartition(part) for part in plan(ranges, cores=cores(), options=self.options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        options = self.options if self._pushed is None else self._pushed.apply(self.options)
+        return read_partition(partition, options, self.names)
+
+
+class PushingReader(BatchReader):
+    """The same, leaving out what Spark's filters say nobody wants: option ``pushDown``."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        from aiorocket.spark.filters import push
+
+        self._pushed, unhandled = push(filters, self.options)
+        return unhandled
+
+
+def cores() -> int:
+    """The processors this process may use. Planning runs in the driver, which does not see how many executors there
+    are: ``minPartitions`` says it."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+async def _resolve(options: SourceOptions, pushed: Pushed | None) -> list[QueueRange]:
+    from aiorocket.spark import cluster
+    from aiorocket.spark.bridge import client as shared_client
+    from aiorocket.spark.fetch import DataLossError
+    from aiorocket.spark.planner import QueueRange
+    from aiorocket.spark.positions import ending_offsets, starting_offsets
+
+    client = await shared_client(options.connection)
+    queues = await cluster.queues(client, options)
+    bounds = await cluster.bounds(client, queues)
+    gone = [queue for queue in queues if queue not in bounds]
+    if gone and options.fail_on_data_loss:
+        raise DataLossError(
+            f"{len(gone)} of {len(queues)} queues are not at their brokers, the first is {gone[0]}: a wrong queue in "
+            "assign, or a topic that was deleted or shrunk; failOnDataLoss=false reads the others"
+        )
+    begins = await starting_offsets(client, options, bounds)
+    ends = await ending_offsets(client, options, bounds)
+    ranges = [QueueRange(queue, begins[queue], ends[queue]) for queue in sorted(bounds)]
+    if pushed is not None:
+        ranges = await pushed.trim_by_time(client, pushed.trim(ranges))
+    return [part for part in ranges if part.begin < part.end]
+
+
+def read_partition(
+    partition: InputPartition, options: SourceOptions, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a ``QueuePartition`` with the columns ``names``, in queue order and offset order within a queue.
+
+    Brokers pick tags by their hash, and so tags are compared again here. DataLossError as of ``fetch``; ProtocolError
+    for damaged records."""
+    from aiorocket.spark.bridge import iterate
+    from aiorocket.spark.fetch import check_rows
+
+    ranges = partition.value
+    if not ranges:  # what Spark makes up for a plan without partitions
+        return
+    with closing(iterate(_chunks, ranges, options)) as chunks:
+        for chunk in chunks:
+            batch = _decoded(chunk, options, names, options.legacy_schema)
+            check_rows(chunk, batch.num_rows, options)
+            if options.tags:
+                # The legacy schema has no column of tags.
+                tags = batch if "tags" in names else _decoded(chunk, options, ("tags",), False)
+                batch = batch.filter(_one_of(tags.column("tags"), options.tags))
+            if batch.num_rows:
+                yield batch
+
+
+def _decoded(chunk: Chunk, options: SourceOptions, names: Sequence[str], legacy: bool) -> pa.RecordBatch:
+    from aiorocket.spark.decode import decode
+
+    return decode(
+        chunk.data, chunk.queue.broker_name, names, begin=chunk.begin, end=chunk.end,
+        verify_crc=options.verify_crc, decompress=options.decompress, legacy=legacy,
+    )  # fmt: skip
+
+
+def _one_of(column: Any, values: Sequence[str]) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.is_in(column, value_set=pa.array(values, pa.string()))
+
+
+async def _chunks(ranges: Sequence[QueueRange], options: SourceOptions) -> AsyncGenerator[Chunk, None]:
+    from aiorocket.spark.bridge import client as shared_client
+    from aiorocket.spark.fetch import fetch
+
+    async with aclosing(fetch(await shared_client(options.connection), ranges, options)) as chunks:
+        async for chunk in chunks:
+            yield chunk

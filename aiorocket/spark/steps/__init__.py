@@ -1,0 +1,94 @@
+"""Pipeline steps over topics and archives of them; README.md has the list. Every name is imported when first used."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiorocket.spark.steps.archive import archive as archive
+    from aiorocket.spark.steps.compact import compact as compact
+    from aiorocket.spark.steps.dead_letters import describe as describe
+    from aiorocket.spark.steps.dead_letters import make_readable as make_readable
+    from aiorocket.spark.steps.dead_letters import top_causes as top_causes
+    from aiorocket.spark.steps.dead_letters import triage as triage
+    from aiorocket.spark.steps.decode import Decoded as Decoded
+    from aiorocket.spark.steps.decode import decode as decode
+    from aiorocket.spark.steps.dedup import count_duplicates as count_duplicates
+    from aiorocket.spark.steps.dedup import dedup as dedup
+    from aiorocket.spark.steps.dedup import duplicates as duplicates
+    from aiorocket.spark.steps.lag_samples import LagSample as LagSample
+    from aiorocket.spark.steps.lag_samples import sample_lag as sample_lag
+    from aiorocket.spark.steps.latency import LatencyReport as LatencyReport
+    from aiorocket.spark.steps.latency import lag_table as lag_table
+    from aiorocket.spark.steps.latency import latency as latency
+    from aiorocket.spark.steps.latency import latency_report as latency_report
+    from aiorocket.spark.steps.manifest import Archive as Archive
+    from aiorocket.spark.steps.manifest import ArchiveConflictError as ArchiveConflictError
+    from aiorocket.spark.steps.order import OrderWatch as OrderWatch
+    from aiorocket.spark.steps.order import key_order as key_order
+    from aiorocket.spark.steps.order import order as order
+    from aiorocket.spark.steps.order import queue_order as queue_order
+    from aiorocket.spark.steps.plots import draw as draw
+    from aiorocket.spark.steps.plots import draw_windows as draw_windows
+    from aiorocket.spark.steps.proof import count_by_queue as count_by_queue
+    from aiorocket.spark.steps.proof import prove as prove
+    from aiorocket.spark.steps.replay import replay as replay
+    from aiorocket.spark.steps.report import Progress as Progress
+    from aiorocket.spark.steps.report import StepReport as StepReport
+    from aiorocket.spark.steps.restore import restore as restore
+    from aiorocket.spark.steps.rows import archive_rows as archive_rows
+    from aiorocket.spark.steps.rows import topic_rows as topic_rows
+    from aiorocket.spark.steps.verify import verify as verify
+    from aiorocket.spark.steps.windows import late_rows as late_rows
+    from aiorocket.spark.steps.windows import mark_late as mark_late
+    from aiorocket.spark.steps.windows import rows_dropped as rows_dropped
+    from aiorocket.spark.steps.windows import windows as windows
+
+_HOMES = {
+    "archive": "archive",
+    "compact": "compact",
+    "dead_letters": "describe make_readable top_causes triage",
+    "decode": "Decoded decode",
+    "dedup": "count_duplicates dedup duplicates",
+    "lag_samples": "LagSample sample_lag",
+    "latency": "LatencyReport lag_table latency latency_report",
+    "manifest": "Archive ArchiveConflictError",
+    "order": "OrderWatch key_order order queue_order",
+    "plots": "draw draw_windows",
+    "proof": "count_by_queue prove",
+    "replay": "replay",
+    "report": "Progress StepReport",
+    "restore": "restore",
+    "rows": "archive_rows topic_rows",
+    "verify": "verify",
+    "windows": "late_rows mark_late rows_dropped windows",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = sorted(_HOME_OF)
+
+
+class _Steps(ModuleType):
+    """A step has the name of its module, and Python sets a module as an attribute of its package when it is imported:
+    here that would hide the step, sooner or later depending on who imports what."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (isinstance(value, ModuleType) and name in _HOME_OF):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Steps
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'aiorocket.spark.steps' has no attribute {name!r}")
+    return getattr(import_module(f"aiorocket.spark.steps.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOME_OF]

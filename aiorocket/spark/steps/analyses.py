@@ -1,0 +1,293 @@
+"""The analysing steps as drivers: input, output, progress, report. The functions they call take any DataFrame.
+
+``details["tables"]`` of a report are a few rows for people (``run.Shown``), as many of each part as ``Output.show``
+says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from aiorocket.errors import UsageError
+from aiorocket.spark.bridge import call
+from aiorocket.spark.steps.inputs import Input
+from aiorocket.spark.steps.report import ProgressCall, StepReport
+from aiorocket.spark.steps.run import PORTION, Made, Output, add, whole
+from aiorocket.spark.steps.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from aiorocket.spark.steps.lag_samples import LagSample
+
+__all__ = ("run_decode", "run_dedup", "run_latency", "run_order", "run_replay", "run_triage", "run_windows")
+
+_PERCENTILES = (
+    "stage STRING, topic STRING, brokerName STRING, queueId INT, start TIMESTAMP, rows LONG, negative LONG, "
+    "least DOUBLE, p50 DOUBLE, p95 DOUBLE, p99 DOUBLE, most DOUBLE"
+)
+
+
+def run_dedup(
+    spark: SparkSession,
+    given: Input,
+    output: Output,
+    *,
+    by: Literal["id", "key", "spark_txn"] = "id",
+    key: str | None = None,
+    max_rows: int = PORTION,
+    on_progress: ProgressCall | None = None,
+) -> StepReport:
+    """Part ``rows``: the input without repeated rows. A row that repeats one of an earlier portion or run is dropped
+    too, whichever of the two was stored first. ``details["dropped"]`` and ``["kept"]`` are of this run."""
+    from aiorocket.spark.steps.dedup import dedup, identity
+
+    def make(df: DataFrame, table: Table | None) -> Made:
+        unique = dedup(df, by, key=key)
+        old = None if table is None else table.rows(spark, "rows")
+        if old is not None:
+            same = "_aiorocket_same"
+            known = old.select("topic", identity(old, by, key).alias(same)).where(f"{same} IS NOT NULL")
+            marked = unique.withColumn(same, identity(unique, by, key))
+            unique = marked.join(known, ["topic", same], "left_anti").select(*df.columns)
+        return Made(df, {"rows": unique})
+
+    settings = {"by": by, "key": key}
+    report = add(
+        "dedup", spark, given, output, settings, make, splits=False, max_rows=max_rows, on_progress=on_progress
+    )
+    return _with(report, kept=report.rows_out, dropped=report.rows_in - report.rows_out)
+
+
+def run_decode(
+    spark: SparkSession,
+    given: Input,
+    output: Output,
+    *,
+    using: str = "json",
+    schema: str | None = None,
+    required: Sequence[str] = (),
+    header_bytes: int = 0,
+    max_rows: int = PORTION,
+    on_progress: ProgressCall | None = None,
+) -> StepReport:
+    """Parts ``decoded`` (the row and its ``value``) and ``quarantine`` (the row and the ``reason``); together they are
+    all rows. ``details["reasons"]``: the quarantined rows of the table, or of this run without one, by reason."""
+    from aiorocket.spark.steps.decode import decode
+
+    reasons: dict[str, int] = {}
+
+    def make(df: DataFrame, table: Table | None) -> Made:
+        done = decode(df, using, schema, required=required, header_bytes=header_bytes)
+        parts = {"decoded": done.good, "quarantine": done.quarantine}
+        return Made(done.rows, parts)
+
+    settings: dict[str, object] = {
+        "using": using, "schema": schema, "required": list(required), "header_bytes": header_bytes
+    }  # fmt: skip
+    report = add(
+        "decode", spark, given, output, settings, make, splits=True, max_rows=max_rows, on_progress=on_progress
+    )
+    wrote: Any = report.details["wrote"]
+    table = Table.there(output.path) if output.path is not None else None
+    bad = table.rows(spark, "quarantine") if table else None
+    if bad is not None and table is not None and table.state().rows("quarantine"):
+        reasons = {row["reason"]: row["count"] for row in bad.groupBy("reason").count().collect()}
+    return _with(
+        report, decoded=wrote.get("decoded", 0), quarantined=wrote.get("quarantine", 0),
+        reasons=dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
+    )  # fmt: skip
+
+
+def run_windows(
+    spark: SparkSession,
+    given: Input,
+    output: Output,
+    *,
+    every: str = "1 minute",
+    slide: str | None = None,
+    by: Sequence[str] = ("topic",),
+    time: str = "bornTimestamp",
+    watermark: str | None = None,
+    key: str | None = None,
+    on_progress: ProgressCall | None = None,
+) -> StepReport:
+    """Part ``windows``, sorted by time. Tumbling windows of rows that all have a time have to add up to the rows read,
+    and ``details["in_windows"]`` is their sum."""
+    from pyspark.sql import functions as F
+
+    from aiorocket.spark.steps.windows import windows
+
+    sums: dict[str, int] = {}
+
+    def make(df: DataFrame) -> Mapping[str, DataFrame]:
+        found = windows(df, every=every, slide=slide, by=by, time=time, watermark=watermark, key=key)
+        found = found.orderBy("windowStart", *[f"`{name}`" for name in by]).persist()
+        total = found.agg(F.sum("rows")).first()
+        sums["in_windows"] = int((total[0] if total else 0) or 0)
+        if watermark is not None:
+            late = found.agg(F.sum("lateRows")).first()
+            sums["late_rows"] = int((late[0] if late else 0) or 0)
+        return {"windows": found}
+
+    settings: dict[str, object] = {
+        "every": every, "slide": slide, "by": list(by), "time": time, "watermark": watermark, "key": key
+    }  # fmt: skip
+    report = whole("windows", spark, given, output, settings, make, on_progress=on_progress)
+    return _with(report, **sums)
+
+
+def run_order(
+    spark: SparkSession,
+    given: Input,
+    output: Output,
+    *,
+    sequence: str | None = None,
+    key: str | None = None,
+    dense: bool | None = None,
+    on_progress: ProgressCall | None = None,
+) -> StepReport:
+    """Parts ``findings`` and ``summary``; ``details["findings"]`` is how many there are. ``sequence`` and ``key`` as of
+    ``order.order``."""
+    from aiorocket.spark.steps.order import order, summary
+
+    def make(df: DataFrame) -> Mapping[str, DataFrame]:
+        more = {} if key is None else {"key": key}
+        found = order(df, sequence=sequence, dense=dense, **more).persist()
+        return {"findings": found, "summary": summary(found).orderBy("scope", "kind", "topic")}
+
+    settings: dict[str, object] = {"sequence": sequence, "key": key, "dense": dense}
+    show = {"findings": 20, "summary": 100, **output.show}
+    report = whole(
+        "order", spark, given, Output(output.path, output.format, show), settings, make, on_progress=on_progress
+    )
+    tables: Any = report.details["tables"]
+    return _with(report, findings=tables["findings"].rows_in_all if "findings" in tables else 0)
+
+
+def run_latency(
+    spark: SparkSession,
+    given: Input,
+    output: Output,
+    *,
+    every: str = "1 minute",
+    plots: str | None = None,
+    group: str | None = None,
+    samples: int = 1,
+    pause: float = 1.0,
+    exact: bool = True,
+    on_progress: ProgressCall | None = None,
+) -> StepReport:
+    """Parts ``by_topic``, ``by_queue``, ``over_time``, ``histogram`` and, with ``group`` (of a live topic), ``lag``:
+    ``samples`` of it, ``pause`` seconds apart. Pictures go to the folder ``plots``; ``details["plots"]`` names them."""
+    from aiorocket.spark.steps.latency import lag_table, latency_report
+
+    if group is not None and given.topic is None:
+        raise UsageError("the lag of a group is asked of brokers: give a topic and a name server, not an archive")
+    lag = _lag(given, group, samples, pause)
+    drawn: list[str] = []
+
+    def make(df: DataFrame) -> Mapping[str, DataFrame]:
+        found = latency_report(df, every=every, exact=exact)
+        if plots is not None:
+            from aiorocket.spark.steps.plots import draw
+
+            drawn.extend(str(path) for path in draw(found, Path(plots), lag=lag))
+        parts = {
+            name: spark.createDataFrame([tuple(row) for row in getattr(found, name)], _PERCENTILES)
+            for name in ("by_topic", "by_queue", "over_time")
+        }
+        bars = [tuple(bar) for bar in found.histogram]
+        parts["histogram"] = spark.createDataFrame(bars, "stage STRING, topic STRING, up_to_ms LONG, rows LONG")
+        if lag:
+            parts["lag"] = lag_table(spark, lag)
+        return parts
+
+    settings: dict[str, object] = {"every": every, "exact": exact}
+    # Pictures and samples are of now, also when no row has come since.
+    always = plots is not None or group is not None
+    report = whole("latency", spark, given, output, settings, make, always=always, on_progress=on_progress)
+    newest = max((each.at_ms for each in lag), default=0)
+    return _with(report, plots=drawn, lag=sum(each.lag for each in lag if each.at_ms == newest) if lag else None)
+
+
+def run_triage(
+    spark: SparkSession,
+    given: Input,
+    output: Output,
+    *,
+    samples: int = 3,
+    causes: Sequence[str] | None = None,
+    on_progress: ProgressCall | None = None,
+) -> StepReport:
+    """Part ``causes``: the dead letters by group, topic, tag and cause, as ``dead_letters.triage`` has them."""
+    from aiorocket.spark.steps.dead_letters import CAUSES, DLQ_PREFIX, make_readable, triage
+
+    if given.topic is not None and given.topic.startswith(DLQ_PREFIX):
+        make_readable(given.name_server or "", given.topic.removeprefix(DLQ_PREFIX), **_loose(given))
+
+    def make(df: DataFrame) -> Mapping[str, DataFrame]:
+        return {"causes": triage(df, samples=samples, causes=tuple(causes) if causes else CAUSES)}
+
+    settings: dict[str, object] = {"samples": samples, "causes": list(causes or ())}
+    return whole("triage", spark, given, output, settings, make, on_progress=on_progress)
+
+
+def run_replay(
+    spark: SparkSession,
+    given: Input,
+    name_server: str,
+    *,
+    where: str | None = None,
+    dry_run: bool = False,
+    rate: float | None = None,
+    limit: int | None = None,
+    to: str | None = None,
+    on_progress: ProgressCall | None = None,
+) -> StepReport:
+    """``replay.replay`` of the rows of ``given`` that ``where`` (SQL on the row's columns) selects."""
+    from aiorocket.spark.planner import QueueRange
+    from aiorocket.spark.steps.dead_letters import DLQ_PREFIX, make_readable
+    from aiorocket.spark.steps.inputs import open_rows
+    from aiorocket.spark.steps.replay import replay
+
+    if given.topic is not None and given.topic.startswith(DLQ_PREFIX):
+        make_readable(name_server, given.topic.removeprefix(DLQ_PREFIX), **_loose(given))
+    rows = open_rows(spark, given)
+    df = rows.read([QueueRange(queue, *each) for queue, each in rows.ranges.items()])
+    if where is not None:
+        df = df.where(where)
+    return replay(
+        df, name_server, dry_run=dry_run, confirm=not dry_run, rate=rate, limit=limit, to=to, on_progress=on_progress,
+        **_loose(given),
+    )  # fmt: skip
+
+
+def _with(report: StepReport, **details: object) -> StepReport:
+    return replace(report, details={**report.details, **details})
+
+
+def _lag(given: Input, group: str | None, samples: int, pause: float) -> list[LagSample]:
+    from aiorocket.spark.steps.lag_samples import sample_lag
+
+    found: list[LagSample] = []
+    for number in range(samples if group is not None else 0):
+        if number:
+            call(_pause, pause)
+        topics = [name.strip() for name in (given.topic or "").split(",")]
+        found += sample_lag(given.name_server or "", group or "", topics, **_loose(given))
+    return found
+
+
+async def _pause(seconds: float) -> None:
+    import asyncio
+
+    await asyncio.sleep(seconds)
+
+
+def _loose(given: Input) -> dict[str, Any]:
+    """The source's options, for functions that take them beside arguments of other types."""
+    return dict(given.options)

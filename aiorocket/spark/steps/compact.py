@@ -1,0 +1,186 @@
+"""The compact step: many small files of an hour become few large ones, sorted by broker, queue and offset.
+
+Nothing is changed in place. New files are written beside the old ones, counted, and put in their place by one new
+generation of the manifest; a reader sees either set. A crash leaves files that the manifest does not name: the next run
+that gets through removes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from aiorocket.errors import UsageError
+from aiorocket.runtime.clock import WallClock
+from aiorocket.runtime.entropy import Entropy
+from aiorocket.spark.steps.manifest import DATA, STAGING, Archive, DataFile, Origin, State, lasting
+from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
+from aiorocket.spark.steps.rows import partitioned_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ("compact",)
+
+_ORDER = ("brokerName", "queueId", "queueOffset")
+#: A generation names every file of the archive, so it is not written for each hour; what a crash costs is a round.
+_ROUND_FOLDERS, _ROUND_TARGETS = 64, 4
+
+
+class _Group(NamedTuple):
+    """Files of one hour to be written anew, as ``parts`` files."""
+
+    folder: str
+    files: list[DataFile]
+    parts: int
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+def compact(
+    spark: SparkSession,
+    path: str,
+    *,
+    target_bytes: int = 256 << 20,
+    topics: Sequence[str] | None = None,
+    keep: float = 3600.0,
+    on_progress: ProgressCall | None = None,
+    on_step: Callable[[str], object] | None = None,
+) -> StepReport:
+    """Rewrites the files of each hour that are below half of ``target_bytes``, where there are two or more of them.
+
+    May run beside the archive step and beside readers, but not beside another ``compact`` (one of the two then fails
+    with ArchiveConflictError and has changed nothing). Replaced files stay for ``keep`` seconds, for queries that began
+    before, and are removed by the next run after that. The rows of each queue and hour are counted in the new files
+    and must be the same offsets as before, or nothing is replaced. ``on_step`` is called between the steps of a round
+    ("written", "moved", "published", "synced", "cleaned") for tests that crash there.
+
+    The report's ``ranges`` and ``missing`` are those of the whole archive: what was missing before is missing still.
+    """
+    if target_bytes < 2 or keep < 0:
+        raise UsageError(f"target_bytes={target_bytes} keep={keep}: sizes and times above 0 are needed")
+    began = perf_counter()
+    step = on_step or (lambda name: None)
+    archive = Archive.open(path)
+    first = state = archive.state()
+    _sync(archive, state)
+    groups = _groups(state, target_bytes, topics)
+    rows, done, new = sum(group.rows for group in groups), 0, list[str]()
+    for some in _rounds(groups, target_bytes):
+        state = archive.state()  # the archive step may have gone on
+        state, files = _rewrite(spark, archive, state, some, step)
+        new += [file.path for file in files]
+        done += sum(file.rows for file in files)
+        _sync(archive, state)
+        step("synced")
+        if on_progress is not None:
+            on_progress(Progress("compact", done, rows, f"{len(some)} hours in {len(files)} files"))
+    removed = _clean(archive, state, keep)
+    step("cleaned")
+    replaced = sum(len(group.files) for group in groups)
+    return StepReport(
+        "compact", rows, done, {queue: (each.begin, each.end) for queue, each in state.queues.items()}, tuple(new),
+        perf_counter() - began, {} if archive.filtered else state.missing(),
+        {
+            "files_before": len(first.files), "files_after": len(first.files) - replaced + len(new),
+            "bytes_before": sum(group.bytes for group in groups),
+            "bytes_after": sum(file.bytes for file in state.files if file.path in set(new)),
+            "generations": state.generation - first.generation, "removed": removed,
+            "waiting": len([old for old in state.superseded if archive.folder.exists(old.path)]),
+        },
+    )  # fmt: skip
+
+
+def _groups(state: State, target: int, topics: Sequence[str] | None) -> list[_Group]:
+    folders: dict[str, list[DataFile]] = {}
+    for file in state.select(topics):
+        if file.bytes < target // 2:
+            folders.setdefault(file.path.rpartition("/")[0], []).append(file)
+    return [
+        _Group(folder, files, -(-sum(file.bytes for file in files) // target))
+        for folder, files in sorted(folders.items())
+        if len(files) > 1
+    ]
+
+
+def _rounds(groups: Iterable[_Group], target: int) -> Iterable[list[_Group]]:
+    some: list[_Group] = []
+    for group in groups:
+        some.append(group)
+        if len(some) >= _ROUND_FOLDERS or sum(each.bytes for each in some) >= target * _ROUND_TARGETS:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def _rewrite(
+    spark: SparkSession, archive: Archive, state: State, groups: list[_Group], step: Callable[[str], object]
+) -> tuple[State, list[DataFile]]:
+    from aiorocket.spark.steps.hours import written_files
+
+    if archive.format == "delta":
+        from aiorocket.spark.steps.delta import check_delta
+
+        check_delta(archive, [file.path for group in groups for file in group.files])
+    origin = Origin(True, state.generation + 1)
+    staging = f"{STAGING}/{origin}-{Entropy().token(4).hex()}"
+    # One job for all hours that become one file each. A job of its own for an hour that is larger than a file.
+    single = [file for group in groups if group.parts == 1 for file in group.files]
+    if single:
+        df = partitioned_rows(spark, archive, single)
+        _write(df.repartition("topic", "dt", "hour"), archive.folder.uri(f"{staging}/0"))
+    for place, group in enumerate(groups, 1):
+        if group.parts > 1:
+            df = partitioned_rows(spark, archive, group.files)
+            _write(df.repartitionByRange(group.parts, *_ORDER), archive.folder.uri(f"{staging}/{place}"))
+    step("written")
+    placed, moves = list[DataFile](), dict[str, str]()
+    for below in sorted({name.split("/")[2] for name in archive.folder.walk(staging)}):
+        more, their = lasting(written_files(archive.folder, f"{staging}/{below}"), f"{staging}/{below}", origin)
+        placed += more
+        moves |= their
+    archive.folder.move(moves)
+    step("moved")
+    state = archive.publish_generation(state, [file.path for group in groups for file in group.files], placed)
+    archive.folder.remove_tree(staging)
+    step("published")
+    return state, placed
+
+
+def _write(df: DataFrame, location: str) -> None:
+    from aiorocket.spark.steps.rows import write_hours
+
+    # Within an hour's file the order is that of the sort: the columns in front of it are the same in all its rows.
+    write_hours(df.sortWithinPartitions("topic", "dt", "hour", *_ORDER), location)
+
+
+def _sync(archive: Archive, state: State) -> None:
+    if archive.format == "delta":
+        from aiorocket.spark.steps.delta import sync_delta
+
+        sync_delta(archive, state)
+
+
+def _clean(archive: Archive, state: State, keep: float) -> int:
+    """Removes replaced files whose time has come, and what crashed runs left: files whose number says that their commit
+    or generation has been decided, and that are not part of it. How many data files were removed."""
+    archive.forget_replaced(state)
+    for name in {each.split("/")[1] for each in archive.folder.walk(STAGING)}:
+        if (origin := Origin.of(name)) is not None and origin.decided(state):
+            archive.folder.remove_tree(f"{STAGING}/{name}")
+    oldest = WallClock().wall_ms() - keep * 1000
+    removed = sum(archive.folder.remove(old.path) for old in state.superseded if old.at_ms <= oldest)
+    known = {file.path for file in state.files} | {old.path for old in state.superseded}
+    for name in archive.folder.walk(DATA):
+        if name not in known and (origin := Origin.of(name)) is not None and origin.decided(state):
+            removed += archive.folder.remove(name)
+    return removed
+

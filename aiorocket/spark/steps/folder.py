@@ -1,0 +1,139 @@
+"""The files of an archive, through pyarrow's file systems: a path without a scheme is a folder of this machine.
+
+What must happen once (``create``) is exact on a local disk, where a hard link to a taken name fails. Object stores have
+no such call in pyarrow: there the name is looked up first, so one archive must not be written by two runs at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from aiorocket.runtime.entropy import Entropy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ("Folder",)
+
+
+class Folder:
+    """One folder with all below it; names are relative to it, with ``/`` between the parts."""
+
+    def __init__(self, location: str) -> None:
+        from pyarrow import fs
+
+        if "://" in location:
+            self._fs, self._root = fs.FileSystem.from_uri(location)
+            self._local = isinstance(self._fs, fs.LocalFileSystem)
+        else:
+            self._fs, self._root, self._local = fs.LocalFileSystem(), os.path.abspath(location), True
+        self._root = self._root.rstrip("/")
+        #: What Spark takes as the same place.
+        self.location = self._root if self._local else location.rstrip("/")
+
+    @property
+    def filesystem(self) -> Any:
+        """The pyarrow file system that ``full`` paths belong to."""
+        return self._fs
+
+    def full(self, name: str) -> str:
+        """The path of ``name`` in ``filesystem``."""
+        return f"{self._root}/{name}" if name else self._root
+
+    def uri(self, name: str) -> str:
+        """``name`` as Spark takes it."""
+        return f"{self.location}/{name}" if name else self.location
+
+    def exists(self, name: str) -> bool:
+        return bool(self._fs.get_file_info(self.full(name)).type.value)  # 0 is FileType.NotFound
+
+    def names(self, name: str) -> list[str]:
+        """The file names right in folder ``name``, sorted; none where there is no such folder."""
+        return sorted(found.rpartition("/")[2] for found in self._found(name, recursive=False))
+
+    def walk(self, name: str) -> list[str]:
+        """All files below folder ``name``, with their paths from this folder, sorted."""
+        return sorted(found[len(self._root) + 1 :] for found in self._found(name, recursive=True))
+
+    def size(self, name: str) -> int:
+        return int(self._fs.get_file_info(self.full(name)).size)
+
+    def changed_ms(self, name: str) -> int:
+        """When the file was written, in milliseconds since 1970 UTC."""
+        return int((self._fs.get_file_info(self.full(name)).mtime_ns or 0) // 1_000_000)
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file; FileNotFoundError where there is none."""
+        with self._fs.open_input_stream(self.full(name)) as stream:
+            return bytes(stream.read())
+
+    def create(self, name: str, data: bytes) -> None:
+        """Makes the file appear with all its bytes, durably; FileExistsError when it is there already."""
+        folder = name.rpartition("/")[0]
+        self.make(folder)
+        temporary = f"{folder}/.{name.rpartition('/')[2]}.{Entropy().token(6).hex()}"
+        with self._fs.open_output_stream(self.full(temporary)) as stream:
+            stream.write(data)
+        try:
+            if self._local:
+                _sync(self.full(temporary))
+                os.link(self.full(temporary), self.full(name))
+                _sync(self.full(folder))
+                return
+            if self.exists(name):
+                raise FileExistsError(f"{self.uri(name)} is there already")
+            self._fs.copy_file(self.full(temporary), self.full(name))
+        finally:
+            self._fs.delete_file(self.full(temporary))
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Gives a file new bytes, durably on a local disk: a reader sees the old ones or the new ones."""
+        temporary = f"{name}.{Entropy().token(6).hex()}"
+        self.create(temporary, data)
+        self.move({temporary: name})
+
+    def make(self, name: str) -> None:
+        self._fs.create_dir(self.full(name), recursive=True)
+
+    def move(self, moves: Mapping[str, str]) -> None:
+        """Moves files to the names given, durably on a local disk: bytes are synced, then all folders on the way."""
+        folders = {target.rpartition("/")[0] for target in moves.values()}
+        for folder in sorted(folders):
+            self.make(folder)
+        for source, target in moves.items():
+            if self._local:
+                _sync(self.full(source))
+            self._fs.move(self.full(source), self.full(target))
+        if self._local:
+            paths = [each.split("/") for each in folders]
+            parents = {"/".join(parts[:count]) for parts in paths for count in range(len(parts))}
+            for folder in sorted(folders | parents, reverse=True):  # a new folder counts when its parent knows it
+                _sync(self.full(folder))
+
+    def remove(self, name: str) -> bool:
+        """Removes a file; False when it was gone already."""
+        try:
+            self._fs.delete_file(self.full(name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def remove_tree(self, name: str) -> None:
+        """Removes a folder with all that is in it, if it is there."""
+        if self.exists(name):
+            self._fs.delete_dir(self.full(name))
+
+    def _found(self, name: str, *, recursive: bool) -> Iterator[str]:
+        from pyarrow import fs
+
+        selector = fs.FileSelector(self.full(name), recursive=recursive, allow_not_found=True)
+        return (info.path for info in self._fs.get_file_info(selector) if info.type == fs.FileType.File)
+
+
+def _sync(path: str) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,95 @@
+"""Where the rows of a step come from: an archive or a topic, both as a DataFrame in the row schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from aiorocket.spark.steps.manifest import Archive, DataFile
+
+__all__ = ("archive_rows", "partitioned_rows", "read_files", "topic_rows", "with_hours", "write_hours")
+
+
+def archive_rows(
+    spark: SparkSession,
+    path: str,
+    *,
+    topics: Sequence[str] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> DataFrame:
+    """The rows of the archive at ``path``, of ``topics`` if given, stored at ``since`` or later and before ``until``.
+
+    Reads the files that the manifest names when this is called, no others, and of those only the hours asked for; it
+    does not see what is archived later. Columns and their order are those of the source. UsageError where no archive
+    is, and for a ``since`` or ``until`` without time zone.
+    """
+    from aiorocket.spark.steps.manifest import Archive
+
+    archive = Archive.open(path)
+    return read_files(spark, archive, archive.state().select(topics, since, until), since, until)
+
+
+def topic_rows(spark: SparkSession, name_server: str, topic: str, **options: object) -> DataFrame:
+    """The rows of ``topic`` (several with commas between) as a batch read; ``options`` are those of the source."""
+    reader = spark.read.format("rocketmq").option("nameServer", name_server).option("topic", topic)
+    return reader.options(**{name: str(value) for name, value in options.items()}).load()
+
+
+def read_files(
+    spark: SparkSession,
+    archive: Archive,
+    files: Sequence[DataFile],
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> DataFrame:
+    """The rows of these files of an archive, those stored in ``[since, until)``, in the archive's columns."""
+    from pyspark.sql import functions as F
+
+    from aiorocket.spark.columns import spark_schema
+
+    if not files:
+        return spark.createDataFrame([], spark_schema(archive.columns))
+    df = partitioned_rows(spark, archive, files).select(*archive.columns)
+    if since is not None:
+        df = df.where(F.col("storeTimestamp") >= F.lit(since))
+    if until is not None:
+        df = df.where(F.col("storeTimestamp") < F.lit(until))
+    return df
+
+
+def partitioned_rows(spark: SparkSession, archive: Archive, files: Sequence[DataFile]) -> DataFrame:
+    """The rows of these files (one at least) with the archive's columns and ``dt`` and ``hour``, as text."""
+    from aiorocket.spark.columns import spark_schema
+    from aiorocket.spark.steps.manifest import DATA
+
+    # Told, not guessed from folder names: a topic may be called 007, an hour is 05.
+    schema = spark_schema(archive.columns).add("dt", "string").add("hour", "string")
+    reader = spark.read.schema(schema).option("basePath", archive.folder.uri(DATA))
+    return reader.parquet(*(archive.folder.uri(file.path) for file in files))
+
+
+def with_hours(df: DataFrame) -> DataFrame:
+    """Adds ``dt`` and ``hour``, from ``storeTimestamp`` in UTC; rows without one belong to hour 0 of 1970."""
+    from pyspark.sql import functions as F
+
+    # Computed from the instant, so that the session's time zone has no say.
+    df = df.withColumn("hour", F.expr("floor(coalesce(unix_micros(storeTimestamp), 0) / 3600000000)"))
+    df = df.withColumn("dt", F.expr("cast(date_from_unix_date(cast(floor(hour / 24) as int)) as string)"))
+    return df.withColumn("hour", F.expr("lpad(cast(pmod(hour, 24) as string), 2, '0')"))
+
+
+def write_hours(df: DataFrame, location: str) -> None:
+    """Writes rows that have ``dt`` and ``hour`` as Parquet files of an archive, in folders of topic and hour."""
+    # INT96, Spark's default, is a type of timestamp that Delta does not have.
+    name, spark = "spark.sql.parquet.outputTimestampType", df.sparkSession
+    before = spark.conf.get(name) or "INT96"
+    spark.conf.set(name, "TIMESTAMP_MICROS")
+    try:
+        df.write.partitionBy("topic", "dt", "hour").option("compression", "zstd").parquet(location)
+    finally:
+        spark.conf.set(name, before)

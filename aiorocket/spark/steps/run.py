@@ -1,0 +1,290 @@
+"""The analysing steps over an archive or a live topic, to tables on disk or to a few rows for people.
+
+Two kinds. A step whose rows stand for themselves (``decode``, ``dedup``) adds what is new to its table, a portion of
+the input at a time; cut short, it goes on with the portion that was on the way. A step whose rows change with what
+comes later (``windows``, ``order``, ``latency``, ``triage``) is computed anew over all of the input and takes the place
+of what was there, or ends at once when the input has not changed.
+
+Either way the rows that were read are counted by queue, and have to be as many as there are offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiorocket.errors import RocketError, UsageError
+from aiorocket.model import Queue
+from aiorocket.spark.planner import QueueRange, admit
+from aiorocket.spark.steps.inputs import Input, Rows, open_rows
+from aiorocket.spark.steps.proof import count_by_queue, prove, total
+from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
+from aiorocket.spark.steps.table import Table, TableState
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ("Made", "Output", "Shown", "add", "plain", "shown", "told", "whole")
+
+#: How many rows one portion reads: what an interrupted run has to do again at most.
+PORTION = 500_000
+PROVED = "count = end - begin for every queue"
+UNPROVED = "none: a selection was read, and what it left out cannot be told from what is missing"
+
+
+class Shown(NamedTuple):
+    """A table for people: columns and plain values. ``rows_in_all`` may be more than are here."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+    rows_in_all: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where tables go (None: nowhere, a few rows are shown) and how many rows to show of each part."""
+
+    path: str | None = None
+    format: str = "parquet"
+    show: Mapping[str, int] = field(default_factory=dict)
+
+
+class Made(NamedTuple):
+    """What a step makes of rows. ``base`` is what is read once and counted, ``parts`` are derived from it."""
+
+    base: DataFrame
+    parts: Mapping[str, DataFrame]
+
+
+def add(
+    step: str,
+    spark: SparkSession,
+    given: Input,
+    output: Output,
+    settings: Mapping[str, object],
+    make: Callable[[DataFrame, Table | None], Made],
+    *,
+    splits: bool,
+    max_rows: int = PORTION,
+    on_progress: ProgressCall | None = None,
+) -> StepReport:
+    """Makes the new rows of the input into rows of the parts. With ``splits`` every row goes to exactly one part, and
+    RocketError is raised when they don't add up.
+
+    In the report ``rows_in`` and ``ranges`` are what this run read, ``rows_out`` what it wrote, ``details["parts"]``
+    the rows of each part in the whole table. Without a path nothing is kept, and all of the input is one portion.
+    """
+    if max_rows < 1:
+        raise UsageError(f"max_rows={max_rows}: 1 or more")
+    began = perf_counter()
+    table = _table(step, given, output, settings)
+    rows = open_rows(spark, given)
+    state = before = table.state() if table else TableState()
+    begins = _begins(rows, state, given)
+    ends = {queue: end for queue, (_, end) in rows.ranges.items()}
+    goal = sum(ends[queue] - begins[queue] for queue in ends)
+    first, missing = dict(begins), dict[Queue, int]()
+    done = rows_in = 0
+    shows: dict[str, Shown] = {}
+    made_rows: dict[str, int] = {}
+    _tell(on_progress, step, 0, goal, "reading")
+    while True:
+        until = admit(begins, ends, max_rows if table else max(goal, 1))
+        part = [QueueRange(queue, begins[queue], until[queue]) for queue in ends if begins[queue] < until[queue]]
+        if not part:
+            break
+        ranges = {each.queue: (each.begin, each.end) for each in part}
+        made = make(rows.read(part), table)
+        base = made.base.persist()
+        try:
+            counts = count_by_queue(base)
+            lost = prove(counts, ranges) if rows.provable else {}
+            missing.update({queue: missing.get(queue, 0) + count for queue, count in lost.items()})
+            read = sum(each.rows for each in counts.values())
+            if table:
+                state = table.append(made.parts, ranges, read, lost)
+                wrote = {name: _of_run(state, name) for name in made.parts}
+            else:
+                wrote = {name: df.count() for name, df in made.parts.items()}
+                shows = _shows(made.parts, output.show, wrote)
+        finally:
+            base.unpersist()
+        if splits and sum(wrote.values()) != read:
+            raise RocketError(f"{step}: {read} rows were read and {wrote} written: they must be as many")
+        for name, count in wrote.items():
+            made_rows[name] = made_rows.get(name, 0) + count
+        rows_in += read
+        done += total(ranges.values())
+        begins.update(until)
+        _tell(on_progress, step, done, goal, f"{rows_in:,} rows")
+    if table:
+        shows = _kept_shows(spark, table, output.show)
+    done_ranges = {queue: (first[queue], begins[queue]) for queue in ends if begins[queue] > first[queue]}
+    details: dict[str, object] = {
+        "proof": PROVED if rows.provable else UNPROVED,
+        "wrote": made_rows,
+        "parts": {name: state.rows(name) for name in sorted({file.part for file in state.files})},
+        "tables": shows,
+        "table": output.path,
+        "up_to_date": not goal,
+        "earlier_rows": before.rows_in,
+    }
+    return StepReport(
+        step, rows_in, sum(made_rows.values()), done_ranges, (), perf_counter() - began, missing, details
+    )
+
+
+def whole(
+    step: str,
+    spark: SparkSession,
+    given: Input,
+    output: Output,
+    settings: Mapping[str, object],
+    make: Callable[[DataFrame], Mapping[str, DataFrame]],
+    *,
+    always: bool = False,
+    on_progress: ProgressCall | None = None,
+) -> StepReport:
+    """Computes the parts over all of the input. When the table was made of the same offsets nothing is computed (unless
+    ``always``), and ``details["up_to_date"]`` says so; ``rows_in`` is then what was counted when it was made."""
+    began = perf_counter()
+    table = _table(step, given, output, settings)
+    rows = open_rows(spark, given)
+    ranges = {queue: each for queue, each in rows.ranges.items() if each[0] < each[1]}
+    state = table.state() if table else TableState()
+    goal = total(ranges.values())
+    fresh = always or table is None or state.last < 0 or dict(state.ranges) != ranges
+    missing: dict[Queue, int] = {}
+    shows: dict[str, Shown] = {}
+    rows_in = state.rows_in
+    if fresh:
+        _tell(on_progress, step, 0, goal, "reading")
+        df = rows.read([QueueRange(queue, *each) for queue, each in ranges.items()])
+        if rows.costly:
+            df = df.persist()
+        try:
+            counts = count_by_queue(df)
+            rows_in = sum(each.rows for each in counts.values())
+            if rows.provable:
+                missing = prove(counts, ranges)
+            _tell(on_progress, step, goal, goal, f"{rows_in:,} rows read; computing")
+            parts = make(df)
+            if table:
+                state = table.replace(parts, ranges, rows_in, missing)
+            else:
+                shows = _shows(parts, output.show)
+        finally:
+            if rows.costly:
+                df.unpersist()
+    else:
+        missing = dict(state.missing)
+    if table:
+        shows = _kept_shows(spark, table, output.show)
+    wrote = {name: state.rows(name) for name in sorted({file.part for file in state.files})}
+    details: dict[str, object] = {
+        "proof": PROVED if rows.provable else UNPROVED,
+        "parts": wrote,
+        "tables": shows,
+        "table": output.path,
+        "up_to_date": not fresh,
+    }
+    made = sum(wrote.values()) if table else sum(each.rows_in_all for each in shows.values())
+    return StepReport(step, rows_in, made, ranges, (), perf_counter() - began, missing, details)
+
+
+def shown(df: DataFrame, limit: int, rows_in_all: int | None = None) -> Shown:
+    """The first ``limit`` rows as plain values."""
+    found = df.limit(limit).collect()
+    count = rows_in_all if rows_in_all is not None else (len(found) if len(found) < limit else df.count())
+    return Shown(list(df.columns), [[plain(value) for value in row] for row in found], count)
+
+
+def plain(value: Any) -> Any:
+    """As ``json.dumps`` takes it: times in ISO form, UTC (Spark gives naive ones of this machine's zone), bytes as text
+    or hex."""
+    from decimal import Decimal
+
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    if isinstance(value, (bytes, bytearray)):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            return f"0x{bytes(value).hex()}"
+    if hasattr(value, "asDict"):
+        return {name: plain(each) for name, each in value.asDict().items()}
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, Decimal):
+        return float(value)
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return str(value)
+
+
+def _table(step: str, given: Input, output: Output, settings: Mapping[str, object]) -> Table | None:
+    if output.path is None:
+        return None
+    return Table.open(output.path, step, {**given.settings(), **settings}, output.format)
+
+
+def _begins(rows: Rows, state: TableState, given: Input) -> dict[Queue, int]:
+    """Where each queue goes on: where the table ends, else where the input begins. DataLossError, unless the source was
+    told otherwise, when a topic has not everything any more that the table lacks."""
+    begins = {}
+    lenient = {name.lower(): value for name, value in given.options.items()}.get("failondataloss") == "false"
+    for queue, (begin, end) in rows.ranges.items():
+        reached = state.ranges[queue][1] if queue in state.ranges else begin
+        if reached > end:
+            raise UsageError(
+                f"{queue}: the table is made of offsets up to {reached - 1}, and the input ends at {end - 1}: it is "
+                "another topic of that name, or another archive. Use another folder"
+            )
+        if reached < begin and not lenient:
+            from aiorocket.spark.fetch import DataLossError
+
+            raise DataLossError(
+                f"{queue}: the table is made of offsets up to {reached - 1}, and the input begins at {begin} now: "
+                f"{begin - reached} messages are gone; failOnDataLoss=false goes on without them"
+            )
+        begins[queue] = max(begin, reached)
+    return begins
+
+
+def _of_run(state: TableState, part: str) -> int:
+    here = f"{part}/run={state.last:010d}/"
+    return sum(file.rows for file in state.files if file.path.startswith(here))
+
+
+def _shows(
+    parts: Mapping[str, DataFrame], limits: Mapping[str, int], counts: Mapping[str, int] | None = None
+) -> dict[str, Shown]:
+    return {
+        name: shown(df, limits[name], None if counts is None else counts[name])
+        for name, df in parts.items()
+        if limits.get(name)
+    }
+
+
+def _kept_shows(spark: SparkSession, table: Table, limits: Mapping[str, int]) -> dict[str, Shown]:
+    state, shows = table.state(), dict[str, Shown]()
+    for name, limit in limits.items():
+        df = table.rows(spark, name) if limit else None
+        if df is not None:
+            shows[name] = shown(df, limit, state.rows(name))
+    return shows
+
+
+def _tell(on_progress: ProgressCall | None, step: str, done: int, goal: int, text: str) -> None:
+    if on_progress is not None:
+        on_progress(Progress(step, done, goal, text))
+
+
+def told(columns: Iterable[str], rows: Sequence[Sequence[Any]]) -> Shown:
+    """Rows that are here already, as a table for people."""
+    return Shown(list(columns), [[plain(value) for value in row] for row in rows], len(rows))

@@ -1,0 +1,41 @@
+"""A session for one piece of work: the one there is, or one that ends with it and says no more than errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiorocket.spark.session import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ("session_for",)
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+#: For work of seconds: the JVM compiles quickly instead of well, and tasks after a shuffle are few.
+_SHORT = ("-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", {"spark.sql.shuffle.partitions": "4"})
+
+
+@contextmanager
+def session_for(
+    app_name: str, master: str, conf: Mapping[str, str] | None = None, *, short: bool = False
+) -> Iterator[SparkSession]:
+    """A session, stopped at the end unless it was there before (``conf`` and ``master`` then say nothing). ``short``
+    is for work of seconds. ``conf`` wins over what this sets."""
+    from pyspark.sql import SparkSession
+
+    before = SparkSession.getActiveSession()
+    if before is not None:
+        yield before
+        return
+    logging = Path(__file__).with_name("log4j2.properties").as_uri()
+    options = f'"-Dlog4j2.configurationFile={logging}"' + (f" {_SHORT[0]}" if short else "")
+    settings = {_JAVA_OPTIONS: options, **(_SHORT[1] if short else {}), **(conf or {})}
+    spark = spark_session(app_name=app_name, master=master, conf=settings)
+    try:
+        yield spark
+    finally:
+        spark.stop()

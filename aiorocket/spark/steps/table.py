@@ -1,0 +1,259 @@
+"""What an analysing step writes: a folder with Parquet or Delta tables, and a record of which offsets are in them.
+
+``PATH/<part>/run=NNNNNNNNNN/*.parquet`` is what one run wrote, ``PATH/_runs/NNNNNNNNNN.json`` says that it did, from
+which offsets, and whether it stands beside the runs before it or in their place. Files come first, the record last: a
+run that was cut short left files that no record names, and the next run removes them. So a plain
+``spark.read.parquet(PATH/<part>)`` is right after every run that ended; ``Table.rows`` is right at any time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiorocket.errors import RocketError, UsageError
+from aiorocket.model import Queue
+from aiorocket.runtime.clock import WallClock
+from aiorocket.runtime.entropy import Entropy
+from aiorocket.spark.steps.folder import Folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ("Table", "TableFile", "TableState")
+
+_ABOUT, _RUNS, _STAGING = "_table.json", "_runs", "_staging"
+_FORMATS = ("parquet", "delta")
+
+
+class TableFile(NamedTuple):
+    """One Parquet file of a table; ``path`` from the table's folder."""
+
+    part: str
+    path: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class TableState:
+    """A table at one moment: its newest run (-1: none), what is in it, and the offsets ``[begin, end)`` it is made of.
+    ``rows_in`` is how many rows these had, ``missing`` how many they should have had more."""
+
+    last: int = -1
+    files: tuple[TableFile, ...] = ()
+    ranges: Mapping[Queue, tuple[int, int]] = field(default_factory=dict)
+    rows_in: int = 0
+    missing: Mapping[Queue, int] = field(default_factory=dict)
+
+    def rows(self, part: str) -> int:
+        return sum(file.rows for file in self.files if file.part == part)
+
+
+class Table:
+    """The tables of one step with one set of arguments. Nothing is kept in memory but what ``open`` was told."""
+
+    def __init__(self, folder: Folder, about: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.id: str = about["id"]
+        self.step: str = about["step"]
+        self.format: str = about["format"]
+        self.settings: Mapping[str, Any] = about["settings"]
+
+    @classmethod
+    def there(cls, path: str) -> Table | None:
+        """The table at ``path``, None where none is."""
+        folder = Folder(path)
+        try:
+            return cls(folder, json.loads(folder.read(_ABOUT)))
+        except FileNotFoundError:
+            return None
+
+    @classmethod
+    def open(cls, path: str, step: str, settings: Mapping[str, object], format: str = "parquet") -> Table:
+        """Opens the table at ``path`` or begins one, and removes what runs left that were cut short. UsageError when
+        the one there is of another step, other arguments or another format: their rows would not go together."""
+        if format not in _FORMATS:
+            raise UsageError(f"format={format!r}: one of {', '.join(_FORMATS)}")
+        plain = json.loads(json.dumps(settings))
+        about = {"id": Entropy().token(8).hex(), "step": step, "format": format, "settings": plain}
+        folder = Folder(path)
+        try:
+            folder.create(_ABOUT, (json.dumps(about) + "\n").encode())
+        except FileExistsError:
+            table = cls(folder, json.loads(folder.read(_ABOUT)))
+            for name, asked in (("step", step), ("format", format), ("settings", plain)):
+                found = getattr(table, name)
+                if found != asked:
+                    raise UsageError(
+                        f"the table at {path} was begun with {_difference(name, found, asked)}: use another folder"
+                    ) from None
+            table._tidy()
+            return table
+        return cls(folder, about)
+
+    def state(self) -> TableState:
+        """The table now."""
+        state = TableState()
+        for name in self.folder.names(_RUNS):
+            entry = json.loads(self.folder.read(f"{_RUNS}/{name}"))
+            ranges = {Queue(*item[:3]): (item[3], item[4]) for item in entry["ranges"]}
+            files = tuple(TableFile(*item) for item in entry["files"])
+            missing = {Queue(*item[:3]): item[3] for item in entry["missing"]}
+            rows_in = entry["rows_in"]
+            if entry["kind"] == "append":
+                files, rows_in = state.files + files, state.rows_in + rows_in
+                missing = {**state.missing, **{q: state.missing.get(q, 0) + lost for q, lost in missing.items()}}
+                ranges = {
+                    **state.ranges,
+                    **{
+                        queue: (state.ranges[queue][0] if queue in state.ranges else begin, end)
+                        for queue, (begin, end) in ranges.items()
+                    },
+                }
+            state = TableState(entry["run"], files, ranges, rows_in, missing)
+        return state
+
+    def rows(self, spark: SparkSession, part: str) -> DataFrame | None:
+        """The rows of ``part`` that records name, None when nothing was ever written of it."""
+        paths = [self.folder.uri(file.path) for file in self.state().files if file.part == part]
+        return spark.read.parquet(*paths) if paths else None
+
+    def append(
+        self,
+        parts: Mapping[str, DataFrame],
+        ranges: Mapping[Queue, tuple[int, int]],
+        rows_in: int,
+        missing: Mapping[Queue, int] | None = None,
+    ) -> TableState:
+        """Adds what one portion of the input, ``ranges`` with ``rows_in`` rows, gave; the state with it."""
+        return self._write("append", parts, ranges, rows_in, missing or {})
+
+    def replace(
+        self,
+        parts: Mapping[str, DataFrame],
+        ranges: Mapping[Queue, tuple[int, int]],
+        rows_in: int,
+        missing: Mapping[Queue, int] | None = None,
+    ) -> TableState:
+        """Puts ``parts`` in the place of all that is there; the state then."""
+        return self._write("replace", parts, ranges, rows_in, missing or {})
+
+    def _write(
+        self,
+        kind: str,
+        parts: Mapping[str, DataFrame],
+        ranges: Mapping[Queue, tuple[int, int]],
+        rows_in: int,
+        missing: Mapping[Queue, int],
+    ) -> TableState:
+        before = self.state()
+        run = f"{before.last + 1:010d}"
+        staging = f"{_STAGING}/{run}-{Entropy().token(4).hex()}"
+        files, moves = [], {}
+        for part, df in parts.items():
+            _write_parquet(df, self.folder.uri(f"{staging}/{part}"))
+            for name in self.folder.names(f"{staging}/{part}"):
+                if name.endswith(".parquet") and name[0] not in "._":
+                    staged, path = f"{staging}/{part}/{name}", f"{part}/run={run}/{name}"
+                    files.append(TableFile(part, path, self._count(staged), self.folder.size(staged)))
+                    moves[staged] = path
+        self.folder.move(moves)
+        entry = {
+            "run": before.last + 1,
+            "kind": kind,
+            "at_ms": WallClock().wall_ms(),
+            "rows_in": rows_in,
+            "ranges": [[*queue, *ranges[queue]] for queue in sorted(ranges)],
+            "missing": [[*queue, missing[queue]] for queue in sorted(missing)],
+            "files": [list(file) for file in files],
+        }
+        try:
+            self.folder.create(f"{_RUNS}/{run}.json", (json.dumps(entry, separators=(",", ":")) + "\n").encode())
+        except FileExistsError:
+            raise RocketError(
+                f"{self.folder.uri(_RUNS)}/{run}.json was written by another run meanwhile: run one at a time"
+            ) from None
+        self._tidy()
+        return self.state()
+
+    def _count(self, name: str) -> int:
+        """How many rows the file says it has: what was written, not what was meant to be."""
+        import pyarrow.parquet as pq
+
+        with self.folder.filesystem.open_input_file(self.folder.full(name)) as stream:
+            return int(pq.ParquetFile(stream).metadata.num_rows)
+
+    def _tidy(self) -> None:
+        """Brings a Delta log up to date, and removes all files that the records do not name."""
+        state = self.state()
+        if self.format == "delta":
+            self._sync_delta(state)
+        self.folder.remove_tree(_STAGING)
+        named = {file.path for file in state.files}
+        kept = {path.rpartition("/")[0] for path in named}
+        for name in self.folder.walk(""):
+            where = name.rpartition("/")[0]
+            if name in named or name.startswith("_") or "/_" in name or "/run=" not in name:
+                continue
+            if where in kept:
+                self.folder.remove(name)
+            else:
+                self.folder.remove_tree(where)
+
+    def _sync_delta(self, state: TableState) -> None:
+        """Each part's Delta table, with the same files; a commit carries the number of the run, so that one that a
+        crash left undone is made up for and one that is there is not repeated."""
+        try:
+            import deltalake
+        except ImportError as error:
+            raise UsageError(f"{error}: format='delta' needs pip install 'aiorocketmq[spark]'") from error
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        from deltalake.transaction import AddAction, RemoveAction
+
+        now = WallClock().wall_ms()
+        for part in sorted({file.part for file in state.files}):
+            own = {file.path.removeprefix(f"{part}/"): file for file in state.files if file.part == part}
+            newest = next(iter(own.values()))
+            with self.folder.filesystem.open_input_file(self.folder.full(newest.path)) as stream:
+                told = pq.ParquetFile(stream).schema_arrow.remove_metadata().append(pa.field("run", pa.string()))
+            schema, uri = deltalake.Schema.from_arrow(told), self.folder.uri(part)
+            if not deltalake.DeltaTable.is_deltatable(uri):
+                deltalake.DeltaTable.create(uri, schema, mode="ignore", partition_by=["run"])
+            table = deltalake.DeltaTable(uri)
+            known = table.transaction_version(self.id)
+            if known is not None and known >= state.last + 1:
+                continue
+            here = {str(path) for path in table.get_add_actions().column("path").to_pylist()}
+            actions: list[Any] = [RemoveAction(path, True, now) for path in sorted(here - own.keys())]
+            for path in sorted(own.keys() - here):
+                run, stats = path.partition("/")[0].removeprefix("run="), json.dumps({"numRecords": own[path].rows})
+                actions.append(AddAction(path, own[path].bytes, {"run": run}, now, True, stats))
+            table.create_write_transaction(
+                actions, "append", schema, ["run"],
+                commit_properties=deltalake.CommitProperties(
+                    app_transactions=[deltalake.Transaction(self.id, state.last + 1, now)]
+                ),
+            )  # fmt: skip
+
+
+def _write_parquet(df: DataFrame, location: str) -> None:
+    # INT96, Spark's default, is a type of timestamp that Delta does not have.
+    name, spark = "spark.sql.parquet.outputTimestampType", df.sparkSession
+    before = str(spark.conf.get(name))
+    spark.conf.set(name, "TIMESTAMP_MICROS")
+    try:
+        df.write.option("compression", "zstd").parquet(location)
+    finally:
+        spark.conf.set(name, before)
+
+
+def _difference(name: str, found: Any, asked: Any) -> str:
+    if isinstance(found, dict) and isinstance(asked, dict):
+        different = sorted(key for key in found.keys() | asked.keys() if found.get(key) != asked.get(key))
+        name = different[0]
+        found, asked = found.get(name), asked.get(name)
+    return f"{name}={found!r}, now {name}={asked!r} is asked for"

@@ -1,0 +1,83 @@
+"""Test data for Spark: synchronous, and every message goes to a queue and offset that the test can name beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from aiorocket.client.producer import Producer
+from aiorocket.client.route_table import AUTO_CREATE_TOPIC
+from aiorocket.client.session import Client
+from aiorocket.errors import TopicNotFoundError
+from aiorocket.model import OutgoingMessage, Queue, SendReceipt
+from aiorocket.runtime import run
+from aiorocket_protocol import CreateTopicRequestHeader, RequestCode
+
+Body = bytes | str | OutgoingMessage
+
+_BATCH = 400
+_READ_AND_WRITE = 6
+
+
+def create_topic(nameserver: str, topic: str, queues: int = 4) -> list[Queue]:
+    """Create ``topic`` on every broker, or change its number of queues; its queues, in order."""
+    return run(_created(nameserver, topic, queues))
+
+
+def send(
+    nameserver: str, topic: str, bodies: Iterable[Body], queues: int = 4, *, queue_id: int | None = None
+) -> list[SendReceipt]:
+    """Send ``bodies`` to ``topic`` (created with ``queues`` if it has none): number n goes to queue n % queues, or all
+    of them to ``queue_id``. An OutgoingMessage brings its tag, keys and properties; its topic is ignored. The receipts,
+    in the order of ``bodies``; ``receipt.queue`` and ``receipt.offset`` say where each is."""
+    return run(_sent(nameserver, topic, list(bodies), queues, queue_id))
+
+
+async def _created(nameserver: str, topic: str, queues: int) -> list[Queue]:
+    async with Client(nameservers=nameserver) as client:
+        template = await client.route(AUTO_CREATE_TOPIC)
+        header = CreateTopicRequestHeader(
+            topic, AUTO_CREATE_TOPIC, queues, queues, _READ_AND_WRITE, "SINGLE_TAG", False
+        )
+        for name in sorted(template.addresses):
+            address = template.master(name)
+            assert address is not None
+            await client.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        return sorted((await client.route(topic, refresh=True)).publish)
+
+
+async def _sent(
+    nameserver: str, topic: str, bodies: Sequence[Body], queues: int, queue_id: int | None
+) -> list[SendReceipt]:
+    async with Producer("tests", nameservers=nameserver) as producer:
+        known = await _route(producer.client, topic) or await _created(nameserver, topic, queues)
+        if queue_id is not None:
+            known = [known[queue_id]]
+        receipts: dict[int, SendReceipt] = {}
+        for place, queue in enumerate(known):
+            own = range(place, len(bodies), len(known))
+            for start in range(0, len(own), _BATCH):
+                part = own[start : start + _BATCH]
+                items = [_item(topic, bodies[number]) for number in part]
+                sent = (
+                    await producer.send_batch(topic, items, queue=queue)
+                    if len(items) > 1
+                    else [await producer.send(items[0], queue=queue)]
+                )
+                receipts.update(zip(part, sent, strict=True))
+        return [receipts[number] for number in range(len(bodies))]
+
+
+async def _route(client: Client, topic: str) -> list[Queue]:
+    try:
+        return sorted((await client.route(topic)).publish)
+    except TopicNotFoundError:
+        return []
+
+
+def _item(topic: str, body: Body) -> OutgoingMessage:
+    if isinstance(body, OutgoingMessage):
+        return OutgoingMessage(
+            topic=topic, body=body.body, tag=body.tag, keys=body.keys, properties=body.properties, flag=body.flag,
+            delay_level=body.delay_level, sharding_key=body.sharding_key,
+        )  # fmt: skip
+    return OutgoingMessage(topic=topic, body=body.encode() if isinstance(body, str) else body)

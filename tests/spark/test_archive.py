@@ -1,0 +1,248 @@
+"""The archive step: each row once, whatever crashes in between; what the manifest does not name is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from shutil import copy, rmtree
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aiorocket.client.queue_scan import Bounds
+from aiorocket.errors import RocketError, UsageError
+from aiorocket.model import OutgoingMessage, Queue
+from aiorocket.spark import DataLossError, cluster
+from aiorocket.spark.steps import Archive, ArchiveConflictError, Progress, StepReport, archive_rows, verify
+from aiorocket.spark.steps import archive as archive_step
+from tests.spark.lakes import add, make
+from tests.spark.producing import send
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class CrashError(Exception):
+    """The process is gone here."""
+
+
+def crash_at(name: str) -> Callable[[str], None]:
+    def step(at: str) -> None:
+        if at == name:
+            raise CrashError(name)
+
+    return step
+
+
+class Lake:
+    """One topic and the folder it is archived to."""
+
+    def __init__(self, spark: SparkSession, nameserver: str, topic: str, path: Path) -> None:
+        self.spark = spark
+        self.nameserver = nameserver
+        self.topic = topic
+        self.path = path
+        self.sent = 0
+
+    def send(self, count: int) -> None:
+        """Number n of all that is sent goes to queue n % 4."""
+        assert count % 4 == 0
+        send(self.nameserver, self.topic, [f"row {self.sent + number}" for number in range(count)])
+        self.sent += count
+
+    def archive(self, **options: Any) -> StepReport:
+        return archive_step(self.spark, str(self.path), self.nameserver, self.topic, **options)
+
+    def manifest_rows(self) -> int:
+        return Archive.open(str(self.path)).state().rows
+
+    def check(self) -> None:
+        """All that was sent is there, once, by the files themselves."""
+        report = verify(self.spark, str(self.path))
+        ranges = {Queue(self.topic, "broker-a", number): (0, self.sent // 4) for number in range(4)}
+        assert report.complete and report.ranges == ranges and report.rows_out == self.sent
+
+    def files(self) -> int:
+        return len(list((self.path / "data").rglob("*.parquet")))
+
+    def forget_newest_commit(self) -> None:
+        """As if the process had died after the batch and before Spark noted it."""
+        commits = self.path / "_checkpoint" / "commits"
+        newest = max((each for each in commits.iterdir() if each.name.isdigit()), key=lambda each: int(each.name))
+        newest.unlink()
+        (commits / f".{newest.name}.crc").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def lake(spark: SparkSession, nameserver: str, topic: str, tmp_path: Path) -> Lake:
+    return Lake(spark, nameserver, topic, tmp_path / "lake")
+
+
+def test_a_stream_archives_each_row_once_through_every_crash(lake: Lake) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    lake.send(40)
+    # Files are in their places, the manifest does not name them: they are not there.
+    with pytest.raises(CrashError):
+        lake.archive(format="delta", on_step=crash_at("moved"))
+    assert lake.files() > 0 and lake.manifest_rows() == 0
+    assert archive_rows(lake.spark, str(lake.path)).count() == 0
+
+    said: list[Progress] = []
+    report = lake.archive(format="delta", on_progress=said.append)
+    assert (report.rows_in, report.rows_out, report.complete, report.details["batches"]) == (40, 40, True, 1)
+    assert report.files and lake.files() > len(report.files)
+    assert [(each.done_rows, each.total_rows) for each in said] == [(40, 40)]
+
+    # The manifest has the batch; neither the Delta table nor Spark's checkpoint does.
+    lake.send(20)
+    with pytest.raises(CrashError):
+        lake.archive(format="delta", on_step=crash_at("published"))
+    assert lake.manifest_rows() == 60
+    again = lake.archive(format="delta")
+    assert (again.rows_in, again.files, again.details["batches"]) == (0, (), 0)
+
+    # Spark forgets that it has done a batch, and does it again.
+    table = deltalake.DeltaTable(str(lake.path / "data"))
+    version, transaction = table.version(), table.transaction_version(Archive.open(str(lake.path)).id)
+    lake.forget_newest_commit()
+    files = lake.files()
+    lake.archive(format="delta")
+    assert lake.files() == files
+    table = deltalake.DeltaTable(str(lake.path / "data"))
+    assert (table.version(), table.transaction_version(Archive.open(str(lake.path)).id)) == (version, transaction)
+    assert transaction == 1 and table.to_pyarrow_table(columns=["queueOffset"]).num_rows == 60
+    assert not list((lake.path / "_staging").iterdir())
+    lake.check()
+
+
+def test_both_modes_go_on_where_the_archive_ends(lake: Lake) -> None:
+    lake.send(40)
+    first = lake.archive(mode="direct", max_rows=12)
+    assert first.complete and first.rows_out == 40 and first.details["batches"] == 4
+    lake.send(20)
+    second = lake.archive(mode="spark", max_rows=12)  # without a checkpoint: from the manifest's end
+    assert second.complete and second.rows_out == 20 and second.details["batches"] == 2
+    assert {begin for begin, _ in second.ranges.values()} == {10}
+    lake.send(8)
+    assert lake.archive(mode="direct").rows_out == 8
+    # Spark's checkpoint knows nothing of the last eight: it would archive them again.
+    with pytest.raises(ArchiveConflictError, match="offsets 15 to 16 are archived already"):
+        lake.archive(mode="spark")
+    rmtree(lake.path / "_checkpoint")  # as the error says
+    lake.send(4)
+    assert lake.archive(mode="spark").rows_out == 4
+    lake.check()
+
+
+def test_direct_tasks_leave_nothing_visible_before_the_manifest(lake: Lake) -> None:
+    lake.send(40)
+    with pytest.raises(CrashError):
+        lake.archive(mode="direct", on_step=crash_at("written"))
+    staged = list((lake.path / "_staging").rglob("*.parquet"))
+    assert staged and lake.files() == 0 and lake.manifest_rows() == 0
+    with pytest.raises(CrashError):
+        lake.archive(mode="direct", on_step=crash_at("moved"))
+    assert lake.files() > 0 and lake.manifest_rows() == 0
+    with pytest.raises(CrashError):
+        lake.archive(mode="direct", on_step=crash_at("published"))
+    assert lake.manifest_rows() == 40
+    report = lake.archive(mode="direct")
+    assert report.rows_out == 0 and report.complete
+
+    # A task that was tried twice: a file of its own name, which nobody named.
+    some = next(iter(Archive.open(str(lake.path)).state().files)).path
+    copy(lake.path / some, (lake.path / some).with_name("0000000000-retried-0000.parquet"))
+    lake.check()
+
+
+def test_of_two_runs_one_archives(lake: Lake) -> None:
+    lake.send(20)
+
+    def other(at: str) -> None:
+        if at == "written":
+            assert lake.archive(mode="direct").rows_out == 20
+
+    with pytest.raises((ArchiveConflictError, FileNotFoundError)):
+        lake.archive(mode="direct", on_step=other)
+    lake.check()
+
+
+def test_what_retention_took_is_an_error_or_a_gap(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.send(8)
+    lake.archive(mode="direct")
+    lake.send(32)
+    queue = Queue(lake.topic, "broker-a", 1)
+    real = cluster.bounds
+
+    async def after_retention(client: Any, queues: Iterable[Queue], **more: Any) -> Mapping[Queue, Bounds]:
+        found = await real(client, queues, **more)
+        return {**found, queue: Bounds(7, found[queue].end)}
+
+    monkeypatch.setattr(cluster, "bounds", after_retention)
+    with pytest.raises(DataLossError, match="offsets 2 to 6 were removed before they were archived"):
+        lake.archive(mode="direct")
+    report = lake.archive(mode="direct", failOnDataLoss=False)
+    assert not report.complete and report.missing == {queue: 5} and report.rows_out == 27
+    assert report.details["gaps"] == [[*queue, 2, 7]]
+    assert Archive.open(str(lake.path)).state().missing() == {queue: 5}
+    assert lake.archive(mode="direct").complete  # of what this run did, nothing is missing
+
+
+def test_a_selection_is_archived_and_proves_nothing(lake: Lake) -> None:
+    bodies = [OutgoingMessage(topic=lake.topic, body=b"x", tag="AB"[number % 3 == 0]) for number in range(24)]
+    send(lake.nameserver, lake.topic, bodies)
+    report = lake.archive(mode="direct", tags="B", columns="topic,brokerName,queueId,queueOffset,storeTimestamp,tags")
+    assert report.rows_in == 24 and report.rows_out == 8 and "none" in str(report.details["proof"])
+    rows = archive_rows(lake.spark, str(lake.path))
+    assert rows.columns == ["topic", "brokerName", "queueId", "queueOffset", "storeTimestamp", "tags"]
+    assert [(row.tags, row.topic) for row in rows.collect()] == [("B", lake.topic)] * 8
+    with pytest.raises(UsageError, match="was begun with"):
+        lake.archive(mode="direct")
+
+
+def test_verify_finds_files_that_are_not_what_the_manifest_says(spark: SparkSession, tmp_path: Path) -> None:
+    queue = Queue("t", "b", 0)
+    archive = make(tmp_path)
+    for begin in (0, 10, 20):
+        state = add(archive, {queue: range(begin, begin + 10)})
+    first, second, _ = (tmp_path / each.path for each in state.files)
+    copy(first, second)
+    with pytest.raises(RocketError, match="has rows twice"):
+        verify(spark, str(tmp_path))
+    add(make(tmp_path / "other"), {queue: range(10, 15)})
+    copy(next((tmp_path / "other").rglob("*.parquet")), second)
+    with pytest.raises(RocketError, match=r"the manifest has 30 rows of .* its files hold 25"):
+        verify(spark, str(tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["direct", "spark"])
+def test_following_goes_on_until_it_is_stopped(lake: Lake, mode: str) -> None:
+    lake.send(8)
+
+    def more(at: str) -> None:
+        if at == "done" and lake.sent < 24:
+            lake.send(8)
+
+    report = lake.archive(
+        mode=mode, follow=True, interval=0.1, stop=lambda: lake.manifest_rows() >= 24, on_step=more
+    )
+    assert report.complete and report.rows_out == 24
+    lake.check()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"columns": "body,topic"}, "columns without brokerName, queueId, queueOffset, storeTimestamp"),
+        ({"legacySchema": True}, "legacySchema=true"),
+        ({"decompress": False}, "decompress=false"),
+        ({"mode": "fast"}, "mode is 'spark' or 'direct'"),
+        ({"format": "orc"}, "format 'parquet' or 'delta'"),
+        ({"max_rows": 0}, "max_rows=0"),
+        ({"endingOffsets": "latest", "mode": "direct"}, "a stream has no end"),
+        ({"startingOfsets": "earliest"}, "startingOffsets"),
+    ],
+)
+def test_what_cannot_be_is_refused(lake: Lake, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        lake.archive(**options)

@@ -1,0 +1,142 @@
+"""The compact step: fewer files, the same rows, in order, whatever crashes in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from aiorocket.errors import RocketError, UsageError
+from aiorocket.model import Queue
+from aiorocket.spark.steps import Archive, ArchiveConflictError, Progress, archive_rows, compact
+from aiorocket.spark.steps import compact as compact_step
+from aiorocket.spark.steps import hours as hours_module
+from aiorocket.spark.steps.delta import sync_delta
+from tests.spark.lakes import add, make
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Q0, Q1, DLQ = Queue("007", "broker-a", 0), Queue("007", "broker-b", 1), Queue("%DLQ%g", "broker-a", 0)
+
+
+class CrashError(Exception):
+    """The process is gone here."""
+
+
+def crash_at(name: str) -> Callable[[str], None]:
+    def step(at: str) -> None:
+        if at == name:
+            raise CrashError(name)
+
+    return step
+
+
+def fill(archive: Archive) -> None:
+    """Four commits, each with both queues of a topic (three hours together) and one of a dead-letter topic."""
+    for begin in range(0, 80, 20):
+        part = range(begin, begin + 20)
+        add(archive, {Q0: part, Q1: part, DLQ: part[:5]}, minutes=2)
+    # 5 to 20 and so on are gaps of the dead-letter topic: they must stay gaps.
+
+
+def rows(spark: SparkSession, path: Path) -> list[tuple[object, ...]]:
+    found = archive_rows(spark, str(path)).select("topic", "brokerName", "queueId", "queueOffset", "body", "properties")
+    return sorted((*row[:4], bytes(row[4]), tuple(row[5].items())) for row in found.collect())
+
+
+def on_disk(path: Path) -> set[str]:
+    return {each.relative_to(path).as_posix() for each in (path / "data").rglob("*.parquet")}
+
+
+def test_compaction_survives_a_crash_at_every_step(spark: SparkSession, tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    archive = make(tmp_path, format="delta")
+    fill(archive)
+    sync_delta(archive)
+    before, first = rows(spark, tmp_path), archive.state()
+    assert len(before) == 180 and len(first.files) == 9
+
+    for name in ("written", "moved"):
+        with pytest.raises(CrashError):
+            compact(spark, str(tmp_path), on_step=crash_at(name))
+        assert archive.state() == first
+    assert len(on_disk(tmp_path)) == 9 + 3
+    with pytest.raises(CrashError):  # the manifest has the new files, the Delta table the old ones
+        compact(spark, str(tmp_path), on_step=crash_at("published"))
+    assert deltalake.DeltaTable(str(tmp_path / "data")).version() == 1
+    assert rows(spark, tmp_path) == before
+
+    report = compact(spark, str(tmp_path), keep=3600)
+    assert report.rows_in == 0 and report.details["generations"] == 0  # nothing is left to do but to clean
+    assert len(on_disk(tmp_path)) == 9 + 3  # the old ones may be in use; what the crashes left is gone
+    state = archive.state()
+    assert len(state.files) == 6 and state.missing() == {DLQ: 45} == report.missing
+    table = deltalake.DeltaTable(str(tmp_path / "data"))
+    assert {Path(uri).name for uri in table.file_uris()} == {Path(each.path).name for each in state.files}
+    assert table.to_pyarrow_table(columns=["queueOffset"]).num_rows == 180
+
+    assert compact(spark, str(tmp_path), keep=0).details["removed"] == 6
+    assert on_disk(tmp_path) == {each.path for each in state.files}
+    assert [each.name for each in (tmp_path / "_manifest").iterdir()] == ["compact-0000000001.json"]
+    assert not list((tmp_path / "_staging").iterdir())
+    assert rows(spark, tmp_path) == before
+
+
+def test_files_are_sorted_and_near_their_target(spark: SparkSession, tmp_path: Path) -> None:
+    archive = make(tmp_path)
+    for begin in range(0, 50, 10):
+        add(archive, {Q0: range(begin, begin + 10), Q1: range(begin, begin + 10), DLQ: range(begin, begin + 10)})
+    size = archive.state().select(["007"])[0].bytes
+    said: list[Progress] = []
+    report = compact(spark, str(tmp_path), topics=["007"], target_bytes=size * 9 // 4, keep=0, on_progress=said.append)
+    assert (report.rows_in, report.rows_out) == (100, 100) and said[-1].done_rows == 100
+    state = archive.state()
+    noon = state.select(["007"])
+    assert len(noon) == 3 and report.details["removed"] == 5
+    ends = []
+    for each in sorted(noon, key=lambda each: (min(each.queues), each.queues[min(each.queues)].begin)):
+        table = pq.ParquetFile(tmp_path / each.path).read(columns=["brokerName", "queueId", "queueOffset"])
+        keys = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        assert keys == sorted(keys)
+        ends += [keys[0], keys[-1]]
+    assert ends == sorted(ends)  # and they follow each other
+    assert len(state.select(["%DLQ%g"])) == 5  # not asked for
+
+    add(archive, {Q0: range(50, 55)})  # the archive goes on after a generation
+    assert archive.state().queues[Q0] == (0, 55, 55) and len(rows(spark, tmp_path)) == 155
+
+
+def test_nothing_is_replaced_when_a_row_is_lost_or_another_run_was_quicker(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = make(tmp_path)
+    for begin in (0, 5):
+        add(archive, {Q0: range(begin, begin + 5)})
+    before = archive.state()
+
+    def other(at: str) -> None:
+        if at == "moved":
+            archive.publish_generation(before, [], [])
+
+    with pytest.raises(ArchiveConflictError, match="written by another run"):
+        compact(spark, str(tmp_path), on_step=other)
+    assert archive.state().files == before.files
+
+    real = hours_module.count_files
+    monkeypatch.setattr(hours_module, "count_files", lambda *given: real(*given)[1:])
+    with pytest.raises(RocketError, match="nothing was replaced"):
+        compact(spark, str(tmp_path))
+    assert archive.state().files == before.files
+    with pytest.raises(UsageError, match="target_bytes=0"):
+        compact(spark, str(tmp_path), target_bytes=0)
+
+
+def test_a_step_is_no_module() -> None:
+    import importlib
+
+    module = importlib.import_module("aiorocket.spark.steps.compact")
+    assert module.compact is compact_step and callable(compact_step)

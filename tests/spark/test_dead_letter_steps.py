@@ -1,0 +1,167 @@
+"""Dead letters through Spark: sorted by cause and age, and replayed once, whoever does it."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import functions as F
+
+from aiorocket.client.admin import Admin
+from aiorocket.client.consumer import Consumer
+from aiorocket.client.exits import DeadLetter
+from aiorocket.client.message import Message
+from aiorocket.client.session import Client
+from aiorocket.errors import UsageError
+from aiorocket.model import OutgoingMessage
+from aiorocket.runtime import run
+from aiorocket.spark.steps.dead_letters import describe, make_readable, top_causes, triage
+from aiorocket.spark.steps.replay import replay
+from aiorocket.spark.steps.report import Progress
+from aiorocket_protocol import CreateTopicRequestHeader, RequestCode
+from tests.spark.producing import create_topic, send
+from tests.spark.row_frames import at, frame, row, shuffled
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DLQ = "%DLQ%billing"
+HOUR, DAY = 3600.0, 86_400.0
+
+
+def test_triage_groups_causes_ages_and_samples(spark: SparkSession) -> None:
+    orders = {"RETRY_TOPIC": "orders", "error": "no such account\n  at line 7"}
+    mail = {"DLQ_ORIGIN_TOPIC": "mail"}
+    now = 10 * DAY
+    rows = [
+        row(0, topic=DLQ, tags="paid", properties=orders, stored=now - 60, reconsume_times=16, body=b"newest"),
+        row(1, topic=DLQ, tags="paid", properties=orders, stored=now - 2 * HOUR, reconsume_times=3, body=b"older"),
+        row(2, topic=DLQ, tags="paid", properties=orders, stored=now - 3 * DAY, reconsume_times=16, body=b"x" * 99),
+        row(3, topic=DLQ, tags="paid", properties=orders, stored=now - 9 * DAY, reconsume_times=16, body=b"\xff\x00"),
+        row(4, topic=DLQ, properties=mail, stored=now - DAY, reconsume_times=1, body=b"\xff" * 9),
+        row(0, topic="%DLQ%other", properties={**orders, "ERROR": "no such account"}, stored=now, reconsume_times=2),
+        row(1, topic="%DLQ%other", stored=now, reconsume_times=2, body=None),
+        row(9, topic="orders", properties=orders),  # no dead letter
+    ]
+    df = frame(spark, shuffled(rows))
+    table = triage(df, samples=2, now=at(now), body_chars=8).cache()
+    found = table.collect()
+    first = found[0].asDict(recursive=True)
+    assert {name: first[name] for name in ("consumerGroup", "originTopic", "tag", "cause", "letters")} == {
+        "consumerGroup": "billing", "originTopic": "orders", "tag": "paid", "cause": "no such account", "letters": 4
+    }  # fmt: skip
+    assert [first[name] for name in ("lastHour", "lastDay", "lastWeek", "older")] == [1, 1, 1, 1]
+    assert (first["fewestFailures"], first["mostFailures"]) == (3, 16)
+    assert first["newest"] - first["oldest"] == timedelta(days=9) - timedelta(seconds=60)
+    assert first["samples"] == [
+        {"msgId": f"id-{DLQ}/broker-a/0/{n}", "offsetMsgId": f"at-{DLQ}/broker-a/0/{n}", "keys": None, "body": body}
+        for n, body in enumerate(["newest", "older"])
+    ]
+    rest = sorted((r["consumerGroup"], r["originTopic"] or "", r["cause"], r["letters"]) for r in found[1:])
+    assert rest == [
+        ("billing", "mail", "gave up after 1 failed delivery", 1),
+        ("other", "", "gave up after 2 failed deliveries", 1),
+        ("other", "orders", "no such account", 1),
+    ]
+    causes = top_causes(table, 1).collect()
+    assert [(r["cause"], r["letters"], r["groups"], r["topics"]) for r in causes] == [
+        ("no such account", 5, ["billing", "other"], ["orders"])
+    ]
+    table.unpersist()
+    shown = describe(df, cause=F.get_json_object(F.col("body").cast("string"), "$.why"), now=at(now), body_chars=8)
+    shown = shown.select("topic", "queueOffset", "sample")
+    samples = {(r["topic"], r["queueOffset"]): r["sample"] for r in shown.collect()}
+    assert (samples[DLQ, 2], samples[DLQ, 3], samples[DLQ, 4]) == ("xxxxxxx…", "0xff00", "0xffffffff")
+    assert samples["%DLQ%other", 1] is None
+
+
+def bury(nameserver: str, group: str, topic: str, bodies: list[str]) -> None:
+    """Send ``bodies`` to ``topic`` and have ``group`` give each of them up."""
+    create_topic(nameserver, topic)
+    send(nameserver, topic, [OutgoingMessage(topic=topic, body=body.encode(), tag=body[:1]) for body in bodies])
+
+    async def give_up() -> None:
+        consumer, left, done = Consumer(group, nameservers=nameserver), len(bodies), asyncio.Event()
+
+        @consumer.listener(topic, start_from="first")
+        async def refuse(message: Message) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                done.set()
+            raise DeadLetter("not for us")
+
+        async with consumer:
+            await asyncio.wait_for(done.wait(), 20)
+
+    run(give_up())
+
+
+def test_a_replay_sends_what_spark_selects_and_only_once(spark: SparkSession, nameserver: str, topic: str) -> None:
+    group = f"g-{topic}"
+    bury(nameserver, group, topic, ["a1", "a2", "b1", "b2", "b3"])
+    make_readable(nameserver, group)
+    options = {"nameServer": nameserver, "topic": f"%DLQ%{group}"}
+    letters = spark.read.format("rocketmq").options(**options).load().cache()
+    [found] = triage(letters, samples=1).where("tag = 'b'").collect()
+    assert (found["originTopic"], found["consumerGroup"], found["letters"]) == (topic, group, 3)
+    wanted = letters.where("tags = 'b'")
+
+    dry = replay(wanted, nameserver, dry_run=True)
+    assert (dry.rows_in, dry.rows_out, dry.details["sent"], dry.details["skipped"]) == (3, 3, 0, 0)
+    told: list[Progress] = []
+    first = replay(wanted, nameserver, confirm=True, limit=1, rate=1000.0, on_progress=told.append)
+    assert (first.rows_in, first.rows_out, first.details["left"]) == (3, 1, 2)
+    assert [(line.step, line.done_rows, line.total_rows) for line in told] == [("replay", 1, 3)]
+    second = replay(wanted, nameserver, confirm=True)
+    assert (second.rows_out, second.details["skipped"], second.details["not_found"]) == (2, 1, 0)
+
+    async def by_admin() -> tuple[int, int]:
+        async with Admin(nameservers=nameserver) as admin:
+            report = await admin.dlq(group).replay(confirm=True)
+            return report.sent, report.skipped
+
+    assert run(by_admin()) == (2, 3)  # a1 and a2; what Spark sent is marked for everybody
+    third = replay(letters, nameserver, dry_run=True)
+    assert (third.rows_in, third.rows_out, third.details["skipped"]) == (5, 0, 5)
+    lost = letters.withColumn("offsetMsgId", F.concat(F.lit("gone"), "offsetMsgId"))
+    assert replay(lost, nameserver, confirm=True).details["not_found"] == 5
+    again = spark.read.format("rocketmq").options(nameServer=nameserver, topic=topic).load()
+    rows = again.where("properties['REPLAY_ID'] IS NOT NULL").select("body", "properties").collect()
+    assert sorted(bytes(r["body"]) for r in rows) == [b"a1", b"a2", b"b1", b"b2", b"b3"]
+    ids = {r["offsetMsgId"] for r in letters.select("offsetMsgId").collect()}
+    assert {r["properties"]["REPLAY_ID"] for r in rows} == ids
+    letters.unpersist()
+
+
+def test_a_hidden_dead_letter_topic_is_made_readable(nameserver: str, topic: str) -> None:
+    hidden = f"%DLQ%g-{topic}"
+
+    async def readable(make: bool) -> bool:
+        async with Client(nameservers=nameserver) as client:
+            if make:  # as old brokers do
+                header = CreateTopicRequestHeader(hidden, "TBW102", 1, 1, 2, "SINGLE_TAG", False)
+                address = (await client.route("TBW102")).master("broker-a")
+                assert address is not None
+                await client.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+            return bool((await client.route(hidden, refresh=True)).subscribe)
+
+    assert run(readable(True)) is False
+    make_readable(nameserver, f"g-{topic}")
+    assert run(readable(False)) is True
+
+
+def test_refusals(spark: SparkSession) -> None:
+    df = frame(spark, [row(0)])
+    with pytest.raises(UsageError, match="confirm=True does it"):
+        replay(df, "localhost:9876")
+    with pytest.raises(UsageError, match="only dead letters"):
+        replay(df, "localhost:9876", dry_run=True)
+    with pytest.raises(UsageError, match="rate=0"):
+        replay(df, "localhost:9876", dry_run=True, rate=0)
+    with pytest.raises(UsageError, match="zone"):
+        triage(df, now=at(0).replace(tzinfo=None))
+    with pytest.raises(UsageError, match="needs the columns offsetMsgId"):
+        triage(df.drop("offsetMsgId"))

@@ -1,0 +1,153 @@
+"""The latency step: percentiles, histogram and lag against plain arithmetic, and the pictures."""
+
+from __future__ import annotations
+
+import statistics
+import struct
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import functions as F
+
+from aiorocket.client.session import Client
+from aiorocket.errors import UsageError
+from aiorocket.model import Queue
+from aiorocket.runtime import run
+from aiorocket.spark import cluster
+from aiorocket.spark.steps.lag_samples import LagSample, sample_lag
+from aiorocket.spark.steps.latency import (
+    ARCHIVED,
+    EDGES,
+    STORED,
+    Bucket,
+    LatencyReport,
+    Percentiles,
+    lag_table,
+    latency,
+    latency_report,
+)
+from aiorocket.spark.steps.plots import WindowCount, draw, draw_windows
+from tests.spark.producing import send
+from tests.spark.row_frames import BEGAN, at, frame, row, shuffled
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TOOK = [n * n % 97 + 0.0 for n in range(50)]
+
+
+def _of(values: list[float]) -> tuple[float, ...]:
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return (cuts[49], cuts[94], cuts[98])
+
+
+def test_the_report_is_plain_arithmetic(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [row(n, queue=n % 2, stored=3.0 * n, born=3.0 * n - ms / 1000) for n, ms in enumerate(TOOK)]
+    rows += [row(n, topic="others", stored=1.0, born=1.5) for n in range(2)]
+    df = frame(spark, shuffled(rows)).withColumn("archivedAt", F.col("storeTimestamp") + F.expr("INTERVAL 2 seconds"))
+    found = latency_report(df, archived="archivedAt")
+    stored = [each for each in found.by_topic if each.stage == STORED]
+    assert [(each.topic, each.rows, each.negative, each.least, each.most) for each in stored] == [
+        ("orders", 50, 0, min(TOOK), max(TOOK)), ("others", 2, 2, -500.0, -500.0)
+    ]  # fmt: skip
+    assert (stored[0].p50, stored[0].p95, stored[0].p99) == pytest.approx(_of(TOOK))
+    assert {each.p50 for each in found.by_topic if each.stage == ARCHIVED} == {2000.0}
+    queues = {each.queue_id: each for each in found.by_queue if each.stage == STORED and each.topic == "orders"}
+    assert queues[1].broker_name == "broker-a"
+    assert (queues[1].p50, queues[1].p95, queues[1].p99) == pytest.approx(_of(TOOK[1::2]))
+    minutes = [each for each in found.over_time if each.stage == STORED and each.topic == "orders"]
+    assert [(each.start, each.rows) for each in minutes] == [
+        (BEGAN, 20), (BEGAN + timedelta(minutes=1), 20), (BEGAN + timedelta(minutes=2), 10)
+    ]  # fmt: skip
+    assert (minutes[1].p50, minutes[1].p95, minutes[1].p99) == pytest.approx(_of(TOOK[20:40]))
+    bars = {bar.up_to: bar.rows for bar in found.histogram if bar.stage == STORED and bar.topic == "orders"}
+    below = [None, *EDGES]
+    for edge, low in zip(EDGES, below, strict=False):
+        assert bars.get(edge, 0) == sum((low is None or ms > low) and ms <= edge for ms in TOOK)
+    assert [bar for bar in found.histogram if bar.stage == ARCHIVED] == [
+        Bucket(ARCHIVED, "orders", 2000, 50), Bucket(ARCHIVED, "others", 2000, 2)
+    ]  # fmt: skip
+    plain = found.as_dict()
+    assert plain["by_topic"][0]["start"] is None  # type: ignore[index]
+    assert [path.name for path in draw(found, tmp_path)] == [
+        "latency_over_time.png", "latency_histogram.png", "latency_over_time_stored_to_archived.png",
+        "latency_histogram_stored_to_archived.png", "throughput.png",
+    ]  # fmt: skip
+
+
+def test_as_a_table_approximate_and_by_tag(spark: SparkSession) -> None:
+    rows = [row(n, tags="t" if n % 5 else None, stored=1.0, born=1.0 - ms / 1000) for n, ms in enumerate(TOOK)]
+    found = latency(frame(spark, rows), by=["tags"], every="1 hour", exact=False).collect()
+    assert {(r["tags"], r["rows"]) for r in found} == {(None, 10), ("t", 40)}
+    for r in found:
+        values = sorted(ms for n, ms in enumerate(TOOK) if bool(n % 5) == bool(r["tags"]))
+        assert {r["p50"], r["p95"], r["p99"], r["most"]} <= set(values)
+        assert r["most"] == values[-1]
+    with pytest.raises(UsageError, match="needs the columns archivedAt"):
+        latency_report(frame(spark, rows), archived="archivedAt")
+
+
+async def _commit(nameserver: str, group: str, queue: Queue, offset: int) -> None:
+    async with Client(nameservers=nameserver) as client:
+        await cluster.commit(client, group, {queue: offset})
+
+
+def test_lag_of_a_group_over_time(spark: SparkSession, nameserver: str, topic: str) -> None:
+    send(nameserver, topic, ["a", "b", "c"], queues=2)
+    first = sample_lag(nameserver, "nobody", topic)
+    assert [(each.queue.queue_id, each.begin, each.end, each.lag) for each in first] == [(0, 0, 2, 2), (1, 0, 1, 1)]
+    run(_commit(nameserver, "readers", first[0].queue, 2))
+    assert [(each.committed, each.lag) for each in sample_lag(nameserver, "readers", [topic])] == [(2, 0), (0, 1)]
+    retained = first[0]._replace(committed=None, begin=1)
+    assert (retained.lag, retained.row()[-1]) == (1, 1)
+    queue = Queue("orders", "broker-a", 0)
+    start = int(BEGAN.timestamp() * 1000)
+    samples = [
+        LagSample(start + 60_000, "g", queue, 4, 0, 10), LagSample(start + 90_000, "g", queue, 10, 0, 10),
+        LagSample(start + 90_000, "g", queue._replace(queue_id=1), 3, 5, 9),
+        LagSample(start + 95_000, "g", queue, None, 7, 10), LagSample(start, "g", queue, 9, 7, 10),
+    ]  # fmt: skip
+    rows = frame(spark, [*(row(n) for n in range(10)), row(4)])
+    found = lag_table(spark, samples, rows).orderBy("takenAt", "queueId").collect()
+    assert [(r["consumerGroup"], r["queueId"], r["lag"], r["behindSeconds"]) for r in found] == [
+        ("g", 0, 1, 0.0), ("g", 0, 6, 56.0), ("g", 0, 0, 0.0), ("g", 1, 4, None), ("g", 0, 3, 88.0)
+    ]  # fmt: skip
+    assert lag_table(spark, first).columns[-1] == "lag"
+
+
+def _size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def test_pictures_of_little_and_of_much(tmp_path: Path) -> None:
+    def line(topic: str, start: datetime | None, p50: float, p99: float) -> Percentiles:
+        return Percentiles(STORED, topic, None, None, start, 5, 1 if p50 < 0 else 0, p50, p50, p99, p99, p99)
+
+    whole, start, bar = line("t", None, 0, 0), line("t", at(0), 0, 0), Bucket(STORED, "t", 1, 5)
+    one = LatencyReport("5 minutes", (whole,), (), (start,), (bar,))
+    made = draw(one, tmp_path / "one", lag=[LagSample(1000, "g", Queue("t", "b", 0), 0, 0, 0)])
+    assert [path.name for path in made] == [
+        "latency_over_time.png", "latency_histogram.png", "throughput.png", "consumer_lag.png"
+    ]  # fmt: skip
+    assert {_size(path) for path in made} == {(1300, 702)}
+    topics = [f"a-very-long-name-of-a-topic-{'x' * 60}-{n}" for n in range(12)]
+    many = LatencyReport(
+        "1 minute",
+        tuple(line(name, None, -3, 5_000_000) for name in topics),
+        (),
+        tuple(line(name, at(60 * n), -3, 5_000_000) for n in (0, 1, 7) for name in topics),
+        tuple(Bucket(STORED, name, edge, 2) for name in topics for edge in (1, 200, None)),
+    )
+    lag = [LagSample(n, "g", Queue("t", f"b{q % 2}", q), 0, 0, n * q) for n in (0, 60_000) for q in range(20)]
+    high = [_size(path)[1] for path in draw(many, tmp_path / "many", lag=lag)]
+    assert high[0] == high[1] > 1000 > high[2] == high[3]
+    assert draw(LatencyReport("1 minute", (), (), (), ()), tmp_path / "none") == []
+    year = [WindowCount(datetime(2026 + n, 1, 1, tzinfo=UTC), "ab"[n], 1) for n in range(2)]
+    assert _size(draw_windows(year, "1 second", tmp_path / "year.png")) == (1300, 702)
+    with pytest.raises(UsageError, match="no window"):
+        draw_windows([], "1 minute", tmp_path / "no.png")

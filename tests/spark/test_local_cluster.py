@@ -1,0 +1,77 @@
+"""Executors that are processes of their own: ``local-cluster[2,1,1024]`` in a JVM beside this one's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.spark.producing import create_topic, send
+
+pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(300)]
+_ROOT = Path(__file__).parents[2]
+
+JOB = """
+import json, os, sys
+from pyspark.sql.functions import col, concat, lit, udf
+from aiorocket.spark import spark_session
+
+nameserver, directory = sys.argv[1:]
+spark = spark_session(master="local-cluster[2,1,1024]", conf={"spark.log.level": "ERROR"})
+options = {"nameServer": nameserver, "topic": "cluster"}
+
+def read():
+    return spark.read.format("rocketmq").options(**options).option("minPartitions", "8").load()
+
+pid = udf(lambda: os.getpid(), "long").asNondeterministic()
+rows = read()
+count = rows.select("queueId", "queueOffset").distinct().count()
+pids = [row[0] for row in rows.select(pid().alias("pid")).distinct().collect()]
+executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
+
+copy = rows.select(concat(lit("copy of "), col("body").cast("string")).alias("body"), col("queueId"))
+copy.write.format("rocketmq").mode("append").options(nameServer=nameserver, topic="copies").save()
+
+stream = spark.readStream.format("rocketmq").options(nameServer=nameserver, topic="copies", startingOffsets="earliest")
+query = (
+    stream.load().writeStream.format("parquet").option("checkpointLocation", directory + "/checkpoint")
+    .trigger(availableNow=True).start(directory + "/out")
+)
+assert query.awaitTermination(120)
+copies = spark.read.parquet(directory + "/out")
+twice = (
+    stream.load().select("body", "tags").writeStream.format("rocketmq").options(
+        nameServer=nameserver, topic="twice", sinkMode="exactlyOnce",
+        checkpointLocation=directory + "/checkpoint-twice",
+    ).trigger(availableNow=True).start()
+)
+assert twice.awaitTermination(120)
+again = spark.read.format("rocketmq").options(nameServer=nameserver, topic="twice").load()
+print(json.dumps({
+    "count": count, "pids": pids, "driver": os.getpid(), "executors": executors,
+    "copies": copies.count(), "distinct": copies.select("body").distinct().count(),
+    "twice": again.count(), "twice_distinct": again.select("body").distinct().count(),
+}), flush=True)
+spark.stop()
+"""
+
+
+def test_separate_executors_read_stream_and_write(nameserver: str, tmp_path: Path) -> None:
+    send(nameserver, "cluster", [b"%d" % number for number in range(4000)], queues=4)
+    for topic in ("copies", "twice"):
+        create_topic(nameserver, topic, 4)
+    paths = [str(_ROOT), str(_ROOT / "protocol"), str(_ROOT / "aiorocket/spark/autoload")]
+    done = subprocess.run(
+        [sys.executable, "-c", JOB, nameserver, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True,
+        timeout=280, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    said = json.loads(done.stdout.strip().splitlines()[-1])
+    assert said["executors"] == 2
+    assert said["driver"] not in said["pids"] and len(said["pids"]) == 2
+    assert said["count"] == said["copies"] == said["distinct"] == 4000
+    assert said["twice"] == said["twice_distinct"] == 4000

@@ -1,0 +1,290 @@
+"""Manifest, files and Delta table of an archive, and the proof by offsets: no Spark here."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorocket.errors import RocketError, UsageError
+from aiorocket.model import Queue
+from aiorocket.spark.steps import Archive, ArchiveConflictError, StepReport, hours, prove
+from aiorocket.spark.steps.delta import check_delta, sync_delta
+from aiorocket.spark.steps.folder import Folder
+from aiorocket.spark.steps.hours import HourWriter, count_files
+from aiorocket.spark.steps.manifest import (
+    Commit,
+    DataFile,
+    Origin,
+    Span,
+    State,
+    lasting,
+    partition_folder,
+    partition_of,
+)
+from aiorocket.spark.steps.proof import repeated
+from tests.spark.lakes import add, make, rows_of
+
+Q0, Q1 = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
+DLQ = Queue("%DLQ%|group", "broker-a", 0)
+
+
+def file(name: str, queue: Queue, begin: int, end: int, rows: int | None = None) -> DataFile:
+    path = f"{partition_folder(queue.topic, 0)}/{name}.parquet"
+    return DataFile(path, rows or end - begin, 100, {queue: Span(begin, end, rows or end - begin)})
+
+
+def commit(queue: Queue, begin: int, end: int, rows: int | None = None, **more: object) -> Commit:
+    rows = end - begin if rows is None else rows
+    files = [file(f"{queue.queue_id}-{begin}", queue, begin, end, rows)] if rows else []
+    return Commit(files, {queue: Span(begin, end, rows)}, **more)  # type: ignore[arg-type]
+
+
+def test_commits_follow_each_other(tmp_path: Path) -> None:
+    archive = make(tmp_path)
+    state = archive.publish(archive.state(), commit(Q0, 5, 10, query="q", batch=3))
+    state = archive.publish(state, commit(Q1, 0, 4))
+    assert archive.state() == state and Archive.open(str(tmp_path)).state() == state
+    assert (state.queues[Q0], state.rows, state.missing()) == ((5, 10, 5), 9, {})
+    assert state.done("q", 3) and state.done("q", 2) and not state.done("q", 4) and not state.done("r", 0)
+    assert [name.name for name in sorted((tmp_path / "_manifest").iterdir())] == ["0000000000.json", "0000000001.json"]
+
+
+def test_of_two_writers_one_fails_and_changes_nothing(tmp_path: Path) -> None:
+    archive = make(tmp_path)
+    state = archive.state()
+    first = archive.publish(state, commit(Q0, 0, 10))
+    with pytest.raises(ArchiveConflictError, match="written by another run"):
+        archive.publish(state, commit(Q0, 0, 20))
+    assert archive.state() == first
+    archive.publish_generation(first, [], [])
+    with pytest.raises(ArchiveConflictError, match="written by another run"):
+        archive.publish_generation(first, [], [])
+
+
+def test_offsets_that_are_there_do_not_come_again(tmp_path: Path) -> None:
+    state = State().plus(commit(Q0, 0, 10))
+    with pytest.raises(ArchiveConflictError, match="offsets 9 to 9 are archived already"):
+        state.plus(commit(Q0, 9, 12))
+    with pytest.raises(UsageError, match="8 rows in files, 9 said"):
+        state.plus(Commit([file("x", Q0, 10, 20, 8)], {Q0: Span(10, 20, 9)}))
+    with pytest.raises(UsageError, match="the batch says"):
+        state.plus(Commit([file("x", Q0, 10, 21)], {Q0: Span(10, 20, 10)}))
+
+
+def test_gaps_and_lost_rows_are_missing_not_hidden(tmp_path: Path) -> None:
+    archive = make(tmp_path)
+    state = archive.publish(archive.state(), commit(Q0, 0, 10))
+    state = archive.publish(state, commit(Q0, 13, 20))  # 10 to 12 were gone at the broker
+    state = archive.publish(state, commit(Q0, 20, 30, rows=4))
+    assert archive.state().gaps == ((Q0, 10, 13),)
+    assert state.missing() == {Q0: 9}
+    state = archive.publish_generation(state, [], [])
+    assert archive.state().gaps == ((Q0, 10, 13),) and archive.state().missing() == {Q0: 9}
+
+
+def test_a_generation_replaces_files_and_nothing_else(tmp_path: Path) -> None:
+    archive = make(tmp_path)
+    state = add(archive, {Q0: range(10)})
+    state = add(archive, {Q0: range(10, 20)})
+    old = [each.path for each in state.files]
+    with pytest.raises(RocketError, match="nothing was replaced"):
+        archive.publish_generation(state, old, [file("data/new", Q0, 0, 20, 19)])
+    with pytest.raises(UsageError, match="is no file of this archive"):
+        archive.publish_generation(state, ["data/else"], [])
+    new = file("x", Q0, 0, 20)
+    new = DataFile(f"{old[0].rpartition('/')[0]}/new.parquet", 20, 5, new.queues)
+    after = archive.publish_generation(state, old, [new])
+    assert [each.path for each in after.files] == [new.path] and after.rows == 20 and after.generation == 1
+    assert [(each.path, each.generation) for each in after.superseded] == [(old[0], 1), (old[1], 1)]
+    later = archive.publish(after, commit(Q0, 20, 21))
+    archive.forget_replaced(archive.state())
+    assert archive.state() == later
+    names = sorted(each.name for each in (tmp_path / "_manifest").iterdir())
+    assert names == ["0000000002.json", "compact-0000000001.json"]
+
+
+def test_a_lost_commit_is_an_error_not_a_gap(tmp_path: Path) -> None:
+    archive = make(tmp_path)
+    for begin in (0, 10, 20):
+        archive.publish(archive.state(), commit(Q0, begin, begin + 10))
+    (tmp_path / "_manifest" / "0000000001.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"0000000001\.json is not there, 0000000002\.json is"):
+        archive.state()
+
+
+def test_an_archive_is_opened_as_it_was_begun(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no archive at"):
+        Archive.open(str(tmp_path))
+    first = make(tmp_path)
+    assert make(tmp_path).id == first.id
+    with pytest.raises(UsageError, match="was begun with format='parquet'"):
+        make(tmp_path, format="delta")
+    with pytest.raises(UsageError, match="was begun with filtered=False"):
+        make(tmp_path, filtered=True)
+    about = json.loads((tmp_path / "_archive.json").read_text())
+    (tmp_path / "_archive.json").write_text(json.dumps({**about, "version": 9}))
+    with pytest.raises(UsageError, match="format 9, this release knows 1"):
+        Archive.open(str(tmp_path))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("ccccgf"), st.integers(0, 3), st.integers(0, 5)), max_size=12))
+def test_what_is_read_back_is_what_was_written(steps: list[tuple[str, int, int]]) -> None:
+    with TemporaryDirectory() as path:
+        archive, state, ends = make(path), State(), {Q0: 0, Q1: 0}
+        for kind, skip, size in steps:
+            before = state
+            if kind == "c":
+                queue = (Q0, Q1)[size % 2]
+                begin = ends[queue] + skip
+                ends[queue] = begin + size
+                state = archive.publish(state, commit(queue, begin, begin + size))
+            elif kind == "g":
+                state = archive.publish_generation(state, [each.path for each in state.files[:0]], [])
+            else:
+                archive.forget_replaced(state)
+                continue
+            assert state.version == before.version + 1
+            assert archive.state() == state
+
+
+@given(st.from_regex(r"[%|a-zA-Z0-9_-]{1,40}", fullmatch=True), st.integers(0, 600_000))
+def test_a_folder_tells_topic_and_hour(topic: str, number: int) -> None:
+    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(hours=number)
+    found = partition_of(f"data/{partition_folder(topic, number)}/x.parquet")
+    assert found == (topic, f"{at:%Y-%m-%d}", f"{at:%H}")
+
+
+def test_files_are_chosen_by_topic_and_hour(tmp_path: Path) -> None:
+    archive = make(tmp_path)
+    state = add(archive, {Q0: range(180), DLQ: range(5)})  # three hours from noon on
+    assert len(state.files) == 4 and len(state.select(["orders"])) == 3 and len(state.select([DLQ.topic])) == 1
+    one = datetime(2026, 3, 1, 13, 30, tzinfo=UTC)
+    assert [partition_of(each.path)[2] for each in state.select(["orders"], since=one)] == ["13", "14"]
+    assert [partition_of(each.path)[2] for each in state.select(["orders"], until=one)] == ["12", "13"]
+    with pytest.raises(UsageError, match="has no time zone"):
+        state.select(since=datetime(2026, 3, 1))
+
+
+def test_hours_are_written_and_counted_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hours, "_OPEN_FILES", 2)
+    monkeypatch.setattr(hours, "_GROUP_ROWS", 50)
+    folder = Folder(str(tmp_path))
+    writer = HourWriter(folder, "_staging/a")
+    for begin in range(0, 300, 40):
+        for queue in (Q0, DLQ):
+            writer.add(queue, rows_of(queue, range(begin, min(begin + 40, 300))))
+    files = writer.finish()
+    assert len(files) > 10  # five hours of two topics, and files closed early
+    assert sum(each.rows for each in files) == 600
+    counted = count_files(folder, "_staging/a", [each.path for each in files])
+    assert counted == files
+    twice = [files[0].path, files[0].path]
+    with pytest.raises(RocketError, match="rows were written, of only"):
+        count_files(folder, "_staging/a", twice)
+
+
+@pytest.mark.parametrize("again", [range(5, 15), range(3), [12, 11]])
+def test_an_offset_that_comes_again_is_refused(tmp_path: Path, again: range) -> None:
+    writer = HourWriter(Folder(str(tmp_path)), "_staging/a")
+    writer.add(Q0, rows_of(Q0, range(10)))
+    with pytest.raises(RocketError, match="came out of order or again"):
+        writer.add(Q0, rows_of(Q0, again))
+    writer.abandon()
+
+
+def test_delta_follows_the_manifest(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    archive = make(tmp_path, format="delta")
+    assert sync_delta(archive) is None  # nothing there yet
+    state = add(archive, {Q0: range(90), DLQ: range(5)})
+    sync_delta(archive)
+    assert sync_delta(archive) is None  # a replay: the application transaction is there
+    add(archive, {Q0: range(90, 100)})
+    state = add(archive, {Q0: range(100, 110)})  # a crash before both: the next call brings them together
+    table_path = str(tmp_path / "data")
+    assert deltalake.DeltaTable(table_path).to_pyarrow_table().num_rows == 95
+    sync_delta(archive)
+    table = deltalake.DeltaTable(table_path)
+    assert table.transaction_version(archive.id) == state.last == 2
+    rows = table.to_pyarrow_table()
+    assert sorted(rows["topic"].to_pylist()) == [DLQ.topic] * 5 + ["orders"] * 110
+    assert {Path(uri).name for uri in table.file_uris()} == {Path(each.path).name for each in state.files}
+
+    before = state.files
+    old = [each for each in before if "hour=13" in each.path]
+    staging = HourWriter(archive.folder, "_staging/c")
+    staging.add(Q0, rows_of(Q0, range(60, 110)))
+    placed, moves = lasting(staging.finish(), "_staging/c", Origin(True, 1))
+    archive.folder.move(moves)
+    state = archive.publish_generation(state, [each.path for each in old], placed)
+    sync_delta(archive)
+    table = deltalake.DeltaTable(table_path)
+    assert {Path(uri).name for uri in table.file_uris()} == {Path(each.path).name for each in state.files}
+    assert table.to_pyarrow_table().num_rows == 115
+    log = sorted((tmp_path / "data" / "_delta_log").glob("*.json"))[-1].read_text()
+    assert '"dataChange":true' not in log  # those who follow changes see no row again
+
+    # An archive step that began before the compaction goes on from the state it knows.
+    stale = add(archive, {Q0: range(110, 112)})
+    stale = State(last=stale.last, files=(*before, stale.files[-1]), queues=stale.queues)
+    sync_delta(archive, stale)
+    table = deltalake.DeltaTable(table_path)
+    assert {Path(uri).name for uri in table.file_uris()} == {Path(each.path).name for each in archive.state().files}
+
+
+def test_delta_that_another_tool_rewrote_is_refused(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    archive = make(tmp_path, format="delta")
+    add(archive, {Q0: range(10)})
+    state = add(archive, {Q0: range(10, 20)})
+    sync_delta(archive)
+    deltalake.DeltaTable(str(tmp_path / "data")).optimize.compact()
+    old = [each.path for each in state.files]
+    new = DataFile(f"{old[0].rpartition('/')[0]}/new.parquet", 20, 5, {Q0: Span(0, 20, 20)})
+    with pytest.raises(UsageError, match="another tool has rewritten it"):
+        check_delta(archive, old)
+    archive.publish_generation(state, old, [new])
+    with pytest.raises(UsageError, match="another tool has rewritten it"):
+        sync_delta(archive)
+
+
+def test_a_created_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    folder.create("a/b.json", b"one")
+    with pytest.raises(FileExistsError):
+        folder.create("a/b.json", b"two")
+    assert folder.read("a/b.json") == b"one" and folder.names("a") == ["b.json"]
+    folder.replace("a/b.json", b"three")
+    assert folder.read("a/b.json") == b"three" and folder.names("a") == ["b.json"]
+    assert folder.names("none") == [] and folder.walk("none") == [] and not folder.remove("none")
+    assert Folder(f"file://{tmp_path}").read("a/b.json") == b"three"
+
+
+@given(st.sets(st.integers(0, 30)), st.integers(0, 5))
+def test_the_proof_counts_exactly_what_is_missing(offsets: set[int], repeats: int) -> None:
+    counts = {Q0: (len(offsets) + repeats, min(offsets), max(offsets), len(offsets))} if offsets else {}
+    missing = prove(counts, {Q0: (0, 31), Q1: (7, 7)})
+    assert missing.get(Q0, 0) == 31 - len(offsets) and Q1 not in missing
+    assert repeated(counts) == ({Q0: repeats} if offsets and repeats else {})
+
+
+def test_a_proof_needs_rows_and_range_of_one_thing() -> None:
+    with pytest.raises(UsageError, match=r"rows from offset 0 to 9 .* range \[0, 9\)"):
+        prove({Q0: (10, 0, 9, 10)}, {Q0: (0, 9)})
+
+
+def test_a_report_becomes_json() -> None:
+    report = StepReport("archive", 10, 9, {Q0: (0, 10)}, ("a",), 1.23456, {Q0: 1}, {"mode": "direct"})
+    assert not report.complete and StepReport("archive", 1, 1).complete
+    assert json.loads(json.dumps(report.as_dict())) == {
+        "step": "archive", "rows_in": 10, "rows_out": 9, "seconds": 1.235, "complete": False, "files": ["a"],
+        "ranges": [["orders", "broker-a", 0, 0, 10]], "missing": [["orders", "broker-a", 0, 1]],
+        "details": {"mode": "direct"},
+    }  # fmt: skip

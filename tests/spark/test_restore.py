@@ -1,0 +1,124 @@
+"""The restore step: what was archived comes back as it was sent, and an interrupted restore goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aiorocket.errors import UsageError
+from aiorocket.model import OutgoingMessage, Queue
+from aiorocket.spark.steps import Progress, StepReport, archive, restore, topic_rows
+from tests.spark.lakes import NOON, add, make
+from tests.spark.producing import create_topic, send
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Q = Queue("old", "broker-a", 0)
+
+
+class CrashError(Exception):
+    """The process is gone here."""
+
+
+def crash_at(name: str, time: int) -> Callable[[str], None]:
+    seen: list[str] = []
+
+    def step(at: str) -> None:
+        seen.append(at)
+        if seen.count(name) == time:
+            raise CrashError(name)
+
+    return step
+
+
+def message(topic: str, number: int) -> OutgoingMessage:
+    return OutgoingMessage(
+        topic=topic, body=f"body {number}".encode(), tag="AB"[number % 2], keys=(f"k{number}", "all"),
+        properties={"number": str(number)}, sharding_key=f"s{number}",
+    )  # fmt: skip
+
+
+def test_an_interrupted_restore_goes_on_and_tells_repeats(
+    spark: SparkSession, nameserver: str, topic: str, tmp_path: Path
+) -> None:
+    path, target = str(tmp_path), f"{topic}-back"
+    send(nameserver, topic, [message(topic, number) for number in range(60)])
+    create_topic(nameserver, target, 4)
+    archive(spark, path, nameserver, topic, mode="direct")
+    said: list[Progress] = []
+
+    def go(**more: Any) -> StepReport:
+        return restore(
+            spark, path, nameserver, to_topic=target, keep_queues=True, max_rows=20, on_progress=said.append, **more
+        )
+
+    planned = go(dry_run=True)
+    assert (planned.rows_in, planned.rows_out, planned.complete) == (60, 0, True)
+    with pytest.raises(CrashError):
+        go(on_step=crash_at("sent", 2))  # 40 are sent, of which 20 are noted
+    assert said[-1].done_rows == 20
+    report = go()
+    assert (report.rows_in, report.rows_out, report.complete) == (40, 40, True)
+    assert report.details["sent_in_all"] == 60 and report.details["target_growth"] == 80
+    assert report.ranges == {Queue(topic, "broker-a", number): (5, 15) for number in range(4)}
+    assert (said[-1].done_rows, said[-1].total_rows) == (60, 60)
+    assert go().rows_out == 0  # all of it is there
+
+    found = topic_rows(spark, nameserver, target).orderBy("queueId", "queueOffset").collect()
+    assert len(found) == 80
+    once = {row.properties["RESTORE_ID"]: row for row in reversed(found)}
+    assert len(once) == 60  # those that came twice have the same
+    numbers: dict[int, list[int]] = {}
+    for row in once.values():
+        number = int(row.properties["number"])
+        assert (row.queueId, bytes(row.body), row.tags) == (number % 4, f"body {number}".encode(), "AB"[number % 2])
+        assert row.keys == f"k{number} all"
+        assert row.properties["RESTORE_ID"] == f"{topic}@broker-a@{number % 4}@{number // 4}"
+        assert int(row.properties["RESTORE_BORN"]) > 1_600_000_000_000
+        assert "__SHARDINGKEY" not in row.properties  # the queue was given
+        numbers.setdefault(row.queueId, []).append(number)
+    assert all(each == sorted(each, reverse=True) for each in numbers.values())
+
+
+def test_a_restore_selects_and_limits(spark: SparkSession, nameserver: str, topic: str, tmp_path: Path) -> None:
+    lake = make(tmp_path)
+    add(lake, {Q: range(100)})
+    add(lake, {Q: range(103, 110)})
+    create_topic(nameserver, topic, 2)
+
+    def go(**more: Any) -> StepReport:
+        return restore(spark, str(tmp_path), nameserver, to_topic=topic, **more)
+
+    # Stored a minute after the other, from noon on: 90 to 100 by time, of which every second.
+    chosen: dict[str, Any] = {
+        "since": NOON + timedelta(minutes=90), "until": NOON + timedelta(minutes=100), "where": "queueOffset % 2 = 0",
+    }  # fmt: skip
+    report = go(**chosen, limit=3, rate=1000.0)
+    assert (report.rows_in, report.rows_out) == (3, 3) and "a filter was given" in str(report.details["proof"])
+    assert go(**chosen, limit=3, rate=1000.0).rows_out == 0
+    found = topic_rows(spark, nameserver, topic).collect()
+    came = sorted(row.properties["RESTORE_ID"] for row in found)
+    assert came == [f"old@broker-a@0@{number}" for number in (90, 92, 94)]
+    assert sorted(row.properties["__SHARDINGKEY"] for row in found) == ["s90", "s92", "s94"]
+    assert all(row.msgId not in ("id90", "id92", "id94") for row in found)  # they are messages of their own
+    # What the archive lacks is missing in what comes out of it.
+    assert go(dry_run=True).missing == {Q: 3}
+    assert go(topics=["none"]).rows_in == 0
+
+
+def test_what_cannot_be_is_refused(spark: SparkSession, nameserver: str, tmp_path: Path) -> None:
+    lake = make(tmp_path / "a")
+    add(lake, {Q: range(3)})
+    with pytest.raises(UsageError, match="limit=-1"):
+        restore(spark, str(tmp_path / "a"), nameserver, limit=-1)
+    restore(spark, str(tmp_path / "a"), nameserver, topics=["none"], name="mine")
+    with pytest.raises(UsageError, match="other arguments"):
+        restore(spark, str(tmp_path / "a"), nameserver, topics=["some"], name="mine")
+    make(tmp_path / "b", columns=["topic", "brokerName", "queueId", "queueOffset", "storeTimestamp"])
+    with pytest.raises(UsageError, match="has no body"):
+        restore(spark, str(tmp_path / "b"), nameserver)

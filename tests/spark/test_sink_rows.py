@@ -1,0 +1,196 @@
+"""Rows become messages: every column, every refusal with its row and column, and what readers get back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorocket.errors import UsageError
+from aiorocket.spark.outgoing_rows import COLUMNS, Columns, Labels, RowError
+from aiorocket_protocol import decode_properties
+
+ARROW: dict[str, pa.DataType] = {
+    "body": pa.binary(),
+    "topic": pa.string(),
+    "keys": pa.list_(pa.string()),
+    "tags": pa.string(),
+    "properties": pa.map_(pa.string(), pa.string()),
+    "queueId": pa.int32(),
+    "brokerName": pa.string(),
+    "shardingKey": pa.string(),
+    "delayLevel": pa.int32(),
+    "deliverTimestamp": pa.timestamp("us", "UTC"),
+}
+SPARK = {
+    "body": "binary", "topic": "string", "keys": "array<string>", "tags": "string", "properties": "map<string,string>",
+    "queueId": "int", "brokerName": "string", "shardingKey": "string", "delayLevel": "int",
+    "deliverTimestamp": "timestamp",
+}  # fmt: skip
+
+
+def columns(*names: str, topic: str | None = "T", transactional: bool = False, **types: str) -> Columns:
+    kinds = {**SPARK, **types}
+    return Columns(names, [kinds[name] for name in names], topic=topic, transactional=transactional)
+
+
+def frame(rows: list[dict[str, Any]], **types: pa.DataType) -> pa.RecordBatch:
+    kinds = {**ARROW, **types}
+    names = [name for name in COLUMNS if any(name in row for row in rows)]
+    return pa.RecordBatch.from_arrays(
+        [pa.array([row.get(name) for row in rows], kinds[name]) for name in names], names=names
+    )
+
+
+def converted(*rows: dict[str, Any], transactional: bool = False, labels: Labels | None = None, **options: Any) -> Any:
+    batch = frame(list(rows))
+    made = columns(*batch.schema.names, transactional=transactional)
+    return made.rows(batch, where="partition 3", first=10, labels=labels, **options)
+
+
+def test_every_column() -> None:
+    when = datetime(2030, 1, 2, 3, 4, 5, 678_999, UTC)
+    first, second, third = converted(
+        {"body": b"1", "topic": "A", "keys": ["k1", "k2"], "tags": "x", "properties": [("p", "v")], "queueId": 2,
+         "brokerName": "b", "delayLevel": 3},
+        {"body": b"2", "shardingKey": "s", "deliverTimestamp": when},
+        {"body": b"3", "delayLevel": 0},
+    )  # fmt: skip
+    assert first[:3] == (10, "A", b"1")
+    assert decode_properties(first.tail.encode()) == {"KEYS": "k1 k2", "TAGS": "x", "p": "v", "DELAY": "3"}
+    assert (first.queue_id, first.broker_name, first.delay_level, first.alone) == (2, "b", 3, True)
+    assert second.topic == "T" and second.tail == "__SHARDINGKEY\x01s\x02" and second.sharding_key == "s"
+    assert second.deliver_ms == 1_893_553_445_678 and second.alone
+    assert third == (12, "T", b"3", "", None, None, None, 0, None) and not third.alone
+
+
+def test_other_types_of_the_same_columns() -> None:
+    batch = frame(
+        [{"body": "ü", "keys": "a  b", "queueId": 1, "deliverTimestamp": 1_700_000_000_123}],
+        body=pa.large_string(), keys=pa.string(), queueId=pa.int64(), deliverTimestamp=pa.int64(),
+    )  # fmt: skip
+    kinds = {"body": "string", "keys": "string", "queueId": "bigint", "deliverTimestamp": "bigint"}
+    (row,) = columns(*batch.schema.names, **kinds).rows(batch)
+    assert row.body == "ü".encode() and row.tail == "KEYS\x01a b\x02"
+    assert row.queue_id == 1 and row.deliver_ms == 1_700_000_000_123
+    (row,) = columns("body", body="varchar(9)").rows(frame([{"body": "x"}], body=pa.string()))
+    assert row.body == b"x"
+    assert columns("BODY", BODY="string").index == {"body": 0}
+
+
+def test_labels_follow_what_the_row_says_and_replace_what_it_was_read_with() -> None:
+    labels = Labels("q/7/3/", (("SPARK_ATTEMPT", "a"),))
+    first, second = converted(
+        {"body": b"1"}, {"body": b"2", "properties": [("SPARK_TXN", "old"), ("x", "y")]}, labels=labels
+    )
+    assert decode_properties(first.tail.encode()) == {"SPARK_ATTEMPT": "a", "SPARK_TXN": "q/7/3/10"}
+    assert decode_properties(second.tail.encode()) == {"x": "y", "SPARK_ATTEMPT": "a", "SPARK_TXN": "q/7/3/11"}
+    assert second.tail.count("SPARK_TXN") == 1
+    (plain,) = converted({"body": b"2", "properties": [("SPARK_TXN", "old")]})
+    assert decode_properties(plain.tail.encode()) == {"SPARK_TXN": "old"}  # a copy of another topic keeps its own
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "words"),
+    [
+        ({"body": None}, "body", "null"),
+        ({"body": b""}, "body", "empty"),
+        ({"body": bytes(101)}, "body", "101 bytes, the limit is 100"),
+        ({"topic": "no blanks"}, "topic", "allowed"),
+        ({"keys": ["a", None]}, "keys", "null"),
+        ({"keys": ["a b"]}, "keys", "blanks"),
+        ({"keys": [""]}, "keys", "blanks"),
+        ({"tags": "a||b"}, "tags", "one tag"),
+        ({"tags": "a\x01"}, "tags", "U+0001"),
+        ({"properties": [("a", None)]}, "properties", "null"),
+        ({"properties": [("a", "")]}, "properties", "empty"),
+        ({"properties": [("KEYS", "a")]}, "properties", "reserved"),
+        ({"properties": [("TIMER_DELIVER_MS", "9")]}, "properties", "reserved"),
+        ({"properties": [("a", "x" * 40_000)]}, "properties", "limit"),
+        ({"queueId": -1}, "queueId", "0 or more"),
+        ({"queueId": 1, "shardingKey": "k"}, "queueId", "both choose the queue"),
+        ({"queueId": None, "brokerName": "b"}, "brokerName", "without a queueId"),
+        ({"shardingKey": ""}, "shardingKey", "empty"),
+        ({"delayLevel": 19}, "delayLevel", "1 to 18"),
+        ({"delayLevel": -1}, "delayLevel", "1 to 18"),
+        ({"delayLevel": 1, "deliverTimestamp": datetime(2030, 1, 1, tzinfo=UTC)}, "deliverTimestamp", "both say when"),
+        ({"deliverTimestamp": datetime(1960, 1, 1, tzinfo=UTC)}, "deliverTimestamp", "1970"),
+    ],
+)
+def test_what_is_refused_with_its_row_and_column(row: dict[str, Any], column: str, words: str) -> None:
+    good = {"body": b"1"}
+    with pytest.raises(RowError) as refused:
+        converted(good, {**good, **row}, good, max_body=100)
+    assert str(refused.value).startswith(f"partition 3, row 11, column {column}: ")
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("row", [{"delayLevel": 1}, {"deliverTimestamp": datetime(2030, 1, 1, tzinfo=UTC)}])
+def test_a_half_message_cannot_wait(row: dict[str, Any]) -> None:
+    with pytest.raises(RowError, match=r"row 10, column .*: .*exactlyOnce cannot delay"):
+        converted({"body": b"1", **row}, transactional=True)
+
+
+def test_a_row_without_any_topic() -> None:
+    batch = frame([{"body": b"1", "topic": "A"}, {"body": b"2"}])
+    with pytest.raises(RowError, match="row 1, column topic: null"):
+        columns("body", "topic", topic=None).rows(batch)
+
+
+@pytest.mark.parametrize(
+    ("names", "types", "words"),
+    [
+        (["body", "queue_id"], ["string", "int"], "'queue_id'.*no such column.*properties"),
+        (["topic"], ["string"], "body is missing"),
+        (["body", "Body"], ["string", "string"], "twice"),
+        (["body"], ["int"], "body is of type int: string or binary"),
+        (["body", "properties"], ["string", "map<string,int>"], "properties is of type"),
+        (["body", "deliverTimestamp"], ["string", "timestamp_ntz"], "deliverTimestamp is of type"),
+        (["body", "brokerName"], ["string", "string"], "needs column queueId"),
+    ],
+)
+def test_columns_that_cannot_be_written(names: list[str], types: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Columns(names, types, topic="T", transactional=False)
+    with pytest.raises(UsageError, match="which topic"):
+        Columns(["body"], ["string"], topic=None, transactional=False)
+
+
+text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=8)
+word = text.filter(lambda each: not any(mark in each for mark in " ") and bool(each.strip()))
+row = st.fixed_dictionaries(
+    {"body": st.binary(min_size=1, max_size=20)},
+    optional={
+        "topic": st.none() | st.from_regex(r"[a-zA-Z0-9_-]{1,9}", fullmatch=True),
+        "keys": st.none() | st.lists(word, max_size=3),
+        "tags": st.none() | word.filter(lambda each: "||" not in each and each == each.strip()),
+        "properties": st.none() | st.dictionaries(text.map("p".__add__), text, max_size=3).map(lambda d: [*d.items()]),
+        "shardingKey": st.none() | text,
+        "delayLevel": st.none() | st.integers(0, 18),
+    },
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(row, min_size=1, max_size=6))
+def test_what_is_sent_is_what_the_row_says(rows: list[dict[str, Any]]) -> None:
+    batch = frame(rows)
+    made = columns(*batch.schema.names).rows(batch, first=5, labels=Labels("q/1/2/"))
+    assert len(made) == len(rows)
+    for number, (given_row, sent) in enumerate(zip(rows, made, strict=True), 5):
+        expected = {"SPARK_TXN": f"q/1/2/{number}", **dict(given_row.get("properties") or [])}
+        if given_row.get("keys"):
+            expected["KEYS"] = " ".join(given_row["keys"])
+        if given_row.get("tags"):
+            expected["TAGS"] = given_row["tags"]
+        if given_row.get("shardingKey"):
+            expected["__SHARDINGKEY"] = given_row["shardingKey"]
+        if given_row.get("delayLevel"):
+            expected["DELAY"] = str(given_row["delayLevel"])
+        assert decode_properties(sent.tail.encode()) == expected
+        assert (sent.number, sent.body) == (number, given_row["body"])
+        assert sent.topic == (given_row.get("topic") or "T")
