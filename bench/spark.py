@@ -144,8 +144,8 @@ def archive(bench: Bench) -> dict[str, Any]:
 
     def ours() -> None:
         report = archive_step(
-            bench.spark, f"127.0.0.1:{bench.server.nameserver}", topic,
-            os.path.join(bench.directory, f"archive-{next(places)}"), mode="direct", options={"maxPartitions": "1"},
+            bench.spark, os.path.join(bench.directory, f"archive-{next(places)}"),
+            f"127.0.0.1:{bench.server.nameserver}", topic, mode="direct", maxPartitions=1,
         )  # fmt: skip
         if report.rows_out != rows or not report.complete:
             raise BenchError(f"{rows} rows were due, the archive says {report.as_dict()}")

@@ -79,20 +79,17 @@ def _bridge() -> _Bridge:
     # Those of other processes stay: what a fork copied must not be finalised here, its sockets are the parent's.
     bridges: dict[int, _Bridge] = kept.setdefault("bridges", {})
     pid = os.getpid()
-    bridge = bridges.get(pid)
-    if bridge is not None and bridge.usable:
-        return bridge
-    made = _Bridge()
-    if bridge is not None:
-        bridges.pop(pid, None)
-    bridge = bridges.setdefault(pid, made)
-    if bridge is made:
-        made.thread.start()
-        made.submit(_nothing()).result()
-        # Spark's workers leave without this; a driver that ends in the middle of a read would end with a complaint.
-        atexit.register(_close_in_time)
-    else:  # another thread was faster
-        made.loop.close()
+    # A lock for each process too: the parent's may be held, for good, in a child of its fork.
+    lock: threading.Lock = kept.setdefault(f"lock of {pid}", threading.Lock())
+    with lock:
+        bridge = bridges.get(pid)
+        if bridge is None or not bridge.usable:
+            bridge = _Bridge()
+            bridge.thread.start()
+            bridge.submit(_nothing()).result()
+            bridges[pid] = bridge
+            # Spark's workers leave without this; a driver that ends in the middle of a read would end with a complaint.
+            atexit.register(_close_in_time)
     return bridge
 
 

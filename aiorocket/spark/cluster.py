@@ -44,7 +44,10 @@ if TYPE_CHECKING:
     from aiorocket.client.session import Client
     from aiorocket.spark.options import SourceOptions
 
-__all__ = ("Bounds", "address_of", "bounds", "brokers", "commit", "committed", "offsets_at", "queues", "wait_for_more")
+__all__ = (
+    "Bounds", "address_of", "asked_for", "bounds", "brokers", "commit", "committed", "has_master", "offsets_at",
+    "queues", "wait_for_more",
+)  # fmt: skip
 
 log = logging.getLogger("aiorocket.spark")
 
@@ -66,7 +69,7 @@ _READ_AND_WRITE = 6
 #: Topics that belong to the cluster itself and are no data of anybody's (RocketMQ's TopicValidator).
 _SYSTEM = re.compile(
     r"TBW102|SCHEDULE_TOPIC_XXXX|BenchmarkTest|SELF_TEST_TOPIC|OFFSET_MOVED_EVENT|RMQ_SYS_.*|TRANS_CHECK_MAX_TIME_TOPIC"
-    r"|rmq_sys_.*|CID_RMQ_SYS_.*|.*_REPLY_TOPIC"
+    r"|rmq_sys_.*|CID_RMQ_SYS_.*"
 )
 
 
@@ -85,6 +88,13 @@ async def address_of(client: Client, queue: Queue, *, refresh: bool = False) -> 
     if address is None:
         raise NotConnectedError(f"no route to broker {queue.broker_name!r} for topic {queue.topic!r}")
     return address
+
+
+def has_master(client: Client, queue: Queue) -> bool:
+    """Whether ``address_of`` names the master, by the last route that was asked for. A replica may not have the last
+    messages yet, so what it lacks is not lost."""
+    route = client.routes.known(wrap(client.config.namespace, queue.topic))
+    return route is not None and route.master(queue.broker_name) is not None
 
 
 def on_wire(client: Client, queue: Queue) -> Queue:
@@ -120,6 +130,15 @@ async def queues(client: Client, options: SourceOptions) -> list[Queue]:
     return sorted({each._replace(topic=unwrap(namespace, each.topic)) for each in found})
 
 
+def asked_for(options: SourceOptions, queue: Queue) -> bool:
+    """Whether ``queues`` may return ``queue``, going by its name."""
+    if options.assign:
+        return queue in options.assign
+    if options.topic_pattern:
+        return re.fullmatch(options.topic_pattern, queue.topic) is not None
+    return queue.topic in options.topics
+
+
 async def _route(client: Client, topic: str) -> TopicRoute:
     return await client.route(wrap(client.config.namespace, topic), refresh=True)
 
@@ -142,8 +161,9 @@ async def _matching(client: Client, pattern: str) -> list[str]:
         _ask_nameserver(client, RequestCode.GET_BROKER_CLUSTER_INFO),
     )
     about = decode_body(ClusterInfo, cluster.body, cluster.serialize_type)
-    # Apache's brokers have a topic of the name of each broker and cluster.
-    own = {*about.broker_addr_table, *about.cluster_addr_table}
+    # Apache's brokers have a topic of the name of each broker and cluster, and one for replies to requests.
+    clusters = about.cluster_addr_table
+    own = {*about.broker_addr_table, *clusters, *(f"{name}_REPLY_TOPIC" for name in clusters)}
     namespace = client.config.namespace
     found = []
     for name in decode_body(TopicListBody, listed.body, listed.serialize_type).topics:

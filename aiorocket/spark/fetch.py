@@ -31,7 +31,7 @@ from aiorocket.errors import (
 )
 from aiorocket.model import Queue
 from aiorocket.spark.bridge import holding
-from aiorocket.spark.cluster import address_of
+from aiorocket.spark.cluster import address_of, has_master
 from aiorocket.spark.fetch_state import HEAD, Answer, Pace, Part, first_offset, within
 from aiorocket_protocol import (
     PullMessageRequestHeader,
@@ -73,6 +73,8 @@ _GONE = (int(ResponseCode.TOPIC_NOT_EXIST), int(ResponseCode.INVALID_PARAMETER))
 _LATER = BUSY_CODES | {int(ResponseCode.SYSTEM_ERROR), 1500}
 #: RocketMQ's name of the answer that passes on an administrator's reset of the group.
 _RESET = "OFFSET_RESET"
+#: GetMessageStatus: the file of these messages is being deleted. The code is that of "nothing matches the filter".
+_REMOVING = "MESSAGE_WAS_REMOVING"
 _PASSING = (
     NotConnectedError, ConnectionLostError, RequestTimeoutError, BackPressureError, BrokerBusyError, TopicNotFoundError,
 )  # fmt: skip
@@ -348,8 +350,11 @@ class _Reader:
                 self._lose(part, begin, header.min_offset, end, why)
             elif answer.remark == _RESET or following <= begin:
                 text = f"the queue has the offsets {header.min_offset} to {header.max_offset}, {answer.remark or code}"
-                self._try_later(pull, _ShortError(text) if header.max_offset <= begin else RocketError(text))
-            elif code == _RETRY and self._filtered:
+                short = header.max_offset <= begin
+                if short and not has_master(self._client, part.queue):
+                    text, short = f"{text} (a replica, which may be behind its master)", False
+                self._try_later(pull, _ShortError(text) if short else RocketError(text))
+            elif code == _RETRY and self._filtered and answer.remark != _REMOVING:
                 self._keep(pull, following, b"", 0)
             else:
                 self._lose(part, begin, following, end, f"the broker goes on at {following}: {answer.remark or code}")

@@ -17,9 +17,27 @@ if TYPE_CHECKING:
     from aiorocket.model import Queue
     from aiorocket.spark.options import SourceOptions
 
-__all__ = ("ending_offsets", "starting_offsets")
+__all__ = ("ending_offsets", "present", "starting_offsets")
 
 _log = logging.getLogger(__name__)
+
+
+async def present(client: Client, options: SourceOptions) -> dict[Queue, Bounds]:
+    """The queues that ``options`` ask for, with the offsets they have now. DataLossError, or with
+    ``failOnDataLoss=false`` a warning, when brokers do not have some of them; a broker that cannot be asked is an
+    error of its own."""
+    queues = await cluster.queues(client, options)
+    bounds = await cluster.bounds(client, queues)
+    gone = [queue for queue in queues if queue not in bounds]
+    if gone:
+        text = (
+            f"{len(gone)} of {len(queues)} queues are not at their brokers, the first is {_list(gone[:1])}: a wrong "
+            "queue in assign, or a topic that was deleted or shrunk"
+        )
+        if options.fail_on_data_loss:
+            raise DataLossError(f"{text}; failOnDataLoss=false reads the others")
+        _log.warning("%s; reading the others", text)
+    return bounds
 
 
 async def starting_offsets(

@@ -119,21 +119,12 @@ def cores() -> int:
 
 
 async def _resolve(options: SourceOptions, pushed: Pushed | None) -> list[QueueRange]:
-    from aiorocket.spark import cluster
     from aiorocket.spark.bridge import client as shared_client
-    from aiorocket.spark.fetch import DataLossError
     from aiorocket.spark.planner import QueueRange
-    from aiorocket.spark.positions import ending_offsets, starting_offsets
+    from aiorocket.spark.positions import ending_offsets, present, starting_offsets
 
     client = await shared_client(options.connection)
-    queues = await cluster.queues(client, options)
-    bounds = await cluster.bounds(client, queues)
-    gone = [queue for queue in queues if queue not in bounds]
-    if gone and options.fail_on_data_loss:
-        raise DataLossError(
-            f"{len(gone)} of {len(queues)} queues are not at their brokers, the first is {gone[0]}: a wrong queue in "
-            "assign, or a topic that was deleted or shrunk; failOnDataLoss=false reads the others"
-        )
+    bounds = await present(client, options)
     begins = await starting_offsets(client, options, bounds)
     ends = await ending_offsets(client, options, bounds)
     ranges = [QueueRange(queue, begins[queue], ends[queue]) for queue in sorted(bounds)]

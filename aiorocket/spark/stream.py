@@ -27,7 +27,7 @@ from aiorocket.spark import bridge, cluster
 from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.offsets import from_nested, to_nested
 from aiorocket.spark.planner import QueueRange, admit, plan
-from aiorocket.spark.positions import starting_offsets
+from aiorocket.spark.positions import present, starting_offsets
 from aiorocket.spark.source import QueuePartition, cores, read_partition
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: Queues that begin at their end, until the first batch has recorded that.
         self._pinned: frozenset[Queue] = frozenset()
         #: With availableNow: where the query ends.
-        self._target: dict[Queue, int] | None = None
+        self._target: dict[Queue, Bounds] | None = None
         self._seen: dict[Queue, Bounds] = {}
         self._latest: dict[Queue, int] = {}
         self._triggered: float | None = None
         self._committed: dict[Queue, int] = {}
-        #: Warnings of trouble that lasts, and of messages that were lost: each once.
+        #: Warnings: those of trouble that may pass, and those that are given once for all.
         self._said: set[str] = set()
-        self._losses: set[str] = set()
+        self._told: set[str] = set()
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins. Spark asks twice for the first batch, so it is kept."""
@@ -85,7 +85,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end. It fails when a broker cannot be asked: what is available there is not known."""
-        self._target = {queue: found.end for queue, found in bridge.call(self._all_bounds).items()}
+        self._target = bridge.call(self._all_bounds)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of a batch that begins at ``start``; ``start`` itself when there is nothing to read after half a
@@ -135,8 +135,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         await cluster.commit(await bridge.client(self.options.connection), group, offsets)
 
     async def _all_bounds(self) -> dict[Queue, Bounds]:
-        client = await bridge.client(self.options.connection)
-        return await cluster.bounds(client, await cluster.queues(client, self.options))
+        return await present(await bridge.client(self.options.connection), self.options)
 
     async def _start(self) -> dict[Queue, int]:
         client = await bridge.client(self.options.connection)
@@ -154,30 +153,42 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             queues = await self._queues(client, begins)
             ends = self._admitted(begins, await self._look(client, begins, queues), limit, pinned)
             if ends == begins and not pinned and self._target is None:
-                await cluster.wait_for_more(client, {**begins, **self._latest}, _POLL)
+                waiting = {queue: offset for queue, offset in self._latest.items() if queue in queues}
+                await cluster.wait_for_more(client, waiting, _POLL)
                 ends = self._admitted(begins, await self._look(client, begins, queues), limit, pinned)
             return ends
 
     async def _queues(self, client: Client, begins: Mapping[Queue, int]) -> set[Queue]:
-        """The queues there are now, and those the query has read so far."""
+        """The queues there are now, and those the query has read so far. With availableNow, those of its beginning."""
+        known = {queue for queue in begins if cluster.asked_for(self.options, queue)}
+        for queue in sorted(begins.keys() - known):
+            self._tell(f"{_place(queue)} stays at {begins[queue]}: the options do not ask for it any more")
+        if self._target is not None:
+            return known | self._target.keys()
         try:
-            return {*begins, *await cluster.queues(client, self.options)}
+            return {*known, *await cluster.queues(client, self.options)}
         except UsageError:
             raise
         except RocketError as error:
             # A broker that restarts takes its topics from the name server for a while.
-            if not begins:
+            if not known:
                 raise
-            self._say(f"looking for queues: {error}; going on with the {len(begins)} known ones")
-            return set(begins)
+            self._say(f"looking for queues: {error}; going on with the {len(known)} known ones")
+            return known
 
     async def _look(self, client: Client, begins: Mapping[Queue, int], queues: set[Queue]) -> dict[Queue, Bounds]:
         failures: dict[Queue, Exception] = {}
         seen = await cluster.bounds(client, queues, failures=failures)
         await _drop_deleted(client, failures)
+        _drop_replicas(client, begins, seen, failures)
         for queue, error in failures.items():
-            self._say(f"{_place(queue)} stays at {begins.get(queue, 'its beginning')} for now: {error}")
-        for queue in sorted(begins):
+            target = self._target.get(queue) if self._target is not None else None
+            if target is not None and target.end >= begins.get(queue, 0):
+                # The query is not over without these: the task waits for the broker, and reports it.
+                seen[queue] = target
+            else:
+                self._say(f"{_place(queue)} stays at {begins.get(queue, 'its beginning')} for now: {error}")
+        for queue in sorted(queues & begins.keys()):
             if queue not in seen and queue not in failures:
                 self._lost(queue, f"is gone from its broker, the query stands at {begins[queue]}", "leaves it alone")
         if not failures:
@@ -193,7 +204,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = dict(begins)
         self._latest = dict(starts)
         for queue, found in seen.items():
-            end = found.end if self._target is None else min(found.end, self._target.get(queue, 0))
+            end = found.end
+            if self._target is not None:
+                end = min(end, self._target[queue].end) if queue in self._target else 0
             self._latest[queue] = max(end, begins.get(queue, found.begin))
             if queue in begins and queue not in pinned:
                 ends[queue] = self._latest[queue]
@@ -273,6 +286,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             client = await bridge.client(self.options.connection)
             asked = await cluster.bounds(client, sorted(stale), failures=failures)
             await _drop_deleted(client, failures)
+            _drop_replicas(client, moved, asked, failures)
             seen = {queue: found for queue, found in seen.items() if queue not in stale} | asked
         return seen, set(failures)
 
@@ -280,9 +294,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         text = f"data loss: queue {_place(queue)} {what}"
         if self.options.fail_on_data_loss:
             raise DataLossError(f"{text}. failOnDataLoss=false {otherwise}; a new checkpoint begins at startingOffsets")
-        if text not in self._losses:
-            self._losses.add(text)
-            _log.warning("%s; failOnDataLoss=false %s", text, otherwise)
+        self._tell(f"{text}; failOnDataLoss=false {otherwise}")
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            _log.warning("%s", text)
 
     def _say(self, text: str) -> None:
         """A warning, once while the trouble lasts: Spark asks many times a second."""
@@ -303,6 +320,17 @@ async def _drop_deleted(client: Client, failures: dict[Queue, Exception]) -> Non
         for queue in without:
             if queue.broker_name in registered:
                 del failures[queue]
+
+
+def _drop_replicas(
+    client: Client, least: Mapping[Queue, int], seen: dict[Queue, Bounds], failures: dict[Queue, Exception]
+) -> None:
+    """A replica that stands in for its master may lack the last messages: one that ends before ``least`` says nothing
+    about them."""
+    for queue, offset in least.items():
+        if queue in seen and seen[queue].end < offset and not cluster.has_master(client, queue):
+            found = seen.pop(queue)
+            failures[queue] = NotConnectedError(f"only a replica can be asked, which ends at {found.end}")
 
 
 def _place(queue: Queue) -> str:

@@ -57,6 +57,7 @@ class PullBroker:
         self.delay = 0.0
         self.fault: Fault = lambda connection, command, header: False
         self.has_topic = True
+        self.broker_id = 0
         self.pulls: list[PullMessageRequestHeader] = []
         self.outstanding = self.most_outstanding = self.bytes_sent = 0
         self._random = Random(seed)
@@ -103,7 +104,7 @@ class PullBroker:
         if command.read(GetRouteInfoRequestHeader).topic != "t" or not self.has_topic:
             return RemotingCommand.response(ResponseCode.TOPIC_NOT_EXIST, remark="no route")
         data = TopicRouteData(
-            [QueueData(BROKER, self._queues, self._queues, 6)], [BrokerData("c", BROKER, {0: ADDRESS})], None
+            [QueueData(BROKER, self._queues, self._queues, 6)], [BrokerData("c", BROKER, {self.broker_id: ADDRESS})], None
         )
         return RemotingCommand.response(body=encode_body(data, connection.reply_type(command)))
 

@@ -13,7 +13,7 @@ from aiorocket.client.queue_scan import Bounds
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.spark import DataLossError, cluster
-from aiorocket.spark.steps import Archive, ArchiveConflictError, Progress, StepReport, archive_rows, verify
+from aiorocket.spark.steps import Archive, ArchiveConflictError, Progress, StepReport, archive_rows, sample_lag, verify
 from aiorocket.spark.steps import archive as archive_step
 from tests.spark.lakes import add, make
 from tests.spark.producing import send
@@ -162,9 +162,35 @@ def test_of_two_runs_one_archives(lake: Lake) -> None:
         if at == "written":
             assert lake.archive(mode="direct").rows_out == 20
 
-    with pytest.raises((ArchiveConflictError, FileNotFoundError)):
+    with pytest.raises(ArchiveConflictError, match="another run"):
         lake.archive(mode="direct", on_step=other)
     lake.check()
+
+
+def test_what_comes_after_latest_is_archived(lake: Lake) -> None:
+    lake.send(8)
+    assert lake.archive(mode="direct", startingOffsets="latest").rows_out == 0
+    lake.send(12)  # before the next run of the same cron job, which must not begin at the end again
+    assert lake.archive(mode="direct", startingOffsets="latest").rows_out == 12
+
+    other = Lake(lake.spark, lake.nameserver, lake.topic, lake.path.with_name("following"))
+    other.sent = lake.sent
+
+    def more() -> bool:
+        if other.sent == 20:
+            other.send(4)
+        return other.manifest_rows() >= 4
+
+    report = other.archive(mode="direct", startingOffsets="latest", follow=True, interval=0.1, stop=more)
+    assert report.complete and {each for each in report.ranges.values()} == {(5, 6)}
+
+
+def test_lag_is_told_of_a_topic_with_empty_queues(lake: Lake) -> None:
+    send(lake.nameserver, lake.topic, [b"only"])
+    report = lake.archive(mode="direct", groupId="archiver", commitOffsets=True)
+    assert report.rows_out == 1
+    samples = sample_lag(lake.nameserver, "archiver", lake.topic)
+    assert {each.queue.queue_id: each.committed for each in samples} == {0: 1, 1: None, 2: None, 3: None}
 
 
 def test_what_retention_took_is_an_error_or_a_gap(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -42,6 +43,24 @@ def test_results_and_errors_come_through() -> None:
     assert bridge.call(where) == bridge.call(where) != threading.get_ident()
     with pytest.raises(LookupError, match="inside"):
         bridge.call(fails)
+
+
+def test_threads_that_come_first_together_share_one_loop() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            gate = threading.Barrier(8)
+
+            def one(gate: threading.Barrier) -> int:
+                gate.wait()
+                return bridge.call(where)
+
+            with ThreadPoolExecutor(8) as pool:
+                assert len(set(pool.map(one, [gate] * 8))) == 1
+            bridge.close()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_call_ends_in_its_time() -> None:

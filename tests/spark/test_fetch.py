@@ -317,6 +317,25 @@ def test_missing_messages_fail_the_read_or_are_passed_over(breaks: Breaker, capl
     assert len([each for each in caplog.records if "are gone" in each.message]) == 2
 
 
+def test_a_filter_does_not_hide_that_messages_are_gone(caplog: pytest.LogCaptureFixture) -> None:
+    # Both "nothing matches" and "the file is being removed" come as PULL_RETRY_IMMEDIATELY.
+    span = QueueRange(queue(0), 10, 100)
+
+    async def strict(broker: PullBroker, client: Client) -> None:
+        _file_gone(broker)
+        with pytest.raises(DataLossError, match=r"queue 0, offset 10: up to 40 .*MESSAGE_WAS_REMOVING"):
+            await everything(client, [span], settings(tags="A"))
+
+    async def lenient(broker: PullBroker, client: Client) -> None:
+        _file_gone(broker)
+        chunks = await everything(client, [span], settings(tags="A", failOnDataLoss="false"))
+        check(chunks, [QueueRange(queue(0), 40, 100)], broker.matches)
+
+    run(strict)
+    run(lenient)
+    assert "up to 40 messages are gone" in caplog.text
+
+
 def _shorter(broker: PullBroker) -> None:
     broker.high = 50
 
@@ -358,6 +377,15 @@ def test_a_queue_that_ends_too_early(breaks: Breaker, end: int) -> None:
 
     run(strict)
     run(lenient)
+
+
+def test_what_a_replica_does_not_have_yet_is_not_lost() -> None:
+    async def scenario(broker: PullBroker, client: Client) -> None:
+        broker.high, broker.broker_id = 50, 1
+        with pytest.raises(RocketError, match=r"queue 0, offset \d+: nothing could be read for 2 s: .*replica"):
+            await everything(client, [QueueRange(queue(0), 10, 100)], settings(failOnDataLoss="false", pullTimeout="2s"))
+
+    run(scenario)
 
 
 def test_messages_that_come_late_are_waited_for() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.steps import Archive, ArchiveConflictError, StepReport, hours, prove
+from aiorocket.spark.steps import folder as folder_module
 from aiorocket.spark.steps.delta import check_delta, sync_delta
 from aiorocket.spark.steps.folder import Folder
 from aiorocket.spark.steps.hours import HourWriter, count_files
@@ -65,6 +68,25 @@ def test_of_two_writers_one_fails_and_changes_nothing(tmp_path: Path) -> None:
     archive.publish_generation(first, [], [])
     with pytest.raises(ArchiveConflictError, match="written by another run"):
         archive.publish_generation(first, [], [])
+
+
+def test_a_writer_that_compaction_overtook_fails_too(tmp_path: Path) -> None:
+    # Its number is free again: the file of it is gone, and a generation stands for what it held.
+    archive = make(tmp_path)
+    old = archive.state()
+    state = archive.publish(old, commit(Q0, 0, 10))
+    archive.forget_replaced(archive.publish_generation(state, [], []))
+    with pytest.raises(ArchiveConflictError, match="by another run"):
+        archive.publish(old, commit(Q0, 0, 20))
+    assert archive.state().queues[Q0] == (0, 10, 10)
+    later = archive.publish(state, commit(Q0, 10, 20))  # as the archive step beside a compaction
+    assert archive.state().queues == later.queues
+    for _ in range(2):
+        archive.forget_replaced(archive.publish_generation(archive.state(), [], []))
+    names = sorted(each.name for each in (tmp_path / "_manifest").iterdir())
+    with pytest.raises(ArchiveConflictError, match="by another run"):
+        archive.publish_generation(replace(later, generation=1), [], [])
+    assert sorted(each.name for each in (tmp_path / "_manifest").iterdir()) == names == ["compact-0000000003.json"]
 
 
 def test_offsets_that_are_there_do_not_come_again(tmp_path: Path) -> None:
@@ -190,6 +212,25 @@ def test_hours_are_written_and_counted_alike(tmp_path: Path, monkeypatch: pytest
         count_files(folder, "_staging/a", twice)
 
 
+@pytest.mark.parametrize(
+    ("micros", "where"),
+    [
+        (None, "dt=1970-01-01/hour=00"),
+        (-1, "dt=1970-01-01/hour=00"),
+        (253_402_300_799_999_999, "dt=9999-12-31/hour=23"),
+        (253_402_300_800_000_000, "dt=1970-01-01/hour=00"),
+        (2**63 - 1, "dt=1970-01-01/hour=00"),
+    ],
+)
+def test_times_that_no_folder_can_name_go_to_the_first_hour(tmp_path: Path, micros: int | None, where: str) -> None:
+    batch = rows_of(Q0, range(1))
+    place = batch.schema.get_field_index("storeTimestamp")
+    field = batch.schema.field(place)
+    writer = HourWriter(Folder(str(tmp_path)), "_staging/a")
+    writer.add(Q0, batch.set_column(place, field, pa.array([micros], field.type)))
+    assert [where in each.path for each in writer.finish()] == [True]
+
+
 @pytest.mark.parametrize("again", [range(5, 15), range(3), [12, 11]])
 def test_an_offset_that_comes_again_is_refused(tmp_path: Path, again: range) -> None:
     writer = HourWriter(Folder(str(tmp_path)), "_staging/a")
@@ -265,6 +306,23 @@ def test_a_created_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert folder.read("a/b.json") == b"three" and folder.names("a") == ["b.json"]
     assert folder.names("none") == [] and folder.walk("none") == [] and not folder.remove("none")
     assert Folder(f"file://{tmp_path}").read("a/b.json") == b"three"
+
+
+def test_what_was_created_or_moved_is_known_to_every_folder_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = folder_module._sync
+    monkeypatch.setattr(folder_module, "_sync", lambda path: (real(path), synced.append(path)))
+    root = tmp_path / "lake"
+    folder = Folder(str(root))
+    folder.create("_manifest/0.json", b"{}")
+    # A new folder is lost with the power when its parent was not told of it.
+    assert {str(root / "_manifest"), str(root), str(tmp_path)} <= {path.rstrip("/") for path in synced}
+    synced.clear()
+    folder.create("a", b"x")
+    folder.move({"a": "b/c/d"})
+    assert {f"{root}/a", f"{root}/b/c", f"{root}/b", str(root)} <= {path.rstrip("/") for path in synced}
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(0, 5))

@@ -49,9 +49,8 @@ def _open(mq: Embedded) -> int:
 
 def stream(nameserver: str, topic: str, **options: str) -> Stream:
     create_topic(nameserver, topic)
-    return Stream(
-        nameserver, topic, f"query-of-{topic}", ledgerTopic="ledger", checkImmunity="1s", checkRound="2s", **options
-    )
+    defaults = {"ledgerTopic": "ledger", "checkImmunity": "1s", "checkRound": "30s"}
+    return Stream(nameserver, topic, f"query-of-{topic}", **defaults | options)
 
 
 def test_nothing_is_seen_before_the_commit_and_all_after_it(asking: str, topic: str) -> None:
@@ -142,7 +141,7 @@ def test_a_commit_whose_outcome_is_unknown_is_not_rolled_back(
 def test_what_the_broker_gave_up_is_reported_and_not_passed_over(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     once = {"transaction_check_interval": 0.2, "transaction_check_max": 1}
     with broker_thread(broker=once) as address:
-        query = stream(address, topic)
+        query = stream(address, topic, checkRound="1s")
         messages = [query.write(0, 0, "a", "b")]
 
         async def dies(*args: Any) -> int:

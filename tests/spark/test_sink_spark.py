@@ -66,7 +66,7 @@ class Copy:
         self.source = {"nameServer": nameserver, "topic": topic, "startingOffsets": "earliest"}
         self.sink = {
             "nameServer": nameserver, "topic": topic + "-copy", "sinkMode": "exactlyOnce",
-            "ledgerTopic": topic + "-ledger", "checkImmunity": immunity, "checkRound": "3s",
+            "ledgerTopic": topic + "-ledger", "checkImmunity": immunity, "checkRound": "10s",
             "checkpointLocation": str(directory / "checkpoint"),
         }  # fmt: skip
 

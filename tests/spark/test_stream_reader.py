@@ -35,11 +35,14 @@ class Cluster:
     def __init__(self) -> None:
         self.bounds_of: dict[Queue, Bounds] = {}
         self.unlisted: set[Queue] = set()
+        self.listed_only: set[Queue] = set()
         self.unreachable: set[Queue] = set()
         self.no_route = False
         self.registered: set[str] = set()
+        self.without_master: set[Queue] = set()
         self.arriving: dict[Queue, Bounds] = {}
         self.waits = 0
+        self.waited_for: set[Queue] = set()
         self.asked = 0
         self.group: dict[Queue, int] = {}
         self.refuses_commits = False
@@ -48,7 +51,7 @@ class Cluster:
     async def queues(self, client: object, options: SourceOptions) -> list[Queue]:
         if self.no_route:
             raise TopicNotFoundError("no route to t")
-        return sorted(set(self.bounds_of) - self.unlisted)
+        return sorted((set(self.bounds_of) | self.listed_only) - self.unlisted)
 
     async def bounds(
         self, client: object, queues: Iterable[Queue], *, failures: dict[Queue, Exception] | None = None
@@ -68,9 +71,13 @@ class Cluster:
     async def brokers(self, client: object) -> set[str]:
         return self.registered
 
+    def has_master(self, client: object, queue: Queue) -> bool:
+        return queue not in self.without_master
+
     async def wait_for_more(self, client: object, offsets: Mapping[Queue, int], timeout: float) -> None:
         assert timeout <= 0.5
         self.waits += 1
+        self.waited_for = set(offsets)
         self.bounds_of.update(self.arriving)
 
     async def committed(self, client: object, group: str, queues: Iterable[Queue]) -> dict[Queue, int | None]:
@@ -88,7 +95,7 @@ class Cluster:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     made = Cluster()
-    for name in ("queues", "bounds", "wait_for_more", "committed", "offsets_at", "commit", "brokers"):
+    for name in ("queues", "bounds", "wait_for_more", "committed", "offsets_at", "commit", "brokers", "has_master"):
         monkeypatch.setattr(cluster, name, getattr(made, name))
 
     async def no_client(connection: object) -> object:
@@ -222,6 +229,24 @@ def test_available_now_does_not_begin_while_a_broker_is_out_of_reach(fake: Clust
         reader().initialOffset()
 
 
+def test_available_now_does_not_end_before_a_broker_that_goes_away(fake: Cluster) -> None:
+    fake.bounds_of = {Q0: Bounds(0, 10), OTHER: Bounds(0, 10)}
+    made = reader(maxOffsetsPerTrigger="10")
+    start = made.initialOffset()
+    made.prepareForTriggerAvailableNow()
+    fake.unreachable = {OTHER}
+    first = step(made, start)
+    second = step(made, first)
+    assert from_nested(second) == {Q0: 10, OTHER: 10}, "the task waits for the broker, and fails when it stays away"
+    assert sum(each.end - each.begin for each in ranges(made, first, second)) == 10
+    assert step(made, second) is second
+    # Gone is something else.
+    fake.unreachable = set()
+    del fake.bounds_of[OTHER]
+    with pytest.raises(DataLossError, match="t/b/0 is gone"):
+        step(made, first)
+
+
 @pytest.mark.parametrize("how", ["unreachable", "unlisted", "no route"])
 def test_a_broker_that_is_gone_for_a_while_loses_no_queue(
     fake: Cluster, how: str, caplog: pytest.LogCaptureFixture
@@ -278,6 +303,20 @@ def test_a_queue_that_went_back_is_data_loss(fake: Cluster) -> None:
     assert ranges(made, end, step(made, end)) == [QueueRange(Q0, 4, 7)]
 
 
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_a_replica_that_is_behind_its_master_has_lost_nothing(
+    fake: Cluster, fail: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.bounds_of, fake.without_master = {Q0: Bounds(0, 47)}, {Q0}
+    start, end = {"t": {"a": {"0": 50}}}, {"t": {"a": {"0": 60}}}
+    made = reader(failOnDataLoss=fail)
+    assert step(made, start) is start
+    assert "t/a/0 stays at 50 for now: only a replica can be asked, which ends at 47" in caplog.text
+    assert ranges(after_restart(failOnDataLoss=fail), start, end) == [QueueRange(Q0, 50, 60)]
+    fake.bounds_of, fake.without_master = {Q0: Bounds(0, 60)}, set()
+    assert step(made, start) == end
+
+
 def test_a_batch_whose_end_the_broker_lost_is_data_loss(fake: Cluster) -> None:
     fake.bounds_of = {Q0: Bounds(0, 7)}
     start, end = {"t": {"a": {"0": 5}}}, {"t": {"a": {"0": 9}}}
@@ -315,6 +354,33 @@ def test_a_topic_that_was_deleted_is_data_loss(fake: Cluster) -> None:
             step(each, start)
         with pytest.raises(DataLossError, match="t/a/0 is gone, with the messages 5 to 6"):
             after_restart().partitions(start, {"t": {"a": {"0": 7}}})
+
+
+def test_a_queue_that_is_not_asked_for_any_more_rests(fake: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    rests = Queue("u", "a", 0)
+    fake.bounds_of = {Q0: Bounds(0, 7), rests: Bounds(0, 9)}
+    start = to_nested({Q0: 5, rests: 3})
+    for options in ({}, {"topic": "", "topicPattern": "t"}, {"topic": "", "assign": '{"t":{"a":[0]}}'}):
+        made = reader(**options)
+        fake.unlisted = {rests}
+        end = step(made, start)
+        assert from_nested(end) == {Q0: 7, rests: 3}
+        waits = fake.waits
+        assert step(made, end) is end
+        assert fake.waits == waits + 1
+        assert fake.waited_for == {Q0}
+        assert "u/a/0 stays at 3: the options do not ask for it" in caplog.text
+        caplog.clear()
+        # What a batch before the change of options has recorded is read.
+        assert ranges(made, start, to_nested({Q0: 5, rests: 9})) == [QueueRange(rests, 3, 9)]
+
+
+def test_a_queue_that_is_asked_for_and_does_not_exist_is_said_at_the_start(fake: Cluster) -> None:
+    fake.bounds_of = {Q0: Bounds(0, 7)}
+    fake.listed_only = {Q2}
+    with pytest.raises(DataLossError, match="1 of 2 queues are not at their brokers, the first is t/a/2"):
+        reader().initialOffset()
+    assert from_nested(reader(failOnDataLoss="false").initialOffset()) == {Q0: 0}
 
 
 def test_a_broker_out_of_reach_is_for_the_task_to_report(fake: Cluster) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from aiorocket.cli.lake.demo import demo
-from aiorocket.cli.lake.keeping import archive, compact, restore, show
+from aiorocket.cli.lake.keeping import archive, compact, restore, show, verify
 from aiorocket.cli.lake.letters import replay, triage
 from aiorocket.cli.lake.looking import decode, dedup, latency, order, windows
 
@@ -27,6 +27,6 @@ def lake() -> None:
 
 
 for _command in (
-    demo, archive, compact, restore, show, dedup, decode, windows, order, latency, triage, replay
+    demo, archive, compact, verify, restore, show, dedup, decode, windows, order, latency, triage, replay
 ):  # fmt: skip
     lake.add_command(_command)

@@ -1,4 +1,4 @@
-"""``aiorocket lake archive|compact|restore|show``"""
+"""``aiorocket lake archive|compact|verify|restore|show``"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aiorocket.cli.show import Row, table
 if TYPE_CHECKING:
     from aiorocket.spark.steps.report import ProgressCall, StepReport
 
-__all__ = ("archive", "compact", "restore", "show")
+__all__ = ("archive", "compact", "restore", "show", "verify")
 
 _MIB = 1 << 20
 _WORDS = ("earliest", "latest", "group")
@@ -149,6 +149,21 @@ def restore(
         )  # fmt: skip
 
     run_step(work, master=master, conf=conf, as_json=as_json)
+
+
+@click.command()
+@click.argument("path")
+@spark_options
+@json_option
+def verify(path: str, master: str, conf: dict[str, str], as_json: bool) -> None:
+    """Read the archive at PATH and count its rows by queue: are they what the manifest says?"""
+
+    def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
+        from aiorocket.spark.steps import verify as step
+
+        return step(spark, path)
+
+    run_step(work, master=master, conf=conf, as_json=as_json, goes_on="nothing was changed")
 
 
 @click.command()

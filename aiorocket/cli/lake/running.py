@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -73,11 +74,18 @@ class Interrupts:
     def give_back(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        logging.getLogger().removeFilter(_quiet)
 
     def _on_signal(self, number: int, _frame: object) -> None:
         first, self.wanted = not self.wanted, True
         if not (self._gently and first):
+            logging.getLogger().addFilter(_quiet)
             raise KeyboardInterrupt
+
+
+def _quiet(record: logging.LogRecord) -> bool:
+    """py4j logs an interrupted call with its trace, before it lets the interrupt through."""
+    return "KeyboardInterrupt" not in record.getMessage()
 
 
 def run_step(

@@ -1,8 +1,8 @@
 """The archive step: a topic becomes Parquet files by topic and hour, every row exactly once.
 
 Two ways to the same archive. ``mode="spark"`` is a streaming query of Spark's: its checkpoint says what a batch reads,
-its Parquet writer writes, and a batch that is replayed is known by its number. ``mode="direct"`` (``direct.py``) is
-several times faster: tasks write what they decode, and the manifest itself is the checkpoint.
+its Parquet writer writes, and a batch that is replayed is known by its number. ``mode="direct"`` (``direct.py``)
+leaves the JVM out: tasks write what they decode, and the manifest itself is the checkpoint.
 
 A batch becomes visible in one step: files are written to ``_staging``, moved to their places, then named by the
 manifest. A crash before that leaves files that nobody reads, a crash after it a batch that the replay finds done.
@@ -25,7 +25,17 @@ from aiorocket.spark.bridge import client as shared_client
 from aiorocket.spark.columns import selected_columns
 from aiorocket.spark.offsets import format_offsets, from_nested
 from aiorocket.spark.options import SourceOptions
-from aiorocket.spark.steps.manifest import CHECKPOINT, STAGING, Archive, Commit, Origin, Span, lasting, spans
+from aiorocket.spark.steps.manifest import (
+    CHECKPOINT,
+    STAGING,
+    Archive,
+    ArchiveConflictError,
+    Commit,
+    Origin,
+    Span,
+    lasting,
+    spans,
+)
 from aiorocket.spark.steps.proof import total
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
 
@@ -41,6 +51,8 @@ __all__ = ("archive",)
 _NEEDED = ("topic", "brokerName", "queueId", "queueOffset", "storeTimestamp")
 #: How often a running query looks at ``stop``.
 _LOOK_EVERY = 1
+#: How long a stopped query may take to end its batch, and how often it is looked at, in seconds.
+_PATIENCE, _LOOK_AT_BATCH = 30.0, 0.05
 
 Hook = Callable[[str], object]
 
@@ -157,7 +169,13 @@ class Run:
     def publish(self, staging: str, commit: Commit) -> None:
         """Moves the files that a batch wrote below ``staging`` to their places and makes them visible, together."""
         placed, moves = lasting(commit.files, staging, Origin(False, self.state.last + 1))
-        self.archive.folder.move(moves)
+        try:
+            self.archive.folder.move(moves)
+        except FileNotFoundError as error:
+            raise ArchiveConflictError(
+                f"{self.archive.folder.uri(staging)} was removed while it was written, by another run that began "
+                "meanwhile: nothing of this batch is in the archive. Run one at a time"
+            ) from error
         self.step("moved")
         self.state = self.archive.publish(self.state, replace(commit, files=placed))
         self.archive.folder.remove_tree(staging)
@@ -280,11 +298,19 @@ class _Stream:
         try:
             while not query.awaitTermination(_LOOK_EVERY):
                 if stop is not None and stop():
+                    self._finish_batch(query)
                     return
         except StreamingQueryException as error:
             if self._failed is not None:
                 raise self._failed from error
             raise
+
+    def _finish_batch(self, query: StreamingQuery) -> None:
+        """Between two batches a query ends quietly; one that never pauses is ended in a batch, which is then undone."""
+        for _ in range(round(_PATIENCE / _LOOK_AT_BATCH)):
+            # Parts of a second are taken, though the type says int.
+            if not query.status["isTriggerActive"] or query.awaitTermination(_LOOK_AT_BATCH):  # type: ignore[arg-type]
+                return
 
     def _check_goal(self) -> None:
         """Spark says it is done: is what the brokers had at the start?"""

@@ -1,0 +1,202 @@
+"""``aiorocket lake``: what can be said without a Spark session. The rest is in ``tests/spark``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aiorocket.cli.lake.access_log import access_log
+from aiorocket.cli.lake.demo import _event_time, _message
+from aiorocket.cli.lake.running import INSTALL
+from aiorocket.cli.lake.telling import cell, proof
+from aiorocket.cli.lines import Line
+from aiorocket.cli.main import cli
+from aiorocket.model import Queue
+from aiorocket.spark.failures import explain
+from aiorocket.spark.steps.access_log import PATTERN
+from aiorocket.spark.steps.manifest import Archive, Commit, DataFile, Span, partition_folder
+from aiorocket.spark.steps.report import StepReport
+
+COMMANDS = [
+    "demo", "archive", "compact", "verify", "restore", "show", "dedup", "decode", "windows", "order", "latency",
+    "triage", "replay",
+]  # fmt: skip
+
+
+def lake(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["lake", *arguments])
+
+
+def test_the_group_lists_its_commands_and_each_explains_itself() -> None:
+    listed = re.findall(r"^  ([a-z]+)  ", lake("--help").output, re.MULTILINE)
+    assert listed == COMMANDS
+    for name in COMMANDS:
+        result = lake(name, "--help")
+        assert result.exit_code == 0 and "Usage:" in result.output
+
+
+def test_help_loads_no_spark_and_no_arrow(aiorocket: Any) -> None:
+    script = (
+        "import sys\n"
+        "from aiorocket.cli.main import main\n"
+        "sys.argv = ['aiorocket', 'lake', 'archive', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "heavy = {'pyspark', 'pyarrow', 'numpy', 'matplotlib', 'rich', 'aiorocket.spark', 'aiorocket.broker'}\n"
+        "print('loaded:', sorted(heavy & set(sys.modules)))\n"
+    )
+    assert aiorocket.python(script).endswith("loaded: []\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("windows", "give --archive PATH, or --topic TOPIC"),
+        ("windows --archive x --option a=b", "--option a= is for a live topic"),
+        ("windows --archive x --from yesterday", "'yesterday' is no time such as"),
+        ("windows --topic t --from 2025-03-02 --until 2025-03-01", "is not after --from"),
+        ("windows --topic t --option tags", "'tags' is not NAME=VALUE"),
+        ("windows --topic t --nameserver nowhere", "'nowhere' is not HOST:PORT"),
+        ("windows --topic t --format csv", "'csv' is not one of"),
+        ("decode --topic t", "--using json needs --schema"),
+        ("decode --topic t --using text --schema x", "takes no --schema"),
+        ("decode --topic t --schema @nowhere.ddl", "--schema @nowhere.ddl: No such file"),
+        ("dedup --topic t --key keys", "--key goes with --by key"),
+        ("order --topic t --dense", "go with --sequence"),
+        ("latency --archive x --group g", "--group asks brokers"),
+        ("archive t", "Missing argument 'PATH'"),
+        ("archive t x --from soon", "'soon' is none of earliest, latest, group"),
+        ("archive t x --mode slow", "'slow' is not one of"),
+        ("demo nowhere.log", "nowhere.log: No such file"),
+    ],
+)
+def test_bad_options_end_with_2_before_spark_starts(arguments: str, said: str) -> None:
+    result = lake(*arguments.split())
+    assert (result.exit_code, said in result.output) == (2, True), result.output
+    assert "starting Spark" not in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments", [("archive", "t", "there"), ("windows", "--archive", "there"), ("show", "there"), ("demo",)]
+)
+def test_a_missing_extra_is_one_line_that_says_what_to_install(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("aiorocket.cli.lake.running.find_spec", lambda name: None if name == "pyspark" else object())
+    result = lake(*arguments)
+    assert result.exit_code == 1
+    assert result.output == f"Error: aiorocket lake needs pyspark: {INSTALL}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plots_without_matplotlib_name_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorocket.cli.lake.running.find_spec", lambda name: None if name == "matplotlib" else object())
+    result = lake("latency", "--topic", "t", "--plots", "there")
+    assert result.output == "Error: --plots needs matplotlib: pip install 'aiorocketmq[report]'\n"
+    assert result.exit_code == 1
+
+
+# -- show and the proof --
+
+
+def archive_with(path: Path, rows: int, end: int) -> None:
+    """An archive whose manifest says: one queue, offsets up to ``end``, of them ``rows`` there."""
+    queue = Queue("orders", "broker-a", 1)
+    columns = ["topic", "brokerName", "queueId", "queueOffset", "storeTimestamp"]
+    archive = Archive.create(str(path), format="parquet", columns=columns)
+    file = DataFile(f"data/{partition_folder('orders', 480_000)}/x.parquet", rows, 2 << 20, {queue: Span(0, end, rows)})
+    archive.publish(archive.state(), Commit([file], {queue: Span(0, end, rows)}))
+
+
+def test_show_proves_an_archive_complete(tmp_path: Path) -> None:
+    archive_with(tmp_path / "a", 1500, 1500)
+    result = lake("show", str(tmp_path / "a"))
+    assert result.exit_code == 0, result.output
+    assert "complete: 1,500 rows = sum of end - begin over 1 queue\n" in result.output
+    assert "1,500 rows in 1 file, 2.0 MiB, parquet\n" in result.output
+
+
+def test_show_says_what_is_missing_and_ends_with_1(tmp_path: Path) -> None:
+    archive_with(tmp_path / "a", 1490, 1500)
+    result = lake("show", str(tmp_path / "a"))
+    assert result.exit_code == 1
+    assert "INCOMPLETE: 10 rows missing in 1 queue\n" in result.output
+    result = lake("show", str(tmp_path / "a"), "--json")
+    shown = json.loads(result.output)
+    assert (result.exit_code, shown["complete"], shown["missing"]) == (1, False, [["orders", "broker-a", 1, 10]])
+
+
+def test_show_of_nothing_says_so(tmp_path: Path) -> None:
+    result = lake("show", str(tmp_path / "a"))
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: no archive at {tmp_path / 'a'}")
+
+
+def test_the_proof_names_the_queues_that_lack_rows() -> None:
+    queues = {Queue("t", "b", number): (0, 10) for number in range(3)}
+    assert proof(StepReport("x", 30, 30, queues)) == ["complete: 30 rows = sum of end - begin over 3 queues"]
+    lacking = StepReport("x", 29, 29, queues, missing={Queue("t", "b", 1): 1})
+    first, second = proof(lacking)
+    assert first == "INCOMPLETE: 1 row of 30 missing in 1 queue"
+    assert second.endswith("1 of the offsets [0, 10)") and str(Queue("t", "b", 1)) in second
+    assert proof(StepReport("x", 3, 3, queues, details={"proof": "none: a filter"})) == ["no proof: a filter"]
+
+
+def test_cells_are_short() -> None:
+    assert [cell(value) for value in (None, True, 1234567, 0.5, 12.0, {"a": 1}, ["x", 2], "a\n b")] == [
+        "", "yes", "1,234,567", "0.5", "12", "a: 1", "x; 2", "a b",
+    ]  # fmt: skip
+    assert len(cell("x" * 500)) == 60
+
+
+def test_a_failure_in_a_task_is_told_by_its_cause() -> None:
+    trace = (
+        "An error occurred while calling o42.collect.\n: org.apache.spark.SparkException: Job aborted\n"
+        "Traceback (most recent call last):\n  File x\n"
+        "aiorocket.spark.fetch.DataLossError: t broker-a 1: offsets 3 to 9 are gone\n\tat java.lang.Thread\n"
+    )
+    assert explain(RuntimeError(trace)) == "t broker-a 1: offsets 3 to 9 are gone"
+    other = "x\nTraceback (most recent call last):\n  File x\nValueError: odd\n"
+    assert explain(RuntimeError(other)) == "ValueError: odd"
+    assert explain(RuntimeError("[CODE] no such column\n== SQL ==")) == "[CODE] no such column"
+
+
+# -- the log of the demo --
+
+
+def test_the_log_is_the_same_for_the_same_seed_and_has_a_shape() -> None:
+    log = list(access_log(5000))
+    assert log == list(access_log(5000))
+    assert log != list(access_log(5000, day=1)) and log != list(access_log(5000, seed=2))
+    found = [re.match(PATTERN, line.decode("utf-8", "replace")) for line in log]
+    good = [each for each in found if each]
+    assert 4980 <= len(good) < 5000, "one in a thousand is damaged"
+    hours = Counter(int(each[3][12:14]) for each in good)
+    assert hours[20] > 3 * hours[1], "evenings are busy, nights are not"
+    statuses = Counter(each[5][0] for each in good)
+    assert statuses["2"] > 4 * statuses["3"] > 8 * statuses["5"] > 0
+    assert [each[3][12:17] for each in good] == sorted(each[3][12:17] for each in good)
+    paths = Counter(each[4].split(" ")[1] for each in good if " " in each[4]).most_common(3)
+    assert paths[0][0] == "/" and paths[0][1] > 2 * paths[2][1]
+    assert any(":" in each[1] for each in good) and any("bot" in each[8] for each in good)
+
+
+def test_a_line_becomes_a_message_with_its_client_status_and_time() -> None:
+    text = rb'2001:db8::1 - ann [03/Mar/2025:13:02:55 +0100] "GET /a?b=\"c\" HTTP/1.1" 503 12 "-" "curl/8" 0.250'
+    place, message = _message(Line(7, text), "1700000000")
+    assert (message.tag, message.keys, message.body) == ("5xx", ("2001:db8::1",), text)
+    assert message.properties == {"run": "1700000000", "line": "7", "eventTime": "1741003375000"}
+    assert place == _message(Line(8, text), "1700000000")[0], "a client's lines go one way"
+    _, other = _message(Line(9, b"worker 7 exited"), "1700000000")
+    assert (other.tag, other.keys, other.properties) == ("other", (), {"run": "1700000000", "line": "9"})
+
+
+def test_times_that_cannot_be_are_none() -> None:
+    assert _event_time("31/Feb/2025:13:02:55 +0000") is None
+    assert _event_time("28/Xxx/2025:13:02:55 +0000") is None

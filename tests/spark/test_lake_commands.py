@@ -1,0 +1,284 @@
+"""``aiorocket lake …`` with the session of the tests: exit codes, what is said, what a second run does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aiorocket.cli.main import cli
+from aiorocket.client.consumer import Consumer
+from aiorocket.client.exits import DeadLetter
+from aiorocket.client.message import Message
+from aiorocket.errors import RocketError, UsageError
+from aiorocket.model import OutgoingMessage, Queue
+from aiorocket.runtime import run
+from aiorocket.spark.steps.analyses import run_decode, run_dedup
+from aiorocket.spark.steps.inputs import Input
+from aiorocket.spark.steps.report import Progress
+from aiorocket.spark.steps.run import Output
+from aiorocket.spark.steps.table import Table
+from tests.spark import lakes
+from tests.spark.producing import create_topic, send
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Q0, Q1 = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
+
+
+def lake(*arguments: object) -> Result:
+    result = CliRunner().invoke(cli, ["lake", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def report(*arguments: object) -> dict[str, Any]:
+    """What the command says with ``--json``; it has to have ended with 0."""
+    result = lake(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def by_hand(path: Path, ranges: dict[Queue, Iterable[int]]) -> None:
+    archive = lakes.make(path)
+    lakes.add(archive, ranges)
+
+
+# -- a topic to an archive, and back --
+
+
+def test_archive_goes_on_where_it_ended_and_restore_brings_it_back(
+    spark: SparkSession, nameserver: str, topic: str, tmp_path: Path
+) -> None:
+    path, server = tmp_path / "lake", ("--nameserver", nameserver)
+    send(nameserver, topic, [f"body {number}" for number in range(30)])
+    first = lake("archive", topic, path, *server)
+    assert first.exit_code == 0, first.output
+    assert "complete: 30 rows = sum of end - begin over 4 queues\n" in first.stdout
+    assert "archive: 30 of 30 rows" in first.stderr
+    send(nameserver, topic, [f"body {number}" for number in range(30, 40)])
+    second = report("archive", topic, path, *server)
+    assert (second["rows_out"], second["details"]["archive_rows"], second["complete"]) == (10, 40, True)
+    shown = lake("show", path)
+    assert (shown.exit_code, "complete: 40 rows" in shown.output) == (0, True)
+    assert report("verify", path)["rows_out"] == 40
+    packed = report("compact", path, "--keep", 0)
+    assert (packed["rows_in"], packed["details"]["files_after"]) == (40, 1)
+    copy = f"{topic}-copy"
+    create_topic(nameserver, copy)
+    back = report("restore", path, copy, *server)
+    assert (back["rows_out"], back["missing"]) == (40, [])
+    assert report("restore", path, copy, *server)["rows_out"] == 0
+
+
+def test_a_topic_that_is_not_there_is_one_line(spark: SparkSession, nameserver: str, tmp_path: Path) -> None:
+    result = lake("archive", "nowhere-at-all", tmp_path / "lake", "--nameserver", nameserver)
+    assert result.exit_code == 1
+    assert [line for line in result.stderr.splitlines() if line.startswith("Error: ") and "nowhere-at-all" in line]
+
+
+def test_an_interrupted_run_says_that_the_next_goes_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand(tmp_path / "lake", {Q0: range(3)})
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aiorocket.spark.steps.analyses.whole", interrupted)
+    result = lake("windows", "--archive", tmp_path / "lake")
+    assert result.exit_code == 130
+    assert "interrupted; the next run begins with what is not written yet" in result.stderr
+
+
+# -- steps that add what is new --
+
+
+def test_decode_adds_what_is_new_and_goes_on_after_a_crash(spark: SparkSession, tmp_path: Path) -> None:
+    archive = lakes.make(tmp_path / "lake")
+    lakes.add(archive, {Q0: range(50), Q1: range(10)})
+    given, output = Input(archive=str(tmp_path / "lake")), Output(str(tmp_path / "out"))
+
+    def crash(now: Progress) -> None:
+        if now.done_rows:
+            raise ConnectionAbortedError("pulled the plug")
+
+    with pytest.raises(ConnectionAbortedError):
+        run_decode(spark, given, output, using="text", max_rows=25, on_progress=crash)
+    table = Table.there(output.path or "")
+    assert table is not None and table.state().rows_in == 25
+    # As a run leaves it that ended between its files and its record.
+    stray = tmp_path / "out" / "decoded" / "run=0000000001" / "part-0.parquet"
+    stray.parent.mkdir()
+    stray.write_bytes(b"not even Parquet")
+    told: list[Progress] = []
+    again = run_decode(spark, given, output, using="text", max_rows=25, on_progress=told.append)
+    assert (again.rows_in, again.complete, again.details["earlier_rows"]) == (35, True, 25)
+    assert [now.done_rows for now in told] == [0, 25, 35] and told[-1].total_rows == 35
+    lakes.add(archive, {Q1: range(10, 14)})
+    third = run_decode(spark, given, output, using="text")
+    assert (third.rows_in, third.details["decoded"], third.ranges) == (4, 4, {Q1: (10, 14)})
+    assert places(spark.read.parquet(str(tmp_path / "out" / "decoded"))) == [(0, n) for n in range(50)] + [
+        (1, n) for n in range(14)
+    ]
+    nothing = run_decode(spark, given, output, using="text")
+    assert (nothing.rows_in, nothing.details["up_to_date"], nothing.details["parts"]) == (
+        0, True, {"decoded": 64, "quarantine": 0}
+    )  # fmt: skip
+
+
+def test_decode_refuses_a_table_of_other_arguments(spark: SparkSession, tmp_path: Path) -> None:
+    by_hand(tmp_path / "lake", {Q0: range(2)})
+    given, output = Input(archive=str(tmp_path / "lake")), Output(str(tmp_path / "out"))
+    run_decode(spark, given, output, using="text")
+    with pytest.raises(UsageError, match="using='text', now using='variant' is asked for"):
+        run_decode(spark, given, output, using="variant")
+    with pytest.raises(UsageError, match="another folder"):
+        run_dedup(spark, given, output)
+
+
+def test_bad_bodies_are_quarantined_with_their_reason(
+    spark: SparkSession, nameserver: str, topic: str, tmp_path: Path
+) -> None:
+    bodies: list[str] = [*(f'{{"id": {number}}}' for number in range(8)), "{", '{"id": "x"}']
+    send(nameserver, topic, bodies)
+    schema = tmp_path / "schema.ddl"
+    schema.write_text("id LONG NOT NULL")
+    result = lake(
+        "decode", "--topic", topic, "--nameserver", nameserver, "--schema", f"@{schema}", "--out", tmp_path / "out"
+    )
+    assert result.exit_code == 0, result.output
+    assert "1 quarantined: malformed JSON" in result.stdout
+    assert "complete: 10 rows = sum of end - begin over 4 queues" in result.stdout
+    table = Table.there(str(tmp_path / "out"))
+    assert table is not None and (table.state().rows("decoded"), table.state().rows("quarantine")) == (8, 2)
+    shown = lake("show", tmp_path / "out")
+    assert (shown.exit_code, "made of 10 rows in 1 run" in shown.output) == (0, True), shown.output
+
+
+def test_dedup_drops_what_an_earlier_run_has_kept(spark: SparkSession, tmp_path: Path) -> None:
+    archive = lakes.make(tmp_path / "lake")
+    lakes.add(archive, {Q0: range(5)})  # lakes gives msgId "queue-offset"
+    options = ("--archive", tmp_path / "lake", "--out", tmp_path / "out", "--by", "key", "--key", "queueOffset % 4")
+    first = report("dedup", *options)
+    assert (first["details"]["kept"], first["details"]["dropped"]) == (4, 1)
+    lakes.add(archive, {Q1: range(3), Q0: range(5, 6)})
+    second = report("dedup", *options)
+    assert (second["rows_in"], second["details"]["kept"], second["details"]["dropped"]) == (4, 0, 4)
+    assert places(spark.read.parquet(str(tmp_path / "out" / "rows"))) == [(0, n) for n in range(4)]
+
+
+# -- steps that are made anew --
+
+
+def test_windows_are_made_anew_only_when_there_is_something_new(spark: SparkSession, tmp_path: Path) -> None:
+    archive = lakes.make(tmp_path / "lake")
+    lakes.add(archive, {Q0: range(8)})  # a minute apart
+    options = ("--archive", tmp_path / "lake", "--out", tmp_path / "out", "--every", "5 minutes", "--format", "delta")
+    first = report("windows", *options)
+    assert (first["rows_in"], first["details"]["in_windows"], first["complete"]) == (8, 8, True)
+    assert sum(row["rows"] for row in first["details"]["tables"]["windows"]) == 8
+    again = lake("windows", *options)
+    assert "nothing was new\n" in again.stdout and "complete: 8 rows" in again.stdout
+    lakes.add(archive, {Q0: range(8, 11)})
+    third = report("windows", *options)
+    assert (third["rows_in"], third["details"]["up_to_date"]) == (11, False)
+    assert first["details"]["tables"]["windows"] != third["details"]["tables"]["windows"]
+    from deltalake import DeltaTable
+
+    table = DeltaTable(str(tmp_path / "out" / "windows"))
+    assert (table.version(), table.to_pyarrow_table()["rows"].to_pylist()) == (2, [1, 5, 5])  # born a second before
+    assert sum(row["rows"] for row in spark.read.parquet(str(tmp_path / "out" / "windows")).collect()) == 11
+
+
+def test_order_finds_a_gap_and_ends_with_1(spark: SparkSession, tmp_path: Path) -> None:
+    by_hand(tmp_path / "whole", {Q0: range(6), Q1: range(6)})
+    good = lake("order", "--archive", tmp_path / "whole")
+    assert good.exit_code == 0, good.output
+    by_hand(tmp_path / "holes", {Q0: [0, 1, 2, 5], Q1: range(6)})
+    bad = lake("order", "--archive", tmp_path / "holes")
+    assert bad.exit_code == 1
+    assert "INCOMPLETE: 2 rows of 12 missing in 1 queue" in bad.stdout and "[0, 6)" in bad.stdout
+    assert "gap" in bad.stdout
+
+
+def test_latency_of_a_live_topic_with_lag_and_plots(
+    spark: SparkSession, nameserver: str, topic: str, tmp_path: Path
+) -> None:
+    send(nameserver, topic, [b"x"] * 12)
+    plots = tmp_path / "plots"
+    found = report(
+        "latency", "--topic", topic, "--nameserver", nameserver, "--group", "readers", "--plots", plots
+    )
+    assert (found["rows_in"], found["details"]["lag"]) == (12, 12)
+    assert {row["rows"] for row in found["details"]["tables"]["by_topic"]} == {12}
+    assert {path.name for path in plots.iterdir()} == {Path(name).name for name in found["details"]["plots"]}
+    assert "consumer_lag.png" in {path.name for path in plots.iterdir()}
+
+
+def test_times_select_offsets_of_a_topic(spark: SparkSession, nameserver: str, topic: str) -> None:
+    send(nameserver, topic, [b"x"] * 4)
+    options = ("--topic", topic, "--nameserver", nameserver)
+    assert report("windows", *options, "--from", "2020-01-01")["rows_in"] == 4
+    assert report("windows", *options, "--until", "2020-01-01")["rows_in"] == 0
+
+
+def test_dead_letters_are_sorted_and_replayed_once(spark: SparkSession, nameserver: str, topic: str) -> None:
+    group = f"group-{topic}"
+    order = OutgoingMessage(topic="", body=b"order", tag="paid", properties={"error": "no stock"})
+    send(nameserver, topic, [order] * 3)
+    run(give_up(nameserver, group, topic, 3))
+    server = ("--nameserver", nameserver)
+    sorted_ = report("triage", group, *server)
+    cause = sorted_["details"]["tables"]["causes"][0]
+    assert (cause["cause"], cause["letters"], cause["originTopic"]) == ("no stock", 3, topic)
+    assert report("replay", group, *server, "--where", "tags = 'paid'", "--dry-run")["rows_out"] == 3
+    assert report("replay", group, *server, "--limit", 2)["rows_out"] == 2
+    last = report("replay", group, *server)
+    assert (last["rows_out"], last["details"]["skipped"]) == (1, 2)
+    assert lake("triage", "no-such-group", *server).exit_code == 1
+
+
+def test_two_runs_at_once_do_not_both_write(spark: SparkSession, tmp_path: Path) -> None:
+    by_hand(tmp_path / "lake", {Q0: range(2)})
+    table = Table.open(str(tmp_path / "out"), "x", {})
+    df = spark.range(2)
+    folder = tmp_path / "out" / "_runs"
+
+    class Racing(dict[str, "DataFrame"]):
+        def items(self) -> Any:
+            folder.mkdir(exist_ok=True)
+            (folder / "0000000000.json").write_text("{}")  # the other run was faster
+            return super().items()
+
+    with pytest.raises(RocketError, match="another run"):
+        table.append(Racing(rows=df), {Q0: (0, 2)}, 2)
+
+
+async def give_up(nameserver: str, group: str, topic: str, count: int) -> None:
+    """``group`` fails on each message of ``topic`` and gives it up."""
+    done = asyncio.Event()
+    seen: list[str] = []
+    consumer = Consumer(group, nameservers=nameserver)
+
+    @consumer.listener(topic, start_from="first")
+    async def on_message(message: Message) -> None:
+        seen.append(message.msg_id)
+        if len(seen) == count:
+            done.set()
+        raise DeadLetter("no stock")
+
+    async with consumer:
+        await asyncio.wait_for(done.wait(), 30)
+
+
+def places(df: DataFrame) -> list[tuple[int, int]]:
+    return sorted((row["queueId"], row["queueOffset"]) for row in df.select("queueId", "queueOffset").collect())

@@ -1,0 +1,105 @@
+"""``aiorocket lake demo``: a log through a broker to tables and pictures, twice, and the parser that it stands on."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import functions as F
+
+from aiorocket.cli.lake.access_log import access_log as made_up
+from aiorocket.cli.main import cli
+from aiorocket.spark.steps.access_log import PATTERN, access_log
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PNG = b"\x89PNG\r\n"
+
+
+def test_a_log_goes_through_twice_and_every_count_is_the_one_before(spark: SparkSession, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    log = tmp_path / "shop.log"
+    lines = [line for line in made_up(300) if re.match(PATTERN, line.decode("utf-8", "replace"))][:290]
+    log.write_bytes(b"\n".join([*lines, b"worker 7 exited", b"", b"\xff\xfe broken"]) + b"\n")
+    first = CliRunner().invoke(cli, ["lake", "demo", str(log), "--out", str(out)])
+    assert first.exit_code == 0, first.output
+    assert (
+        "The counts add up: 292 lines = 292 sent = 292 archived = 290 decoded + 2 quarantined; 290 decoded = 290 in "
+        "windows.\n"
+    ) in first.stdout
+    assert "archive complete: 292 rows = sum of end - begin over 4 queues\n" in first.stdout
+    assert "empty lines skipped" in first.stdout and "Top paths" in first.stdout
+    for name in ("requests", "response_times", "paths"):
+        picture = out / "plots" / f"{name}.png"
+        assert f"plot: {picture}\n" in first.stdout
+        assert picture.read_bytes().startswith(PNG) and picture.stat().st_size > 10_000
+    second = CliRunner().invoke(cli, ["lake", "demo", "--lines", "50", "--out", str(out)])
+    assert second.exit_code == 0, second.output
+    assert "from earlier runs: 292 messages" in second.stdout
+    assert "50 lines = 50 sent + 292 of earlier runs = 342 archived" in second.stdout
+    decoded = spark.read.parquet(str(out / "log" / "decoded"))
+    windows = spark.read.parquet(str(out / "windows" / "requests")).agg(F.sum("rows")).collect()[0][0]
+    found = decoded.agg(F.count("time"), F.count_distinct("queueId", "queueOffset")).collect()[0]
+    assert found[0] == found[1] == windows
+
+
+def test_a_log_of_something_else_is_quarantined_and_drawn_as_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    text = tmp_path / "poem.txt"
+    text.write_text("a line\nanother\n")
+    done = CliRunner().invoke(cli, ["lake", "demo", str(text), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert "2 lines = 2 sent = 2 archived = 0 decoded + 2 quarantined; 0 decoded = 0 in windows." in done.stdout
+    assert "no plots: there is nothing to draw" in done.stdout
+
+
+def test_counts_that_do_not_add_up_end_with_1(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiorocket.spark.steps.demo._windows", _losing)
+    done = CliRunner().invoke(cli, ["lake", "demo", "--lines", "20", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1
+    assert "The counts do not add up: 20 decoded, 19 in windows" in done.stderr
+
+
+def _losing(*_: object) -> tuple[int, object]:
+    from aiorocket.spark.steps.demo import Found
+
+    return 19, Found()
+
+
+def test_lines_of_all_kinds_become_columns(spark: SparkSession) -> None:
+    when = "03/Mar/2025:13:02:55 +0100"
+    lines = [
+        f'1.2.3.4 - - [{when}] "GET /a/b?x=1&y HTTP/1.1" 200 512 "https://e.org/" "curl/8" 0.250',
+        f'1.2.3.4 - ann [{when}] "POST /a HTTP/2.0" 503 -',
+        f'::1 - a b [{when}] "GET /\\"q\\" HTTP/1.1" 404 1 "-" "say \\"hi\\"" 1.5 "more" upstream=x',
+        rf'1.2.3.4 - - [{when}] "\x16\x03" 400 157 "-" "-"',
+        '1.2.3.4 - - [31/Feb/2025:13:02:55 +0100] "GET / HTTP/1.1" 200 1',
+        f'1.2.3.4 - - [{when}] "GET / HTTP/1.1" 200',
+        "",
+    ]
+    rows = [(number, line.encode()) for number, line in enumerate(lines)] + [(7, b'\xff - - [x] "GET" 200 1')]
+    done = access_log(spark.createDataFrame(rows, "n INT, body BINARY"))
+    found = {row["n"]: row for row in done.rows.collect()}
+    values = {n: row["value"].asDict() for n, row in found.items() if row["value"] is not None}
+    at = values[0].pop("time")
+    assert at.astimezone(UTC) == datetime(2025, 3, 3, 12, 2, 55, tzinfo=UTC)
+    assert values[0] == {
+        "client": "1.2.3.4", "user": None, "method": "GET", "path": "/a/b", "query": "x=1&y", "protocol": "HTTP/1.1",
+        "status": 200, "statusClass": "2xx", "bytes": 512, "referrer": "https://e.org/", "agent": "curl/8",
+        "seconds": 0.25,
+    }  # fmt: skip
+    common = values[1]
+    assert (common["user"], common["bytes"], common["agent"], common["seconds"]) == ("ann", 0, None, None)
+    assert (values[2]["user"], values[2]["path"], values[2]["agent"], values[2]["seconds"]) == (
+        "a b", r"/\"q\"", r"say \"hi\"", 1.5
+    )  # fmt: skip
+    assert (values[3]["method"], values[3]["path"], values[3]["status"]) == (None, r"\x16\x03", 400)
+    assert {n: found[n]["reason"] for n in (4, 5, 6, 7)} == {
+        4: "no such time", 5: "not a line of an access log", 6: "not a line of an access log", 7: "not UTF-8"
+    }  # fmt: skip
