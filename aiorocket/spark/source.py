@@ -6,6 +6,7 @@ read in tasks, where a partition's ranges are pulled ahead in the background whi
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing, closing
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from aiorocket.spark.planner import QueueRange
 
 __all__ = ("BatchReader", "PushingReader", "QueuePartition", "RocketMQDataSource", "cores", "read_partition")
+
+_log = logging.getLogger("aiorocket.spark")
 
 
 class RocketMQDataSource(DataSource):
@@ -101,12 +104,20 @@ class BatchReader(DataSourceReader):
 
 
 class PushingReader(BatchReader):
-    """The same, leaving out what Spark's filters say nobody wants: option ``pushDown``."""
+    """The same, leaving out what Spark's filters say nobody wants: option ``pushDown``.
+
+    For one query only: Spark (4.3, and those before) keeps what a reader has planned with the relation and not with the
+    query, so any other query on the same DataFrame or view gets the rows that these filters left."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        from aiorocket.spark.filters import push
+        from aiorocket.spark.filters import Pushed, push
 
         self._pushed, unhandled = push(filters, self.options)
+        if self._pushed != Pushed():
+            _log.warning(
+                "pushDown: this DataFrame or view gives only what the filters of this query leave, to other queries "
+                "too (Spark keeps them): load() another one for the next query"
+            )
         return unhandled
 
 
@@ -120,16 +131,18 @@ def cores() -> int:
 
 async def _resolve(options: SourceOptions, pushed: Pushed | None) -> list[QueueRange]:
     from aiorocket.spark.bridge import client as shared_client
+    from aiorocket.spark.bridge import holding
     from aiorocket.spark.planner import QueueRange
     from aiorocket.spark.positions import ending_offsets, present, starting_offsets
 
     client = await shared_client(options.connection)
-    bounds = await present(client, options)
-    begins = await starting_offsets(client, options, bounds)
-    ends = await ending_offsets(client, options, bounds)
-    ranges = [QueueRange(queue, begins[queue], ends[queue]) for queue in sorted(bounds)]
-    if pushed is not None:
-        ranges = await pushed.trim_by_time(client, pushed.trim(ranges))
+    with holding(client):
+        bounds = await present(client, options)
+        begins = await starting_offsets(client, options, bounds)
+        ends = await ending_offsets(client, options, bounds)
+        ranges = [QueueRange(queue, begins[queue], ends[queue]) for queue in sorted(bounds)]
+        if pushed is not None:
+            ranges = await pushed.trim_by_time(client, pushed.trim(ranges))
     return [part for part in ranges if part.begin < part.end]
 
 

@@ -132,15 +132,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._committed.update(moved)
 
     async def _commit(self, group: str, offsets: Mapping[Queue, int]) -> None:
-        await cluster.commit(await bridge.client(self.options.connection), group, offsets)
+        client = await bridge.client(self.options.connection)
+        with bridge.holding(client):
+            await cluster.commit(client, group, offsets)
 
     async def _all_bounds(self) -> dict[Queue, Bounds]:
-        return await present(await bridge.client(self.options.connection), self.options)
+        client = await bridge.client(self.options.connection)
+        with bridge.holding(client):
+            return await present(client, self.options)
 
     async def _start(self) -> dict[Queue, int]:
         client = await bridge.client(self.options.connection)
-        bounds = await self._all_bounds()
-        found = await starting_offsets(client, self.options, bounds)
+        with bridge.holding(client):
+            bounds = await present(client, self.options)
+            found = await starting_offsets(client, self.options, bounds)
         # Spark does not record where a query begins before its first batch has an end. Asked again after a crash, an
         # end would be a later one, and the messages in between lost: the first batch reads nothing of these queues.
         if self.options.starting is not None and self.options.starting.kind != "earliest":
@@ -284,9 +289,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         failures: dict[Queue, Exception] = {}
         if stale:
             client = await bridge.client(self.options.connection)
-            asked = await cluster.bounds(client, sorted(stale), failures=failures)
-            await _drop_deleted(client, failures)
-            _drop_replicas(client, moved, asked, failures)
+            with bridge.holding(client):
+                asked = await cluster.bounds(client, sorted(stale), failures=failures)
+                await _drop_deleted(client, failures)
+                _drop_replicas(client, moved, asked, failures)
             seen = {queue: found for queue, found in seen.items() if queue not in stale} | asked
         return seen, set(failures)
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +17,23 @@ from click.testing import CliRunner, Result
 
 from aiorocket.cli.lake.access_log import access_log
 from aiorocket.cli.lake.demo import _event_time, _message
-from aiorocket.cli.lake.running import INSTALL
+from aiorocket.cli.lake.running import INSTALL, Interrupts
 from aiorocket.cli.lake.telling import cell, proof
 from aiorocket.cli.lines import Line
 from aiorocket.cli.main import cli
+from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.failures import explain
 from aiorocket.spark.steps.access_log import PATTERN
 from aiorocket.spark.steps.manifest import Archive, Commit, DataFile, Span, partition_folder
-from aiorocket.spark.steps.report import StepReport
+from aiorocket.spark.steps.report import Progress, StepReport
 
 COMMANDS = [
     "demo", "archive", "compact", "verify", "restore", "show", "dedup", "decode", "windows", "order", "latency",
     "triage", "replay",
 ]  # fmt: skip
+
+QUEUE = Queue("orders", "broker-a", 1)
 
 
 def lake(*arguments: str) -> Result:
@@ -102,16 +109,91 @@ def test_plots_without_matplotlib_name_their_extra(monkeypatch: pytest.MonkeyPat
     assert result.exit_code == 1
 
 
+# -- what the steps are given, and what becomes of their reports --
+
+
+@contextmanager
+def no_session(*_: object, **__: object) -> Iterator[None]:
+    yield None
+
+
+def given_to_archive(monkeypatch: pytest.MonkeyPatch, answer: StepReport | BaseException) -> dict[str, Any]:
+    """Puts another function in the step's place: the arguments it gets."""
+    got: dict[str, Any] = {}
+
+    def step(spark: object, path: str, name_server: str, topic: str, **more: Any) -> StepReport:
+        got.update(more, path=path, name_server=name_server, topic=topic)
+        more["on_progress"](Progress("archive", 3, 7, "batch 0"))
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("aiorocket.spark.steps.sessions.session_for", no_session)
+    monkeypatch.setattr(import_module("aiorocket.spark.steps.archive"), "archive", step)
+    return got
+
+
+def test_options_reach_the_step_and_its_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    got = given_to_archive(monkeypatch, StepReport("archive", 7, 7, {QUEUE: (0, 7)}, details={"proof": "count"}))
+    result = lake(
+        "archive", "orders", "there", "--nameserver", "a:1,b:2", "--from", "2025-03-01T12:00+01:00", "--follow",
+        "--option", "tags=paid", "--format", "delta",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert (got["name_server"], got["topic"], got["path"], got["mode"]) == ("a:1;b:2", "orders", "there", "direct")
+    assert (got["startingTimestamp"], got["tags"], got["format"]) == ("1740826800000", "paid", "delta")
+    assert got["follow"] is True and got["stop"]() is False
+    assert "archive: 3 of 7 rows; batch 0\n" in result.stderr
+    assert result.stdout.endswith("complete: 7 rows = sum of end - begin over 1 queue\n")
+
+
+def test_missing_rows_end_with_1_and_json_is_all_of_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_to_archive(monkeypatch, StepReport("archive", 7, 5, {QUEUE: (0, 7)}, missing={QUEUE: 2}))
+    result = lake("archive", "orders", "there", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["missing"] == [[*QUEUE, 2]]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted; what is in there is complete up to the last batch"),
+        (UsageError("no such thing"), 1, "Error: no such thing\n"),
+        (PermissionError(13, "Permission denied", "/lake"), 1, "Error: /lake: Permission denied\n"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(
+    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_to_archive(monkeypatch, error)
+    result = lake("archive", "orders", "there")
+    assert (result.exit_code, said in result.stderr, result.stdout) == (code, True, "")
+
+
+def test_the_first_signal_asks_the_second_one_interrupts_and_handlers_come_back() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    interrupts = Interrupts(gently=True)
+    interrupts.take()
+    try:
+        interrupts.take()  # after pyspark has put its own there
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupts.wanted
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        interrupts.give_back()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
 # -- show and the proof --
 
 
 def archive_with(path: Path, rows: int, end: int) -> None:
     """An archive whose manifest says: one queue, offsets up to ``end``, of them ``rows`` there."""
-    queue = Queue("orders", "broker-a", 1)
     columns = ["topic", "brokerName", "queueId", "queueOffset", "storeTimestamp"]
     archive = Archive.create(str(path), format="parquet", columns=columns)
-    file = DataFile(f"data/{partition_folder('orders', 480_000)}/x.parquet", rows, 2 << 20, {queue: Span(0, end, rows)})
-    archive.publish(archive.state(), Commit([file], {queue: Span(0, end, rows)}))
+    file = DataFile(f"data/{partition_folder('orders', 480_000)}/x.parquet", rows, 2 << 20, {QUEUE: Span(0, end, rows)})
+    archive.publish(archive.state(), Commit([file], {QUEUE: Span(0, end, rows)}))
 
 
 def test_show_proves_an_archive_complete(tmp_path: Path) -> None:
@@ -144,7 +226,7 @@ def test_the_proof_names_the_queues_that_lack_rows() -> None:
     lacking = StepReport("x", 29, 29, queues, missing={Queue("t", "b", 1): 1})
     first, second = proof(lacking)
     assert first == "INCOMPLETE: 1 row of 30 missing in 1 queue"
-    assert second.endswith("1 of the offsets [0, 10)") and str(Queue("t", "b", 1)) in second
+    assert second == "  t on b, queue 1: 1 of the offsets [0, 10)"
     assert proof(StepReport("x", 3, 3, queues, details={"proof": "none: a filter"})) == ["no proof: a filter"]
 
 

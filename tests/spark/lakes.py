@@ -42,9 +42,12 @@ def make(path: object, *, format: str = "parquet", columns: Iterable[str] = ROW_
     return Archive.create(str(path), format=format, columns=list(columns), **more)
 
 
-def add(archive: Archive, ranges: Mapping[Queue, Iterable[int]], minutes: int = 1) -> State:
-    """Archives these offsets as one commit, as direct mode does; each range counts from its first to its last."""
-    state = archive.state()
+def add(
+    archive: Archive, ranges: Mapping[Queue, Iterable[int]], minutes: int = 1, state: State | None = None
+) -> State:
+    """Archives these offsets as one commit, as direct mode does; each range counts from its first to its last.
+    ``state`` is what the writer knows of the archive, if that is not all."""
+    state = archive.state() if state is None else state
     staging = f"_staging/{state.last + 1:010d}-hand"
     writer = HourWriter(archive.folder, staging)
     for queue, offsets in ranges.items():

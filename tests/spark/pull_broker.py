@@ -103,9 +103,8 @@ class PullBroker:
     def _route(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         if command.read(GetRouteInfoRequestHeader).topic != "t" or not self.has_topic:
             return RemotingCommand.response(ResponseCode.TOPIC_NOT_EXIST, remark="no route")
-        data = TopicRouteData(
-            [QueueData(BROKER, self._queues, self._queues, 6)], [BrokerData("c", BROKER, {self.broker_id: ADDRESS})], None
-        )
+        brokers = [BrokerData("c", BROKER, {self.broker_id: ADDRESS})]
+        data = TopicRouteData([QueueData(BROKER, self._queues, self._queues, 6)], brokers, None)
         return RemotingCommand.response(body=encode_body(data, connection.reply_type(command)))
 
     def _pull(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:

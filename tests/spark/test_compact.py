@@ -135,6 +135,25 @@ def test_nothing_is_replaced_when_a_row_is_lost_or_another_run_was_quicker(
         compact(spark, str(tmp_path), target_bytes=0)
 
 
+def test_the_archive_goes_on_and_readers_read_on_beside_a_compaction(spark: SparkSession, tmp_path: Path) -> None:
+    archive = make(tmp_path)
+    for begin in (0, 5):
+        add(archive, {Q0: range(begin, begin + 5)})
+    reader = archive_rows(spark, str(tmp_path))  # read when everything is over
+    stale, seen = [archive.state()], []
+
+    def beside(at: str) -> None:
+        # The archive step does not read the manifest again between its batches.
+        begin = stale[0].queues[Q0].end
+        stale[0] = add(archive, {Q0: range(begin, begin + 5)}, state=stale[0])
+        seen.append((at, archive.state().rows))
+
+    report = compact(spark, str(tmp_path), on_step=beside)
+    assert seen == [("written", 15), ("moved", 20), ("published", 25), ("synced", 30), ("cleaned", 35)]
+    assert report.rows_out == 10 and report.details["generations"] == 1
+    assert reader.count() == 10 and [row[3] for row in rows(spark, tmp_path)] == list(range(35))
+
+
 def test_a_step_is_no_module() -> None:
     import importlib
 

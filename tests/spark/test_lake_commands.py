@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from aiorocket.client.message import Message
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.runtime import run
+from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.steps.analyses import run_decode, run_dedup
 from aiorocket.spark.steps.inputs import Input
 from aiorocket.spark.steps.report import Progress
@@ -135,6 +137,24 @@ def test_decode_adds_what_is_new_and_goes_on_after_a_crash(spark: SparkSession, 
     )  # fmt: skip
 
 
+def test_what_is_gone_before_it_was_decoded_stops_the_run_or_counts_as_missing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    archive = lakes.make(tmp_path / "lake")
+    lakes.add(archive, {Q0: range(5, 9)})
+    given, output = Input(archive=str(tmp_path / "lake")), Output(str(tmp_path / "out"))
+    settings: dict[str, object] = {"using": "text", "schema": None, "required": [], "header_bytes": 0}
+    table = Table.open(str(tmp_path / "out"), "decode", {**given.settings(), **settings})
+    table.append({}, {Q0: (0, 2)}, 2)  # an earlier run had more in front of it
+    with pytest.raises(DataLossError, match="offsets up to 1, and the input begins at 5 now: 3 messages are gone"):
+        run_decode(spark, given, output, using="text")
+    found = run_decode(spark, replace(given, options={"failOnDataLoss": "false"}), output, using="text")
+    assert (found.rows_in, found.ranges, found.missing, found.complete) == (4, {Q0: (2, 9)}, {Q0: 3}, False)
+    assert (table.state().ranges, table.state().missing) == ({Q0: (0, 9)}, {Q0: 3})
+    shown = lake("show", tmp_path / "out")
+    assert (shown.exit_code, "INCOMPLETE: 3 rows were missing" in shown.output) == (1, True)
+
+
 def test_decode_refuses_a_table_of_other_arguments(spark: SparkSession, tmp_path: Path) -> None:
     by_hand(tmp_path / "lake", {Q0: range(2)})
     given, output = Input(archive=str(tmp_path / "lake")), Output(str(tmp_path / "out"))
@@ -245,6 +265,28 @@ def test_dead_letters_are_sorted_and_replayed_once(spark: SparkSession, nameserv
     last = report("replay", group, *server)
     assert (last["rows_out"], last["details"]["skipped"]) == (1, 2)
     assert lake("triage", "no-such-group", *server).exit_code == 1
+
+
+def test_a_delta_log_that_a_crash_left_behind_is_made_up_for(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deltalake import DeltaTable
+
+    path = str(tmp_path / "out")
+    table = Table.open(path, "x", {}, "delta")
+    table.append({"rows": spark.range(2)}, {Q0: (0, 2)}, 2)
+    with monkeypatch.context() as crashing:
+        crashing.setattr(Table, "_sync_delta", lambda *_: (_ for _ in ()).throw(ConnectionAbortedError()))
+        with pytest.raises(ConnectionAbortedError):
+            table.append({"rows": spark.range(2, 5)}, {Q0: (2, 5)}, 3)
+    assert DeltaTable(f"{path}/rows").to_pyarrow_table().num_rows == 2
+    again = Table.open(path, "x", {}, "delta")
+    assert sorted(DeltaTable(f"{path}/rows").to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2, 3, 4]
+    assert (again.state().ranges, again.state().rows("rows"), again.state().rows_in) == ({Q0: (0, 5)}, 5, 5)
+    assert Table.open(path, "x", {}, "delta").state() == again.state()
+    assert DeltaTable(f"{path}/rows").version() == 2
+    with pytest.raises(UsageError, match="format='delta', now format='parquet'"):
+        Table.open(path, "x", {})
 
 
 def test_two_runs_at_once_do_not_both_write(spark: SparkSession, tmp_path: Path) -> None:

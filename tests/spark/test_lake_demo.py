@@ -13,7 +13,10 @@ from pyspark.sql import functions as F
 
 from aiorocket.cli.lake.access_log import access_log as made_up
 from aiorocket.cli.main import cli
+from aiorocket.model import Queue
 from aiorocket.spark.steps.access_log import PATTERN, access_log
+from aiorocket.spark.steps.demo import Pipeline
+from aiorocket.spark.steps.report import StepReport
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,16 +63,23 @@ def test_a_log_of_something_else_is_quarantined_and_drawn_as_nothing(spark: Spar
 def test_counts_that_do_not_add_up_end_with_1(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiorocket.spark.steps.demo._windows", _losing)
+    def losing(*_: object, **__: object) -> Pipeline:
+        queue = Queue("access-log", "broker-a", 0)
+        archived = StepReport("archive", 20, 20, {queue: (0, 20)}, missing={queue: 1})
+        decoded = StepReport("decode", 18, 18, details={"wrote": {"decoded": 17, "quarantine": 0}})
+        return Pipeline(20, 19, 17, 0, 16, 1, archived, decoded, {}, {}, (), None)
+
+    monkeypatch.setattr("aiorocket.spark.steps.demo.pipeline", losing)
     done = CliRunner().invoke(cli, ["lake", "demo", "--lines", "20", "--out", str(tmp_path / "out")])
     assert done.exit_code == 1
-    assert "The counts do not add up: 20 decoded, 19 in windows" in done.stderr
-
-
-def _losing(*_: object) -> tuple[int, object]:
-    from aiorocket.spark.steps.demo import Found
-
-    return 19, Found()
+    said = [line.partition(": ")[2] for line in done.stderr.splitlines() if line.startswith("The counts do not add up")]
+    assert said == [
+        "20 messages are stored, 19 archived",
+        "19 archived, 17 decoded + 0 quarantined",
+        "17 decoded, 16 in windows",
+        "archive: access-log on broker-a, queue 0 lacks 1 rows",
+        "the order check found 1 gaps, repeats or steps back",
+    ]
 
 
 def test_lines_of_all_kinds_become_columns(spark: SparkSession) -> None:

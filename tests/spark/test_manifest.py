@@ -77,7 +77,7 @@ def test_a_writer_that_compaction_overtook_fails_too(tmp_path: Path) -> None:
     state = archive.publish(old, commit(Q0, 0, 10))
     archive.forget_replaced(archive.publish_generation(state, [], []))
     with pytest.raises(ArchiveConflictError, match="by another run"):
-        archive.publish(old, commit(Q0, 0, 20))
+        archive.publish(old, Commit([file("mine", Q0, 0, 20)], {Q0: Span(0, 20, 20)}))
     assert archive.state().queues[Q0] == (0, 10, 10)
     later = archive.publish(state, commit(Q0, 10, 20))  # as the archive step beside a compaction
     assert archive.state().queues == later.queues
@@ -304,6 +304,8 @@ def test_a_created_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert folder.read("a/b.json") == b"one" and folder.names("a") == ["b.json"]
     folder.replace("a/b.json", b"three")
     assert folder.read("a/b.json") == b"three" and folder.names("a") == ["b.json"]
+    (tmp_path / "a" / ".c.json.0123").write_bytes(b"ha")  # of a process that was killed while it created
+    assert folder.names("a") == ["b.json"]
     assert folder.names("none") == [] and folder.walk("none") == [] and not folder.remove("none")
     assert Folder(f"file://{tmp_path}").read("a/b.json") == b"three"
 
@@ -312,8 +314,7 @@ def test_what_was_created_or_moved_is_known_to_every_folder_above(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    real = folder_module._sync
-    monkeypatch.setattr(folder_module, "_sync", lambda path: (real(path), synced.append(path)))
+    monkeypatch.setattr(folder_module, "_sync", synced.append)
     root = tmp_path / "lake"
     folder = Folder(str(root))
     folder.create("_manifest/0.json", b"{}")

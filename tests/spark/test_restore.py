@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,26 @@ def test_a_restore_selects_and_limits(spark: SparkSession, nameserver: str, topi
     # What the archive lacks is missing in what comes out of it.
     assert go(dry_run=True).missing == {Q: 3}
     assert go(topics=["none"]).rows_in == 0
+
+
+def test_a_rate_is_kept_in_small_portions(
+    spark: SparkSession, nameserver: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(make(tmp_path), {Q: range(50)})
+    create_topic(nameserver, topic, 1)
+    waits: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        waits.append(seconds)
+
+    module = import_module("aiorocket.spark.steps.restore")
+    monkeypatch.setattr(module, "_pause", pause)
+    monkeypatch.setattr(module, "_RATE_SECONDS", 1000.0)  # longer than anything here takes
+    said: list[Progress] = []
+    restore(spark, str(tmp_path), nameserver, to_topic=topic, rate=0.02, on_progress=said.append)
+    assert [each.done_rows for each in said] == [20, 40, 50]  # not all at once
+    # Nobody really waited; after the last portion there is nothing to wait for.
+    assert len(waits) == 2 and 0 < waits[0] <= 1000 < waits[1] <= 2000
 
 
 def test_what_cannot_be_is_refused(spark: SparkSession, nameserver: str, tmp_path: Path) -> None:

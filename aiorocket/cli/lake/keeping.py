@@ -67,7 +67,9 @@ def archive(
 
     def work(spark: Any, tell: ProgressCall, interrupts: Interrupts) -> StepReport:
         from aiorocket.spark.steps import archive as step
+        from aiorocket.spark.steps.report import Progress
 
+        tell(Progress("archive", 0, None, f"looking at {topic}"))
         return step(
             spark, path, name_server, topic, mode="spark" if mode == "spark" else "direct",
             format="delta" if format == "delta" else "parquet", max_rows=max_rows, follow=follow, interval=interval,

@@ -133,7 +133,8 @@ def _missing(missing: Mapping[Queue, int], ranges: Mapping[Queue, tuple[int, int
     lines = [f"INCOMPLETE: {plural(lost, 'row')} of {expected:,} missing in {plural(len(missing), 'queue')}"]
     for queue in sorted(missing)[:_NAMED]:
         begin, end = ranges.get(queue, (0, 0))
-        lines.append(f"  {queue}: {missing[queue]:,} of the offsets [{begin}, {end})")
+        where = f"{queue.topic} on {queue.broker_name}, queue {queue.queue_id}"
+        lines.append(f"  {where}: {missing[queue]:,} of the offsets [{begin}, {end})")
     if len(missing) > _NAMED:
         lines.append(f"  and {len(missing) - _NAMED} more queues")
     return lines

@@ -8,6 +8,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aiorocket.spark.steps.analyses import run_decode as run_decode
+    from aiorocket.spark.steps.analyses import run_dedup as run_dedup
+    from aiorocket.spark.steps.analyses import run_latency as run_latency
+    from aiorocket.spark.steps.analyses import run_order as run_order
+    from aiorocket.spark.steps.analyses import run_replay as run_replay
+    from aiorocket.spark.steps.analyses import run_triage as run_triage
+    from aiorocket.spark.steps.analyses import run_windows as run_windows
     from aiorocket.spark.steps.archive import archive as archive
     from aiorocket.spark.steps.compact import compact as compact
     from aiorocket.spark.steps.dead_letters import describe as describe
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
     from aiorocket.spark.steps.dedup import count_duplicates as count_duplicates
     from aiorocket.spark.steps.dedup import dedup as dedup
     from aiorocket.spark.steps.dedup import duplicates as duplicates
+    from aiorocket.spark.steps.inputs import Input as Input
     from aiorocket.spark.steps.lag_samples import LagSample as LagSample
     from aiorocket.spark.steps.lag_samples import sample_lag as sample_lag
     from aiorocket.spark.steps.latency import LatencyReport as LatencyReport
@@ -41,6 +49,8 @@ if TYPE_CHECKING:
     from aiorocket.spark.steps.restore import restore as restore
     from aiorocket.spark.steps.rows import archive_rows as archive_rows
     from aiorocket.spark.steps.rows import topic_rows as topic_rows
+    from aiorocket.spark.steps.run import Output as Output
+    from aiorocket.spark.steps.table import Table as Table
     from aiorocket.spark.steps.verify import verify as verify
     from aiorocket.spark.steps.windows import late_rows as late_rows
     from aiorocket.spark.steps.windows import mark_late as mark_late
@@ -48,11 +58,13 @@ if TYPE_CHECKING:
     from aiorocket.spark.steps.windows import windows as windows
 
 _HOMES = {
+    "analyses": "run_decode run_dedup run_latency run_order run_replay run_triage run_windows",
     "archive": "archive",
     "compact": "compact",
     "dead_letters": "describe make_readable top_causes triage",
     "decode": "Decoded decode",
     "dedup": "count_duplicates dedup duplicates",
+    "inputs": "Input",
     "lag_samples": "LagSample sample_lag",
     "latency": "LatencyReport lag_table latency latency_report",
     "manifest": "Archive ArchiveConflictError",
@@ -64,6 +76,8 @@ _HOMES = {
     "restore": "restore",
     "rows": "archive_rows topic_rows",
     "verify": "verify",
+    "run": "Output",
+    "table": "Table",
     "windows": "late_rows mark_late rows_dropped windows",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import Lock
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
@@ -139,6 +139,7 @@ class Run:
         self.before = self.state = self.archive.state()
         self.goal = Goal({}, {})
         self.bounds: Mapping[Queue, Bounds] = {}
+        self._looked = False
         self._on_progress = on_progress
         self._on_step = on_step
         self._tidy()
@@ -159,12 +160,21 @@ class Run:
         """A folder of its own for the files of the next commit."""
         return f"{STAGING}/{Origin(False, self.state.last + 1)}-{Entropy().token(4).hex()}"
 
-    def find_goal(self) -> None:
+    def find_goal(self, *, note: bool) -> None:
         """Looks up what there is to do: from the archive's end, or for a new queue from where the options say, to
-        where the queues end now."""
-        begins, bounds = call(_look, self.options, dict(self.state.queues))
+        where the queues end now. A queue that turns up later in a run begins with its first message.
+
+        With ``note`` the manifest gets to know where new queues begin: what "latest" is now, or the offset of a group,
+        is another one in the next run, and what came in between would be left out."""
+        known = {**self.goal.begins, **{queue: each.end for queue, each in self.state.queues.items()}}
+        options = replace(self.options, starting=None) if self._looked else self.options
+        begins, bounds = call(_look, options, known)
         self.goal = Goal(begins, {queue: max(begins[queue], bounds[queue].end) for queue in begins})
         self.bounds = bounds
+        self._looked = True
+        new = {queue: Span(at, at, 0) for queue, at in begins.items() if queue not in self.state.queues}
+        if note and new and options.starting is not None and options.starting.kind != "earliest":
+            self.before = self.state = self.archive.publish(self.state, Commit([], new))
 
     def publish(self, staging: str, commit: Commit) -> None:
         """Moves the files that a batch wrote below ``staging`` to their places and makes them visible, together."""
@@ -236,7 +246,7 @@ class Run:
         )  # fmt: skip
 
 
-async def _look(options: SourceOptions, known: Mapping[Queue, Any]) -> tuple[dict[Queue, int], dict[Queue, Bounds]]:
+async def _look(options: SourceOptions, known: Mapping[Queue, int]) -> tuple[dict[Queue, int], dict[Queue, Bounds]]:
     from aiorocket.client.core.namespace import wrap
     from aiorocket.spark import cluster
     from aiorocket.spark.options import Position
@@ -245,7 +255,7 @@ async def _look(options: SourceOptions, known: Mapping[Queue, Any]) -> tuple[dic
     client = await shared_client(options.connection)
     bounds = await cluster.bounds(client, await cluster.queues(client, options))
     stored = {queue: queue._replace(topic=wrap(options.connection.namespace, queue.topic)) for queue in bounds}
-    begins = {name: known[name].end for name in stored.values() if name in known}
+    begins = {name: known[name] for name in stored.values() if name in known}
     new = {queue: each for queue, each in bounds.items() if stored[queue] not in known}
     starting = options.starting or Position(kind="earliest")
     if starting.kind == "offsets":
@@ -268,7 +278,8 @@ class _Stream:
 
     def go(self, follow: bool, interval: float, stop: Callable[[], bool] | None) -> None:
         run = self._run
-        run.find_goal()
+        # What the source does with a queue that is new beside a checkpoint is not for the manifest to say.
+        run.find_goal(note=not self._checkpoint())
         text = {name: value for name, value in run.text.items() if not name.lower().startswith("starting")}
         # Spelled out, so that what is read and what the manifest says cannot differ. A checkpoint wins over it.
         begins = {queue._replace(topic=self._read(queue.topic)): at for queue, at in run.goal.begins.items()}
@@ -280,8 +291,9 @@ class _Stream:
         writer = writer.option("checkpointLocation", run.archive.folder.uri(CHECKPOINT))
         writer = writer.trigger(processingTime=f"{interval} seconds") if follow else writer.trigger(availableNow=True)
         query = writer.start()
+        stopped = False
         try:
-            self._wait(query, stop)
+            stopped = self._wait(query, stop)
         except KeyboardInterrupt:
             if not follow:
                 raise
@@ -289,17 +301,30 @@ class _Stream:
             query.stop()
             with self._busy:  # Spark does not wait for a batch in Python, which may be about to publish
                 pass
-        if not follow:
+        if not (follow or stopped):
             self._check_goal()
 
-    def _wait(self, query: StreamingQuery, stop: Callable[[], bool] | None) -> None:
+    def _checkpoint(self) -> bool:
+        """Whether there is a checkpoint to go on from. One that ends before the manifest, because direct mode went on
+        without it, is removed: it would read again what is archived."""
+        folder, archived = self._run.archive.folder, self._run.state.queues
+        batches = [int(name) for name in folder.names(f"{CHECKPOINT}/offsets") if name.isdigit()]
+        ends = self._logged(max(batches)) if batches else {}
+        if any(queue in archived and archived[queue].end > end for queue, end in ends.items()):
+            folder.remove_tree(CHECKPOINT)
+            return False
+        return bool(batches)
+
+    def _wait(self, query: StreamingQuery, stop: Callable[[], bool] | None) -> bool:
+        """Until the query ends; True when ``stop`` said so before."""
         from pyspark.errors import StreamingQueryException
 
         try:
             while not query.awaitTermination(_LOOK_EVERY):
                 if stop is not None and stop():
                     self._finish_batch(query)
-                    return
+                    return True
+            return False
         except StreamingQueryException as error:
             if self._failed is not None:
                 raise self._failed from error

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiorocket.errors import UsageError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.entropy import Entropy
-from aiorocket.spark.steps.manifest import DATA, STAGING, Archive, DataFile, Origin, State, lasting
+from aiorocket.spark.steps.manifest import (
+    DATA,
+    STAGING,
+    Archive,
+    ArchiveConflictError,
+    DataFile,
+    Origin,
+    State,
+    lasting,
+)
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
 from aiorocket.spark.steps.rows import partitioned_rows
 
@@ -147,7 +156,13 @@ def _rewrite(
         more, their = lasting(written_files(archive.folder, f"{staging}/{below}"), f"{staging}/{below}", origin)
         placed += more
         moves |= their
-    archive.folder.move(moves)
+    try:
+        archive.folder.move(moves)
+    except FileNotFoundError as error:
+        raise ArchiveConflictError(
+            f"{archive.folder.uri(staging)} was removed while it was written, by another compaction that ended "
+            "meanwhile: nothing was replaced. Run one at a time"
+        ) from error
     step("moved")
     state = archive.publish_generation(state, [file.path for group in groups for file in group.files], placed)
     archive.folder.remove_tree(staging)

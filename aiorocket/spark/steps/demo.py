@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.spark.steps.inputs import Input
@@ -61,7 +62,10 @@ class Pipeline:
         if self.in_windows != self.decoded:
             wrong.append(f"{self.decoded} decoded, {self.in_windows} in windows")
         for report in (self.archive, self.decode):
-            wrong += [f"{report.step}: {queue} lacks {lost} rows" for queue, lost in report.missing.items()]
+            wrong += [
+                f"{report.step}: {queue.topic} on {queue.broker_name}, queue {queue.queue_id} lacks {lost} rows"
+                for queue, lost in report.missing.items()
+            ]
         if self.findings:
             wrong.append(f"the order check found {self.findings} gaps, repeats or steps back")
         return wrong
@@ -77,6 +81,8 @@ def pipeline(
 
     taken: dict[str, float] = {}
     path = f"{out}/archive"
+    if on_progress is not None:
+        on_progress(Progress("archive", 0, None, "the first job starts Spark's workers"))
     archived = archive(spark, path, name_server, topic, mode="direct", on_progress=on_progress)
     given = Input(archive=path)
     decoded = _decode(spark, given, f"{out}/log", on_progress)
@@ -87,10 +93,13 @@ def pipeline(
     )  # fmt: skip
     log = Table.there(f"{out}/log")
     assert log is not None  # it was written just now
-    windows, found = _windows(spark, log, f"{out}/windows", on_progress)
-    plots = _draw(found, f"{out}/plots", on_progress)
     for report in (archived, decoded, ordered):
         taken[report.step] = report.seconds
+    began = perf_counter()
+    windows, found = _windows(spark, log, f"{out}/windows", on_progress)
+    taken["windows"] = perf_counter() - began
+    plots = _draw(found, f"{out}/plots")
+    taken["plots"] = perf_counter() - began - taken["windows"]
     state = log.state()
     return Pipeline(
         archived.rows_out, int(str(archived.details["archive_rows"])), state.rows("decoded"), state.rows("quarantine"),
@@ -245,7 +254,7 @@ def _tables(found: Found) -> dict[str, Shown]:
     }
 
 
-def _draw(found: Found, folder: str, on_progress: ProgressCall | None) -> list[Path]:
+def _draw(found: Found, folder: str) -> list[Path]:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None or not found.requests:

@@ -99,7 +99,7 @@ class Rounds:
     def go(self, follow: bool, interval: float, stop: Callable[[], bool] | None) -> None:
         try:
             while True:
-                self._run.find_goal()
+                self._run.find_goal(note=True)
                 while ranges := self._next():
                     self._round(ranges)
                     if stop is not None and stop():
@@ -150,7 +150,8 @@ class Rounds:
     def _round(self, ranges: list[QueueRange]) -> None:
         run = self._run
         staging = run.staging()
-        parts = plan([self._named(each) for each in ranges], cores=cores(), options=self._options)
+        named = [each._replace(queue=self._name(each.queue)) for each in ranges]
+        parts = plan(named, cores=cores(), options=self._options)
         job = {
             "path": run.archive.folder.location, "staging": staging, "columns": run.archive.columns,
             "options": self._text,
@@ -172,25 +173,26 @@ class Rounds:
         run.publish(staging, Commit(list(files.values()), spanned))
         self._commit_offsets()
 
-    def _named(self, each: QueueRange) -> QueueRange:
+    def _name(self, queue: Queue) -> Queue:
+        """As the source's options name it."""
         from aiorocket.client.core.namespace import unwrap
 
-        topic = unwrap(self._options.connection.namespace, each.queue.topic)
-        return each._replace(queue=each.queue._replace(topic=topic))
+        return queue._replace(topic=unwrap(self._options.connection.namespace, queue.topic))
 
     def _commit_offsets(self) -> None:
         """Tells the brokers how far the archive is, so that their tools show its lag: option ``commitOffsets``."""
         if self._options.commit_offsets:
             from aiorocket.spark.bridge import call
 
-            offsets = {queue: self._run.state.queues[queue].end for queue in self._run.goal.ends}
-            call(_commit, self._options, {self._named(QueueRange(q, 0, 0)).queue: end for q, end in offsets.items()})
+            archived = self._run.state.queues  # a queue that never had a message is not among them
+            ends = {self._name(queue): archived[queue].end for queue in self._run.goal.ends if queue in archived}
+            call(_commit, self._options, ends)
 
     def _wait(self, interval: float, stop: Callable[[], bool] | None) -> None:
         """Until a queue has more, or ``interval`` seconds are over."""
         from aiorocket.spark.bridge import call
 
-        ends = {self._named(QueueRange(queue, 0, 0)).queue: end for queue, end in self._run.goal.ends.items()}
+        ends = {self._name(queue): end for queue, end in self._run.goal.ends.items()}
         left = interval
         while left > 0 and not (stop is not None and stop()):
             if call(_wait_for_more, self._options, ends, min(left, _LOOK)):

@@ -7,6 +7,7 @@ no such call in pyarrow: there the name is looked up first, so one archive must 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.runtime.entropy import Entropy
@@ -49,8 +50,10 @@ class Folder:
         return bool(self._fs.get_file_info(self.full(name)).type.value)  # 0 is FileType.NotFound
 
     def names(self, name: str) -> list[str]:
-        """The file names right in folder ``name``, sorted; none where there is no such folder."""
-        return sorted(found.rpartition("/")[2] for found in self._found(name, recursive=False))
+        """The file names right in folder ``name``, sorted; none where there is no such folder. Without those that begin
+        with a point: what a process that was killed did not get to ``create``."""
+        found = [each.rpartition("/")[2] for each in self._found(name, recursive=False)]
+        return sorted(each for each in found if not each.startswith("."))
 
     def walk(self, name: str) -> list[str]:
         """All files below folder ``name``, with their paths from this folder, sorted."""
@@ -79,7 +82,7 @@ class Folder:
             if self._local:
                 _sync(self.full(temporary))
                 os.link(self.full(temporary), self.full(name))
-                _sync(self.full(folder))
+                self._settle({folder})
                 return
             if self.exists(name):
                 raise FileExistsError(f"{self.uri(name)} is there already")
@@ -106,10 +109,7 @@ class Folder:
                 _sync(self.full(source))
             self._fs.move(self.full(source), self.full(target))
         if self._local:
-            paths = [each.split("/") for each in folders]
-            parents = {"/".join(parts[:count]) for parts in paths for count in range(len(parts))}
-            for folder in sorted(folders | parents, reverse=True):  # a new folder counts when its parent knows it
-                _sync(self.full(folder))
+            self._settle(folders)
 
     def remove(self, name: str) -> bool:
         """Removes a file; False when it was gone already."""
@@ -123,6 +123,15 @@ class Folder:
         """Removes a folder with all that is in it, if it is there."""
         if self.exists(name):
             self._fs.delete_dir(self.full(name))
+
+    def _settle(self, folders: set[str]) -> None:
+        """Syncs folders and all above them: a new one counts when its parent knows it."""
+        paths = [each.split("/") for each in folders]
+        parents = {"/".join(parts[:count]) for parts in paths for count in range(len(parts))}
+        for folder in sorted(folders | parents, reverse=True):
+            _sync(self.full(folder))
+        with suppress(PermissionError):  # a folder that we may not look into was there before
+            _sync(os.path.dirname(self._root) or "/")
 
     def _found(self, name: str, *, recursive: bool) -> Iterator[str]:
         from pyarrow import fs

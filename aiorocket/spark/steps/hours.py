@@ -1,7 +1,7 @@
 """The Parquet files of an archive: split by topic and hour, written without Spark, and counted after writing.
 
-Rows go to the hour of their ``storeTimestamp``, UTC; those without one (a stamp that no timestamp can hold) to the hour
-0 of 1970.
+Rows go to the hour of their ``storeTimestamp``, UTC; those without one (a stamp that no timestamp can hold), or with
+one before 1970 or after 9999, to the hour 0 of 1970. ``rows.with_hours`` is the same in Spark.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from aiorocket.errors import RocketError
 from aiorocket.model import Queue
 from aiorocket.runtime.entropy import Entropy
-from aiorocket.spark.steps.manifest import DataFile, Span, partition_folder, partition_of
+from aiorocket.spark.steps.manifest import LAST_HOUR, DataFile, Span, partition_folder, partition_of
 
 if TYPE_CHECKING:
     from aiorocket.spark.steps.folder import Folder
@@ -145,7 +145,8 @@ class HourWriter:
 def _hours(stamps: pa.TimestampArray) -> np.ndarray[Any, np.dtype[np.int64]]:
     micros = stamps.cast(pa.int64())
     values: np.ndarray[Any, np.dtype[np.int64]] = (micros.fill_null(0) if micros.null_count else micros).to_numpy()
-    return values // _HOUR_US
+    hours = values // _HOUR_US
+    return np.where((hours >= 0) & (hours <= LAST_HOUR), hours, 0)
 
 
 def _widened(span: Span | None, begin: int, end: int, rows: int) -> Span:

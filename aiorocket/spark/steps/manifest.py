@@ -9,7 +9,7 @@ under a name that is taken, so of two writers with the same plan one fails and h
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -193,6 +193,10 @@ def _hour(at: datetime | None, name: str) -> str | None:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H")
 
 
+#: 9999-12-31T23, in hours after 1970-01-01T00 UTC: the last that a folder can be named after.
+LAST_HOUR = 2_932_896 * 24 + 23
+
+
 def partition_folder(topic: str, hours: int) -> str:
     """The folder of ``topic`` and of the hour ``hours`` after 1970-01-01T00 UTC, with Spark's escapes."""
     at = datetime.fromtimestamp(hours * 3600, UTC)
@@ -285,12 +289,7 @@ class Archive:
 
     def state(self) -> State:
         """The archive now."""
-        for _ in range(_TRIES - 1):
-            try:
-                return self._state()
-            except FileNotFoundError:
-                continue  # a newer generation has replaced what was listed
-        return self._state()
+        return self._tried(self._state)
 
     def publish(self, state: State, commit: Commit) -> State:
         """Makes ``commit`` the next one after ``state``; ArchiveConflictError when another run was quicker."""
@@ -304,7 +303,7 @@ class Archive:
             "gaps": [[*queue, begin, end] for queue, begin, end in after.gaps[len(state.gaps) :]],
             "files": [file.as_json() for file in after.files[len(state.files) :]],
         }
-        self._create(f"{after.last:010d}.json", entry)
+        self._create(f"{after.last:010d}.json", entry, commit.files, state.generation)
         return after
 
     def publish_generation(self, state: State, removed: Iterable[str], added: Sequence[DataFile]) -> State:
@@ -335,7 +334,7 @@ class Archive:
                 *(Superseded(file.path, number, now) for file in state.files if file.path in gone),
             ),
         )
-        self._create(f"{_COMPACT}{new.generation:010d}.json", {"at_ms": now, **_snapshot(new)})
+        self._create(f"{_COMPACT}{number:010d}.json", {"at_ms": now, **_snapshot(new)}, added, number)
         return new
 
     def forget_replaced(self, state: State) -> None:
@@ -349,24 +348,57 @@ class Archive:
             if kind and number < least[kind]:
                 self.folder.remove(f"{MANIFEST}/{name}")
 
-    def _create(self, name: str, entry: Mapping[str, Any]) -> None:
+    def _create(self, name: str, entry: Mapping[str, Any], files: Iterable[DataFile], generation: int) -> None:
+        """Writes a manifest file that brings ``files`` and whose writer knows the generations up to ``generation``."""
         try:
             self.folder.create(f"{MANIFEST}/{name}", _encode(entry))
+            taken = self._is_folded(name, {file.path for file in files}, generation)
         except FileExistsError:
+            taken = True
+        if taken:
             raise ArchiveConflictError(
                 f"{self.folder.uri(MANIFEST)}/{name} was written by another run meanwhile: nothing of this one is "
                 "in the archive. Run one at a time"
-            ) from None
+            )
 
-    def _state(self) -> State:
+    def _is_folded(self, name: str, paths: set[str], generation: int) -> bool:
+        """Whether ``name`` was free only because another run's file of that name has been removed: a newer generation
+        stands for it, and for none of ``paths``. The file is then removed again."""
+        newest = self._tried(lambda: self._generation(self._numbers()["generation"], above=generation))
+        kind, number = _parse(name)
+        if newest.generation <= generation or (kind == "commit" and number > newest.last):
+            return False
+        known = {file.path for file in newest.files} | {old.path for old in newest.superseded}
+        if not known.isdisjoint(paths):
+            return False  # it was folded after it was written
+        self.folder.remove(f"{MANIFEST}/{name}")
+        return True
+
+    def _tried(self, look: Callable[[], State]) -> State:
+        for _ in range(_TRIES - 1):
+            try:
+                return look()
+            except FileNotFoundError:
+                continue  # a newer generation has replaced what was listed
+        return look()
+
+    def _numbers(self) -> dict[str, list[int]]:
         numbers: dict[str, list[int]] = {"commit": [], "generation": [], "": []}
         for name in self.folder.names(MANIFEST):
             kind, number = _parse(name)
             numbers[kind].append(number)
-        state = State()
-        if numbers["generation"]:
-            newest = max(numbers["generation"])
-            state = _restore(json.loads(self.folder.read(f"{MANIFEST}/{_COMPACT}{newest:010d}.json")))
+        return numbers
+
+    def _generation(self, numbers: Iterable[int], above: int = 0) -> State:
+        """The newest of these generations, if there is one above ``above``."""
+        newest = max(numbers, default=0)
+        if newest <= above:
+            return State()
+        return _restore(json.loads(self.folder.read(f"{MANIFEST}/{_COMPACT}{newest:010d}.json")))
+
+    def _state(self) -> State:
+        numbers = self._numbers()
+        state = self._generation(numbers["generation"])
         for number in sorted(numbers["commit"]):
             if number <= state.last:
                 continue

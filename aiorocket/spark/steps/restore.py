@@ -37,6 +37,8 @@ RESTORE_ID = "RESTORE_ID"
 #: Property: when the archived message was born, milliseconds since 1970 UTC.
 RESTORE_BORN = "RESTORE_BORN"
 _STATES = "_restore"
+#: With a rate, a portion is what may go out in this many seconds: nobody asked for a burst and a long silence.
+_RATE_SECONDS = 10.0
 _NEEDED = ("topic", "brokerName", "queueId", "queueOffset", "body", "properties", "keys", "tags", "bornTimestamp")
 
 
@@ -72,9 +74,10 @@ def restore(
     """Sends the archived rows of ``topics`` (all of them) to ``to_topic``, or each to a topic of its own name.
 
     ``where`` (a condition on the row's columns), ``since`` and ``until`` (store time) select, ``limit`` bounds how many
-    are sent in all, ``rate`` how many a second on average. With ``keep_queues`` a message goes to the queue number it
-    had, in the order it had there; else the sink spreads them. Keys, tags, the sharding key and the sender's own
-    properties are kept; those of RocketMQ's that tell of the old way are not. ``options`` are those of the sink.
+    are sent in all, ``rate`` how many a second: portions are then what may go out in ten seconds. With ``keep_queues``
+    a message goes to the queue number it had, in the order it had there; else the sink spreads them. Keys, tags, the
+    sharding key and the sender's own properties are kept; those of RocketMQ's that tell of the old way are not.
+    ``options`` are those of the sink.
 
     Each portion of ``max_rows`` is noted in the archive's folder when it is sent: the same call goes on there, and once
     all is sent it sends only what was archived since. ``name`` tells apart two restores that have the same arguments.
@@ -195,6 +198,8 @@ class _Restore:
         if progress.target is None:
             progress.target = call(_ends, self._text, targets)
             self._save()
+        if rate is not None:
+            max_rows = min(max_rows, max(1, int(rate * _RATE_SECONDS)))
         total = sum(end - begin for begin, end in ranges.values())
         ends = {queue: end for queue, (_, end) in ranges.items()}
         while self._left() is None or self._left():
@@ -203,11 +208,11 @@ class _Restore:
             part = [QueueRange(queue, begins[queue], until[queue]) for queue in ends if begins[queue] < until[queue]]
             if not part:
                 break
+            self._pace(rate)
             self._send(part)
             if on_progress is not None:
                 done = total - sum(ends[queue] - max(progress.done.get(queue, 0), ranges[queue][0]) for queue in ends)
                 on_progress(Progress("restore", done, total, f"{progress.sent:,} messages sent"))
-            self._pace(rate)
         growth = self._check_growth(targets)
         restored = {
             queue: (max(begin, self._before.get(queue, begin)), progress.done[queue])

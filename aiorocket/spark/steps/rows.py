@@ -74,11 +74,15 @@ def partitioned_rows(spark: SparkSession, archive: Archive, files: Sequence[Data
 
 
 def with_hours(df: DataFrame) -> DataFrame:
-    """Adds ``dt`` and ``hour``, from ``storeTimestamp`` in UTC; rows without one belong to hour 0 of 1970."""
+    """Adds ``dt`` and ``hour``, from ``storeTimestamp`` in UTC; rows without one, or with one that no folder can be
+    named after, belong to hour 0 of 1970."""
     from pyspark.sql import functions as F
 
+    from aiorocket.spark.steps.manifest import LAST_HOUR
+
     # Computed from the instant, so that the session's time zone has no say.
-    df = df.withColumn("hour", F.expr("floor(coalesce(unix_micros(storeTimestamp), 0) / 3600000000)"))
+    times = f"unix_micros(storeTimestamp) BETWEEN 0 AND {(LAST_HOUR + 1) * 3_600_000_000 - 1}"
+    df = df.withColumn("hour", F.expr(f"IF({times}, unix_micros(storeTimestamp) DIV 3600000000, 0)"))
     df = df.withColumn("dt", F.expr("cast(date_from_unix_date(cast(floor(hour / 24) as int)) as string)"))
     return df.withColumn("hour", F.expr("lpad(cast(pmod(hour, 24) as string), 2, '0')"))
 

@@ -83,10 +83,10 @@ def add(
     table = _table(step, given, output, settings)
     rows = open_rows(spark, given)
     state = before = table.state() if table else TableState()
-    begins = _begins(rows, state, given)
+    begins, gaps = _begins(rows, state, given)
     ends = {queue: end for queue, (_, end) in rows.ranges.items()}
     goal = sum(ends[queue] - begins[queue] for queue in ends)
-    first, missing = dict(begins), dict[Queue, int]()
+    first, missing = {queue: begin - gaps.get(queue, 0) for queue, begin in begins.items()}, dict[Queue, int]()
     done = rows_in = 0
     shows: dict[str, Shown] = {}
     made_rows: dict[str, int] = {}
@@ -102,6 +102,8 @@ def add(
         try:
             counts = count_by_queue(base)
             lost = prove(counts, ranges) if rows.provable else {}
+            for queue in gaps.keys() & ranges.keys():
+                lost[queue] = lost.get(queue, 0) + gaps.pop(queue)
             missing.update({queue: missing.get(queue, 0) + count for queue, count in lost.items()})
             read = sum(each.rows for each in counts.values())
             if table:
@@ -122,6 +124,7 @@ def add(
         _tell(on_progress, step, done, goal, f"{rows_in:,} rows")
     if table:
         shows = _kept_shows(spark, table, output.show)
+    missing.update(gaps)  # of queues that have nothing new
     done_ranges = {queue: (first[queue], begins[queue]) for queue in ends if begins[queue] > first[queue]}
     details: dict[str, object] = {
         "proof": PROVED if rows.provable else UNPROVED,
@@ -233,10 +236,10 @@ def _table(step: str, given: Input, output: Output, settings: Mapping[str, objec
     return Table.open(output.path, step, {**given.settings(), **settings}, output.format)
 
 
-def _begins(rows: Rows, state: TableState, given: Input) -> dict[Queue, int]:
-    """Where each queue goes on: where the table ends, else where the input begins. DataLossError, unless the source was
-    told otherwise, when a topic has not everything any more that the table lacks."""
-    begins = {}
+def _begins(rows: Rows, state: TableState, given: Input) -> tuple[dict[Queue, int], dict[Queue, int]]:
+    """Where each queue goes on: where the table ends, else where the input begins; and how much is gone in between.
+    DataLossError, unless the source was told otherwise, when anything is."""
+    begins, gaps = {}, dict[Queue, int]()
     lenient = {name.lower(): value for name, value in given.options.items()}.get("failondataloss") == "false"
     for queue, (begin, end) in rows.ranges.items():
         reached = state.ranges[queue][1] if queue in state.ranges else begin
@@ -253,7 +256,9 @@ def _begins(rows: Rows, state: TableState, given: Input) -> dict[Queue, int]:
                 f"{begin - reached} messages are gone; failOnDataLoss=false goes on without them"
             )
         begins[queue] = max(begin, reached)
-    return begins
+        if reached < begin:
+            gaps[queue] = begin - reached
+    return begins, gaps
 
 
 def _of_run(state: TableState, part: str) -> int:

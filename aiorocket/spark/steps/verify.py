@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiorocket.errors import RocketError
 from aiorocket.spark.steps.manifest import Archive
-from aiorocket.spark.steps.proof import count_by_queue, repeated, total
+from aiorocket.spark.steps.proof import count_by_queue, prove, repeated, total
 from aiorocket.spark.steps.report import StepReport
 from aiorocket.spark.steps.rows import read_files
 
@@ -36,5 +36,5 @@ def verify(spark: SparkSession, path: str) -> StepReport:
             raise RocketError(f"{path}: the manifest has {said} rows of {queue}, its files hold {found}")
     ranges = {queue: (each.begin, each.end) for queue, each in state.queues.items()}
     rows = sum(each.rows for each in counts.values())
-    missing = {} if archive.filtered else state.missing()
+    missing = {} if archive.filtered else prove(counts, ranges)
     return StepReport("verify", total(ranges.values()), rows, ranges, (), perf_counter() - began, missing)
