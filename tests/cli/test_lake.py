@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from aiorocket.cli.lake.access_log import access_log
 from aiorocket.cli.lake.demo import _event_time, _message
+from aiorocket.cli.lake.made_up_log import made_up_log
 from aiorocket.cli.lake.running import INSTALL, Interrupts
 from aiorocket.cli.lake.telling import cell, proof
 from aiorocket.cli.lines import Line
@@ -24,7 +24,7 @@ from aiorocket.cli.main import cli
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.failures import explain
-from aiorocket.spark.steps.access_log import PATTERN
+from aiorocket.spark.steps.demo.access_log import PATTERN
 from aiorocket.spark.steps.manifest import Archive, Commit, DataFile, Span, partition_folder
 from aiorocket.spark.steps.report import Progress, StepReport
 
@@ -128,7 +128,7 @@ def given_to_archive(monkeypatch: pytest.MonkeyPatch, answer: StepReport | BaseE
             raise answer
         return answer
 
-    monkeypatch.setattr("aiorocket.spark.steps.sessions.session_for", no_session)
+    monkeypatch.setattr("aiorocket.spark.quiet_session.session_for", no_session)
     monkeypatch.setattr(import_module("aiorocket.spark.steps.archive"), "archive", step)
     return got
 
@@ -253,9 +253,9 @@ def test_a_failure_in_a_task_is_told_by_its_cause() -> None:
 
 
 def test_the_log_is_the_same_for_the_same_seed_and_has_a_shape() -> None:
-    log = list(access_log(5000))
-    assert log == list(access_log(5000))
-    assert log != list(access_log(5000, day=1)) and log != list(access_log(5000, seed=2))
+    log = list(made_up_log(5000))
+    assert log == list(made_up_log(5000))
+    assert log != list(made_up_log(5000, day=1)) and log != list(made_up_log(5000, seed=2))
     found = [re.match(PATTERN, line.decode("utf-8", "replace")) for line in log]
     good = [each for each in found if each]
     assert 4980 <= len(good) < 5000, "one in a thousand is damaged"

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import functions as F
 
-from aiorocket.cli.lake.access_log import access_log as made_up
+from aiorocket.cli.lake.made_up_log import made_up_log as made_up
 from aiorocket.cli.main import cli
 from aiorocket.model import Queue
-from aiorocket.spark.steps.access_log import PATTERN, access_log
 from aiorocket.spark.steps.demo import Pipeline
+from aiorocket.spark.steps.demo.access_log import PATTERN, access_log
 from aiorocket.spark.steps.report import StepReport
 
 if TYPE_CHECKING:

@@ -104,8 +104,8 @@ class _Demo:
         from aiorocket.embedded import embed
         from aiorocket.runtime.threads import loop_in_thread
         from aiorocket.spark import bridge
+        from aiorocket.spark.quiet_session import session_for
         from aiorocket.spark.steps.demo import pipeline
-        from aiorocket.spark.steps.sessions import session_for
 
         began = perf_counter()
         os.makedirs(self._folder, exist_ok=True)
@@ -170,10 +170,10 @@ class _Demo:
             teller.progress(Progress("send", self._sent, self._read, f"to {plural(len(lanes), 'queue')}"))
 
     async def _made_up(self, before: int) -> AsyncIterator[Line]:
-        from aiorocket.cli.lake.access_log import access_log
+        from aiorocket.cli.lake.made_up_log import made_up_log
 
         day = -(-before // self._lines)  # the next run goes on with another day
-        for number, body in enumerate(access_log(self._lines, seed=self._seed, day=day), 1):
+        for number, body in enumerate(made_up_log(self._lines, seed=self._seed, day=day), 1):
             yield Line(number, body)
 
     # -- the words --
@@ -292,7 +292,7 @@ def _message(line: Line, run_id: str) -> tuple[int, OutgoingMessage]:
 
 @cache
 def _pattern() -> re.Pattern[str]:
-    from aiorocket.spark.steps.access_log import PATTERN
+    from aiorocket.spark.steps.demo.access_log import PATTERN
 
     return re.compile(PATTERN)
 

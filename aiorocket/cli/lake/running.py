@@ -106,7 +106,7 @@ def run_step(
     interrupts.take()
     try:
         with told_in_a_line(), teller:
-            from aiorocket.spark.steps.sessions import session_for
+            from aiorocket.spark.quiet_session import session_for
 
             teller.note("starting Spark")
             with session_for("aiorocket lake", master, conf) as spark:

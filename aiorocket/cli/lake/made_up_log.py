@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from aiorocket.runtime.entropy import Entropy
 
-__all__ = ("FIRST_DAY", "access_log")
+__all__ = ("FIRST_DAY", "made_up_log")
 
 FIRST_DAY = datetime(2025, 3, 3, tzinfo=UTC)
 
@@ -74,7 +74,7 @@ _REFERRERS = ("-", "https://www.example.com/", "https://www.google.com/", "https
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-def access_log(lines: int, *, seed: int = 1, day: int = 0) -> Iterator[bytes]:
+def made_up_log(lines: int, *, seed: int = 1, day: int = 0) -> Iterator[bytes]:
     """``lines`` lines of one day, ``day`` days after ``FIRST_DAY``, in the order of their times."""
     yield from _Day(lines, Entropy(seed * 1_000_003 + day), FIRST_DAY + timedelta(days=day)).lines()
 

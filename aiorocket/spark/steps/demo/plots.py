@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiorocket.spark.steps import plots as style
+from aiorocket.spark.steps import plot_style as style
 
 if TYPE_CHECKING:
     from aiorocket.spark.steps.demo import Found
@@ -32,13 +32,13 @@ def draw_log(found: Found, directory: str | Path) -> list[Path]:
 
 
 def _requests(found: Found, path: Path) -> Path:
-    step = style._seconds(found.every)
+    step = style.seconds_of(found.every)
     sums: dict[str, dict[datetime, int]] = {}
     for start, name, rows in found.requests:
         own = sums.setdefault(name, {})
         at = _floor(start, step)
         own[at] = own.get(at, 0) + rows
-    starts = style._all_starts((at for own in sums.values() for at in own), step)
+    starts = style.all_starts((at for own in sums.values() for at in own), step)
     edges = [*starts, starts[-1] + timedelta(seconds=step)]
     # Errors at the bottom: there a few of them can be seen.
     names = sorted(sums, reverse=True)
@@ -46,48 +46,48 @@ def _requests(found: Found, path: Path) -> Path:
     clients, bots, sent = found.visitors
     everything = sum(totals.values())
     subtitle = (
-        f"{style._count(everything)} requests of {style._count(clients)} clients · "
+        f"{style.amount(everything)} requests of {style.amount(clients)} clients · "
         f"{100 * bots / everything:.0f} % by bots · {_size(sent)} sent · windows of {found.every}"
     )
-    figure, [axes] = style._figure("Requests by status", subtitle)
+    figure, [axes] = style.new_figure("Requests by status", subtitle)
     heights = [[sums[name].get(at, 0) / (step / 60) for at in starts] for name in names]
     axes.stackplot(
         edges, *[[*values, values[-1]] for values in heights], step="post", linewidth=0,
-        labels=[f"{name}  {style._count(totals[name])}" for name in names],
-        colors=[_STATUS.get(name, style._GREY) for name in names],
+        labels=[f"{name}  {style.amount(totals[name])}" for name in names],
+        colors=[_STATUS.get(name, style.GREY) for name in names],
     )  # fmt: skip
     axes.set_ylabel("requests a minute")
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(lambda value, _: style._count(value))
-    style._time_axis(axes, edges)
-    style._legend(axes, whole=True)
-    return style._save(figure, path)
+    axes.yaxis.set_major_formatter(lambda value, _: style.amount(value))
+    style.time_axis(axes, edges)
+    style.legend(axes, whole=True)
+    return style.save(figure, path)
 
 
 def _times(found: Found, path: Path) -> Path:
-    step = style._seconds(found.every)
+    step = style.seconds_of(found.every)
     by_start = {row[0]: row for row in found.times}
-    starts = style._all_starts(by_start, step)
+    starts = style.all_starts(by_start, step)
     middles = [start + timedelta(seconds=step / 2) for start in starts]
     worst = max(found.times, key=lambda row: row[3])
-    at_worst = f"p95 at its worst {style._duration(worst[3] * 1000)}, {worst[0]:%H:%M} UTC"
+    at_worst = f"p95 at its worst {style.duration(worst[3] * 1000)}, {worst[0]:%H:%M} UTC"
     subtitle = f"percentiles in windows of {found.every} · {at_worst}"
-    figure, [axes] = style._figure("Response times", subtitle)
+    figure, [axes] = style.new_figure("Response times", subtitle)
     lines = []
     for place, (name, colour) in enumerate(_LINES):
         shares = {start: row[2:][place] for start, row in by_start.items()}
         values = [shares[at] * 1000 if at in shares else math.nan for at in starts]
         lines.append(values)
         axes.plot(middles, values, color=colour, linewidth=1.6, label=name)
-    axes.fill_between(middles, lines[0], lines[2], color=style._PALE, alpha=0.25, linewidth=0)
+    axes.fill_between(middles, lines[0], lines[2], color=style.PALE, alpha=0.25, linewidth=0)
     if min(value for value in lines[0] if not math.isnan(value)) > 0:
         axes.set_yscale("log")
         axes.yaxis.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda value, _: style._duration(value))
+    axes.yaxis.set_major_formatter(lambda value, _: style.duration(value))
     axes.set_ylabel("time of a response")
-    style._time_axis(axes, [*starts, starts[-1] + timedelta(seconds=step)])
-    style._legend(axes, whole=True)
-    return style._save(figure, path)
+    style.time_axis(axes, [*starts, starts[-1] + timedelta(seconds=step)])
+    style.legend(axes, whole=True)
+    return style.save(figure, path)
 
 
 def _paths(found: Found, path: Path) -> Path:
@@ -96,8 +96,8 @@ def _paths(found: Found, path: Path) -> Path:
     shown = sum(rows for _, rows, _, _ in top)
     share = f"{100 * shown / everything:.0f} % of all requests"
     subtitle = f"{len(found.paths):,} different paths; these {len(top)} are {share}"
-    figure, [axes] = style._figure("What is asked for", subtitle)
-    names = [style._cut(name) for name, _, _, _ in top]
+    figure, [axes] = style.new_figure("What is asked for", subtitle)
+    names = [style.shortened(name) for name, _, _, _ in top]
     places = list(range(len(top)))
     good = [rows - errors for _, rows, errors, _ in top]
     bad = [errors for _, _, errors, _ in top]
@@ -107,14 +107,14 @@ def _paths(found: Found, path: Path) -> Path:
     axes.invert_yaxis()
     most = max(rows for _, rows, _, _ in top)
     for place, (_, rows, _, p95) in enumerate(top):
-        text = style._count(rows) + ("" if p95 is None else f" · p95 {style._duration(p95 * 1000)}")
-        axes.text(rows + most * 0.008, place, text, va="center", fontsize=8, color=style._GREY)
+        text = style.amount(rows) + ("" if p95 is None else f" · p95 {style.duration(p95 * 1000)}")
+        axes.text(rows + most * 0.008, place, text, va="center", fontsize=8, color=style.GREY)
     axes.set_xlim(0, most * 1.16)
-    axes.xaxis.set_major_formatter(lambda value, _: style._count(value))
-    axes.set_xlabel("requests", color=style._GREY, fontsize=9)
+    axes.xaxis.set_major_formatter(lambda value, _: style.amount(value))
+    axes.set_xlabel("requests", color=style.GREY, fontsize=9)
     axes.grid(axis="y", visible=False)
-    style._legend(axes, whole=True)
-    return style._save(figure, path)
+    style.legend(axes, whole=True)
+    return style.save(figure, path)
 
 
 def _floor(at: datetime, step: float) -> datetime:

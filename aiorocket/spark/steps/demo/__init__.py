@@ -111,7 +111,7 @@ def pipeline(
 def _decode(spark: SparkSession, given: Input, path: str, on_progress: ProgressCall | None) -> StepReport:
     from pyspark.sql import functions as F
 
-    from aiorocket.spark.steps.access_log import access_log
+    from aiorocket.spark.steps.demo.access_log import access_log
 
     def make(df: DataFrame, _: Table | None) -> Made:
         rows = df.withColumn(LINE, F.col("properties")[LINE].try_cast("long"))
@@ -259,7 +259,7 @@ def _draw(found: Found, folder: str) -> list[Path]:
 
     if find_spec("matplotlib") is None or not found.requests:
         return []
-    from aiorocket.spark.steps.demo_plots import draw_log
+    from aiorocket.spark.steps.demo.plots import draw_log
 
     return draw_log(found, folder)
 

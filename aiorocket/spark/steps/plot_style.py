@@ -1,0 +1,134 @@
+"""How the plots of this folder look, and how their axes speak: colours, figures, legends, short numbers.
+
+matplotlib is imported where it is used; it comes with ``pip install 'aiorocketmq[report]'``. Times are UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from aiorocket.errors import UsageError
+
+__all__ = (
+    "COLOURS",
+    "GREY",
+    "GRID",
+    "INK",
+    "PALE",
+    "all_starts",
+    "amount",
+    "duration",
+    "legend",
+    "need_matplotlib",
+    "new_figure",
+    "save",
+    "seconds_of",
+    "shortened",
+    "time_axis",
+)
+
+INK, GREY, GRID = "#1f2933", "#7b8794", "#e4e7eb"
+#: Told apart also by people who do not see all colours (after Okabe and Ito).
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6d31", "#5f4b8b")
+PALE = "#a9cfe8"
+_SIZE, _DPI = (10.0, 5.4), 130
+_UNITS = {
+    "microsecond": 1e-6, "millisecond": 1e-3, "second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0,
+    "week": 604800.0,
+}  # fmt: skip
+
+
+def need_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UsageError("plots need matplotlib: pip install 'aiorocketmq[report]'") from error
+
+
+def new_figure(title: str, subtitle: str, rows: int = 1) -> tuple[Any, list[Any]]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    width, height = _SIZE
+    figure = Figure(figsize=(width, height + (rows - 1) * 2.7), dpi=_DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    # The two lines above the panels are as high in a tall figure as in a low one.
+    total = height + (rows - 1) * 2.7
+    figure.text(0.012, 1 - 0.30 / total, title, fontsize=15, fontweight="bold", color=INK, va="center")
+    figure.text(0.012, 1 - 0.60 / total, subtitle, fontsize=10, color=GREY, va="center")
+    panels = [figure.add_subplot(rows, 1, number + 1) for number in range(rows)]
+    for axes in panels:
+        axes.set_axisbelow(True)
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.tick_params(colors=INK, labelsize=9, length=0)
+        axes.yaxis.label.set_color(GREY)
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+        axes.spines["bottom"].set_color(GREY)
+    figure.set_layout_engine("tight", rect=(0, 0, 1, 1 - 0.72 / total), h_pad=1.6)
+    return figure, panels
+
+
+def save(figure: Any, path: Path) -> Path:
+    figure.savefig(path, dpi=_DPI)
+    return path
+
+
+def legend(axes: Any, *, whole: bool) -> None:
+    """Beside the title of the picture when it goes for the ``whole`` of it and is short, else beside its panel."""
+    lines, names = axes.get_legend_handles_labels()
+    looks = {"frameon": False, "fontsize": 9, "handlelength": 1.6}
+    if whole and len(names) <= 4 and sum(map(len, names)) <= 60:
+        axes.figure.legend(lines, names, loc="upper right", bbox_to_anchor=(0.992, 0.992), ncols=len(names), **looks)
+    else:
+        axes.legend(lines, names, loc="upper left", bbox_to_anchor=(1.005, 1.02), **looks)
+
+
+def time_axis(axes: Any, moments: Sequence[datetime]) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    locator = AutoDateLocator(tz=UTC, maxticks=9)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
+    around = timedelta(seconds=30) if len(moments) == 1 else timedelta()
+    axes.set_xlim(moments[0] - around, moments[-1] + around)
+    axes.set_xlabel("time (UTC)", color=GREY, fontsize=9)
+
+
+def duration(ms: float) -> str:
+    """``12 ms``, ``3.4 s``, ``5 min``, ``2.5 h``."""
+    for unit, size in (("h", 3_600_000.0), ("min", 60_000.0), ("s", 1000.0)):
+        if abs(ms) >= size:
+            return f"{ms / size:.3g} {unit}"
+    return f"{ms:.3g} ms"
+
+
+def amount(value: float) -> str:
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def shortened(name: str) -> str:
+    """Long names differ at their ends as often as at their beginnings."""
+    return name if len(name) <= 32 else f"{name[:18]}…{name[-13:]}"
+
+
+def seconds_of(every: str) -> float:
+    number, unit = every.split()
+    return int(number) * _UNITS[unit.lower().removesuffix("s")]
+
+
+def all_starts(found: Iterable[datetime], seconds: float) -> list[datetime]:
+    """Every window from the first to the last, also those that had no rows; when these were very many, only those."""
+    starts = sorted({start.astimezone(UTC) for start in found})
+    step = timedelta(seconds=seconds)
+    span = (starts[-1] - starts[0]) / step
+    if span > 20_000:
+        return starts
+    there = set(starts)
+    return sorted(there | {starts[0] + number * step for number in range(int(span) + 1)})
