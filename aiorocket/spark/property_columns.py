@@ -4,6 +4,7 @@ buffers."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,6 @@ class PropertyTable:
         self._bounds, self._text = _content(self._strings)
         self._rows = len(begins)
         self._count = 0
-        self._row_of = np.empty(0, np.int64)
         self._pieces: pa.StringArray = pa.array([], pa.string())
         self._names: pa.StringArray = self._pieces
         # The names that occur, and which of them each property has; no codes when all rows have `_known` in that order.
@@ -168,14 +168,24 @@ class PropertyTable:
         if len(begins):
             begins[0], begins[1:] = 0, nexts[1:-1:2]
         self._count = len(middles)
-        first = np.searchsorted(nexts[1::2], bounds, "right")
-        self._first = first.astype(np.int32)
-        self._row_of = np.repeat(np.arange(self._rows), np.diff(first))
+        self._first = self._firsts(nexts[1::2])
         empty = (middles == begins) | (stops == middles + 1)
         if empty.any():
             return self._rows_of(middles[empty])
         self._make_pieces(begins, middles, stops, nexts[1::2])
         return self._find_twice()
+
+    def _firsts(self, stops: Ints) -> npt.NDArray[np.int32]:
+        """The number of the first property of each row, and of all; properties end at ``stops``."""
+        each, rest = divmod(self._count, self._rows or 1)
+        if each and not rest and np.array_equal(stops[each - 1 :: each], self._bounds[1:]):
+            return np.arange(0, self._count + 1, each, dtype=np.int32)  # as many in each row, the common case
+        return np.searchsorted(stops, self._bounds, "right").astype(np.int32)
+
+    @cached_property
+    def _row_of(self) -> Ints:
+        """The row of each property."""
+        return np.repeat(np.arange(self._rows), np.diff(self._first))
 
     def _out_of_order(self, last_bytes: Ints, kinds: npt.NDArray[np.uint8]) -> Mask:
         """Rows where the separators are not name, value, name, value. ``last_bytes`` are places within their rows."""
