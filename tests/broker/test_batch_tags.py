@@ -12,10 +12,8 @@ from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.handlers.send import SendHandlers
 from aiorocket_protocol import tags_code
 
-PAIRS = st.lists(
-    st.tuples(st.sampled_from(["TAGS", "XTAGS", "KEYS", "UNIQ_KEY"]), st.sampled_from(["", "a", "b", "TAGS", "ä"])),
-    max_size=3,
-)
+VALUES = st.sampled_from(["", "a", "b", "TAGS", "ä", "\0"])
+PAIRS = st.lists(st.tuples(st.sampled_from(["TAGS", "XTAGS", "KEYS", "UNIQ_KEY"]), VALUES), max_size=3)
 CUT = st.booleans()
 
 
@@ -35,7 +33,8 @@ def test_the_code_of_each_message_is_that_of_its_last_tag(
     extra = encoded(extra_pairs, False)
     items = [(b"x", 0, encoded(*message)) for message in messages]
     handlers: Any = Handlers()
-    codes = SendHandlers._batch_codes(handlers, Topic("t", 1, 1), items, extra)
+    every = b"".join(own + b"\0" for _, _, own in items)
+    codes = SendHandlers._batch_codes(handlers, Topic("t", 1, 1), items, extra, every)
     wanted = []
     for pairs, _ in messages:
         tag = property_value((encoded(pairs, False) + extra).decode(), "TAGS")

@@ -318,19 +318,14 @@ class SendHandlers:
         extra = (header.properties or "").encode()
         if extra and extra[-1] != 2:
             extra += b"\x02"
-        if b"DELAY\x01" in extra:
-            return refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be delayed (property DELAY)"))
-        if b"TIMER_" in command.body or b"TIMER_" in extra:
-            for _, _, own in messages:
-                refusal = _unserved(decode_properties(own) | decode_properties(extra), transactional=True)
-                if refusal is not None:
-                    return refuse(refusal)
+        # What is rare is looked for in all of them at once.
+        every = b"".join([own + b"\0" for _, _, own in messages])
+        if b"DELAY\x01" in extra or b"TIMER_" in extra or b"DELAY\x01" in every or b"TIMER_" in every:
+            refusal = _unserved_batch(messages, extra)
+            if refusal is not None:
+                return refuse(refusal)
         suffix = extra + self._cluster.encode()
-        codes = self._batch_codes(topic, messages, extra)
-        if codes is None:
-            return refuse(
-                Refusal(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed (property DELAY)")
-            )
+        codes = self._batch_codes(topic, messages, extra, every)
         unique = (
             property_value(header.properties, "UNIQ_KEY")
             if header.properties and "UNIQ_KEY\x01" in header.properties
@@ -339,18 +334,19 @@ class SendHandlers:
         self._store_batch(connection, command, header, topic.name, queue_id, messages, codes, suffix, unique)
         return None
 
-    def _batch_codes(self, topic: Topic, messages: list[BatchItem], extra: bytes) -> list[int] | None:
-        """The tags code of each message; None when one of them is delayed. Property strings get their last separator
-        where it is missing. ``extra`` follows each one's own properties."""
+    def _batch_codes(self, topic: Topic, messages: list[BatchItem], extra: bytes, every: bytes) -> list[int]:
+        """The tags code of each message. Property strings get their last separator where it is missing. ``extra``
+        follows each one's own properties; ``every`` is all of these, with a zero byte behind each."""
+        if not every.count(b"\2\0") == every.count(b"\0") == len(messages):
+            for index, (body, flag, own) in enumerate(messages):
+                if own and own[-1] != 2:
+                    messages[index] = (body, flag, own + b"\x02")
         tagged = extra.startswith(b"TAGS\x01") or b"\x02TAGS\x01" in extra
+        if not tagged and b"TAGS\x01" not in every:
+            return [0] * len(messages)
         codes: list[int] = []
         start, code = b"", 0  # how the property string of the tagged message before began, and what that tag is
-        for index, (body, flag, own) in enumerate(messages):
-            if b"DELAY\x01" in own and decode_properties(own).get("DELAY"):
-                return None
-            if own and own[-1] != 2:
-                own += b"\x02"
-                messages[index] = (body, flag, own)
+        for _, _, own in messages:
             if not tagged:
                 if b"TAGS\x01" not in own:
                     codes.append(0)
@@ -413,6 +409,20 @@ def _delay_level(values: dict[str, str]) -> int:
         return int(values.get("DELAY", "0"))
     except ValueError:
         return 0
+
+
+def _unserved_batch(messages: list[BatchItem], extra: bytes) -> Refusal | None:
+    shared = decode_properties(extra)
+    if "DELAY" in shared:
+        return Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be delayed (property DELAY)")
+    for _, _, own in messages:
+        values = decode_properties(own)
+        if values.get("DELAY"):
+            return Refusal(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed (property DELAY)")
+        refusal = _unserved(values | shared, transactional=True)
+        if refusal is not None:
+            return refusal
+    return None
 
 
 def _unserved(values: dict[str, str], transactional: bool) -> Refusal | None:
