@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aiorocket.client.outgoing import property_text
 from aiorocket.errors import UsageError
 from aiorocket.model import check_topic
+from aiorocket_protocol import MAX_PROPERTIES, RESERVED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +27,20 @@ TXN = "SPARK_TXN"
 ATTEMPT = "SPARK_ATTEMPT"
 LEDGER = "SPARK_LEDGER"
 _OURS = (TXN, ATTEMPT, LEDGER)
+
+#: Names of RocketMQ's own among the properties of a message that was read, which only tell of that message: the new one
+#: gets its own, or none (those of a transaction mean nothing in a message that is delivered).
+_OF_THE_OLD_ONE = frozenset(
+    ("UNIQ_KEY", "EXTEND_UNIQ_INFO", "INSTANCE_ID", "WAIT", "CLUSTER", "MSG_REGION", "TRACE_ON", "TRACE_CONTEXT",
+     "__CRC32#", "__BORNHOST", "BORN_TIMESTAMP", "MIN_OFFSET", "MAX_OFFSET", "INNER_NUM", "INNER_BASE",
+     "CONSUME_START_TIME", "PGROUP", "CHECK_IMMUNITY_TIME_IN_SECONDS", "TRAN_PREPARED_QUEUE_OFFSET",
+     "TRANSACTION_CHECK_TIMES", "__transactionId__")
+)  # fmt: skip
+#: What columns say. The first three are left out too where a column says it; the other two would delay the new message.
+_COLUMN_OF = {
+    "KEYS": "keys", "TAGS": "tags", "__SHARDINGKEY": "shardingKey", "DELAY": "delayLevel",
+    "TIMER_DELIVER_MS": "deliverTimestamp",
+}  # fmt: skip
 
 _INTEGERS = ("int", "bigint", "smallint", "tinyint")
 #: Every column there may be, with Spark's simple names of its types.
@@ -47,6 +62,8 @@ _BY_LOWER = {name.lower(): name for name in COLUMNS}
 _ID = "0" * 32
 _CUT = len("UNIQ_KEY\x01") + len(_ID) + 1
 _MAX_LEVEL = 18
+#: Property texts of so many characters fit, whatever these are.
+_SHORT = (MAX_PROPERTIES - _CUT) // 4
 
 
 class RowError(UsageError):
@@ -109,6 +126,11 @@ class Columns:
             raise UsageError("column brokerName needs column queueId: together they name a queue")
         self.topic = topic
         self.transactional = transactional
+        said = {name for name in ("KEYS", "TAGS", "__SHARDINGKEY") if _COLUMN_OF[name] in self.index}
+        if "queueId" in self.index:
+            said.add("__SHARDINGKEY")
+        #: Properties that are passed over.
+        self.left_out = _OF_THE_OLD_ONE | said
 
     def rows(
         self,
@@ -122,7 +144,8 @@ class Columns:
         """The messages of ``batch``, whose rows count from ``first``. RowError for the first that cannot be sent."""
         labels = labels or Labels()
         size = batch.num_rows
-        take = _Taker(batch, self.index)
+        checks = _Checks(where, self.transactional, max_body, self.left_out)
+        take = _Taker(batch, self.index, lambda place, name, text: checks.refuse(first + place, name, text))
         bodies = take.bodies()
         topics, keys, tags = take.values("topic"), take.values("keys"), take.values("tags")
         properties, queues = take.values("properties"), take.values("queueId")
@@ -132,7 +155,6 @@ class Columns:
         rest = "".join([f"{name}\x01{value}\x02" for name, value in labels.fixed])
         prefix = None if labels.prefix is None else f"{TXN}\x01{labels.prefix}"
         default, known = self.topic, set[str]()
-        checks = _Checks(where, self.transactional, max_body)
         made: list[OutgoingRow] = []
         for place in range(size):
             number = first + place
@@ -155,6 +177,8 @@ class Columns:
                 tail = f"{tail}{rest}{prefix}{number}\x02"
             elif rest:
                 tail += rest
+            if len(tail) > _SHORT:
+                checks.length(number, tail)
             queue = queues[place] if queues is not None else None
             broker = brokers[place] if brokers is not None else None
             deliver = delivers[place] if delivers is not None else None
@@ -168,9 +192,12 @@ class Columns:
 class _Taker:
     """Columns as lists; one that is missing, or has nothing but nulls, is None and costs nothing."""
 
-    def __init__(self, batch: pa.RecordBatch, index: Mapping[str, int]) -> None:
+    def __init__(
+        self, batch: pa.RecordBatch, index: Mapping[str, int], refuse: Callable[[int, str, object], RowError]
+    ) -> None:
         self._batch = batch
         self._index = index
+        self._refuse = refuse
 
     def _column(self, name: str) -> Any:
         place = self._index.get(name)
@@ -181,7 +208,15 @@ class _Taker:
 
     def values(self, name: str) -> list[Any] | None:
         column = self._column(name)
-        return None if column is None else column.to_pylist()
+        try:
+            return None if column is None else column.to_pylist()
+        except UnicodeDecodeError:
+            for place, value in enumerate(column):
+                try:
+                    value.as_py()
+                except UnicodeDecodeError as error:
+                    raise self._refuse(place, name, f"not UTF-8: {error}") from None
+            raise
 
     def bodies(self) -> list[Any]:
         import pyarrow as pa
@@ -203,16 +238,19 @@ class _Taker:
         if column is None:
             return None
         if pa.types.is_timestamp(column.type):
-            column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz))
+            # The instant counts: in the session's zone, an hour of autumn is there twice.
+            column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+            column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", "UTC"))
         found: list[Any] = column.cast(pa.int64()).to_pylist()
         return found
 
 
 class _Checks:
-    def __init__(self, where: str, transactional: bool, max_body: int) -> None:
+    def __init__(self, where: str, transactional: bool, max_body: int, left_out: frozenset[str]) -> None:
         self._where = where
         self._transactional = transactional
         self._max_body = max_body
+        self._left_out = left_out
 
     def refuse(self, number: int, column: str, text: object) -> RowError:
         return RowError(f"{self._where}, row {number}, column {column}: {text}")
@@ -246,7 +284,7 @@ class _Checks:
             raise self.refuse(number, "shardingKey", "empty: null means none")
         names: Sequence[str] = ()
         if keys is not None:
-            names = tuple(keys.split()) if isinstance(keys, str) else keys
+            names = tuple(filter(None, keys.split(" "))) if isinstance(keys, str) else keys
             if None in names:
                 raise self.refuse(number, "keys", "a null among them")
         more: dict[str, str] = {}
@@ -255,14 +293,25 @@ class _Checks:
             if ours:
                 for name in _OURS:
                     more.pop(name, None)  # of the message this row was read from; the sink's own say where it is now
+            for name in RESERVED & more.keys():
+                if name in self._left_out:
+                    del more[name]
             if None in more.values():
                 raise self.refuse(number, "properties", "a null value: RocketMQ's are text")
+            if reserved := sorted(RESERVED & more.keys()):
+                raise self.refuse(number, "properties", _reserved(reserved[0]))
         if not (tag or names or more or key or level):
             return ""
         try:
             return property_text(_ID, tag or "", names, more, key, level or 0)[_CUT:]
         except UsageError as error:
             raise self.refuse(number, self._guilty(tag, names, more, key), error) from None
+
+    def length(self, number: int, tail: str) -> None:
+        size = _CUT + len(tail.encode())
+        if size > MAX_PROPERTIES:
+            text = f"{size} bytes with keys, tags and what the sink adds, {MAX_PROPERTIES} is the limit"
+            raise self.refuse(number, "properties", text)
 
     def _guilty(self, tag: str | None, keys: Sequence[str], properties: Mapping[str, str], key: str | None) -> str:
         alone: dict[str, Callable[[], str]] = {
@@ -307,3 +356,13 @@ class _Checks:
 def _plain(kind: str) -> str:
     """``varchar(9)`` and ``char(9)`` are strings with a limit."""
     return "string" if kind.startswith(("varchar(", "char(")) else kind.replace(" ", "")
+
+
+def _reserved(name: str) -> str:
+    column = _COLUMN_OF.get(name)
+    if column is not None:
+        return f"{name!r} is reserved by RocketMQ: it goes into the column {column}"
+    return (
+        f"{name!r} is reserved by RocketMQ and would change what becomes of the message; leave it out, for instance "
+        f"with map_filter(properties, (name, value) -> name <> {name!r})"
+    )

@@ -15,6 +15,7 @@ from aiorocket.errors import (
     BackPressureError,
     BrokerBusyError,
     NotConnectedError,
+    ProtocolError,
     RocketError,
     SendError,
     UsageError,
@@ -77,7 +78,7 @@ async def send_rows(
     targets = await _open(producer, rows, where, timeout)
     jobs = list(_jobs(rows, targets, 1 if half is not None else batch_size, compress_over))
     waiting = iter(jobs)
-    failed: list[tuple[int, str, RocketError]] = []
+    failed: list[tuple[int, str, RocketError | ProtocolError]] = []
     time = asyncio.get_running_loop().time
 
     async def request(job: _Job, part: list[OutgoingRow]) -> bool:
@@ -98,7 +99,7 @@ async def send_rows(
                 sent.append(Sent(part[0], receipt, job.queue is not None))
             if half is not None and receipt.status is not SendStatus.SEND_OK:
                 raise SendError(f"stored with {receipt.status.name}", may_be_stored=True)
-        except RocketError as error:
+        except (RocketError, ProtocolError) as error:
             first, last = part[0].number, part[-1].number
             failed.append((first, f"row {first}" if first == last else f"rows {first} to {last}", error))
             return False

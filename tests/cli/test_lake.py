@@ -64,7 +64,15 @@ def test_help_loads_no_spark_and_no_arrow(aiorocket: Any) -> None:
     ("arguments", "said"),
     [
         ("windows", "give --archive PATH, or --topic TOPIC"),
-        ("windows --archive x --option a=b", "--option a= is for a live topic"),
+        ("windows --archive x --option TAGS=b", "--option tags= is for a live topic"),
+        ("windows --topic t --option tagz=b", "'tagz' is unknown; did you mean tags?"),
+        ("windows --topic t --option topic=u", "topic= is not for here"),
+        ("windows --topic t --option startingOffsets=latest", "--from and --until say which rows"),
+        ("archive t x --option Topic=u", "Topic= is not for here"),
+        ("archive t x --option path=u", "path= is not for here"),
+        ("archive t x --option mode=spark", "option mode does not exist here"),
+        ("archive t x --option tags=a --option TAGS=b", "tags= is given twice"),
+        ("restore x --option limit=5", "'limit' is unknown"),
         ("windows --archive x --from yesterday", "'yesterday' is no time such as"),
         ("windows --topic t --from 2025-03-02 --until 2025-03-01", "is not after --from"),
         ("windows --topic t --option tags", "'tags' is not NAME=VALUE"),
@@ -145,6 +153,16 @@ def test_options_reach_the_step_and_its_progress_is_told(monkeypatch: pytest.Mon
     assert got["follow"] is True and got["stop"]() is False
     assert "archive: 3 of 7 rows; batch 0\n" in result.stderr
     assert result.stdout.endswith("complete: 7 rows = sum of end - begin over 1 queue\n")
+
+
+def test_where_to_begin_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = StepReport("archive", 0, 0, {})
+    got = given_to_archive(monkeypatch, done)
+    assert lake("archive", "orders", "there", "-o", "startingtimestamp=5", "-o", "FAILondataloss=false").exit_code == 0
+    starting = {name: value for name, value in got.items() if name.startswith("starting")}
+    assert starting == {"startingTimestamp": "5"} and got["failOnDataLoss"] == "false"
+    assert lake("archive", "orders", "there", "--from", "latest").exit_code == 0
+    assert got["startingOffsets"] == "latest"
 
 
 def test_missing_rows_end_with_1_and_json_is_all_of_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,16 @@ def test_the_first_row_that_fails_is_named_when_the_others_have_ended(nameserver
     assert values(nameserver, topic) == ["1"]
 
 
+def test_properties_that_a_namespace_makes_too_long_are_the_rows_error(nameserver: str, topic: str) -> None:
+    long = [("a", "x" * (32_767 - len("UNIQ_KEY\x01") - 33 - len("a\x01\x02")))]
+    frame = pa.RecordBatch.from_pydict(
+        {"body": ["1", "2"], "properties": pa.array([None, long], pa.map_(pa.string(), pa.string()))}
+    )
+    types = schema(body="string", properties="map<string,string>")
+    with pytest.raises(SendError, match=r"partition 0, rows 0 to 1 .*properties of 327\d\d bytes; at most 32767"):
+        write_batch(nameserver, frame, types, topic=topic, namespace="ns")
+
+
 def test_idempotent_rows_have_the_same_name_in_every_attempt(nameserver: str, topic: str) -> None:
     stream = Stream(nameserver, topic, "q-1", sinkMode="idempotent")
     for _ in range(2):

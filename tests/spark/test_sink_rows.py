@@ -77,6 +77,8 @@ def test_other_types_of_the_same_columns() -> None:
     (row,) = columns(*batch.schema.names, **kinds).rows(batch)
     assert row.body == "ü".encode() and row.tail == "KEYS\x01a b\x02"
     assert row.queue_id == 1 and row.deliver_ms == 1_700_000_000_123
+    (row,) = columns("body", "keys", keys="string").rows(frame([{"body": b"1", "keys": " a\tb c "}], keys=pa.string()))
+    assert row.tail == "KEYS\x01a\tb c\x02"  # keys are joined by blanks, and by nothing else
     (row,) = columns("body", body="varchar(9)").rows(frame([{"body": "x"}], body=pa.string()))
     assert row.body == b"x"
     assert columns("BODY", BODY="string").index == {"body": 0}
@@ -108,8 +110,13 @@ def test_labels_follow_what_the_row_says_and_replace_what_it_was_read_with() -> 
         ({"tags": "a\x01"}, "tags", "U+0001"),
         ({"properties": [("a", None)]}, "properties", "null"),
         ({"properties": [("a", "")]}, "properties", "empty"),
-        ({"properties": [("KEYS", "a")]}, "properties", "reserved"),
-        ({"properties": [("TIMER_DELIVER_MS", "9")]}, "properties", "reserved"),
+        ({"properties": [("KEYS", "a")]}, "properties", "goes into the column keys"),
+        ({"properties": [("__SHARDINGKEY", "a")]}, "properties", "goes into the column shardingKey"),
+        ({"properties": [("DELAY", "3")]}, "properties", "goes into the column delayLevel"),
+        ({"properties": [("TIMER_DELIVER_MS", "9")]}, "properties", "goes into the column deliverTimestamp"),
+        ({"properties": [("TRAN_MSG", "true")]}, "properties", "map_filter(properties"),
+        ({"properties": [("RETRY_TOPIC", "x")]}, "properties", "would change what becomes of the message"),
+        ({"properties": [("TIMER_DELAY_SEC", "1")]}, "properties", "would change"),
         ({"properties": [("a", "x" * 40_000)]}, "properties", "limit"),
         ({"queueId": -1}, "queueId", "0 or more"),
         ({"queueId": 1, "shardingKey": "k"}, "queueId", "both choose the queue"),
@@ -127,6 +134,49 @@ def test_what_is_refused_with_its_row_and_column(row: dict[str, Any], column: st
         converted(good, {**good, **row}, good, max_body=100)
     assert str(refused.value).startswith(f"partition 3, row 11, column {column}: ")
     assert words in str(refused.value)
+
+
+def test_what_rocketmq_has_put_into_a_message_is_not_copied() -> None:
+    old = [("UNIQ_KEY", "0"), ("CLUSTER", "c"), ("MSG_REGION", "r"), ("TRACE_ON", "true"), ("WAIT", "false"),
+           ("PGROUP", "g"), ("CHECK_IMMUNITY_TIME_IN_SECONDS", "60"), ("INSTANCE_ID", "ns")]  # fmt: skip
+    said = [("KEYS", "k"), ("TAGS", "t"), ("__SHARDINGKEY", "s")]
+    row = {"body": b"1", "keys": ["k2"], "tags": "t2", "shardingKey": "s2", "properties": [*old, ("mine", "x"), *said]}
+    expected = {"KEYS": "k2", "TAGS": "t2", "__SHARDINGKEY": "s2", "mine": "x"}
+    (sent,) = converted(row)
+    assert decode_properties(sent.tail.encode()) == expected and sent.tail.count("\x02") == 4
+    # A column that is there counts, also where it is null; and to name a queue is to choose it.
+    first, second = converted({**row, "keys": None, "tags": None, "shardingKey": None}, row)
+    assert decode_properties(first.tail.encode()) == {"mine": "x"} and second == sent._replace(number=11)
+    (pinned,) = converted({"body": b"1", "queueId": 1, "properties": [("__SHARDINGKEY", "s")]})
+    assert (pinned.tail, pinned.sharding_key, pinned.queue_id) == ("", None, 1)
+
+
+def test_what_the_sink_adds_counts_for_the_limit() -> None:
+    most = 32_767 - len("UNIQ_KEY\x01") - 33 - len("a\x01\x02")
+    (row,) = converted({"body": b"1", "properties": [("a", "ü" * (most // 2) + "x" * (most % 2))]})
+    assert len(row.tail.encode()) == most + 3
+    for value in ("x" * (most + 1), "x" * (most - 10)):
+        labels = Labels("q/1/2/") if len(value) < most else None
+        with pytest.raises(RowError, match=r"row 11, column properties: .*32767 is the limit"):
+            converted({"body": b"1"}, {"body": b"2", "properties": [("a", value)]}, labels=labels)
+
+
+def test_text_that_is_not_utf_8_is_refused_with_its_row_and_column() -> None:
+    binary = pa.array([b"fine", b"\xff"], pa.binary())
+    broken = pa.Array.from_buffers(pa.string(), 2, binary.buffers())
+    batch = pa.RecordBatch.from_arrays([binary, broken], names=["body", "tags"])
+    with pytest.raises(RowError, match="partition 3, row 11, column tags: not UTF-8"):
+        columns("body", "tags").rows(batch, where="partition 3", first=10)
+    body = pa.RecordBatch.from_arrays([broken], names=["body"])
+    assert [row.body for row in columns("body", body="string").rows(body)] == [b"fine", b"\xff"]
+
+
+def test_a_time_is_an_instant_whatever_the_zone_of_the_session() -> None:
+    hours = [datetime(2024, 10, 27, hour, 30, 0, 5999, UTC) for hour in (0, 1)]  # both are 2:30 in Berlin
+    rows = [{"body": b"1", "deliverTimestamp": hour} for hour in hours]
+    batch = frame(rows, deliverTimestamp=pa.timestamp("us", "Europe/Berlin"))
+    made = columns(*batch.schema.names).rows(batch)
+    assert [row.deliver_ms for row in made] == [1_729_989_000_005, 1_729_992_600_005]
 
 
 @pytest.mark.parametrize("row", [{"delayLevel": 1}, {"deliverTimestamp": datetime(2030, 1, 1, tzinfo=UTC)}])

@@ -53,6 +53,28 @@ def test_a_batch_write_of_all_columns(spark: SparkSession, nameserver: str, topi
         bad.write.format("rocketmq").mode("append").options(nameServer=nameserver, topic=topic).save()
 
 
+def test_a_topic_is_copied_as_it_was_read(spark: SparkSession, asking: str, topic: str) -> None:
+    source = spark.createDataFrame(
+        [(f"{number}", ["a", "b"], "t", {"p": "v"}) for number in range(3)],
+        "body string, keys array<string>, tags string, properties map<string,string>",
+    )
+    where = {"nameServer": asking, "ledgerTopic": topic + "-ledger"}
+    for origin, target, mode in (("", "-1", "exactlyOnce"), ("-1", "-2", "atLeastOnce")):
+        rows = source
+        if origin:
+            rows = spark.read.format("rocketmq").options(nameServer=asking, topic=topic + origin).load()
+        chosen = rows.select("body", "keys", "tags", "properties")
+        create_topic(asking, topic + target)
+        chosen.write.format("rocketmq").mode("append").options(topic=topic + target, sinkMode=mode, **where).save()
+    first, second = (sorted(stored(asking, topic + each), key=lambda view: view.body) for each in ("-1", "-2"))
+    assert "PGROUP" in first[0].properties and "PGROUP" not in second[0].properties
+    assert [(view.body, view.keys, view.tag, view.properties["p"]) for view in second] == [
+        (f"{number}".encode(), ["a", "b"], "t", "v") for number in range(3)
+    ]
+    ids = [{view.properties["UNIQ_KEY"] for view in views} for views in (first, second)]
+    assert len(ids[0] | ids[1]) == 6
+
+
 def test_a_batch_write_that_cannot_work_says_why(spark: SparkSession, nameserver: str) -> None:
     writer = spark.range(1).selectExpr("id AS body").write.format("rocketmq").options(nameServer=nameserver, topic="t")
     with pytest.raises(Exception, match="column body is of type bigint"):

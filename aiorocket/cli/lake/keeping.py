@@ -40,7 +40,7 @@ _WORDS = ("earliest", "latest", "group")
 )
 @format_option
 @click.option(
-    "--from", "start", metavar="WHERE", default="earliest", show_default=True,
+    "--from", "start", metavar="WHERE", show_default="earliest",
     help="Where a queue that is not in the archive yet begins: earliest, latest, or a time such as 2025-03-01T12:00Z.",
 )
 @click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
@@ -55,7 +55,7 @@ _WORDS = ("earliest", "latest", "group")
 @spark_options
 @json_option
 def archive(
-    topic: str, path: str, name_server: str, mode: str, format: str, start: str, follow: bool, interval: float,
+    topic: str, path: str, name_server: str, mode: str, format: str, start: str | None, follow: bool, interval: float,
     max_rows: int, options: dict[str, str], master: str, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
     """Archive TOPIC (several with commas between) to PATH, by topic and hour, each row once.
@@ -243,7 +243,9 @@ def _show_table(path: str, there: Any, as_json: bool) -> int:
     return 1 if state.missing else 0
 
 
-def _starting(text: str) -> dict[str, str]:
+def _starting(text: str | None) -> dict[str, str]:
+    if text is None:
+        return {}
     if text in _WORDS:
         return {"startingOffsets": text}
     try:

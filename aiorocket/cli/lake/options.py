@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from aiorocket.cli.options import parse_nameservers
+from aiorocket.errors import RocketError
 
 if TYPE_CHECKING:
     from aiorocket.spark.steps.inputs import Input
@@ -63,9 +64,34 @@ def _read_pairs(_ctx: click.Context, _param: click.Parameter, values: tuple[str,
     return found
 
 
+#: Options of the source that the commands have flags or arguments for.
+_SAID_OTHERWISE = ("nameServer", "endpoints", "topic")
+
+
+def _read_options(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = _read_pairs(ctx, param, values)
+    if not pairs:
+        return {}
+    from aiorocket.spark.option_text import NAMES, OptionText
+
+    try:
+        OptionText(pairs)  # an unknown name, with the one that was meant
+    except RocketError as error:
+        raise click.BadParameter(str(error)) from None
+    names, found = {name.lower(): name for name in NAMES}, dict[str, str]()
+    for given, value in pairs.items():
+        name = names.get(given.lower())
+        if name is None or name in _SAID_OTHERWISE:
+            raise click.BadParameter(f"{given}= is not for here: the command's own options and arguments say it")
+        if name in found:
+            raise click.BadParameter(f"{name}= is given twice")
+        found[name] = value
+    return found
+
+
 def source_option(function: F) -> F:
     return click.option(
-        "-o", "--option", "options", metavar="NAME=VALUE", multiple=True, callback=_read_pairs,
+        "-o", "--option", "options", metavar="NAME=VALUE", multiple=True, callback=_read_options,
         help="Any option of the Spark source or sink, such as accessKey=, tls=true, tags=, failOnDataLoss=false.",
     )(function)  # fmt: skip
 
@@ -135,6 +161,9 @@ def make_input(
         raise click.UsageError("nothing to read: give --archive PATH, or --topic TOPIC of a live broker")
     if archive_path is not None and options:
         raise click.UsageError(f"--option {next(iter(options))}= is for a live topic, not for an archive")
+    for name in options:
+        if name.startswith(("starting", "ending")):
+            raise click.UsageError(f"--option {name}= is not for here: --from and --until say which rows")
     if since is not None and until is not None and until <= since:
         raise click.UsageError(f"--until {until.isoformat()} is not after --from {since.isoformat()}")
     from aiorocket.spark.steps.inputs import Input

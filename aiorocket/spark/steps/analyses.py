@@ -154,9 +154,12 @@ def run_order(
     ``order.order``."""
     from aiorocket.spark.steps.order import order, summary
 
+    counted: list[int] = []
+
     def make(df: DataFrame) -> Mapping[str, DataFrame]:
         more = {} if key is None else {"key": key}
         found = order(df, sequence=sequence, dense=dense, **more).persist()
+        counted.append(found.count())
         return {"findings": found, "summary": summary(found).orderBy("scope", "kind", "topic")}
 
     settings: dict[str, object] = {"sequence": sequence, "key": key, "dense": dense}
@@ -164,8 +167,8 @@ def run_order(
     report = whole(
         "order", spark, given, Output(output.path, output.format, show), settings, make, on_progress=on_progress
     )
-    tables: Any = report.details["tables"]
-    return _with(report, findings=tables["findings"].rows_in_all if "findings" in tables else 0)
+    parts: Any = report.details["parts"]
+    return _with(report, findings=counted[0] if counted else parts.get("findings", 0))
 
 
 def run_latency(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import isfinite
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -225,7 +226,9 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if isinstance(value, Decimal):
         return float(value)
-    if value is None or isinstance(value, (str, int, float, bool)):
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)  # JSON has no NaN and no infinity
+    if value is None or isinstance(value, (str, int)):
         return value
     return str(value)
 
