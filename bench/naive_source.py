@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -55,7 +55,7 @@ class Range(InputPartition):
 class Pulling:
     """What batch and stream share."""
 
-    def __init__(self, options: dict[str, str]) -> None:
+    def __init__(self, options: Mapping[str, str]) -> None:
         self.broker, self.topic, self.queues = int(options["broker"]), options["topic"], int(options["queues"])
         self.limit = int(options.get("limit", 1 << 60))
 

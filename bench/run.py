@@ -221,14 +221,20 @@ def show(results: dict[str, Any], reached: list[Floor], console: Console) -> Non
                 f"name server {result['nameserver_rss_mib']} MiB",
                 highlight=False,
             )
+    console.print(table_of(reached))
+
+
+def table_of(floors: list[Floor]) -> Table:
     table = Table(title="Floors", title_justify="left")
     for column in ("figure", "value", "floor", "met"):
         table.add_column(column, justify="right" if column in ("value", "floor") else "left")
-    for floor in reached:
+    for floor in floors:
         sign = "≥" if floor.above else "≤"
         verdict = "[green]yes[/green]" if floor.met else "[red]no[/red]"
-        table.add_row(floor.name, f"{floor.value:,.2f} {floor.unit}", f"{sign} {floor.limit:,} {floor.unit}", verdict)
-    console.print(table)
+        places = 0 if floor.value >= 1000 else 2
+        value = f"{floor.value:,.{places}f} {floor.unit}"
+        table.add_row(floor.name, value, f"{sign} {floor.limit:,} {floor.unit}", verdict)
+    return table
 
 
 def append(run: dict[str, Any]) -> Path:

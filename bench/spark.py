@@ -35,12 +35,12 @@ import aiorocket
 from bench import wire
 from bench.machine import facts, version
 from bench.processes import BenchError, environment
-from bench.run import Floor, append
+from bench.run import Floor, append, table_of
 from bench.scenarios import Server, standalone
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 SCENARIOS = ("read", "archive", "micro", "message")
 ROWS = 1_000_000
@@ -275,10 +275,10 @@ RUNS: dict[str, Callable[[Bench], dict[str, Any]]] = {
 }  # fmt: skip
 UNITS = {"read": "rows/s", "archive": "rows/s", "micro": "ms", "message": "ms"}
 FLOORS = {
-    "read": ("read: one partition, all columns", 400_000.0, True),
-    "archive": ("archive: direct, one core", 400_000.0, True),
-    "micro": ("micro: batch over four queues", 350.0, False),
-    "message": ("message: sent to committed", 500.0, False),
+    "read": ("read: one partition, all columns", 400_000, True),
+    "archive": ("archive: direct, one core", 400_000, True),
+    "micro": ("micro: batch over four queues", 350, False),
+    "message": ("message: sent to committed", 500, False),
 }
 
 
@@ -293,15 +293,7 @@ def show(results: dict[str, Any], floors: list[Floor], console: Console) -> None
             name, f"{product:,}", f"{naive:,}", "" if own is None else f"{own:,}", UNITS[name], f"{ratio:.1f} x"
         )
     console.print(table)
-    table = Table(title="Floors", title_justify="left")
-    for column in ("figure", "value", "floor", "met"):
-        table.add_column(column, justify="right" if column in ("value", "floor") else "left")
-    for floor in floors:
-        sign = "≥" if floor.above else "≤"
-        verdict = "[green]yes[/green]" if floor.met else "[red]no[/red]"
-        limit = f"{sign} {floor.limit:,.0f} {floor.unit}"
-        table.add_row(floor.name, f"{floor.value:,.0f} {floor.unit}", limit, verdict)
-    console.print(table)
+    console.print(table_of(floors))
 
 
 def main() -> None:
