@@ -1,20 +1,19 @@
 """The data source ``rocketmq``, and its batch reader.
 
 A query is planned in the driver, where starting and ending positions become offsets and offsets become partitions, and
-read in tasks, where a partition's ranges are pulled ahead in the background while Spark takes record batches.
+read in tasks (``partition.py``).
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from aiorocket.spark.options import SourceOptions
+from aiorocket.spark.partition import QueuePartition, cores, read_partition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,11 +25,10 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-    from aiorocket.spark.fetch import Chunk
     from aiorocket.spark.filters import Pushed
     from aiorocket.spark.planner import QueueRange
 
-__all__ = ("BatchReader", "PushingReader", "QueuePartition", "RocketMQDataSource", "cores", "read_partition")
+__all__ = ("BatchReader", "PushingReader", "RocketMQDataSource")
 
 _log = logging.getLogger("aiorocket.spark")
 
@@ -76,13 +74,6 @@ def _names(schema: StructType, options: SourceOptions) -> tuple[str, ...]:
     return columns_of(schema, legacy=options.legacy_schema)
 
 
-class QueuePartition(InputPartition):
-    """What one task reads."""
-
-    def __init__(self, ranges: Sequence[QueueRange]) -> None:
-        super().__init__(tuple(ranges))
-
-
 class BatchReader(DataSourceReader):
     """Reads the columns ``names`` between two positions of every queue, both fixed when the query is planned."""
 
@@ -121,14 +112,6 @@ class PushingReader(BatchReader):
         return unhandled
 
 
-def cores() -> int:
-    """The processors this process may use. Planning runs in the driver, which does not see how many executors there
-    are: ``minPartitions`` says it."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 async def _resolve(options: SourceOptions, pushed: Pushed | None) -> list[QueueRange]:
     from aiorocket.spark.bridge import client as shared_client
     from aiorocket.spark.bridge import holding
@@ -144,53 +127,3 @@ async def _resolve(options: SourceOptions, pushed: Pushed | None) -> list[QueueR
         if pushed is not None:
             ranges = await pushed.trim_by_time(client, pushed.trim(ranges))
     return [part for part in ranges if part.begin < part.end]
-
-
-def read_partition(
-    partition: InputPartition, options: SourceOptions, names: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a ``QueuePartition`` with the columns ``names``, in queue order and offset order within a queue.
-
-    Brokers pick tags by their hash, and so tags are compared again here. DataLossError as of ``fetch``; ProtocolError
-    for damaged records."""
-    from aiorocket.spark.bridge import iterate
-    from aiorocket.spark.fetch import check_rows
-
-    ranges = partition.value
-    if not ranges:  # what Spark makes up for a plan without partitions
-        return
-    with closing(iterate(_chunks, ranges, options)) as chunks:
-        for chunk in chunks:
-            batch = _decoded(chunk, options, names, options.legacy_schema)
-            check_rows(chunk, batch.num_rows, options)
-            if options.tags:
-                # The legacy schema has no column of tags.
-                tags = batch if "tags" in names else _decoded(chunk, options, ("tags",), False)
-                batch = batch.filter(_one_of(tags.column("tags"), options.tags))
-            if batch.num_rows:
-                yield batch
-
-
-def _decoded(chunk: Chunk, options: SourceOptions, names: Sequence[str], legacy: bool) -> pa.RecordBatch:
-    from aiorocket.spark.decode import decode
-
-    return decode(
-        chunk.data, chunk.queue.broker_name, names, begin=chunk.begin, end=chunk.end,
-        verify_crc=options.verify_crc, decompress=options.decompress, legacy=legacy,
-    )  # fmt: skip
-
-
-def _one_of(column: Any, values: Sequence[str]) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    return pc.is_in(column, value_set=pa.array(values, pa.string()))
-
-
-async def _chunks(ranges: Sequence[QueueRange], options: SourceOptions) -> AsyncGenerator[Chunk, None]:
-    from aiorocket.spark.bridge import client as shared_client
-    from aiorocket.spark.fetch import fetch
-
-    async with aclosing(fetch(await shared_client(options.connection), ranges, options)) as chunks:
-        async for chunk in chunks:
-            yield chunk

@@ -26,9 +26,9 @@ from aiorocket.model import Queue
 from aiorocket.spark import bridge, cluster
 from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.offsets import from_nested, to_nested
+from aiorocket.spark.partition import QueuePartition, cores, read_partition
 from aiorocket.spark.planner import QueueRange, admit, plan
 from aiorocket.spark.positions import present, starting_offsets
-from aiorocket.spark.source import QueuePartition, cores, read_partition
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -27,6 +27,7 @@ from aiorocket.spark.failures import explain
 from aiorocket.spark.steps.demo.access_log import PATTERN
 from aiorocket.spark.steps.manifest import Archive, Commit, DataFile, Span, partition_folder
 from aiorocket.spark.steps.report import Progress, StepReport
+from aiorocket.spark.steps.run import plain
 
 COMMANDS = [
     "demo", "archive", "compact", "verify", "restore", "show", "dedup", "decode", "windows", "order", "latency",
@@ -82,12 +83,14 @@ def test_help_loads_no_spark_and_no_arrow(aiorocket: Any) -> None:
         ("decode --topic t --using text --schema x", "takes no --schema"),
         ("decode --topic t --schema @nowhere.ddl", "--schema @nowhere.ddl: No such file"),
         ("dedup --topic t --key keys", "--key goes with --by key"),
+        ("windows --topic t --key keys --by topic", "--key goes with --by key"),
         ("order --topic t --dense", "go with --sequence"),
         ("latency --archive x --group g", "--group asks brokers"),
         ("archive t", "Missing argument 'PATH'"),
         ("archive t x --from soon", "'soon' is none of earliest, latest, group"),
         ("archive t x --mode slow", "'slow' is not one of"),
         ("demo nowhere.log", "nowhere.log: No such file"),
+        ("demo some.log --lines 5", "--lines and --seed are for the log that is made up"),
     ],
 )
 def test_bad_options_end_with_2_before_spark_starts(arguments: str, said: str) -> None:
@@ -246,6 +249,10 @@ def test_the_proof_names_the_queues_that_lack_rows() -> None:
     assert first == "INCOMPLETE: 1 row of 30 missing in 1 queue"
     assert second == "  t on b, queue 1: 1 of the offsets [0, 10)"
     assert proof(StepReport("x", 3, 3, queues, details={"proof": "none: a filter"})) == ["no proof: a filter"]
+
+
+def test_values_that_json_does_not_have_are_text() -> None:
+    assert plain([float("nan"), -float("inf"), 0.5, True, None]) == ["nan", "-inf", 0.5, True, None]
 
 
 def test_cells_are_short() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import click
+from click.core import ParameterSource
 
 from aiorocket.cli.lake.options import spark_options
 from aiorocket.cli.lake.running import Interrupts, check_extras, told_in_a_line
@@ -62,6 +63,9 @@ def demo(
     windows of time, and checks the order. The counts must add up, else the exit code is 1. Lines that are no access log
     (common or combined format) are quarantined and counted.
     """
+    told = click.get_current_context().get_parameter_source
+    if file is not None and any(told(name) is not ParameterSource.DEFAULT for name in ("lines", "seed")):
+        raise click.UsageError("--lines and --seed are for the log that is made up: leave them out, or FILE")
     source = None if file is None else LineSource(file)
     total = lines if source is None else source.check()
     check_extras()

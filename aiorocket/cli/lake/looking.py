@@ -134,6 +134,8 @@ def windows(
 
     With --out the windows are PATH/windows. They are made anew when the input has grown, late rows included.
     """
+    if key is not None and "key" not in by:
+        raise click.UsageError("--key goes with --by key")
     given = make_input(archive_path, topic, name_server, since, until, options)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:

@@ -12,49 +12,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from threading import Lock
-from time import perf_counter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
-from aiorocket.runtime.entropy import Entropy
-from aiorocket.spark.bridge import call
-from aiorocket.spark.bridge import client as shared_client
-from aiorocket.spark.columns import selected_columns
 from aiorocket.spark.offsets import format_offsets, from_nested
-from aiorocket.spark.options import SourceOptions
+from aiorocket.spark.steps.archive_run import Hook, Run
 from aiorocket.spark.steps.manifest import (
     CHECKPOINT,
-    STAGING,
-    Archive,
-    ArchiveConflictError,
     Commit,
-    Origin,
     Span,
-    lasting,
     spans,
 )
-from aiorocket.spark.steps.proof import total
-from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
+from aiorocket.spark.steps.report import ProgressCall, StepReport
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from aiorocket.client.queue_scan import Bounds
 
 __all__ = ("archive",)
 
-#: What the archive cannot do without: where a row belongs, and what proves that none is missing.
-_NEEDED = ("topic", "brokerName", "queueId", "queueOffset", "storeTimestamp")
 #: How often a running query looks at ``stop``.
 _LOOK_EVERY = 1
 #: How long a stopped query may take to end its batch, and how often it is looked at, in seconds.
 _PATIENCE, _LOOK_AT_BATCH = 30.0, 0.05
-
-Hook = Callable[[str], object]
 
 
 def archive(
@@ -100,171 +83,6 @@ def archive(
     else:
         _Stream(run).go(follow, interval, stop)
     return run.report(mode)
-
-
-class Goal(NamedTuple):
-    """Where each queue begins and ends for this run, in the archive's names of topics."""
-
-    begins: Mapping[Queue, int]
-    ends: Mapping[Queue, int]
-
-
-class Run:
-    """One call of the step: what both modes share. Topics are named as brokers store them (with their namespace), as
-    the rows name them."""
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        path: str,
-        text: Mapping[str, str],
-        format: str,
-        max_rows: int,
-        on_progress: ProgressCall | None,
-        on_step: Hook | None,
-    ) -> None:
-        self.began = perf_counter()
-        self.spark = spark
-        self.text = dict(text)
-        self.options = SourceOptions.parse(text)
-        self.max_rows = max_rows
-        columns = selected_columns(self.options)
-        if self.options.legacy_schema or (lacking := [name for name in _NEEDED if name not in columns]):
-            what = "legacySchema=true" if self.options.legacy_schema else f"columns without {', '.join(lacking)}"
-            raise UsageError(f"{what}: an archive needs the columns {', '.join(_NEEDED)}")
-        if not self.options.decompress:
-            raise UsageError("decompress=false: an archive holds bodies as they were sent, leave the option out")
-        filtered = bool(self.options.tags or self.options.sql_filter)
-        self.archive = Archive.create(path, format=format, columns=columns, filtered=filtered)
-        self.before = self.state = self.archive.state()
-        self.goal = Goal({}, {})
-        self.bounds: Mapping[Queue, Bounds] = {}
-        self._looked = False
-        self._on_progress = on_progress
-        self._on_step = on_step
-        self._tidy()
-        self.sync()
-
-    def _tidy(self) -> None:
-        """Removes what crashed runs left in ``_staging``: of batches that are in the archive, or that come next."""
-        for name in {each.split("/")[1] for each in self.archive.folder.walk(STAGING)}:
-            origin = Origin.of(name)
-            if origin is not None and not origin.compacted and origin.number <= self.state.last + 1:
-                self.archive.folder.remove_tree(f"{STAGING}/{name}")
-
-    def step(self, name: str) -> None:
-        if self._on_step is not None:
-            self._on_step(name)
-
-    def staging(self) -> str:
-        """A folder of its own for the files of the next commit."""
-        return f"{STAGING}/{Origin(False, self.state.last + 1)}-{Entropy().token(4).hex()}"
-
-    def find_goal(self, *, note: bool) -> None:
-        """Looks up what there is to do: from the archive's end, or for a new queue from where the options say, to
-        where the queues end now. A queue that turns up later in a run begins with its first message.
-
-        With ``note`` the manifest gets to know where new queues begin: what "latest" is now, or the offset of a group,
-        is another one in the next run, and what came in between would be left out."""
-        known = {**self.goal.begins, **{queue: each.end for queue, each in self.state.queues.items()}}
-        options = replace(self.options, starting=None) if self._looked else self.options
-        begins, bounds = call(_look, options, known)
-        self.goal = Goal(begins, {queue: max(begins[queue], bounds[queue].end) for queue in begins})
-        self.bounds = bounds
-        self._looked = True
-        new = {queue: Span(at, at, 0) for queue, at in begins.items() if queue not in self.state.queues}
-        if note and new and options.starting is not None and options.starting.kind != "earliest":
-            self.before = self.state = self.archive.publish(self.state, Commit([], new))
-
-    def publish(self, staging: str, commit: Commit) -> None:
-        """Moves the files that a batch wrote below ``staging`` to their places and makes them visible, together."""
-        placed, moves = lasting(commit.files, staging, Origin(False, self.state.last + 1))
-        try:
-            self.archive.folder.move(moves)
-        except FileNotFoundError as error:
-            raise ArchiveConflictError(
-                f"{self.archive.folder.uri(staging)} was removed while it was written, by another run that began "
-                "meanwhile: nothing of this batch is in the archive. Run one at a time"
-            ) from error
-        self.step("moved")
-        self.state = self.archive.publish(self.state, replace(commit, files=placed))
-        self.archive.folder.remove_tree(staging)
-        self.step("published")
-        self.sync()
-        self.step("done")
-        self.tell()
-
-    def sync(self) -> None:
-        if self.archive.format == "delta":
-            from aiorocket.spark.steps.delta import sync_delta
-
-            sync_delta(self.archive, self.state)
-
-    def tell(self) -> None:
-        if self._on_progress is None:
-            return
-        done = sum(end - begin for begin, end in self._ranges().values())
-        goal = {queue: (self.goal.begins[queue], end) for queue, end in self.goal.ends.items()}
-        rows = self.state.rows - self.before.rows
-        text = f"batch {self.state.last}: {rows:,} rows in {len(self.state.files) - len(self.before.files)} files"
-        self._on_progress(Progress("archive", done, max(total(goal.values()), done), text))
-
-    def _ranges(self) -> dict[Queue, tuple[int, int]]:
-        """What this run has archived of each queue."""
-        ranges = {}
-        for queue, after in self.state.queues.items():
-            before = self.before.queues.get(queue)
-            begin = after.begin if before is None else before.end
-            if after.end > begin:
-                ranges[queue] = (begin, after.end)
-        return ranges
-
-    def report(self, mode: str) -> StepReport:
-        ranges = self._ranges()
-        rows, missing = 0, {}
-        for queue, after in self.state.queues.items():
-            before = self.before.queues.get(queue)
-            came = after.rows - (before.rows if before else 0)
-            rows += came
-            if queue in ranges and (lost := ranges[queue][1] - ranges[queue][0] - came):
-                missing[queue] = lost
-        details: dict[str, object] = {
-            "mode": mode,
-            "format": self.archive.format,
-            "batches": self.state.last - self.before.last,
-            "archive_rows": self.state.rows,
-            "gaps": [[*queue, begin, end] for queue, begin, end in self.state.gaps[len(self.before.gaps) :]],
-            "proof": "count = end - begin for every queue",
-        }
-        if self.archive.filtered:
-            missing = {}
-            details["proof"] = "none: a filter was given, and what it left out cannot be told from what is missing"
-        new = self.state.files[len(self.before.files) :]
-        return StepReport(
-            "archive", total(ranges.values()), rows, ranges, tuple(file.path for file in new),
-            perf_counter() - self.began, missing, details,
-        )  # fmt: skip
-
-
-async def _look(options: SourceOptions, known: Mapping[Queue, int]) -> tuple[dict[Queue, int], dict[Queue, Bounds]]:
-    from aiorocket.client.core.namespace import wrap
-    from aiorocket.spark import cluster
-    from aiorocket.spark.options import Position
-    from aiorocket.spark.positions import starting_offsets
-
-    client = await shared_client(options.connection)
-    bounds = await cluster.bounds(client, await cluster.queues(client, options))
-    stored = {queue: queue._replace(topic=wrap(options.connection.namespace, queue.topic)) for queue in bounds}
-    begins = {name: known[name] for name in stored.values() if name in known}
-    new = {queue: each for queue, each in bounds.items() if stored[queue] not in known}
-    starting = options.starting or Position(kind="earliest")
-    if starting.kind == "offsets":
-        given = {queue: offset for queue, offset in starting.offsets.items() if queue in new}
-        starting = replace(starting, offsets=given)
-    if new:
-        found = await starting_offsets(client, replace(options, starting=starting), new)
-        begins.update({stored[queue]: offset for queue, offset in found.items()})
-    return begins, {stored[queue]: each for queue, each in bounds.items()}
 
 
 class _Stream:

@@ -17,15 +17,15 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.options import SourceOptions
+from aiorocket.spark.partition import QueuePartition, cores, read_partition
 from aiorocket.spark.planner import QueueRange, admit, plan
-from aiorocket.spark.source import QueuePartition, cores, read_partition
 from aiorocket.spark.steps.manifest import Commit, DataFile, Span, spans
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from aiorocket.client.queue_scan import Bounds
-    from aiorocket.spark.steps.archive import Run
+    from aiorocket.spark.steps.archive_run import Run
 
 __all__ = ("DirectArchive", "Rounds")
 

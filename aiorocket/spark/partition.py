@@ -1,0 +1,85 @@
+"""What one task of a batch or stream query reads, and how: ranges are pulled ahead in the background while Spark takes
+record batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, closing
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import InputPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from aiorocket.spark.fetch import Chunk
+    from aiorocket.spark.options import SourceOptions
+    from aiorocket.spark.planner import QueueRange
+
+__all__ = ("QueuePartition", "cores", "read_partition")
+
+
+class QueuePartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, ranges: Sequence[QueueRange]) -> None:
+        super().__init__(tuple(ranges))
+
+
+def cores() -> int:
+    """The processors this process may use. Planning runs in the driver, which does not see how many executors there
+    are: ``minPartitions`` says it."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def read_partition(
+    partition: InputPartition, options: SourceOptions, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a ``QueuePartition`` with the columns ``names``, in queue order and offset order within a queue.
+
+    Brokers pick tags by their hash, and so tags are compared again here. DataLossError as of ``fetch``; ProtocolError
+    for damaged records."""
+    from aiorocket.spark.bridge import iterate
+    from aiorocket.spark.fetch import check_rows
+
+    ranges = partition.value
+    if not ranges:  # what Spark makes up for a plan without partitions
+        return
+    with closing(iterate(_chunks, ranges, options)) as chunks:
+        for chunk in chunks:
+            batch = _decoded(chunk, options, names, options.legacy_schema)
+            check_rows(chunk, batch.num_rows, options)
+            if options.tags:
+                # The legacy schema has no column of tags.
+                tags = batch if "tags" in names else _decoded(chunk, options, ("tags",), False)
+                batch = batch.filter(_one_of(tags.column("tags"), options.tags))
+            if batch.num_rows:
+                yield batch
+
+
+def _decoded(chunk: Chunk, options: SourceOptions, names: Sequence[str], legacy: bool) -> pa.RecordBatch:
+    from aiorocket.spark.decode import decode
+
+    return decode(
+        chunk.data, chunk.queue.broker_name, names, begin=chunk.begin, end=chunk.end,
+        verify_crc=options.verify_crc, decompress=options.decompress, legacy=legacy,
+    )  # fmt: skip
+
+
+def _one_of(column: Any, values: Sequence[str]) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.is_in(column, value_set=pa.array(values, pa.string()))
+
+
+async def _chunks(ranges: Sequence[QueueRange], options: SourceOptions) -> AsyncGenerator[Chunk, None]:
+    from aiorocket.spark.bridge import client as shared_client
+    from aiorocket.spark.fetch import fetch
+
+    async with aclosing(fetch(await shared_client(options.connection), ranges, options)) as chunks:
+        async for chunk in chunks:
+            yield chunk
