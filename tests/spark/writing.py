@@ -31,13 +31,13 @@ from aiorocket_protocol import RecordView
 @contextmanager
 def task(partition: int = 0, *, query: str | None = None, batch: int | None = None) -> Iterator[None]:
     """A task of a batch write, or of a stream's batch."""
+    before = TaskContext.get()  # the constructor sets it too
     context = TaskContext()
     context._stageId, context._partitionId, context._attemptNumber = 0, partition, 0
     context._taskAttemptId = partition
     context._localProperties = {}
     if query is not None:
         context._localProperties = {"sql.streaming.queryId": query, "streaming.sql.batchId": str(batch)}
-    before = TaskContext.get()
     TaskContext._setTaskContext(context)
     try:
         yield
