@@ -474,9 +474,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         # Apache's server in TLS mode "enforcing" hangs up on plain text.
-        hint = ", having said nothing (does it want TLS, or a certificate?)"
-        silent = self._is_client and not self._frames
-        ended = "the peer closed it" + hint * silent
+        ended = "the peer closed it"
+        if self._is_client and not self._frames:
+            ended += ", having said nothing (does it want TLS, or a certificate?)"
         self._end(f"{type(exc).__name__}: {exc}" if exc is not None else ended)
         if not self._ended.done():
             self._ended.set_result(None)

@@ -370,6 +370,6 @@ async def _together(calls: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in tasks:
-        if not task.cancelled() and task.exception() is not None:
-            raise task.exception()  # type: ignore[misc]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
     return [task.result() for task in tasks]

@@ -44,7 +44,7 @@ def spark_for_tests(master: str = "local[2]", conf: Mapping[str, str] | None = N
     context = session.sparkContext
     gateway: Any = context._gateway
     # Now, and not in the first test that has a listener or a foreachBatch: it starts a thread that stays.
-    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]  # pyspark left it untyped
     try:
         yield session
     finally:

@@ -151,8 +151,10 @@ class _Stream:
     def _finish_batch(self, query: StreamingQuery) -> None:
         """Between two batches a query ends quietly; one that never pauses is ended in a batch, which is then undone."""
         for _ in range(round(_PATIENCE / _LOOK_AT_BATCH)):
-            # Parts of a second are taken, though the type says int.
-            if not query.status["isTriggerActive"] or query.awaitTermination(_LOOK_AT_BATCH):  # type: ignore[arg-type]
+            if not query.status["isTriggerActive"]:
+                return
+            # Spark takes parts of a second, though its type says int.
+            if query.awaitTermination(_LOOK_AT_BATCH):  # type: ignore[arg-type]
                 return
 
     def _check_goal(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
@@ -59,7 +59,7 @@ class Input:
         }  # fmt: skip
 
 
-class Rows:
+class Rows(Protocol):
     """An opened input. ``ranges`` are the offsets that it has now, topics named as the rows name them; ``provable``
     says whether each of these offsets has to be among the rows."""
 
@@ -70,7 +70,6 @@ class Rows:
 
     def read(self, ranges: Sequence[QueueRange]) -> DataFrame:
         """The rows of these parts of ``ranges``."""
-        raise NotImplementedError
 
 
 def open_rows(spark: SparkSession, given: Input) -> Rows:

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from aiorocket.errors import UsageError
 from aiorocket.spark.steps.fields import QUEUE, interval, millis_between, need
+
+if TYPE_CHECKING:
+    from aiorocket.spark.steps.lag_samples import LagSample
 
 __all__ = (
     "ARCHIVED", "EDGES", "STORED", "Bucket", "LatencyReport", "Percentiles", "lag_table", "latency", "latency_report",
@@ -145,14 +148,14 @@ def latency_report(
     return LatencyReport(every, tuple(by_topic), tuple(by_queue), tuple(over_time), tuple(histogram))
 
 
-def lag_table(spark: SparkSession, samples: Sequence[object], rows: DataFrame | None = None) -> DataFrame:
+def lag_table(spark: SparkSession, samples: Sequence[LagSample], rows: DataFrame | None = None) -> DataFrame:
     """Samples of ``sample_lag`` as a DataFrame: ``takenAt``, ``consumerGroup``, ``topic``, ``brokerName``,
     ``queueId``, ``committed``, ``minOffset``, ``maxOffset``, ``lag``.
 
     With ``rows`` (the topic's, from an archive for instance) also ``behindSeconds``: how long before the sample the
     next message to be consumed was stored; 0 for a group that has everything, null where ``rows`` lack that message.
     """
-    table = spark.createDataFrame([sample.row() for sample in samples], _LAG)  # type: ignore[attr-defined]
+    table = spark.createDataFrame([sample.row() for sample in samples], _LAG)
     if rows is None:
         return table
     need(rows, "lag_table", *QUEUE, "queueOffset", "storeTimestamp")

@@ -43,7 +43,7 @@ _UNITS = {
 
 def need_matplotlib() -> None:
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib  # noqa: F401 - is it there?
     except ImportError as error:
         raise UsageError("plots need matplotlib: pip install 'aiorocketmq[report]'") from error
 
@@ -90,6 +90,7 @@ def legend(axes: Any, *, whole: bool) -> None:
 def time_axis(axes: Any, moments: Sequence[datetime]) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
+    # Both are untyped in matplotlib.
     locator = AutoDateLocator(tz=UTC, maxticks=9)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
