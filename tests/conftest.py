@@ -10,11 +10,16 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 import pytest_asyncio
 
 from aiorocket.runtime import new_event_loop
 from aiorocket.testing import SimLoop
+
+# No test is a measurement: an example that is slow on a busy machine is no failure, and pytest's timeout ends what hangs.
+hypothesis.settings.register_profile("aiorocket", deadline=None)
+hypothesis.settings.load_profile("aiorocket")
 
 _PATIENCE = 100  # times 10 ms for closing sockets and ending threads to be gone
 
