@@ -17,7 +17,7 @@ import pytest_asyncio
 from aiorocket.runtime import new_event_loop
 from aiorocket.testing import SimLoop
 
-# No test is a measurement: an example that is slow on a busy machine is no failure, and pytest's timeout ends what hangs.
+# No test is a measurement: an example that is slow on a busy machine is no failure. What hangs meets pytest's timeout.
 hypothesis.settings.register_profile("aiorocket", deadline=None)
 hypothesis.settings.load_profile("aiorocket")
 
