@@ -52,8 +52,9 @@ def parked(
     connections: int = 10_000, *, wakes: int = 1_000, idle: float = 15.0, rounds: int = 3, data: str | None = None
 ) -> dict[str, Any]:
     """Connections with one parked pull each (15 s suspend), every one on a queue of its own: what the broker's memory
-    grows by, how long one message takes from the send to the pull's answer, and what waiting costs; the middle one of
-    some rounds."""
+    grows by, what waiting costs, and how long one message takes from the send to the pull's answer; each the middle one
+    of some rounds. Waiting is measured over whole holds and before any message is sent: a thousand first messages leave
+    the store a thousand queue files to write in the background, which was 2 % of a core in the 15 s after them."""
     allow_files(connections + SPARE_FILES)
     topics = -(-connections // 1000)
     with standalone("async", data) as server, client("parked", server, "--broker", str(server.broker)) as pulls:
@@ -68,6 +69,7 @@ def parked(
             cpu, began = server.child.cpu(), time.monotonic()
             time.sleep(idle)
             busy.append((server.child.cpu() - cpu) / (time.monotonic() - began))
+        for _ in range(rounds):
             times.append(pulls.ask(do="wake", count=wakes))
             if times[-1]["woken"] != wakes:
                 raise BenchError(f"{wakes} pulls were to be woken, {times[-1]['woken']} were")
