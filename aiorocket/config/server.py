@@ -32,8 +32,9 @@ class StoreConfig:
     flush: Flush = "sync"
     flush_interval: float = 0.5
     segment_size: int = 64 * MIB
-    #: Recent records kept in memory so that consumers at the tail read no file.
-    tail_cache: int = 64 * MIB
+    #: Recent records kept in memory so that consumers at the tail read no file. As much again holds pieces of the log
+    #: for those behind it. More is not faster: new records then go to memory that no cache of the processor knows.
+    tail_cache: int = 16 * MIB
     #: Bytes that may wait for the running flush before senders are told SYSTEM_BUSY.
     max_pending: int = 64 * MIB
     #: Free space below which messages are refused while reads and commits go on.

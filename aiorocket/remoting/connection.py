@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from aiorocket.config import RemotingConfig
@@ -191,9 +191,10 @@ class Connection(asyncio.BufferedProtocol):
             command.ext = {**(command.ext or {}), ACCEPT: _ACCEPT_MSGPACK}
         self.send(command)
 
-    def reply(self, request: RemotingCommand, response: RemotingCommand) -> None:
+    def reply(self, request: RemotingCommand, response: RemotingCommand, pieces: Sequence[bytes] = ()) -> None:
         """Answer ``request``, in its own serialisation unless it asked for a better one. To be called once per request,
-        also long after the handler returned. Nothing is sent to a one-way request or on a closed connection."""
+        also long after the handler returned. Nothing is sent to a one-way request or on a closed connection. ``pieces``
+        are a body that need not be joined for it."""
         if request.flag & 2:
             return
         kind = request.serialize_type
@@ -203,7 +204,8 @@ class Connection(asyncio.BufferedProtocol):
         response.flag |= 1
         if self.closed:
             return
-        head = encode_head(response, kind)
+        more = sum(map(len, pieces)) if pieces else 0
+        head = encode_head(response, kind, more)
         self._in_flight -= 1
         out = self._out
         if not out:
@@ -212,12 +214,11 @@ class Connection(asyncio.BufferedProtocol):
         body = response.body
         if body:
             out.append(body)
-            if len(body) >= _LARGE:
-                self._out_large = True
-                self._out_bytes += len(body)
-                if self._out_bytes > self.config.write_limit:
-                    self._flush()
-        if len(out) >= _BURST:
+        if (size := len(body) + more) >= _LARGE:
+            self._out_large = True
+            self._out_bytes += size
+        out += pieces
+        if len(out) >= _BURST or self._out_bytes > self.config.write_limit:
             self._flush()
         if self._held:
             self._release()

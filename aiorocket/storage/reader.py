@@ -65,20 +65,20 @@ class Reader:
         """See MessageStore.read."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            return ReadResult(ReadStatus.NO_MATCHED_LOGIC_QUEUE, b"", 0, 0, 0, 0)
+            return ReadResult(ReadStatus.NO_MATCHED_LOGIC_QUEUE, (), 0, 0, 0, 0)
         low, high = queue.min_offset, queue.max_offset
         if not low <= offset < high:
             status, following = _outside(offset, low, high)
-            return ReadResult(status, b"", following, low, high, 0)
+            return ReadResult(status, (), following, low, high, 0)
         count = min(max(max_messages, 1), high - offset)
         if accept is not None:
             return self._scan(queue, offset, max(max_messages, 1), max_bytes, accept)
         if offset >= queue.cached_first:
-            data, taken = read_tail(queue, offset, count, max_bytes)
-            return _new_result(ReadResult, (_FOUND, data, offset + taken, low, high, taken))
+            pieces, taken = read_tail(queue, offset, count, max_bytes)
+            return _new_result(ReadResult, (_FOUND, pieces, offset + taken, low, high, taken))
         units = queue.units(self._files, offset, min(count, queue.cached_first - offset))
         if not units:
-            return ReadResult(ReadStatus.OFFSET_FOUND_NULL, b"", self._next_file(queue, offset), low, high, 0)
+            return ReadResult(ReadStatus.OFFSET_FOUND_NULL, (), self._next_file(queue, offset), low, high, 0)
         taken = len(units) // UNIT.size
         numbers = _places_and_sizes(taken)(units)
         places, sizes = numbers[::2], numbers[1::2]
@@ -89,8 +89,8 @@ class Reader:
             total = sum(sizes)
         data = b"".join(self._chunks.read(places, sizes))
         if len(data) != total:
-            return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, b"", offset + taken, low, high, 0)
-        return _new_result(ReadResult, (_FOUND, data, offset + taken, low, high, taken))
+            return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, (), offset + taken, low, high, 0)
+        return _new_result(ReadResult, (_FOUND, (data,), offset + taken, low, high, taken))
 
     def _scan(
         self, queue: ConsumeQueue, offset: int, count: int, max_bytes: int, accept: Callable[[int], bool]
@@ -101,10 +101,10 @@ class Reader:
         if offset >= queue.cached_first:
             parts, following = scan_tail(queue, offset, stop, count, max_bytes, accept)
             status = _FOUND if parts else ReadStatus.NO_MATCHED_MESSAGE
-            return ReadResult(status, b"".join(parts), following, low, high, len(parts))
+            return ReadResult(status, (b"".join(parts),), following, low, high, len(parts))
         units = queue.units(self._files, offset, min(stop, queue.cached_first) - offset)
         if not units:
-            return ReadResult(ReadStatus.OFFSET_FOUND_NULL, b"", self._next_file(queue, offset), low, high, 0)
+            return ReadResult(ReadStatus.OFFSET_FOUND_NULL, (), self._next_file(queue, offset), low, high, 0)
         places: list[int] = []
         sizes: list[int] = []
         total = 0
@@ -117,11 +117,11 @@ class Reader:
                 sizes.append(size)
             offset += 1
         if not places:
-            return ReadResult(ReadStatus.NO_MATCHED_MESSAGE, b"", offset, low, high, 0)
+            return ReadResult(ReadStatus.NO_MATCHED_MESSAGE, (), offset, low, high, 0)
         data = b"".join(self._chunks.read(places, sizes))
         if len(data) != sum(sizes):
-            return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, b"", offset, low, high, 0)
-        return ReadResult(_FOUND, data, offset, low, high, len(places))
+            return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, (), offset, low, high, 0)
+        return ReadResult(_FOUND, (data,), offset, low, high, len(places))
 
     def _next_file(self, queue: ConsumeQueue, offset: int) -> int:
         return min(queue.max_offset, offset - offset % FILE_UNITS + FILE_UNITS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -66,14 +67,20 @@ class ReadStatus(Enum):
 
 
 class ReadResult(NamedTuple):
-    """``data`` is ``count`` stored records back to back, ready to be sent; the offsets are queue offsets."""
+    """``pieces`` are ``count`` stored records back to back, ready to be sent: few and large, or one; the offsets are
+    queue offsets."""
 
     status: ReadStatus
-    data: bytes
+    pieces: Sequence[bytes]
     next_offset: int
     min_offset: int
     max_offset: int
     count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody asks of a result
+
+    @property
+    def data(self) -> bytes:
+        """The records as one buffer."""
+        return b"".join(self.pieces)
 
 
 class Recovery(NamedTuple):

@@ -109,7 +109,7 @@ class MessageStore:
             self._env, self._config, self._log_directory, self._files, self._committed, self._failed
         )
         self._log.start(found.segments, found.end)
-        chunks = ChunkCache(self._log, max(4 << 20, self._config.tail_cache // 4))
+        chunks = ChunkCache(self._log, max(4 << 20, self._config.tail_cache))
         self._reader = Reader(self._log, chunks, self._files, self._queues)
         self._behind = Housekeeping(
             self._disk,

@@ -19,6 +19,9 @@ __all__ = ("BLOCK_MASK", "BLOCK_SHIFT", "Block", "TailCache", "cut_to_bytes", "r
 
 BLOCK_SHIFT = 7
 BLOCK_MASK = (1 << BLOCK_SHIFT) - 1
+#: Pieces of this size, in the middle, are not joined: the socket takes them as they are, and the join of a large answer
+#: costs more in fresh memory than in copying.
+_LARGE = 4096
 
 
 class Block:
@@ -108,8 +111,9 @@ def cut_to_bytes(sizes: list[int], limit: int) -> int:
     return count or 1
 
 
-def read_tail(queue: ConsumeQueue, offset: int, count: int, max_bytes: int) -> tuple[bytes, int]:
-    """Up to ``count`` records from ``offset`` on (all of them cached) as one buffer, and how many they are."""
+def read_tail(queue: ConsumeQueue, offset: int, count: int, max_bytes: int) -> tuple[list[bytes], int]:
+    """Up to ``count`` records from ``offset`` on (all of them cached) and how many they are: batches as the buffers
+    they were written from, single messages joined."""
     blocks = queue.blocks
     block = blocks[offset >> BLOCK_SHIFT]
     low = offset - block.first
@@ -133,9 +137,13 @@ def read_tail(queue: ConsumeQueue, offset: int, count: int, max_bytes: int) -> t
         taken = cut_to_bytes(sizes, max_bytes)
         del parts[taken:], sizes[taken:]
         total = sum(sizes)
-    data = b"".join(parts)
+    pieces = list(filter(None, parts))
     # The last of them may be the beginning of a batch that goes on.
-    return data if len(data) == total else data[:total], len(parts)
+    if too_many := sum(map(len, pieces)) - total:
+        pieces[-1] = pieces[-1][:-too_many]
+    if len(pieces) * _LARGE > total:
+        pieces = [b"".join(pieces)]
+    return pieces, len(parts)
 
 
 def scan_tail(

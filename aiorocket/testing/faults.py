@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -166,8 +166,8 @@ class _Overheard:
     def __hash__(self) -> int:
         return hash(self._connection)
 
-    def reply(self, request: RemotingCommand, response: RemotingCommand) -> None:
-        self._connection.reply(request, response)
+    def reply(self, request: RemotingCommand, response: RemotingCommand, pieces: Sequence[bytes] = ()) -> None:
+        self._connection.reply(request, response, pieces)
         self._listener(self._connection, request, response)
 
 

@@ -335,11 +335,11 @@ _ENCODERS = {serialize_type: codec.encode_header for serialize_type, codec in CO
 _DECODERS = {serialize_type: codec.decode_header for serialize_type, codec in CODECS.items()}
 
 
-def encode_head(command: RemotingCommand, serialize_type: int) -> bytes:
-    """Length words and header; the caller writes ``command.body`` behind it, so a body is never copied.
-    ProtocolError."""
+def encode_head(command: RemotingCommand, serialize_type: int, more: int = 0) -> bytes:
+    """Length words and header; the caller writes ``command.body`` behind it and ``more`` further bytes of body, so a
+    body is never copied. ProtocolError."""
     header = _ENCODERS[serialize_type](command)
-    length = 4 + len(header) + len(command.body)
+    length = 4 + len(header) + len(command.body) + more
     if length > MAX_FRAME - 4:
         raise ProtocolError(f"{length + 4} bytes; at most {MAX_FRAME} fit one frame", where="frame")
     return _pack_words(length, serialize_type << 24 | len(header)) + header

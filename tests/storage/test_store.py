@@ -125,11 +125,11 @@ async def test_statuses_of_reads_outside_the_queue() -> None:
     store = make()
     await store.open()
     status = ReadStatus.NO_MATCHED_LOGIC_QUEUE
-    assert store.read("T", 0, 5, 1, 100)[:3] == (status, b"", 0)
+    assert store.read("T", 0, 5, 1, 100)[:3] == (status, (), 0)
     await asyncio.gather(*[put(store) for _ in range(3)])
-    assert store.read("T", 0, 3, 1, 100)[:3] == (ReadStatus.OFFSET_OVERFLOW_ONE, b"", 3)
-    assert store.read("T", 0, 9, 1, 100)[:3] == (ReadStatus.OFFSET_OVERFLOW_BADLY, b"", 3)
-    assert store.read("T", 0, -1, 1, 100)[:3] == (ReadStatus.OFFSET_TOO_SMALL, b"", 0)
+    assert store.read("T", 0, 3, 1, 100)[:3] == (ReadStatus.OFFSET_OVERFLOW_ONE, (), 3)
+    assert store.read("T", 0, 9, 1, 100)[:3] == (ReadStatus.OFFSET_OVERFLOW_BADLY, (), 3)
+    assert store.read("T", 0, -1, 1, 100)[:3] == (ReadStatus.OFFSET_TOO_SMALL, (), 0)
     assert store.read("T", 1, 0, 1, 100).status is ReadStatus.NO_MATCHED_LOGIC_QUEUE
     assert store.entries("T", 1, 0, 5) == [] and store.entries("T", 0, 3, 5) == []
     await store.close()
