@@ -1,4 +1,5 @@
-"""Loops for the tests and the check that no test leaves a task, thread or socket behind."""
+"""Loops for the tests, the check that no test leaves a task, thread or socket behind, and what to type to see a failing
+seed again."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import inspect
 import os
 import threading
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
 import hypothesis
@@ -86,3 +87,16 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     for thread in left:
         thread.join(1)
     assert not {thread for thread in left if thread.is_alive()}, "the test left threads behind"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A failing seed says what to type to see it again."""
+    report = yield
+    callspec = getattr(item, "callspec", None)
+    if report.failed and callspec is not None and "seed" in callspec.params:
+        seeds = os.environ.get("AIOROCKET_SEEDS")
+        mark = " -m interop" if item.get_closest_marker("interop") else ""
+        command = f"python -m pytest{mark} '{item.nodeid}'"
+        report.sections.append(("replay", f"AIOROCKET_SEEDS={seeds} {command}" if seeds else command))
+    return report

@@ -166,7 +166,7 @@ class Broker:
             replaceable=("locks", "transactions"),
         )
         await self._state.load()
-        self._start_locks(self._state, empty=not store.topics())
+        self._start_locks(self._state, empty=self._state.new and not store.topics())
         for name in store.topics():
             # A crash came before the topic's own record of its creation; its queues tell enough.
             if name not in self.topics:

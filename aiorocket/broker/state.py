@@ -53,6 +53,8 @@ class BrokerState:
         self._replaceable = replaceable
         #: Tables whose newest state was not found by ``load``: there is no file, or one of its generations is damaged.
         self.lost: set[str] = set()
+        #: ``load`` found no file at all, good or bad.
+        self.new = True
         self._saved = {name: _Saved(table, Snapshot(disk, f"{directory}/{name}")) for name, table in tables.items()}
 
     async def load(self) -> None:
@@ -66,6 +68,8 @@ class BrokerState:
         for (name, saved), data in zip(self._saved.items(), await self._disk.run(read), strict=True):
             if data is None or saved.snapshot.problems:
                 self.lost.add(name)
+            if data is not None or saved.snapshot.problems:
+                self.new = False
             if data is not None:
                 try:
                     saved.table.load(data)
@@ -118,7 +122,9 @@ class BrokerState:
     def _finished(self, saved: _Saved, name: str, job: asyncio.Future[None]) -> None:
         if saved.running is job:
             saved.running = None
-        if not job.cancelled() and (error := job.exception()) is not None:
+        if job.cancelled():
+            saved.version = -1  # before the disk's thread came to it, perhaps
+        elif (error := job.exception()) is not None:
             saved.version = -1
             _log.error("%s of %s could not be saved: %s", name, self._directory, error)
 

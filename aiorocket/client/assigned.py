@@ -122,9 +122,19 @@ class Assigned:
             fetcher.paused = self.is_paused(fetcher.queue.topic)
             fetcher.wake()
 
+    def filter_changed(self, topic: str) -> None:
+        """Pulls of ``topic`` that are under way have the filter from before, and pass over what only the new one wants:
+        they are given up for new ones."""
+        for fetcher in self.fetchers.values():
+            if fetcher.queue.topic == topic:
+                fetcher.restart()
+
     def lock_lost(self, queue: Queue) -> None:
         """Somebody else may own the queue by now and go on in it: what is cached counts no more, and our position
-        neither. It is taken anew with its lock, where the group is then."""
+        neither, also should the lock come back before the queue has been given up here. It is taken anew with its lock,
+        where the group is then."""
+        if queue in self.fetchers:
+            self._commits.forget(queue)
         self.begin_anew({queue: None}, 0.0)
 
     # -- ends --
@@ -161,15 +171,22 @@ class Assigned:
         """What is cached of these queues belongs to positions that count no more. It is dropped at once; ``delay``
         seconds later, when running listeners have had time to end, the new offsets are set (also backwards) and stored,
         and the queues are given back to be taken again. None leaves the offset as the group has it. Queues that are
-        not held are passed over."""
+        not held are passed over; of one that is about to begin anew, the offset said last counts."""
         now, soon = asyncio.get_running_loop().time(), self._config.pull_error_delay
-        fetchers: dict[Fetcher, int | None] = {}
+        fetchers: list[Fetcher] = []
         for queue, offset in positions.items():
             fetcher = self.fetchers.get(queue)
-            if fetcher is not None and not fetcher.process_queue.dropped:
-                fetchers[fetcher] = offset
+            if fetcher is None:
+                continue
+            if offset is not None:
                 fetcher.reset_to = offset
-                self._commits.note(fetcher)
+            if not fetcher.process_queue.dropped:
+                fetchers.append(fetcher)
+                if offset is None:
+                    self._commits.note(fetcher)
+                else:
+                    # Stored now, the position from before would take back what the broker keeps of a reset.
+                    self._commits.forget(queue)
                 fetcher.process_queue.drop()
                 # Two brokers that disagree about the queue must not make this spin.
                 if now - self._begun_anew.get(queue, -soon) < soon:
@@ -178,19 +195,28 @@ class Assigned:
         if fetchers:
             self._scope.start(self._begin_anew(fetchers, delay), name="begin-anew")
 
-    async def _begin_anew(self, fetchers: Mapping[Fetcher, int | None], delay: float) -> None:
+    async def _begin_anew(self, fetchers: Collection[Fetcher], delay: float) -> None:
         await asyncio.gather(*(fetcher.stop() for fetcher in fetchers))
         await self._revoke(fetchers)
         await asyncio.sleep(delay)
-        for fetcher, offset in fetchers.items():
-            queue = fetcher.queue
-            if self.fetchers.get(queue) is fetcher:
-                if offset is not None:
-                    await self._commits.repair(queue, offset)
+        while fetchers := [each for each in fetchers if self.fetchers.get(each.queue) is each]:
+            wanted = {each.queue: each.reset_to for each in fetchers if each.reset_to is not None}
+            failures = await self._commits.repair(wanted) if wanted else {}
+            for fetcher in fetchers:
+                queue = fetcher.queue
+                if queue in failures or self.fetchers.get(queue) is not fetcher:
+                    continue
+                if fetcher.reset_to != wanted.get(queue):
+                    continue  # said meanwhile: that is stored next
                 if self._consumer.leases is not None:
                     await self._consumer.leases.release(queue)
                 self._drop(fetcher)
-        self._consumer.rebalance_now()
+            self._consumer.rebalance_now()
+            if failures:
+                # Taken now, it would go on where the store has it, as if nobody had said anything.
+                for queue, error in failures.items():
+                    log.warning("%s cannot begin anew at offset %d yet: %s", queue, wanted[queue], error)
+                await asyncio.sleep(self._config.pull_error_delay)
 
     async def _revoke(self, fetchers: Collection[Fetcher]) -> None:
         patience = self._config.revoke_timeout

@@ -30,6 +30,9 @@ __all__ = ("Attempts", "Letter")
 #: First pause before trying again what waits; doubled up to the second, with jitter.
 _PAUSE = 0.05
 _LONGEST_PAUSE = 1.0
+#: With less than this left the time is over: uvloop's timers are of whole milliseconds, so a request's timeout may come
+#: a little before the deadline that it was made from, and no attempt may follow it.
+_LEAST = 0.001
 
 
 class Letter(NamedTuple):
@@ -117,30 +120,23 @@ class Attempts:
     async def keyed(self, publish: Publish, key: str, letter: Letter, deadline: float) -> SendReceipt:
         """Only to the key's queue, and only while no other message of the key is unresolved: a retry of the first
         must not be overtaken by the second."""
-        lane = (publish.name, key)
-        if lane in self._keys:
-            await self._turn(lane, deadline)
-        else:
-            self._keys[lane] = deque()
+        await self.turn(publish.name, key, deadline)
         try:
-            return await self.run(publish, publish.choice.by_key(key), letter, deadline, moves=False)
+            return await self.in_turn(publish, key, letter, deadline)
         finally:
-            self._pass_on(lane)
+            self.pass_on(publish.name, key)
 
-    async def oneway_keyed(self, publish: Publish, key: str, letter: Letter, deadline: float) -> None:
-        """As ``oneway``, to the key's queue, in its turn."""
-        lane = (publish.name, key)
-        if lane in self._keys:
-            await self._turn(lane, deadline)
-        else:
+    async def in_turn(self, publish: Publish, key: str, letter: Letter, deadline: float) -> SendReceipt:
+        """``keyed`` between ``turn`` and ``pass_on``."""
+        return await self.run(publish, publish.choice.by_key(key), letter, deadline, moves=False)
+
+    async def turn(self, topic: str, key: str, deadline: float) -> None:
+        """Return when it is our turn among the messages of a key; what comes later waits for ``pass_on``. The place in
+        the line counts from the call. SendError at the deadline."""
+        lane = (topic, key)
+        if lane not in self._keys:
             self._keys[lane] = deque()
-        try:
-            await self.oneway(publish.choice.by_key(key), letter, deadline)
-        finally:
-            self._pass_on(lane)
-
-    async def _turn(self, lane: tuple[str, str], deadline: float) -> None:
-        """Return when it is our turn among the messages of a key. SendError at the deadline."""
+            return
         turn: asyncio.Future[None] = self._client.loop.create_future()
         self._keys[lane].append(turn)
         try:
@@ -148,14 +144,29 @@ class Attempts:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self._pass_on(lane)
+                self.pass_on(topic, key)
             if isinstance(error, TimeoutError):
-                topic, key = lane
                 raise SendError(
                     f"topic {topic!r}: earlier messages of key {key!r} are still unresolved at the timeout",
                     may_be_stored=False,
                 ) from None
             raise
+
+    def pass_on(self, topic: str, key: str) -> None:
+        """The turn is over: the next one's begins."""
+        lane = (topic, key)
+        waiting = self._keys[lane]
+        while waiting:
+            turn = waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        del self._keys[lane]
+
+    @property
+    def turns(self) -> int:
+        """Keys of which a message has its turn."""
+        return len(self._keys)
 
     async def oneway(self, target: Target, letter: Letter, deadline: float) -> None:
         """Hand the letter to the socket of ``target``."""
@@ -185,15 +196,6 @@ class Attempts:
             raise SendError(f"{target.address} does not take more in time", may_be_stored=True) from None
         except (RocketError, ProtocolError) as error:
             raise SendError(f"topic {letter.topic!r}: {error}", may_be_stored=judge(error).may_be_stored) from error
-
-    def _pass_on(self, lane: tuple[str, str]) -> None:
-        waiting = self._keys[lane]
-        while waiting:
-            turn = waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        del self._keys[lane]
 
     async def _connection(self, target: Target, deadline: float) -> Connection:
         if not target.address:
@@ -281,7 +283,7 @@ class Attempts:
             verdict = judge(error)
             stored = stored or verdict.may_be_stored
             left = deadline - loop.time()
-            if not verdict.retry or left <= 0 or (verdict.counts and attempts > self._config.retries):
+            if not verdict.retry or left <= _LEAST or (verdict.counts and attempts > self._config.retries):
                 raise SendError(_text(letter, error, attempts), may_be_stored=stored) from error
             if verdict.counts:
                 attempts += 1
@@ -302,7 +304,7 @@ class Attempts:
                 except UsageError:
                     pass
             left = deadline - loop.time()
-            if left <= 0:
+            if left <= _LEAST:
                 raise SendError(_text(letter, error, attempts), may_be_stored=stored) from error
             try:
                 answer = await self._once(target, letter, deadline)

@@ -154,6 +154,11 @@ class BatchDelivery(Delivery):
         if self._full():
             self._wake(max(1, len(self._ready) // self._batch_size))
 
+    @property
+    def backlog(self) -> int:
+        """Nothing while a batch is being filled: what it waits for are more messages, so they must be pulled."""
+        return len(self._ready) if self._full() else 0
+
     async def drain(self, timeout: float) -> bool:
         self._arrivals.clear()
         self._bytes = 0

@@ -54,8 +54,19 @@ async def send_batch(
     """See ``Producer.send_batch``."""
     timeout = producer.config.send_timeout if timeout is None else timeout
     deadline = asyncio.get_running_loop().time() + timeout
-    publish = await producer.open_topic(topic, timeout)
     messages = list(messages)
+    # All have the key of the first, or are refused.
+    first = messages[0] if messages and queue is None else None
+    if isinstance(first, OutgoingMessage) and first.sharding_key is not None:
+        async with producer.turn(topic, first.sharding_key, deadline):
+            return await _send_batch(producer, topic, messages, queue, deadline)
+    return await _send_batch(producer, topic, messages, queue, deadline)
+
+
+async def _send_batch(
+    producer: Posting, topic: str, messages: list[Item], queue: Queue | None, deadline: float
+) -> list[SendReceipt]:
+    publish = await producer.open_topic(topic, max(0.001, deadline - asyncio.get_running_loop().time()))
     ids = producer.next_ids(len(messages))
     items: list[BatchItem] = []
     system = producer.system

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from aiorocket.client.core.offsets import OffsetTable
@@ -77,11 +77,12 @@ class Commits:
         else:
             self.offsets.advance(fetcher.queue, process_queue.committable())
 
-    async def repair(self, queue: Queue, offset: int) -> None:
-        """Set the position, also backwards, and store it now."""
+    async def repair(self, positions: Mapping[Queue, int]) -> dict[Queue, Exception]:
+        """Set these positions, also backwards, and store them now. The failures by queue."""
         async with self._flushing:
-            self.offsets.repair(queue, offset)
-            await self._write([(queue, offset)])
+            for queue, offset in positions.items():
+                self.offsets.repair(queue, offset)
+            return await self._write(list(positions.items()))
 
     def forget(self, queue: Queue) -> None:
         """The queue is given up; what comes of it later changes nothing here."""

@@ -33,7 +33,7 @@ from aiorocket.client.rebalancer import Rebalancer
 from aiorocket.client.router import Listener, Router
 from aiorocket.client.session import Client
 from aiorocket.client.settlement import Settlement
-from aiorocket.client.sinks import Sink, make_sink
+from aiorocket.client.sinks import Sink, end_work, make_sink
 from aiorocket.client.state import ConsumerState, Counters
 from aiorocket.client.stream import MessageStream
 from aiorocket.client.topics import Taker, Topics
@@ -106,7 +106,7 @@ class Consumer(Listening):
         self.counters = Counters()
         #: The broker's queue locks of an orderly consumer, from its start on.
         self.leases: Leases | None = None
-        self.stats = ConsumeStats()
+        self.stats = ConsumeStats(self._namespace)
         self.hooks = tuple(hooks)
         self.on_assigned, self.on_revoked = on_assigned, on_revoked
         self._offset_store: OffsetStore | None = None
@@ -132,11 +132,14 @@ class Consumer(Listening):
         wanted, start = check_filter(tags, sql), parse_start(start_from)
         if self._lifecycle.state not in (State.NEW, State.RUNNING):
             self._lifecycle.need_running()
-        self._topics.add(wrap(self._namespace, topic), wanted, self.stream, start, sql)
+        wire = wrap(self._namespace, topic)
+        self._topics.add(wire, wanted, self.stream, start, sql)
         if self._lifecycle.running:
             self._derive()
             self.client.subscriptions_changed()
+            self._assigned.filter_changed(wire)
             await self._rebalancer.settle(self.client.config.start_timeout)
+            self._lifecycle.need_running()
 
     def messages(self, buffer: int = 256) -> MessageStream:
         """The messages of subscribed topics as an async iterator, each to be settled (``Message.process``).
@@ -198,9 +201,8 @@ class Consumer(Listening):
             if self.is_orderly and not self.broadcasting:
                 self.leases = Leases(self)
                 self.leases.watch_lost(self._assigned.lock_lost)
-            await self._rebalancer.settle(self.client.config.start_timeout)
-            if self.leases is not None:
                 self._scope.start(self.leases.renew_forever(), name="locks")
+            await self._rebalancer.settle(self.client.config.start_timeout)
             self._rebalancing = self._scope.start(self._rebalancer.forever(), name="rebalance")
             self._scope.start(self._commits.forever(self.config.offset_flush_interval, self.fetchers), name="commit")
             self._scope.start(self._sweep_forever(), name="sweep")
@@ -228,12 +230,14 @@ class Consumer(Listening):
         ``ConsumerConfig.drain_timeout``; not at all without ``drain``), commit, tell the brokers.
 
         Messages that were waiting or interrupted are neither finished nor sent back: the next member gets them. A start
-        that is under way is given up: ``start`` raises UsageError, and both return when nothing of it is left.
+        that is under way is given up: ``start`` raises UsageError, and both return when nothing of it is left. A second
+        ``stop`` returns with the first.
         """
         before = self._lifecycle.state
         self._lifecycle.move("stop")
-        if before is State.STARTING:
+        if before in (State.STARTING, State.RUNNING):
             self._rebalancer.abandon()
+        if before in (State.STARTING, State.STOPPING):
             await self._ended.wait()
         elif before is State.RUNNING:
             await self._leave(drain=drain, timeout=self.config.drain_timeout if timeout is None else timeout)
@@ -313,7 +317,7 @@ class Consumer(Listening):
     async def reset_offsets(self, topic: str, offsets: Mapping[Queue, int]) -> None:
         """Go on at ``offsets`` in these queues of ``topic``, those that are held here (code 220). What is cached is
         dropped at once, the rest follows in ``ConsumerConfig.offset_illegal_delay`` seconds."""
-        if self._lifecycle.running:
+        if self.pulling:
             wire = wrap(self._namespace, topic)
             self.begin_anew({queue._replace(topic=wire): offset for queue, offset in offsets.items()})
 
@@ -391,7 +395,7 @@ class Consumer(Listening):
             await asyncio.sleep(delay)
             action()
 
-        if self._lifecycle.running:
+        if self.pulling:  # listeners run from the first queues on, while the start still waits for others
             self._scope.start(wait(), name="later")
 
     # -- inside --
@@ -401,7 +405,7 @@ class Consumer(Listening):
         topic = wrap(self._namespace, listener.topic)
         self._topics.add(topic, listener.tags, sink, listener.start_from, listener.sql)
         self.sinks.append(sink)
-        self._sinks.setdefault(listener.topic, []).append(sink)
+        self._sinks.setdefault(unwrap(self._namespace, topic), []).append(sink)
         sink.start(self._scope)
 
     def _derive(self) -> None:
@@ -440,7 +444,7 @@ class Consumer(Listening):
             ends.callback(self.client.forget_consumer, self.wire_group, self)
             if self.leases is not None:
                 ends.push_async_callback(to_the_end, self.leases.close)
-            await to_the_end(self._scope.close)
+            await to_the_end(lambda: end_work(self.sinks, self._scope))
 
     def _again(self, message: Message) -> None:
         if not message.settled:

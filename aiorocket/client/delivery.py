@@ -71,9 +71,7 @@ class Surroundings:
 class Slot:
     """One worker: what it works on, and since when."""
 
-    __slots__ = (
-        "begun", "deadline", "expired", "failed", "left", "seen", "seen_at", "since", "source", "stop", "task", "work",
-    )  # fmt: skip
+    __slots__ = ("begun", "deadline", "expired", "failed", "left", "since", "source", "stop", "task", "work")
 
     def __init__(self) -> None:
         self.work: Message | list[Message] | None = None
@@ -82,9 +80,6 @@ class Slot:
         self.stop = False
         self.deadline = _NEVER
         self.expired = False
-        # Of the sweep: what was in work then, and when it was first seen there.
-        self.seen: object = None
-        self.seen_at = 0.0
         # Of the statistics: a run of messages of one source. `left` counts down to the end of the turn; a run has
         # `begun - left` messages so far, `failed` of them failed.
         self.left = _TURN
@@ -198,9 +193,9 @@ class Delivery:
         for slot in self._slots:
             slot.stop = True
         self._wake(len(self._idle))
-        if not tasks:
-            return True
-        _, pending = await asyncio.wait(tasks, timeout=timeout)
+        pending: set[asyncio.Task[None]] = set()
+        if tasks:
+            _, pending = await asyncio.wait(tasks, timeout=timeout)
         self._cancelling = bool(pending)
         await end_workers(pending, self.name)
         if self._timer is not None:
@@ -212,12 +207,14 @@ class Delivery:
         runs on and its result counts as late."""
         for slot in list(self._slots):
             work = slot.work
-            if work is None or work is not slot.seen:
-                slot.seen, slot.seen_at = work, now
-            elif now - slot.seen_at >= limit:
-                slot.seen_at = now
-                for message in list(work) if isinstance(work, list) else [work]:
-                    await self._around.failure.expired(message, self._max_attempts)
+            if work is None:
+                continue
+            messages = list(work) if isinstance(work, list) else [work]
+            # By the start of this call: a message that nobody took back may have had others in this slot before.
+            if now - messages[0].begun >= limit:
+                for message in messages:
+                    if not message.settled:
+                        await self._around.failure.expired(message, self._max_attempts)
 
     # -- workers --
 

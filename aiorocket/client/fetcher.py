@@ -85,12 +85,16 @@ class Fetcher:
         #: The next pull may bring messages at once: there are more, or nobody knows yet.
         self._expects = True
         self._wake = asyncio.Event()
+        #: Below this a pull carries no commit: the broker led back, and what was committed before is not taken back.
+        self._floor = 0
+        self._start_task: Callable[..., asyncio.Task[None]] | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
 
     def start(self, start_task: Callable[..., asyncio.Task[None]]) -> None:
+        self._start_task = start_task
         name = f"pull/{self.queue.topic}/{self.queue.broker_name}/{self.queue.queue_id}"
-        self._task = start_task(self._run(), name=name)
+        self._task = start_task(self._run(self._task), name=name)
 
     def wake(self) -> None:
         """Look again whether the next pull may go out."""
@@ -105,6 +109,12 @@ class Fetcher:
             task.cancel()
             await asyncio.wait([task])
 
+    def restart(self) -> None:
+        """Pull again from the same offset: the pull that is under way looks for what was wanted before."""
+        if self._task is not None and self._start_task is not None and not self._stopped:
+            self._task.cancel()
+            self.start(self._start_task)
+
     def limit(self, limits: Limits) -> None:
         """Flow control from now on."""
         if limits != self.process_queue.limits:
@@ -112,15 +122,27 @@ class Fetcher:
             self._wake.set()
 
     def idle_since(self, now: float) -> float:
-        """For how many seconds the present pull has been under way; 0 when none is."""
+        """For how many seconds the present pull has been under way; 0 when none is. Infinitely long when it was stopped
+        and the queue is neither given up nor begun anew: whoever was at that has been cancelled half-way."""
+        if self._stopped and not self.process_queue.dropped:
+            return float("inf")
         return 0.0 if self._began is None else now - self._began
 
-    async def _run(self) -> None:
+    def wall_ms(self, then: float) -> int:
+        """The wall clock at ``then``, a moment in loop time."""
+        return self._client.env.clock.wall_ms() - round(1000 * (self._client.loop.time() - then))
+
+    async def _run(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
         backlog = self._consumer.backlog
         while await self._wait_for_turn():
             expects = self._expects
             if expects:
                 await backlog.acquire(self.queue.broker_name)
+                if self.paused:  # while it waited for its turn
+                    backlog.release(self.queue.broker_name)
+                    continue
             self._began = self._client.loop.time()
             try:
                 pause = await self._pull()
@@ -180,7 +202,7 @@ class Fetcher:
         connection = await self._client.member_connection(address)
         commit = process_queue.committable() if consumer.commits_with_pulls else 0
         # A slave does not take commits.
-        carries = commit > 0 and address == consumer.master_address(queue)
+        carries = commit > 0 and commit >= self._floor and address == consumer.master_address(queue)
         short, offset = config.short_poll, process_queue.next_offset
         # After an error the first pull is not held, so that it is known at once, not after the hold, that all is well.
         # Nor is one that holds a place in the line of those that will be answered at once.
@@ -195,6 +217,8 @@ class Fetcher:
         request = RemotingCommand.request(_PULL, header, ext=None if epoch is None else {EPOCH: str(epoch)})
         began = self.last_pull = self._client.loop.time()
         answer = await connection.request(request, config.pull_timeout)
+        if process_queue.dropped:  # in the moment before this task was told
+            return 0.0
         code = answer.code
         self._expects = False
         if code == _FOUND:
@@ -219,7 +243,8 @@ class Fetcher:
                     # This is how a reset kept at the broker arrives there, other than as "illegal".
                     return self._illegal(found.next_begin_offset)
             process_queue.next_offset = found.next_begin_offset
-            return config.pull_interval if short is None else short
+            # At once, the interval is for pulls that bring messages; short polls rest where there is nothing more.
+            return 0.0 if short is None or code == _NO_MATCHED else short
         if code == _ILLEGAL:
             return self._illegal(answer.read(PullMessageResponseHeader).next_begin_offset)
         error = remote_error(code, answer.remark, request="PULL_MESSAGE", address=address)
@@ -247,6 +272,7 @@ class Fetcher:
 
     def _report_backwards(self, offset: int, next_offset: int) -> None:
         self._consumer.counters.backwards += 1
+        self._floor = max(self._floor, offset)
         log.warning("%s: asked for offset %d and was led back, to go on at %d", self.queue, offset, next_offset)
 
     def _illegal(self, next_offset: int) -> float:

@@ -19,7 +19,7 @@ from aiorocket_protocol import (
 
 if TYPE_CHECKING:
     from aiorocket.client.link import Link
-    from aiorocket.config import ConsumerConfig
+    from aiorocket.config import ConsumerConfig, PullConsumerConfig
     from aiorocket_protocol import ConsumerData
 
 __all__ = ("check_group_agrees",)
@@ -37,7 +37,7 @@ class _Newcomer(Protocol):
     @property
     def client(self) -> Link: ...
     @property
-    def config(self) -> ConsumerConfig: ...
+    def config(self) -> ConsumerConfig | PullConsumerConfig: ...
     @property
     def group(self) -> str: ...
     @property
@@ -50,8 +50,8 @@ class _Newcomer(Protocol):
 
 
 async def check_group_agrees(consumer: _Newcomer) -> None:
-    """Warn when this member wants something else than those that are there; UsageError instead with
-    ``ConsumerConfig.subscription_check="error"``. Brokers that do not answer are passed over."""
+    """Warn when this member wants something else than those that are there; UsageError instead with the option
+    ``subscription_check="error"``. Brokers that do not answer are passed over."""
     check = consumer.config.subscription_check
     if check == "off":
         return

@@ -57,13 +57,17 @@ class Leases:
         self._loop = asyncio.get_running_loop()
         config = consumer.config
         self.table = LeaseTable(validity=config.lock_validity, renew=config.lock_renew_interval)
+        #: A later answer finds the lease ended, and waiting for it would hold up the renewals at other brokers.
+        self._patience = config.lock_validity - config.lock_renew_interval
         self._expiry = DeadlineDriver(self._loop, self.table.next_expiry, self._on_expiry)
         self._wake = asyncio.Event()
         self._waiting: defaultdict[Queue, list[Callable[[], None]]] = defaultdict(list)
         self._watchers: list[Callable[[Queue], None]] = []
         self._held_back: Counter[Queue] = Counter()
-        #: Asked for and not answered: the broker may hold them for us.
+        #: Asked for, or given back, and not answered: the broker may hold them for us.
         self._doubtful: set[Queue] = set()
+        #: Being given back: a request for one of them must not overtake that, or it would free what was granted anew.
+        self._leaving: set[Queue] = set()
         self._closed = False
 
     def valid(self, queue: Queue, now: float) -> bool:
@@ -78,6 +82,10 @@ class Leases:
         """The number our broker gave this ownership; None from a broker that has none. It differs after a lost lease
         when somebody else had the queue in between."""
         return self.table.epoch(queue)
+
+    def term(self, queue: Queue) -> int | None:
+        """A number that stays the same for as long as the lease is held without a gap; None when it is not valid."""
+        return self.table.term(queue) if self.valid(queue, self._loop.time()) else None
 
     def when_valid(self, queue: Queue, callback: Callable[[], None]) -> None:
         """Call ``callback`` once: when the queue is held again, or now when it is. A release forgets it."""
@@ -103,6 +111,7 @@ class Leases:
         does not answer grants nothing and disturbs no other."""
         if self._closed:
             return set()
+        queues = [queue for queue in queues if queue not in self._leaving]
         await asyncio.gather(*(self._lock(part) for part in _by_broker(queues)))
         now = self._loop.time()
         return {queue for queue in queues if self.valid(queue, now)}
@@ -112,9 +121,10 @@ class Leases:
         ticket = table.ask()
         self._doubtful.update(queues)
         try:
-            sent_at, answer = await self._request(RequestCode.LOCK_BATCH_MQ, queues)
+            async with asyncio.timeout(self._patience):
+                sent_at, answer = await self._request(RequestCode.LOCK_BATCH_MQ, queues)
             result = decode_body(LockBatchResult, answer.body, answer.serialize_type)
-        except (RocketError, ProtocolError) as error:
+        except (RocketError, ProtocolError, TimeoutError) as error:
             log.info("locking %d queues of %s: %s", len(queues), queues[0].broker_name, error)
             table.failed(queues, self._loop.time())
             self._wake.set()
@@ -158,8 +168,9 @@ class Leases:
     # -- unlock --
 
     def strays(self, wanted: Collection[Queue]) -> list[Queue]:
-        """The queues whose lock is renewed here and which are not in ``wanted``."""
-        return [queue for queue in self.table.queues() if queue not in wanted and not self.table.releasing(queue)]
+        """The queues not in ``wanted`` whose lock is renewed here, or may be ours unbeknown to us."""
+        held = sorted({*self.table.queues(), *self._doubtful} - self._leaving)
+        return [queue for queue in held if queue not in wanted and not self.table.releasing(queue)]
 
     def hold_back(self, queue: Queue) -> None:
         """A handler still runs for ``queue``: a release only stops the renewals, until ``let_go``."""
@@ -185,8 +196,8 @@ class Leases:
         """Give back every lock at once, those whose request was not answered too, and take no more. For the consumer's
         end, after the sinks are drained: those that are held back still are left for the broker to end."""
         self._closed = True
-        queues = {*self.table.queues(), *self._doubtful}
-        self._doubtful.clear()
+        # In doubt until that is answered: it is called once more when it was cut short.
+        queues = self._doubtful = {*self.table.queues(), *self._doubtful}
         for queue in queues:
             self.table.release(queue)
         self._expiry.close()
@@ -194,12 +205,19 @@ class Leases:
         self._waiting.clear()
         free = [queue for queue in queues if not self._held_back[queue]]
         await asyncio.gather(*(self._send_unlock(part) for part in _by_broker(free)))
+        queues.clear()
 
     async def _unlock(self, queue: Queue) -> None:
-        known = self.table.release(queue)
+        known = self.table.release(queue) or queue in self._doubtful
         self._expiry.update()
         if known:
-            await self._send_unlock([queue])
+            self._doubtful.add(queue)
+            self._leaving.add(queue)
+            try:
+                await self._send_unlock([queue])
+            finally:
+                self._leaving.discard(queue)
+            self._doubtful.discard(queue)
 
     async def _send_unlock(self, queues: list[Queue]) -> None:
         try:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
 from aiorocket.client.core.lifecycle import Lifecycle, State
+from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.stats import SAMPLE_INTERVAL, ConsumeStats
 from aiorocket.client.router import Handler, Listener, Router
 from aiorocket.errors import UsageError
@@ -23,6 +24,7 @@ class Listening(Router):
 
     group: str
     stats: ConsumeStats
+    _namespace: str
     _lifecycle: Lifecycle
     _sinks: dict[str, list[Sink]]
 
@@ -42,7 +44,7 @@ class Listening(Router):
     def set_concurrency(self, topic: str, concurrency: int) -> None:
         """Let so many handlers (1 to 1024) of each of the topic's listeners run at once from now on. What runs is not
         interrupted; surplus workers end with what they have. UsageError when no listener of the topic runs."""
-        sinks = self._sinks.get(topic)
+        sinks = self._sinks.get(unwrap(self._namespace, topic))
         if not sinks:
             known = ", ".join(sorted(self._sinks)) or "none, or it is not started"
             raise UsageError(f"consumer {self.group!r} runs no listener of topic {topic!r} (topics: {known})")
@@ -52,7 +54,7 @@ class Listening(Router):
     def listener_of(self, topic: str, tag: str) -> Listener | None:
         """The listener that messages of ``topic`` with ``tag`` go to; as with retries, the topic's first one when none
         takes the tag."""
-        found = [each for each in self.listeners if each.topic == topic]
+        found = [each for each in self.listeners if unwrap(self._namespace, each.topic) == topic]
         return next((each for each in found if not each.tags or tag in each.tags), found[0] if found else None)
 
     def _before_start(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from aiorocket.client.core.delays import level_for
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.exits import DeadLetter, Retry, Skip
-from aiorocket_protocol import PROPERTY_RETRY_TOPIC, RecordView
+from aiorocket_protocol import PROPERTY_CONSUME_START_TIME, PROPERTY_RETRY_TOPIC, RecordView
 
 if TYPE_CHECKING:
     from aiorocket.client.core.process_queue import ProcessQueue
@@ -57,6 +57,9 @@ class Source(Protocol):
     def max_offset(self) -> int | None:
         """The offset after the last it has, likewise."""
 
+    def wall_ms(self, then: float) -> int:
+        """The wall clock at ``then``, a moment in loop time."""
+
     @property
     def settler(self) -> Settler: ...
 
@@ -81,10 +84,12 @@ class Message(RecordView):
     """
 
     # `holder` is the process queue while the message is unfinished, None from then on; `begun` is set when a listener
-    # is called with it, `_local` by the first retry in this process, which few messages meet.
-    __slots__ = ("_local", "begun", "holder", "source")
+    # is called with it, `_local` by the first retry in this process, which few messages meet; `_told` is the `begun`
+    # that its properties tell of.
+    __slots__ = ("_local", "_told", "begun", "holder", "source")
 
     _local: int
+    _told: float
     begun: float
 
     holder: ProcessQueue | None
@@ -147,12 +152,24 @@ class Message(RecordView):
 
     @property
     def consume_started(self) -> float | None:
-        """When its listener was called, in loop time; None before that (RocketMQ's CONSUME_START_TIME)."""
+        """When its listener was called, in loop time; None before that."""
         return getattr(self, "begun", None)
 
     @property
+    def properties(self) -> dict[str, str]:
+        """All properties, RocketMQ's and the sender's. CONSUME_START_TIME is there from the call of a listener on: when
+        that was, in milliseconds of the wall clock. One dict per message; do not change it."""
+        properties = super().properties
+        begun = self.consume_started
+        # Worked out for those who look: most messages are never asked, and delivering them must not cost it.
+        if begun is not None and begun != getattr(self, "_told", None):
+            self._told = begun
+            properties[PROPERTY_CONSUME_START_TIME] = str(self.source.wall_ms(begun))
+        return properties
+
+    @property
     def sharding_key(self) -> str | None:
-        return self.properties.get("__SHARDINGKEY")
+        return self._property("__SHARDINGKEY", b"__SHARDINGKEY")
 
     @property
     def settled(self) -> bool:

@@ -179,9 +179,9 @@ class OrderlyDelivery:
             slot.stop = True
         self._lanes.wake_all()
         tasks = [slot.task for slot in self._slots if slot.task is not None]
-        if not tasks:
-            return True
-        _, pending = await asyncio.wait(tasks, timeout=timeout)
+        pending: set[asyncio.Task[None]] = set()
+        if tasks:
+            _, pending = await asyncio.wait(tasks, timeout=timeout)
         self._cancelling = bool(pending)
         await end_workers(pending, self.name)
         if self._timer is not None:
@@ -244,7 +244,7 @@ class OrderlyDelivery:
             if slot.reason is not None:
                 # It ended in its own way although we cancelled it.
                 error = _took_back(slot) or _lease_lost(lane)
-            elif now >= lane.until and error is None and not self._lanes.held(lane, now):
+            elif now >= lane.until and not self._lanes.held(lane, now):
                 error = _lease_lost(lane)  # and it kept the loop from telling it
             if error is not None:
                 self._count(lane, calls, 0, since, before, calls)
@@ -441,13 +441,14 @@ class OrderlyDelivery:
     def _unhook(self, context: ConsumeContext, result: object, error: Exception | None, took: float) -> None:
         suspended = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
         status = result if isinstance(result, ConsumeOrderlyStatus) and error is None else suspended
-        if isinstance(error, TimeoutError) or took >= self._consumer.config.consume_timeout:
-            kind = ConsumeReturnType.TIME_OUT
-        elif error is not None:
-            explicit = isinstance(error, Retry | DeadLetter | Skip)
-            kind = ConsumeReturnType.FAILED if explicit else ConsumeReturnType.EXCEPTION
+        if isinstance(error, Skip):
+            status = ConsumeOrderlyStatus.SUCCESS
+        if error is not None and not isinstance(error, Retry | DeadLetter | Skip):
+            kind = ConsumeReturnType.EXCEPTION
         elif result is None:
             kind = ConsumeReturnType.RETURNNULL
+        elif took >= self._consumer.config.consume_timeout:
+            kind = ConsumeReturnType.TIME_OUT
         else:
             kind = ConsumeReturnType.FAILED if status is suspended else ConsumeReturnType.SUCCESS
         context.status = status.value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,11 @@ from aiorocket_protocol import (
     pack_host,
 )
 
-__all__ = ("Posting", "Selector", "as_bytes", "as_message")
+__all__ = ("ONE_OR_THE_OTHER", "Posting", "Selector", "as_bytes", "as_message")
+
+ONE_OR_THE_OTHER = (
+    "(topic, body, tag=, keys=, properties=, delay_level=) or (OutgoingMessage(...)), which has all of these itself"
+)
 
 #: ``select=``: from the queues that can be written to, the message, and ``arg``, to the queue it goes to (Java's
 #: MessageQueueSelector).
@@ -137,19 +141,58 @@ class Posting:
         deadline: float,
     ) -> SendReceipt:
         """Send a message as ``letter`` makes it."""
-        publish = await self.open_topic(message.topic, max(0.001, deadline - self._time()))
+        async with self.turn(message.topic, message.sharding_key if queue is None else None, deadline):
+            publish = await self.open_topic(message.topic, max(0.001, deadline - self._time()))
+            return await self.post_to(publish, message, system, sys_flag=sys_flag, queue=queue, deadline=deadline)
+
+    async def post_to(
+        self,
+        publish: Publish,
+        message: OutgoingMessage,
+        system: Mapping[str, str],
+        *,
+        sys_flag: int = 0,
+        queue: Queue | None = None,
+        deadline: float,
+    ) -> SendReceipt:
+        """As ``post``, to a topic that is open, in the turn of the message."""
         letter = self.letter(publish, message, system, sys_flag)
         with self.counted():
             return await self.place(publish, queue, message.sharding_key, letter, deadline)
 
+    @asynccontextmanager
+    async def turn(self, topic: str, key: str | None, deadline: float) -> AsyncIterator[None]:
+        """Around everything that a send of ``key`` waits for, the route and the room too: only so the order of calls is
+        the order stored. Nothing for None."""
+        if key is None:
+            yield
+            return
+        name = await self._take_turn(topic, key, deadline)
+        try:
+            yield
+        finally:
+            self._end_turn(name, key)
+
+    async def _take_turn(self, topic: str, key: str, deadline: float) -> str:
+        """The topic's name on the wire, for ``_end_turn``."""
+        self._lifecycle.need_running()
+        name = wrap(self.client.config.namespace, topic)
+        await self._attempts.turn(name, key, deadline)
+        return name
+
+    def _end_turn(self, name: str, key: str) -> None:
+        self._attempts.pass_on(name, key)
+        if self._idle:
+            self._make_room()
+
     async def place(
         self, publish: Publish, queue: Queue | None, sharding_key: str | None, letter: Letter, deadline: float
     ) -> SendReceipt:
-        """Send to the queue that is asked for, or to the next."""
+        """Send to the queue that is asked for, or to the next; with a key, in its turn."""
         if queue is not None:
             return await self._attempts.pinned(publish, queue, letter, deadline)
         if sharding_key is not None:
-            return await self._attempts.keyed(publish, sharding_key, letter, deadline)
+            return await self._attempts.in_turn(publish, sharding_key, letter, deadline)
         return await self._attempts.run(publish, publish.next(), letter, deadline)
 
     async def _select(
@@ -170,6 +213,10 @@ class Posting:
 
     async def _admit(self, topic: str, timeout: float) -> Publish:
         self._lifecycle.need_running()
+        return await self._let_in(topic, timeout)
+
+    async def _let_in(self, topic: str, timeout: float) -> Publish:
+        """Wait for the route and for room among the sends under way. The caller begins its send at once."""
         check_topic(topic)
         trouble = ""
         try:
@@ -184,15 +231,18 @@ class Posting:
                         trouble = str(error)
                         await asyncio.sleep(pause)
                         pause = min(2 * pause, 1.0)
-                while self._in_flight >= self.config.max_in_flight:
+                if self._in_flight >= self.config.max_in_flight:
                     waiter = self._loop.create_future()
                     self._room.append(waiter)
                     try:
                         await waiter
                     except BaseException:
                         if waiter.done() and not waiter.cancelled():
-                            self._make_room()  # it was our turn and we cannot take it
+                            self._in_flight -= 1  # the place was ours and we cannot take it
+                            self._make_room()
                         raise
+                    self._in_flight -= 1  # the caller counts itself, before anybody else can
+                    self._loop.call_soon(self._make_room)  # unless what it sends is refused
                 return publish
         except TimeoutError:
             if self._in_flight >= self.config.max_in_flight:
@@ -261,9 +311,10 @@ class Posting:
         while self._room and self._in_flight < self.config.max_in_flight:
             waiter = self._room.popleft()
             if not waiter.done():
+                # Its place is taken from now on, or who sends without a pause would be there first, again and again.
+                self._in_flight += 1
                 waiter.set_result(None)
-                break
-        if not self._in_flight:
+        if not (self._in_flight or self._attempts.turns):
             idle, self._idle = self._idle, []
             for waiter in idle:
                 if not waiter.done():
@@ -291,8 +342,8 @@ def as_message(
 ) -> OutgoingMessage:
     """What was given to a verb, as one value."""
     if isinstance(topic, OutgoingMessage):
-        if body is not None:
-            raise UsageError("(topic, body) or (OutgoingMessage(...))")
+        if body is not None or tag or keys or properties or delay_level:
+            raise UsageError(ONE_OR_THE_OTHER)
         if topic.sharding_key is None and sharding_key is not None:
             topic = replace(topic, sharding_key=sharding_key)
         return topic if type(topic.body) is bytes else replace(topic, body=as_bytes(topic.body))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -9,9 +10,10 @@ from typing import Any, Self
 
 from aiorocket.client.attempts import Letter
 from aiorocket.client.bulk import Item, SendOutcome, send_batch, send_many
+from aiorocket.client.core.lifecycle import State
 from aiorocket.client.message import Message
 from aiorocket.client.outgoing import property_text
-from aiorocket.client.posting import Posting, Selector, as_bytes, as_message
+from aiorocket.client.posting import ONE_OR_THE_OTHER, Posting, Selector, as_bytes, as_message
 from aiorocket.client.request_reply import Requests, reply, request
 from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.client.send_hooks import SendHook
@@ -68,6 +70,7 @@ class Producer(Posting):
         self._own_client = client is None
         client = client or Client(nameservers=nameservers, env=env)
         super().__init__(group, client, config or ProducerConfig(), hooks)
+        self._ended = asyncio.Event()
 
     # -- life --
 
@@ -85,6 +88,7 @@ class Producer(Posting):
             if self._own_client:
                 await self.client.stop()
             self._lifecycle.move("stopped")
+            self._ended.set()
             raise
         self._begin()
         self._live = self.client.remoting.live
@@ -93,11 +97,13 @@ class Producer(Posting):
 
     async def stop(self) -> None:
         """Take no more, wait for the sends under way (each ends within its timeout), leave. Being cancelled only ends
-        the wait."""
-        if not self._lifecycle.running:
-            self._lifecycle.move("stop")
-            return
+        the wait. A second ``stop`` returns with the first."""
+        before = self._lifecycle.state
         self._lifecycle.move("stop")
+        if before is State.STOPPING:
+            await self._ended.wait()
+        if before is not State.RUNNING:
+            return
         try:
             await self.flush()
         finally:
@@ -112,6 +118,7 @@ class Producer(Posting):
                         await self.client.stop()
                 finally:
                     self._lifecycle.move("stopped")
+                    self._ended.set()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -124,7 +131,7 @@ class Producer(Posting):
 
     async def flush(self) -> None:
         """Return when no send is under way: each ends within its timeout, one way or the other."""
-        if self._in_flight:
+        if self._in_flight or self._attempts.turns:
             waiter = self._loop.create_future()
             self._idle.append(waiter)
             await waiter
@@ -162,8 +169,8 @@ class Producer(Posting):
             return await self.send(message, queue=queue, timeout=left)
         flag = 0
         if type(topic) is not str:
-            if body is not None or not isinstance(topic, OutgoingMessage):
-                raise UsageError("send(topic, body) or send(OutgoingMessage(...))")
+            if body is not None or tag or keys or properties or delay_level or not isinstance(topic, OutgoingMessage):
+                raise UsageError(ONE_OR_THE_OTHER)
             tag, keys, properties = topic.tag, topic.keys, topic.properties
             delay_level, flag = topic.delay_level, topic.flag
             if topic.sharding_key is not None:
@@ -174,6 +181,10 @@ class Producer(Posting):
         if timeout is None:
             timeout = self.config.send_timeout
         deadline = self._time() + timeout
+        if sharding_key is not None and queue is None:
+            return await self._send_in_turn(
+                topic, body, tag, keys, properties, sharding_key, delay_level, flag, deadline
+            )
         publish = self._publish.get(topic)
         if publish is None or self._in_flight >= self.config.max_in_flight:
             publish = await self._admit(topic, timeout)
@@ -191,11 +202,9 @@ class Producer(Posting):
             raise UsageError("an empty body: RocketMQ's brokers and clients refuse it, send at least one byte")
         self._in_flight += 1
         try:
-            if sharding_key is not None or queue is not None:
+            if queue is not None:
                 letter = Letter(publish.name, body, text, msg_id, sys_flag, flag, born, group=self.wire_group)
-                if queue is not None:
-                    return await self._attempts.pinned(publish, queue, letter, deadline)
-                return await self._attempts.keyed(publish, sharding_key or "", letter, deadline)
+                return await self._attempts.pinned(publish, queue, letter, deadline)
             target = publish.next()
             connection = self._live(target.address)
             if connection is None or publish.slow:
@@ -224,6 +233,38 @@ class Producer(Posting):
             if self._room or self._idle:
                 self._make_room()
 
+    async def _send_in_turn(
+        self,
+        topic: str,
+        body: bytes,
+        tag: str,
+        keys: Sequence[str],
+        properties: Mapping[str, str] | None,
+        sharding_key: str,
+        delay_level: int,
+        flag: int,
+        deadline: float,
+    ) -> SendReceipt:
+        """``send`` with a key: its place among those of the key counts from the call, see ``turn``."""
+        name = await self._take_turn(topic, sharding_key, deadline)
+        try:
+            publish = self._publish.get(topic)
+            if publish is None or self._in_flight >= self.config.max_in_flight:
+                publish = await self._let_in(topic, max(0.001, deadline - self._time()))
+            born = self._wall_ms()
+            msg_id = self._ids.next(born)  # type: ignore[union-attr]  # set with the first topic
+            text = property_text(msg_id, tag, keys, properties, sharding_key, delay_level, self.system)
+            if not body:
+                raise UsageError("an empty body: RocketMQ's brokers and clients refuse it, send at least one byte")
+            body, sys_flag = self.packed(body)
+            letter = Letter(publish.name, body, text, msg_id, sys_flag, flag, born, group=self.wire_group)
+            with self.counted():
+                return await self._attempts.in_turn(publish, sharding_key, letter, deadline)
+        except ProtocolError as error:
+            raise SendError(f"topic {topic!r}: the answer cannot be read: {error}", may_be_stored=True) from error
+        finally:
+            self._end_turn(name, sharding_key)
+
     async def send_oneway(
         self,
         topic: str | OutgoingMessage,
@@ -246,11 +287,11 @@ class Producer(Posting):
         if select is not None:
             topic = as_message(topic, body, tag, keys, properties, sharding_key, 0)
             queue, timeout = await self._select(topic, queue, select, arg, timeout)
-            body = None
+            body, tag, keys, properties = None, "", (), None
         flag, delay_level = 0, 0
         if not isinstance(topic, str):
-            if body is not None:
-                raise UsageError("send_oneway(topic, body) or send_oneway(OutgoingMessage(...))")
+            if body is not None or tag or keys or properties:
+                raise UsageError(ONE_OR_THE_OTHER)
             tag, keys, properties = topic.tag, topic.keys, topic.properties
             delay_level, flag = topic.delay_level, topic.flag
             if topic.sharding_key is not None:
@@ -261,18 +302,23 @@ class Producer(Posting):
             raise UsageError("an empty body: RocketMQ's brokers and clients refuse it, send at least one byte")
         timeout = self.config.send_timeout if timeout is None else timeout
         deadline = self._time() + timeout
-        publish = self._publish.get(topic) or await self._admit(topic, timeout)
-        born = self._wall_ms()
-        msg_id = self._ids.next(born)  # type: ignore[union-attr]  # set with the first topic
-        text = property_text(msg_id, tag, keys, properties, sharding_key, delay_level, self.system)
-        body, sys_flag = self._fit(body) if len(body) >= self.config.compress_over else (body, 0)
-        letter = Letter(publish.name, body, text, msg_id, sys_flag, flag, born, group=self.wire_group)
-        if queue is not None:
-            await self._attempts.oneway(publish.pinned(queue), letter, deadline)
-        elif sharding_key is not None:
-            await self._attempts.oneway_keyed(publish, sharding_key, letter, deadline)
-        else:
-            await self._attempts.oneway(publish.next(), letter, deadline)
+        key = sharding_key if queue is None else None
+        name = "" if key is None else await self._take_turn(topic, key, deadline)
+        try:
+            publish = self._publish.get(topic) or await self._admit(topic, max(0.001, deadline - self._time()))
+            born = self._wall_ms()
+            msg_id = self._ids.next(born)  # type: ignore[union-attr]  # set with the first topic
+            text = property_text(msg_id, tag, keys, properties, sharding_key, delay_level, self.system)
+            body, sys_flag = self._fit(body) if len(body) >= self.config.compress_over else (body, 0)
+            letter = Letter(publish.name, body, text, msg_id, sys_flag, flag, born, group=self.wire_group)
+            if queue is not None:
+                target = publish.pinned(queue)
+            else:
+                target = publish.next() if key is None else publish.choice.by_key(key)
+            await self._attempts.oneway(target, letter, deadline)
+        finally:
+            if key is not None:
+                self._end_turn(name, key)
         return msg_id
 
     async def send_batch(

@@ -17,6 +17,7 @@ from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.start_from import Start, parse_start
 from aiorocket.client.core.subscriptions import ALL_TAGS, SQL92, check_filter
 from aiorocket.client.filter_check import check_expression
+from aiorocket.client.group_check import check_group_agrees
 from aiorocket.client.member import OffsetStore
 from aiorocket.client.message import Message
 from aiorocket.client.pull_fetcher import PullFetcher
@@ -292,6 +293,7 @@ class PullConsumer(PullMember):
                 await self.client.start()
             self.client.need_running()
             if self._mode == "subscribe":
+                await check_group_agrees(self)
                 self._register()
                 await self._rebalancer.settle(self.client.config.start_timeout)
                 self._rebalance_from_now_on()
@@ -307,12 +309,13 @@ class PullConsumer(PullMember):
 
     async def stop(self) -> None:
         """Leave: ``on_revoked`` for what is held, store what was committed, tell the brokers. A ``fetch`` that waits
-        raises UsageError, and so does a ``start`` that is under way."""
+        raises UsageError, and so does a ``start`` that is under way. A second ``stop`` returns with the first."""
         self._not_from_a_hook("stop")
         before = self._lifecycle.state
         self._lifecycle.move("stop")
-        if before is State.STARTING:
+        if before in (State.STARTING, State.RUNNING):
             self._rebalancer.abandon()
+        if before in (State.STARTING, State.STOPPING):
             await self._ended.wait()
         elif before is State.RUNNING:
             await self._leave()
@@ -414,6 +417,7 @@ class PullConsumer(PullMember):
         self.client.subscriptions_changed()
         try:
             await self._rebalancer.settle(self.client.config.start_timeout)
+            self._lifecycle.need_running()
         finally:
             if self._lifecycle.running:
                 self._rebalance_from_now_on()

@@ -124,6 +124,10 @@ class PullFetcher:
         """Look again whether the next pull may go out."""
         self._wake.set()
 
+    def wall_ms(self, then: float) -> int:
+        """The wall clock at ``then``, a moment in loop time."""
+        return self._client.env.clock.wall_ms() - round(1000 * (self._client.loop.time() - then))
+
     def idle_since(self, now: float) -> float:
         """For how many seconds the present pull has been under way; 0 when none is."""
         return 0.0 if self._began is None else now - self._began

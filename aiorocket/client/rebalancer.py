@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from aiorocket.client.core.assignment import TopicView, diff, wanted_queues
-from aiorocket.client.core.balance import find_strategy
+from aiorocket.client.core.balance import find_strategy, in_namespace
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.core.subscriptions import SQL92
 from aiorocket.client.filter_check import check_expression
@@ -56,13 +56,15 @@ class Rebalancer:
         self._client = consumer.client
         self._config = consumer.config
         self._assigned = assigned
-        self._strategy = find_strategy(consumer.config.allocate)
+        self._strategy = in_namespace(consumer.client.config.namespace, find_strategy(consumer.config.allocate))
         self._round = asyncio.Lock()
         self._now = asyncio.Event()
         self._checked: set[tuple[str, str, str]] = set()
         self._missing: frozenset[str] = frozenset()
         self._looks = 0
         self._abandoned = False
+        #: Of the locks that the round's new queues were begun under.
+        self._terms: dict[Queue, int | None] = {}
         #: Members of the group as of the last round.
         self.members: tuple[str, ...] = ()
 
@@ -90,7 +92,7 @@ class Rebalancer:
             said = texts
 
     def abandon(self) -> None:
-        """Nobody waits for ``settle`` any more: its present round is the last."""
+        """The member stops: the present round of ``settle`` is the last, and takes no queue any more."""
         self._abandoned = True
 
     async def settle(self, limit: float) -> None:
@@ -108,6 +110,8 @@ class Rebalancer:
                         if isinstance(problem, UsageError):
                             raise problem
                     await asyncio.sleep(_SETTLE_PAUSE)
+                    if self._abandoned:
+                        return
         except TimeoutError:
             what = "; ".join(dict.fromkeys(map(str, problems))) or "the first round of requests is not answered"
             kind = type(problems[0]) if problems and type(problems[0]) in _SIMPLE else RequestTimeoutError
@@ -143,8 +147,11 @@ class Rebalancer:
             await self._assigned.give_up(sorted({*change.removed, *idle}))
             await self._release_strays(wanted)
             starts = await self._starts(change.added, problems, optional)
-            if starts:
+            if starts and not self._abandoned:
                 await self._assigned.prepare(starts)
+                starts = self._still_locked(starts, optional)
+            if self._abandoned:
+                return problems, optional
             touched = {queue.topic for queue in (*change.removed, *starts)}
             if touched:
                 # Before the first pull: it carries the version, and the heartbeat that tells it goes out ahead.
@@ -166,11 +173,11 @@ class Rebalancer:
             await asyncio.gather(*(leases.release(queue) for queue in leases.strays({*self._consumer.held(), *wanted})))
 
     def _idle(self) -> set[Queue]:
-        """Queues whose pull has hung for longer than anything may: they are begun anew."""
+        """Queues whose pull has hung for longer than anything may, or whose end was cut short: they are begun anew."""
         now, limit = self._client.loop.time(), self._config.max_pull_idle
         idle = {fetcher.queue for fetcher in self._assigned.fetchers.values() if fetcher.idle_since(now) > limit}
         for queue in sorted(idle):
-            log.warning("%s: nothing was pulled for %g s, beginning anew", queue, limit)
+            log.warning("%s: its pull was stopped half-way, or hangs for %g s: beginning anew", queue, limit)
         return idle
 
     async def _starts(
@@ -185,6 +192,7 @@ class Rebalancer:
                 NotConnectedError(f"{queue} is locked by another member") for queue in added if queue not in granted
             )
             added = [queue for queue in added if queue in granted]
+            self._terms = {queue: leases.term(queue) for queue in added}
 
         async def ask(queue: Queue) -> Start | None:
             try:
@@ -195,6 +203,16 @@ class Rebalancer:
 
         found = await asyncio.gather(*map(ask, added))
         return {queue: start for queue, start in zip(added, found, strict=True) if start is not None}
+
+    def _still_locked(self, starts: dict[Queue, Start], optional: list[Exception]) -> dict[Queue, Start]:
+        """Those whose lock was held all the time since before their offset was looked up. Of others it may be old news
+        by now: they are begun in another round."""
+        leases = self._consumer.leases
+        if leases is None:
+            return starts
+        held = {queue: start for queue, start in starts.items() if leases.term(queue) == self._terms[queue] is not None}
+        optional.extend(NotConnectedError(f"the lock of {queue} was lost again") for queue in starts.keys() - held)
+        return held
 
     def _complete_retry_route(self, views: Mapping[str, TopicView | None], optional: list[Exception]) -> None:
         """A route of the retry topic that is missing, or names fewer brokers than the topics have, is probably just too

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aiorocket.client.core.retry import STORED_CODES, judge, remote_error
@@ -112,10 +112,13 @@ class _Requester(Protocol):
     @property
     def requests(self) -> Requests: ...
 
+    def need_running(self) -> None: ...
+    def turn(self, topic: str, key: str | None, deadline: float) -> AbstractAsyncContextManager[None]: ...
     async def open_topic(self, topic: str, timeout: float) -> Publish: ...
     def counted(self) -> AbstractContextManager[None]: ...
-    async def post(
+    async def post_to(
         self,
+        publish: Publish,
         message: OutgoingMessage,
         system: Mapping[str, str],
         *,
@@ -130,18 +133,23 @@ async def request(
     """See ``Producer.request``."""
     if message.delay_level:
         raise UsageError(f"delay_level={message.delay_level}: a request that is delivered later would only time out")
+    producer.need_running()
     timeout = producer.config.send_timeout if timeout is None else timeout
     deadline = asyncio.get_running_loop().time() + timeout
-    publish = await producer.open_topic(message.topic, timeout)
-    with producer.counted(), producer.requests.waiting(timeout) as (correlation_id, future):
-        await _introduce(producer.client, publish, deadline)
-        system = {
-            PROPERTY_CORRELATION_ID: correlation_id,
-            PROPERTY_REPLY_TO_CLIENT: producer.client.client_id,
-            PROPERTY_TTL: str(max(1, round(timeout * 1000))),
-        }
+    with ExitStack() as ends:
+        correlation_id, future = ends.enter_context(producer.requests.waiting(timeout))
         try:
-            receipt = await producer.post(message, system, queue=queue, deadline=deadline)
+            async with producer.turn(message.topic, message.sharding_key if queue is None else None, deadline):
+                publish = await producer.open_topic(message.topic, max(0.001, deadline - producer.client.loop.time()))
+                producer.need_running()
+                ends.enter_context(producer.counted())  # until the reply is here
+                await _introduce(producer.client, publish, deadline)
+                system = {
+                    PROPERTY_CORRELATION_ID: correlation_id,
+                    PROPERTY_REPLY_TO_CLIENT: producer.client.client_id,
+                    PROPERTY_TTL: str(max(1, round(timeout * 1000))),
+                }
+                receipt = await producer.post_to(publish, message, system, queue=queue, deadline=deadline)
         except SendError as error:
             # The acknowledgement was lost; who answered has had the message all the same.
             if error.may_be_stored and future.done() and (answer := future.result()) is not None:

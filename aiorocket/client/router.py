@@ -10,7 +10,7 @@ from functools import partial, wraps
 from typing import Any, Literal, TypeVar
 
 from aiorocket.client.core.start_from import StartFrom, parse_start
-from aiorocket.client.core.subscriptions import check_filter, check_tags
+from aiorocket.client.core.subscriptions import check_filter
 from aiorocket.client.status import takes_context
 from aiorocket.errors import UsageError
 from aiorocket.model import check_group, check_topic
@@ -139,6 +139,7 @@ class Router:
         max_attempts: int | None = None,
         timeout: float | None = None,
         start_from: str | datetime | int = "last",
+        sql: str | None = None,
     ) -> Callable[[H], H]:
         """Decorate ``async def handler(batch)``: called with a ``Batch`` of up to ``max_messages`` messages, perhaps of
         several queues. A batch is handed over when it is full, when its records fill ``max_bytes`` (as stored, with
@@ -150,15 +151,14 @@ class Router:
         a larger batch can only be filled from several queues. The other options are those of ``listener``.
         """
         _check_numbers(concurrency=concurrency, max_attempts=max_attempts)
+        _check_numbers(65_536, max_messages=max_messages)
         _check_seconds(timeout=timeout)
-        if not 1 <= max_messages <= 65_536:
-            raise UsageError(f"max_messages={max_messages}: 1 to 65536")
-        if not 0 <= max_wait < float("inf"):
-            raise UsageError(f"max_wait={max_wait}: 0 seconds or more")
-        if max_bytes < 0:
-            raise UsageError(f"max_bytes={max_bytes}: 0 (no limit) or more")
+        if not (isinstance(max_wait, int | float) and 0 <= max_wait < float("inf")):
+            raise UsageError(f"max_wait={max_wait!r}: 0 seconds or more")
+        if not (isinstance(max_bytes, int) and max_bytes >= 0):
+            raise UsageError(f"max_bytes={max_bytes!r}: 0 (no limit) or more")
         check_topic(topic)
-        wanted = check_tags(tags)
+        wanted = check_filter(tags, sql)
         start = parse_start(start_from)
 
         def register(handler: H) -> H:
@@ -174,6 +174,7 @@ class Router:
                     max_attempts=max_attempts,
                     timeout=timeout,
                     start_from=start,
+                    sql=sql,
                     mode="batch",
                     max_wait=max_wait,
                     max_bytes=max_bytes,
@@ -195,6 +196,7 @@ class Router:
         suspend: float | None = None,
         timeout: float | None = None,
         start_from: str | datetime | int = "last",
+        sql: str | None = None,
     ) -> Callable[[H], H]:
         """Decorate ``async def handler(message)``: called for the messages of each queue one at a time, in the order of
         their offsets, by one member of the group at any time (RocketMQ's queue lock).
@@ -209,18 +211,14 @@ class Router:
 
         A handler that takes ``(messages, context)`` is in status mode: it gets a list and a ConsumeOrderlyContext and
         returns a ConsumeOrderlyStatus. Two orderly listeners of one topic are each in order by themselves. A group is
-        orderly or concurrent as a whole; its retry topic is covered too.
+        orderly or concurrent as a whole; its retry topic is covered too. ``sql`` is as of ``listener``.
         """
         check_topic(topic)
-        for name, value in (("concurrency", concurrency), ("batch_size", batch_size), ("max_attempts", max_attempts)):
-            if value is not None and not 1 <= value <= 1024:
-                raise UsageError(f"{name}={value}: 1 to 1024")
-        for name, seconds in (("timeout", timeout), ("suspend", suspend)):
-            if seconds is not None and seconds <= 0:
-                raise UsageError(f"{name}={seconds}: above 0 seconds")
+        _check_numbers(concurrency=concurrency, batch_size=batch_size, max_attempts=max_attempts)
+        _check_seconds(timeout=timeout, suspend=suspend)
         if on_exhausted not in ("dead_letter", "suspend"):
             raise UsageError(f"on_exhausted={on_exhausted!r}: 'dead_letter' or 'suspend'")
-        wanted = check_tags(tags)
+        wanted = check_filter(tags, sql)
         start = parse_start(start_from)
 
         def register(handler: H) -> H:
@@ -234,6 +232,7 @@ class Router:
                     max_attempts=max_attempts,
                     timeout=timeout,
                     start_from=start,
+                    sql=sql,
                     mode="orderly",
                     status=takes_context(handler),
                     suspend=suspend,
@@ -248,16 +247,16 @@ class Router:
         self.listeners.append(listener)
 
 
-def _check_numbers(**numbers: int | None) -> None:
+def _check_numbers(most: int = 1024, /, **numbers: int | None) -> None:
     for name, value in numbers.items():
-        if value is not None and not 1 <= value <= 1024:
-            raise UsageError(f"{name}={value}: 1 to 1024")
+        if value is not None and not (isinstance(value, int) and 1 <= value <= most):
+            raise UsageError(f"{name}={value!r}: 1 to {most}")
 
 
 def _check_seconds(**durations: float | None) -> None:
     for name, value in durations.items():
-        if value is not None and value <= 0:
-            raise UsageError(f"{name}={value}: above 0 seconds")
+        if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
+            raise UsageError(f"{name}={value!r}: above 0 seconds")
 
 
 def _awaitable(handler: Handler, in_thread: Callable[..., Awaitable[object]] = in_thread) -> Handler:

@@ -18,7 +18,7 @@ from typing import Any
 from aiorocket.client import requests
 from aiorocket.client.access import signer_of
 from aiorocket.client.app import AppMethods
-from aiorocket.client.core.lifecycle import Lifecycle
+from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.core.routes import TopicRoute, parse_nameservers
 from aiorocket.client.filter_check import BROKER_VERSION
@@ -27,6 +27,7 @@ from aiorocket.client.route_table import RouteTable
 from aiorocket.config import ClientConfig
 from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, UsageError
 from aiorocket.model import check_group
+from aiorocket.remoting.address import parse_address
 from aiorocket.remoting.client import RemotingClient
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.router import Router
@@ -77,6 +78,7 @@ class Client(AppMethods):
         self._own_env = env is None
         self.env = env or real_env()
         self._lifecycle = Lifecycle("this Client")
+        self._ended = asyncio.Event()
         self._instance = config.instance or self.env.entropy.token(8).hex()
         self.producers: dict[str, object] = {}
         self.consumers: dict[str, GroupMember] = {}
@@ -88,7 +90,10 @@ class Client(AppMethods):
 
     async def start(self) -> None:
         """Begin heartbeats and route refreshes. No network is touched here: the first use of a topic is the first
-        request. ConfigError when credentials or certificates cannot be read."""
+        request. ConfigError when credentials or certificates cannot be read, UsageError for a name server's address
+        that is none."""
+        for address in self.config.nameservers:
+            parse_address(address)
         signer, tls = signer_of(self.config, self.env.disk), client_context(self.config.tls)
         self._lifecycle.move("start")
         self.loop = asyncio.get_running_loop()
@@ -106,12 +111,16 @@ class Client(AppMethods):
         self._lifecycle.move("started")
 
     async def stop(self) -> None:
-        """Close everything. Producers and consumers are to be stopped before; what they still wait for fails."""
-        if not self._lifecycle.running:
-            self._lifecycle.move("stop")
-            return
+        """Close everything. Producers and consumers are to be stopped before; what they still wait for fails. A
+        second ``stop`` returns with the first."""
+        before = self._lifecycle.state
         self._lifecycle.move("stop")
+        if before is State.STOPPING:
+            await self._ended.wait()
+        if before is not State.RUNNING:
+            return
         async with AsyncExitStack() as ends:
+            ends.callback(self._ended.set)
             ends.callback(self._lifecycle.move, "stopped")
             if self._own_env:
                 ends.push_async_callback(self.env.disk.close)

@@ -18,6 +18,7 @@ from aiorocket.errors import NotConnectedError, RocketError
 from aiorocket.model import Queue, SendReceipt, SendStatus
 from aiorocket_protocol import (
     COMPRESSION_MASK,
+    PROPERTY_CONSUME_START_TIME,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
     SYS_FLAG_COMPRESSED,
@@ -42,8 +43,10 @@ _SEND_BACK_TIMEOUT = 5.0
 _FIRST_RETRY_LEVEL = 3
 #: Of the stored record only how the body is compressed goes into the copy.
 _KEPT_FLAGS = SYS_FLAG_COMPRESSED | COMPRESSION_MASK
-#: Properties that say where a message was on its way through the broker; a copy must not repeat them.
-_NOT_COPIED = frozenset(("TRAN_MSG", "DELAY", "REAL_TOPIC", "REAL_QID", "CLUSTER", "WAIT"))
+#: Properties that say where a message was on its way to here; a copy must not repeat them.
+_NOT_COPIED = frozenset(
+    ("TRAN_MSG", "DELAY", "REAL_TOPIC", "REAL_QID", "CLUSTER", "WAIT", PROPERTY_CONSUME_START_TIME)
+)
 
 
 class Returner(Protocol):
@@ -90,11 +93,15 @@ class Settlement:
             log.warning("the listener failed on message %s of %s", message.msg_id, message.queue, exc_info=error)
 
     async def expired(self, message: Message, max_attempts: int | None) -> None:
-        """A listener has been at it for longer than the consume timeout."""
-        if not message.settled:
-            log.warning("message %s of %s: consume timeout, it will be delivered again", message.msg_id, message.queue)
-            self._consumer.counters.timed_out += 1
-            await self.send_back(message, _FIRST_RETRY_LEVEL, max_attempts)
+        """A listener has been at it for longer than the consume timeout. When neither way to the broker works the
+        message stays with that call until the next sweep: delivering it here as well would only add a call to it."""
+        log.warning("message %s of %s: consume timeout, it will be delivered again", message.msg_id, message.queue)
+        try:
+            if await self._back(message, _FIRST_RETRY_LEVEL, max_attempts):
+                self._consumer.counters.timed_out += 1
+        except (RocketError, ProtocolError) as error:
+            if not message.settled:
+                self._note_refused(message, error)
 
     async def send_back(self, message: Message, delay_level: int, max_attempts: int | None = None) -> bool:
         """Have the message delivered again, or to the dead letters, and finish it here. False when its result came too
@@ -106,11 +113,14 @@ class Settlement:
         except (RocketError, ProtocolError) as error:
             if message.settled:
                 return False
-            log.warning("message %s of %s cannot be sent back: %s", message.msg_id, message.queue, error)
-            self._consumer.counters.send_back_failed += 1
+            self._note_refused(message, error)
             message.local_attempts += 1
             self._consumer.later(self._consumer.config.local_retry_delay, lambda: self._again(message))
             return False
+
+    def _note_refused(self, message: Message, error: Exception) -> None:
+        log.warning("message %s of %s cannot be sent back: %s", message.msg_id, message.queue, error)
+        self._consumer.counters.send_back_failed += 1
 
     async def give_up(self, message: Message, max_attempts: int | None = None) -> bool:
         """To the dead letters, for those who retry in place: False when neither way to the broker works; the message is

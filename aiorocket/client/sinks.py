@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiorocket.client.batch_listener import BatchDelivery
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from aiorocket.model import Queue
     from aiorocket.runtime.tasks import TaskScope
 
-__all__ = ("Sink", "make_sink")
+__all__ = ("Sink", "end_work", "make_sink")
 
 
 class Sink(Protocol):
@@ -96,3 +97,12 @@ def make_sink(listener: Listener, consumer: Deliverer) -> Sink:
     else:
         call = Call if size > 1 else SingleCall
     return Delivery(listener.handler, batch_size=size, call=call, one_queue=listener.status, **options)
+
+
+async def end_work(sinks: Iterable[Sink], scope: TaskScope) -> None:
+    """Begin nothing more and end what still runs in ``scope``, at once: what was to be waited for has been. Without the
+    sinks' part a worker whose handler swallows its cancellation would go on to the next message."""
+    try:
+        await asyncio.gather(*(sink.drain(0.0) for sink in sinks))
+    finally:
+        await scope.close()

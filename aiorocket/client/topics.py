@@ -48,13 +48,16 @@ class Topics:
         return self._subscribed.find(topic, tag)
 
     def derive(self, version: int) -> None:
-        """Bring the derived tables up to date; a subscription that changed gets ``version`` as its subVersion."""
+        """Bring the derived tables up to date; a subscription that changed gets ``version`` as its subVersion, or one
+        more than before when the clock was set back: brokers take no subscription that is not newer."""
         subscribed, names = self._subscribed, self._subscribed.topics()
         for topic in names:
             data = subscribed.data(topic, version)
             known = self.data.get(topic)
-            if known is None or known._replace(sub_version=version) != data:
+            if known is None:
                 self.data[topic] = data
+            elif known._replace(sub_version=version) != data:
+                self.data[topic] = data._replace(sub_version=max(version, known.sub_version + 1))
             sole = subscribed.only(topic)
             if sole is not None:
                 self.only[topic] = sole

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from aiorocket.client.core.namespace import wrap
+from aiorocket.client.exits import failure_of
 from aiorocket.client.message import Message
 from aiorocket.client.posting import as_message
 from aiorocket.client.producer import Producer
@@ -226,9 +227,10 @@ class TransactionProducer(Producer):
             msg_id, topic = message.msg_id, topic or message.wire_topic
             async with self._check_turns:
                 state = _as_state(await _call(self._checker, message))
-        except Exception as error:
-            log.warning("the check of transactional message %s failed", msg_id, exc_info=error)
-            remark = f"checker: {error!r}"
+        except BaseException as error:
+            failure = failure_of(error, asyncio.current_task())
+            log.warning("the check of transactional message %s failed", msg_id, exc_info=failure)
+            remark = f"checker: {failure!r}"
         answer = EndTransactionRequestHeader(
             self.wire_group, header.tran_state_table_offset, header.commit_log_offset, state.value, msg_id, True,
             header.transaction_id, topic,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from aiorocket.config.remoting import MIB, RemotingConfig, check_positive
+from aiorocket.config.remoting import MIB, RemotingConfig, check_numbers, check_positive
 from aiorocket.config.tls import TlsConfig
 from aiorocket.errors import ConfigError
 
@@ -46,9 +46,12 @@ class ClientConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.namespace, str) or not re.fullmatch(r"[a-zA-Z0-9_-]*", self.namespace, re.ASCII):
             raise ConfigError(f"namespace={self.namespace!r}: characters a-z A-Z 0-9 _ - are allowed")
+        check_numbers(self)
         check_positive(self, "heartbeat_interval", "route_interval", "start_timeout")
-        if not self.nameservers:
-            raise ConfigError("nameservers is empty: give at least one HOST:PORT")
+        if not self.nameservers or isinstance(self.nameservers, str):
+            raise ConfigError(f"nameservers={self.nameservers!r}: a tuple with at least one HOST:PORT")
+        if self.instance is not None and not re.fullmatch(r"[^\s/\\]+", str(self.instance)):
+            raise ConfigError(f"instance={self.instance!r}: a name without blanks and slashes; None makes one up")
         if not isinstance(self.tls, bool | TlsConfig | ssl.SSLContext):
             raise ConfigError(f"tls={self.tls!r}: True, False, a TlsConfig or an ssl.SSLContext")
         if self.access_key or self.secret_key or self.security_token:
@@ -104,14 +107,19 @@ class ProducerConfig:
     max_waiting_checks: int = 2000
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         check_positive(
             self, "send_timeout", "max_in_flight", "max_message_size", "default_topic_queues", "check_concurrency",
             "max_waiting_checks",
         )  # fmt: skip
-        if self.retries < 0:
-            raise ConfigError(f"retries={self.retries}: 0 or more")
+        for name in ("retries", "compress_over"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: 0 or more")
         if self.compress_type not in ("zlib", "lz4", "zstd"):
             raise ConfigError(f"compress_type={self.compress_type!r}: 'zlib', 'lz4' or 'zstd'")
+        most = 9 if self.compress_type == "zlib" else 22
+        if not 0 <= self.compress_level <= most:
+            raise ConfigError(f"compress_level={self.compress_level}: 0 to {most} with {self.compress_type}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +160,8 @@ class ConsumerConfig:
     max_cached_messages_per_topic: int = -1
     max_cached_bytes_per_topic: int = -1
     #: "AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", or a function of (queues, client ids, own client id) that gives the
-    #: queues to take; client/core/balance.py makes those for CONFIG, MACHINE_ROOM and MACHINE_ROOM_NEARBY.
+    #: queues to take; client/core/balance.py makes those for CONFIG, MACHINE_ROOM and MACHINE_ROOM_NEARBY. In a
+    #: namespace a function is given topics as they are called on the wire, and may answer with either name.
     allocate: str | Callable[[Sequence[Any], Sequence[str], str], list[Any]] = "AVG"
     #: Messages of all queues that may wait for a worker before pulls that would bring more wait too.
     max_backlog: int = 16_384
@@ -170,6 +179,7 @@ class ConsumerConfig:
     subscription_check: Literal["warn", "error", "off"] = "warn"
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         self._check_ranges()
         if not 0 < self.lock_renew_interval < self.lock_validity < BROKER_LOCK:
             raise ConfigError(
@@ -179,8 +189,7 @@ class ConsumerConfig:
         check_positive(self, "suspend")
         if self.message_model not in ("clustering", "broadcasting"):
             raise ConfigError(f"message_model={self.message_model!r}: 'clustering' or 'broadcasting'")
-        if self.subscription_check not in ("warn", "error", "off"):
-            raise ConfigError(f"subscription_check={self.subscription_check!r}: 'warn', 'error' or 'off'")
+        _check_choice(self.subscription_check)
         if not (callable(self.allocate) or isinstance(self.allocate, str)):
             raise ConfigError(f"allocate={self.allocate!r}: the name of a strategy or a function")
         check_positive(
@@ -232,17 +241,21 @@ class PullConsumerConfig:
     rebalance_retry: float = 1.0
     max_pull_idle: float = 120.0
     rebalance_hook_timeout: float = 5.0
+    #: As of ``ConsumerConfig``, for what was subscribed to before the start.
+    subscription_check: Literal["warn", "error", "off"] = "warn"
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         for name in ("pull_batch_size", "max_cached_messages", "max_cached_bytes"):
             least, most = _CONSUMER_RANGES[name]
             if not least <= getattr(self, name) <= most:
                 raise ConfigError(f"PullConsumerConfig.{name}={getattr(self, name)!r}: {least:g} to {most:g}")
         check_positive(
             self, "hold", "pull_timeout", "pull_error_delay", "max_cached_messages_total", "rebalance_interval",
-            "rebalance_retry", "rebalance_hook_timeout",
+            "rebalance_retry", "max_pull_idle", "rebalance_hook_timeout",
         )  # fmt: skip
-        if self.auto_commit_interval < 1.0:
+        _check_choice(self.subscription_check)
+        if not self.auto_commit_interval >= 1.0:
             raise ConfigError(f"auto_commit_interval={self.auto_commit_interval}: 1 second or more")
         if self.pull_timeout <= self.hold:
             raise ConfigError(
@@ -255,6 +268,11 @@ class PullConsumerConfig:
             )
         if not (callable(self.allocate) or isinstance(self.allocate, str)):
             raise ConfigError(f"allocate={self.allocate!r}: the name of a strategy or a function")
+
+
+def _check_choice(subscription_check: str) -> None:
+    if subscription_check not in ("warn", "error", "off"):
+        raise ConfigError(f"subscription_check={subscription_check!r}: 'warn', 'error' or 'off'")
 
 
 #: RocketMQ's limits (rocketmq-protocol 6.3), in seconds and bytes; bytes begin at 1 for tests of flow control.

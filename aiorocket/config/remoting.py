@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any, Literal
 
 from aiorocket.errors import ConfigError
 
-__all__ = ("MIB", "RemotingConfig", "Serializer", "check_positive")
+__all__ = ("MIB", "RemotingConfig", "Serializer", "check_numbers", "check_positive")
 
 Serializer = Literal["auto", "json", "rocketmq", "msgpack"]
 
@@ -19,6 +20,20 @@ def check_positive(owner: object, *names: str) -> None:
     for name in names:
         if not getattr(owner, name) > 0:
             raise ConfigError(f"{type(owner).__name__}.{name}={getattr(owner, name)!r}: must be above 0")
+
+
+def check_numbers(owner: Any) -> None:
+    """ConfigError for the first field of the dataclass ``owner`` that is to be a number and is none: most often a text
+    that comes straight from the environment."""
+    for each in fields(owner):
+        kind = _NUMBERS.get(str(each.type))
+        value = getattr(owner, each.name)
+        if kind is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            what = "a whole number" if kind is Integral else "a number"
+            raise ConfigError(f"{type(owner).__name__}.{each.name}={value!r}: must be {what}")
+
+
+_NUMBERS: dict[str, Any] = {"int": Integral, "float": Real, "float | None": Real | None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +57,7 @@ class RemotingConfig:
     backoff_max: float = 5.0
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         check_positive(
             self, "connect_timeout", "request_timeout", "idle_timeout", "partial_frame_timeout", "max_in_flight",
             "write_high_water", "write_limit", "max_connections", "backoff_initial", "backoff_max",

@@ -208,15 +208,20 @@ class RemotingClient:
     async def close(self, grace: float = 1.0) -> None:
         """Close every connection; pending requests fail at once, queued bytes have ``grace`` seconds to leave."""
         self._closed = True
-        await self._tasks.close()
-        for waiters in self._dials.values():
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_exception(NotConnectedError("the client was closed while it connected"))
-        self._dials.clear()
-        open_connections = list(self._sweeper.connections) if self._sweeper is not None else []
-        for connection in open_connections:
-            connection.close("this client closed it")
+        open_connections: list[Connection] = []
+        try:
+            await self._tasks.close()
+        finally:
+            # Also for one who is cancelled again and again: nobody else would close the sockets.
+            for waiters in self._dials.values():
+                for waiter in waiters:
+                    if not waiter.done():
+                        waiter.set_exception(NotConnectedError("the client was closed while it connected"))
+            self._dials.clear()
+            if self._sweeper is not None:
+                open_connections += self._sweeper.connections
+            for connection in open_connections:
+                connection.close("this client closed it")
         await end_all(open_connections, grace)
         if self._sweeper is not None:
             self._sweeper.close()
@@ -228,11 +233,9 @@ async def end_all(connections: list[Connection], grace: float) -> None:
     if not connections:
         return
     handle = asyncio.get_running_loop().call_later(grace, _abort_all, connections)
-    try:
-        for connection in connections:
-            await connection.wait_closed()
-    finally:
-        handle.cancel()
+    for connection in connections:
+        await connection.wait_closed()
+    handle.cancel()  # not for one who is cancelled meanwhile: the sockets have to go all the same
 
 
 def _abort_all(connections: list[Connection]) -> None:

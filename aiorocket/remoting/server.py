@@ -72,6 +72,10 @@ class RemotingServer:
         """The open connections, oldest first."""
         return list(self._sweeper.connections) if self._sweeper is not None else []
 
+    def number(self, connection: Connection) -> int:
+        """Of an open connection: higher than that of every one accepted before it, open or not. 0 for any other."""
+        return self._sweeper.connections.get(connection, 0) if self._sweeper is not None else 0
+
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen; port 0 takes a free one. UsageError says why it cannot be bound and what to do."""
         loop = asyncio.get_running_loop()

@@ -17,17 +17,19 @@ class Sweeper:
     it cost those ten thousand 1 % of a core, nearly all of it cache misses.) No connection, no timer.
     """
 
-    __slots__ = ("_handle", "_interval", "_loop", "connections")
+    __slots__ = ("_handle", "_interval", "_loop", "_number", "connections")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, config: RemotingConfig) -> None:
         self._loop = loop
         self._interval = min(config.idle_timeout, config.partial_frame_timeout) / 3
         self._handle: asyncio.TimerHandle | None = None
-        # A dict as an ordered set: the order of connections is the same in every run of a simulation.
-        self.connections: dict[Connection, None] = {}
+        self._number = 0
+        # In the order they were made, the same in every run of a simulation; each has a higher number than any before.
+        self.connections: dict[Connection, int] = {}
 
     def add(self, connection: Connection) -> None:
-        self.connections[connection] = None
+        self._number += 1
+        self.connections[connection] = self._number
         if self._handle is None:
             self._handle = self._loop.call_later(self._interval, self._sweep)
 

@@ -279,9 +279,14 @@ class RealDisk:
     async def close(self) -> None:
         thread, self._thread = self._thread, None
         if thread is not None:
-            # The last job is ours: once it has run the thread is idle, and joining it does not block the loop.
-            await asyncio.get_running_loop().run_in_executor(thread, _nothing)
-            thread.shutdown(wait=True)
+            # The last job is ours: once it has run the thread is idle, and joining it does not block the loop. Whoever
+            # is cancelled does not wait; the thread does its jobs and ends.
+            idle = False
+            try:
+                await asyncio.get_running_loop().run_in_executor(thread, _nothing)
+                idle = True
+            finally:
+                thread.shutdown(wait=idle)
 
 
 def _nothing() -> None:

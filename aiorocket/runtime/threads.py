@@ -18,13 +18,13 @@ T = TypeVar("T")
 async def in_thread(function: Callable[..., T], *args: object) -> T:
     """``function(*args)`` in the loop's thread pool; a simulated loop runs it inline. Being cancelled leaves the
     function running to its end, its result is then lost."""
-    return await asyncio.get_running_loop().run_in_executor(None, function, *args)
+    return await asyncio.get_running_loop().run_in_executor(None, _call, function, args)
 
 
 async def in_thread_to_end(function: Callable[..., T], *args: object) -> T:
     """As ``in_thread``, for what must not run twice at once: being cancelled waits until the function has ended and is
     then passed on."""
-    running = asyncio.get_running_loop().run_in_executor(None, function, *args)
+    running = asyncio.get_running_loop().run_in_executor(None, _call, function, args)
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:
@@ -35,6 +35,14 @@ async def in_thread_to_end(function: Callable[..., T], *args: object) -> T:
         running.exception()
         raise cancelled
     return running.result()
+
+
+def _call(function: Callable[..., T], args: tuple[object, ...]) -> T:
+    try:
+        return function(*args)
+    except StopIteration as error:
+        # A future refuses it, and who waits for that would wait for ever. A coroutine that raises it ends like this.
+        raise RuntimeError("the function raised StopIteration") from error
 
 
 @contextmanager

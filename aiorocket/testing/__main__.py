@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from aiorocket.runtime.clock import WallClock
 from aiorocket.testing.chaos_run import SCENARIOS, ChaosReport, chaos, size_for
 from aiorocket.testing.checkers import HistoryError
+from aiorocket.testing.history import History
 
 __all__ = ("main",)
 
@@ -45,15 +46,15 @@ def _run(options: argparse.Namespace) -> int:
                 except Exception as error:  # noqa: BLE001 - whatever ends a run is what we look for
                     failed += 1
                     _show_failure(seed, scenario, options.hours, error)
+                    if isinstance(error, HistoryError):
+                        _keep(options, error.history)
                     if options.fail_fast:
                         break
                     continue
                 held += 1
                 hours += options.hours
                 _show(report, scenario, (clock.wall_ms() - started) / 1000)
-                if options.history is not None and options.seed is not None:
-                    with open(options.history, "w", encoding="utf-8") as file:
-                        file.writelines(line + "\n" for line in report.history.lines())
+                _keep(options, report.history)
             if failed and options.fail_fast:
                 break
     except KeyboardInterrupt:
@@ -65,6 +66,12 @@ def _run(options: argparse.Namespace) -> int:
         f"({hours * 3600 / elapsed:,.0f} times faster than time)"
     )
     return 1 if failed else 0
+
+
+def _keep(options: argparse.Namespace, history: History) -> None:
+    if options.history is not None and options.seed is not None:
+        with open(options.history, "w", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in history.lines())
 
 
 def replay_command(seed: int, scenario: str, hours: float) -> str:

@@ -46,9 +46,10 @@ class Violation(NamedTuple):
 
 
 class HistoryError(AssertionError):
-    """A history breaks rules; ``violations`` has all of them, the text the first of each rule with its events."""
+    """A ``history`` breaks rules; ``violations`` has all of them, the text the first of each rule with its events."""
 
     def __init__(self, history: History, violations: list[Violation]) -> None:
+        self.history = history
         self.violations = violations
         first: dict[str, Violation] = {}
         for violation in violations:

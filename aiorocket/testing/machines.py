@@ -84,6 +84,16 @@ class _Machine:
         self.running = False
         self.cluster.history.add("killed", self.address, "power cut" if power_cut else "kill -9")
 
+    def pause(self) -> None:
+        """Stop the process in the middle of whatever it does (SIGSTOP), until ``resume``."""
+        self.host.pause()
+        self.cluster.fault(self.address, "is stopped")
+
+    def resume(self) -> None:
+        """Let it go on where it was (SIGCONT)."""
+        self.host.resume()
+        self.cluster.fault(self.address, "goes on")
+
     def _reboot(self) -> None:
         """The host for the next process, when the last one was killed."""
         if not self.host.alive:
@@ -189,7 +199,19 @@ class SimBroker(_Machine):
         if request.code == RequestCode.UNLOCK_BATCH_MQ:
             asked = decode_body(LockBatchBody, request.body, request.serialize_type)
             for queue in asked.queues:
-                self._lease("released", asked, queue, 0.0)
+                if not self._is_trusted(asked, queue):
+                    self._lease("released", asked, queue, 0.0)
+
+    def _is_trusted(self, asked: LockBatchBody, queue: MessageQueue) -> bool:
+        """Bytes that come late can unlock what their client has locked again since."""
+        now = self.cluster.sim.loop.time()
+        return any(
+            member.running
+            and (member.client.client_id, member.consumer.wire_group) == (asked.client_id, asked.consumer_group)
+            and member.consumer.leases is not None
+            and member.consumer.leases.valid(Queue(queue.topic, queue.broker_name, queue.queue_id), now)
+            for member in self.cluster.members
+        )
 
     def _lease(self, what: Any, asked: LockBatchBody, queue: MessageQueue, until: float) -> None:
         self.cluster.history.add(

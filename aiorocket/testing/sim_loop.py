@@ -16,7 +16,7 @@ import random
 import socket
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from aiorocket.testing.sim_network import SimHost, SimNetwork
@@ -126,9 +126,18 @@ class SimLoop(asyncio.BaseEventLoop):
                 ready.append(timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle.cancelled() and not _dead(handle):
+            if handle.cancelled():
+                continue
+            host = _host(handle)
+            if host is None or host.awake:
                 self.steps += 1
                 handle._run()
+            elif host.alive:
+                host.missed.append(handle)
+
+    def run_soon(self, handles: Iterable[asyncio.Handle]) -> None:
+        """Run in the next turn, in this order, what a host has missed."""
+        self._callbacks.extend(handles)
 
     def _who_waits(self) -> str:
         lines = [f"deadlock at virtual time {self._now:.6f} (seed {self.seed}): nothing can run, no timer is armed"]
@@ -185,7 +194,12 @@ class SimLoop(asyncio.BaseEventLoop):
         return None
 
 
+def _host(handle: asyncio.Handle) -> SimHost | None:
+    """The simulated host that a callback belongs to."""
+    return cast("SimHost | None", cast("Any", handle)._context.get(SimHost.current))
+
+
 def _dead(handle: asyncio.Handle) -> bool:
     """Does the callback belong to a simulated host that was killed?"""
-    host = cast("Any", handle)._context.get(SimHost.current)
+    host = _host(handle)
     return host is not None and not host.alive

@@ -35,6 +35,10 @@ class SimHost:
     def __init__(self, loop: SimLoop, address: str) -> None:
         self.address = address
         self.alive = True
+        #: Neither dead nor stopped.
+        self.awake = True
+        #: What would have run while it was stopped.
+        self.missed: list[asyncio.Handle] = []
         self._loop = loop
         self._context = contextvars.copy_context()
         self._context.run(SimHost.current.set, self)
@@ -50,11 +54,24 @@ class SimHost:
 
     def kill(self, *, power_cut: bool = False) -> None:
         """Nothing of this host runs ever again, without clean-up. Peers see a reset, after a power cut only silence."""
-        self.alive = False
+        self.alive = self.awake = False
+        self.missed.clear()
         for task in asyncio.all_tasks(self._loop):
             if self._loop.host_of(task) is self:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._loop.network.host_died(self, power_cut)
+
+    def pause(self) -> None:
+        """Nothing of this host runs until ``resume``, as after SIGSTOP: its kernel goes on taking bytes."""
+        self.awake = False
+
+    def resume(self) -> None:
+        """Go on. As after SIGCONT it first finishes what it was at and reads what has arrived, and then finds that its
+        timers are long overdue."""
+        if self.alive and not self.awake:
+            self.awake = True
+            missed, self.missed = self.missed, []
+            self._loop.run_soon(sorted(missed, key=lambda each: isinstance(each, asyncio.TimerHandle)))
 
 
 class SimNetwork:

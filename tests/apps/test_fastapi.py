@@ -11,7 +11,9 @@ from typing import Any
 
 import aiohttp
 import uvicorn
+from fastapi import FastAPI, Request
 
+import aiorocket
 from aiorocket import Embedded
 from tests.apps import bakery
 from tests.apps.conftest import Apps, Eventually, committed, stored
@@ -117,3 +119,48 @@ async def test_a_listener_that_does_not_end_is_not_waited_for_longer_than_promis
     assert asyncio.get_running_loop().time() - began >= bakery.DRAIN - 0.1
     assert code == -signal.SIGTERM, err
     assert (await stored(mq, "baked"), await committed(mq, "bakery", "orders")) == (0, 0)  # the next member gets it
+
+
+async def test_a_lifespan_of_its_own(mq: Embedded, http: aiohttp.ClientSession, eventually: Eventually) -> None:
+    """Without the helper: the application enters the Client and its consumers where it likes, and stops them there."""
+    router, baked = aiorocket.Router(), []
+    lived: list[aiorocket.Client] = []
+
+    @router.listener("orders", start_from="first")
+    async def bake(message: aiorocket.Message, state: Any) -> None:
+        baked.append((state.oven, message.keys))
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, aiorocket.Client]]:
+        async with aiorocket.Client(nameservers=mq.nameserver_address, group="own") as client:
+            app.state.oven = "wood"
+            client.include(router, state=app.state)
+            async with client.running(drain_timeout=bakery.DRAIN):
+                lived.append(client)
+                yield {"mq": client}
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.post("/orders/{number}")
+    async def create(number: str, request: Request) -> dict[str, str]:
+        receipt = await request.state.mq.send("orders", b"bread", keys=[number])
+        return {"msg_id": receipt.msg_id}
+
+    @app.get("/readyz")
+    async def ready(request: Request) -> Any:
+        return request.state.mq.health().as_dict()
+
+    async with served(app) as url:
+        async with http.get(f"{url}/readyz") as answer:
+            health = await answer.json()
+            assert health["ready"] and [each["group"] for each in health["consumers"]] == ["own"]
+        async with http.post(f"{url}/orders/o-1") as answer:
+            assert len((await answer.json())["msg_id"]) == 32
+
+        async def is_baked() -> bool:
+            return bool(baked)
+
+        await eventually(is_baked)
+    assert baked == [("wood", ["o-1"])]
+    assert await committed(mq, "own", "orders") == 1
+    assert not lived[0].started

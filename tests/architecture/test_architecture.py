@@ -169,3 +169,11 @@ def test_the_map_of_a_folder_names_every_module(folder: str) -> None:
     names = [path.name for path in (ROOT / folder).glob("*.py") if path.stem != "__init__"]
     missing = [name for name in names if f"`{name}`" not in readme]
     assert not missing, f"{folder}/README.md does not mention {missing}"
+
+
+def test_the_map_of_the_tests_names_every_folder_and_every_story() -> None:
+    readme = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    names = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}
+    names |= {path.name for path in (ROOT / "tests" / "integration").glob("test_*.py")}
+    missing = sorted(name for name in names if f"`{name}`" not in readme)
+    assert not missing, f"tests/README.md does not mention {missing}"

@@ -114,7 +114,8 @@ async def test_nobody_a_stranger_and_an_old_client_are_told_apart(broker: Broker
     await peer.send()
     (record,) = records(await peer.pull())
     ext = {"consumerGroup": "g", "clientId": "c2", "msgId": record.offset_msg_id}
-    assert (await peer.call(code, None, b"", **ext)).code == 206
+    answer = await peer.call(code, None, b"", **ext)
+    assert answer.code == 1 and "<g> not online" in (answer.remark or "")
     async with consumer(broker, "c1"):
         answer = await peer.call(code, None, b"", **ext)
         assert answer.code == 1 and "<c2>" in (answer.remark or "") and "c1" in (answer.remark or "")
@@ -211,7 +212,7 @@ async def test_the_status_of_a_group_is_that_of_its_members(broker: Broker, peer
         await reply(one, await asked(one), body=b"{")
         assert (await peer.answer()).code == 207
         assert (await peer.call(223, None, topic="T", group="g", clientAddr="c3")).code == 1
-    assert (await peer.call(223, None, topic="T", group="unheard")).code == 206
+    assert (await peer.call(223, None, topic="T", group="unheard")).code == 1
 
 
 async def test_beyond_loopback_no_consumer_is_asked() -> None:
@@ -265,6 +266,20 @@ async def test_a_member_of_version_2_that_nobody_heard_of_is_asked_what_it_wants
         answer = await other.call(34, body=beat("c2", fingerprint=77, without=without))
         assert answer.ext_value("IS_SUB_CHANGE") == "false"
     await other.close()
+
+
+async def test_a_group_that_is_refused_does_not_keep_the_others_of_its_client_out(broker: Broker, peer: Peer) -> None:
+    data = decode_body(HeartbeatData, heartbeat("c1", "T"), 0)
+    (member,) = data.consumers
+    names = ("first", "not a name", "last")
+    data = data._replace(consumers=[member._replace(group=name) for name in names], producers=["p"])
+    answer = await peer.call(34, body=encode_body(data, 0))
+    assert answer.code == 26 and "not a name" in (answer.remark or "")
+    for name in ("first", "last"):
+        assert await peer.members(name) == ["c1"]
+        assert f"%RETRY%{name}" in broker.topics
+    assert broker.producers.get("p") is not None
+    assert broker.consumers.next_deadline() is not None
 
 
 async def test_members_that_subscribe_to_different_things_are_named_once_per_change(

@@ -147,10 +147,12 @@ def test_a_registered_subscription_is_used_and_its_absence_named() -> None:
         registered_subscription("g", config, None, "T", 5),  # a pull before its heartbeat (trap 11)
         registered_subscription("g", config, live(), "U", 5),
         registered_subscription("g", config, live(), "T", 6),  # trap 14
-        registered_subscription("g", config, live(expression_type="SQL92"), "T", 5, False),
-        registered_subscription("g", config, live(expression_type="SQL92"), "T", 5),  # "A || C" is no SQL
+        registered_subscription("g", config, live(expression_type="SQL92"), "T", 6, False),
+        registered_subscription("g", config, live(expression_type="SQL92"), "T", 5, False),  # "A || B" is no SQL
+        registered_subscription("g", config, live(expression_type="SQL92", sub_string="a > 1"), "T", 5, False),
+        registered_subscription("g", config, live(expression_type="GROOVY", sub_string="a > 1"), "T", 5),
     ]
-    assert [refusal.code for refusal in refusals if isinstance(refusal, Refusal)] == [24, 24, 25, 1, 27]
+    assert [refusal.code for refusal in refusals if isinstance(refusal, Refusal)] == [24, 24, 25, 25, 27, 1, 1]
     group = live()
     group.message_model = "BROADCASTING"
     refused = registered_subscription("g", config._replace(consume_broadcast_enable=False), group, "T", 5)
@@ -164,6 +166,10 @@ def test_an_expression_that_comes_with_the_pull() -> None:
     assert isinstance(refused, Refusal) and refused.code == 1
     refused = parse_subscription("T", "||", "TAG", 0)
     assert isinstance(refused, Refusal) and refused.code == 23
+    refused = parse_subscription("T", "a >", "SQL92", 0, False)  # what it means is looked at first
+    assert isinstance(refused, Refusal) and refused.code == 23
+    refused = parse_subscription("T", "a > 1", "GROOVY", 0)
+    assert isinstance(refused, Refusal) and refused.code == 1
 
 
 # ---- retry policy

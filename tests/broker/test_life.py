@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import threading
 from pathlib import Path
 
 import pytest
 
 from aiorocket.broker import Broker
+from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.state import BrokerState
 from aiorocket.config import BrokerConfig, NameServerConfig, RemotingConfig
 from aiorocket.errors import StoreError, StoreLockedError, UsageError
 from aiorocket.nameserver import NameServer
@@ -47,6 +50,29 @@ async def test_everything_that_was_promised_is_there_after_a_restart(tmp_path: P
         assert broker.delays.progress(1) == 1
         await peer.close()
     await env.disk.close()
+
+
+async def test_a_save_whose_turn_never_came_is_made_up_for(tmp_path: Path) -> None:
+    """The broker stops while a save waits behind other work of the disk's thread: it is cancelled with the task that
+    waits for it, and the last save must not take it for done."""
+    disk = real_env().disk
+    offsets, found = OffsetTable(), OffsetTable()
+    state = BrokerState(disk, str(tmp_path), {"offsets": offsets})
+    await state.load()
+    free = threading.Event()
+    busy = disk.run(free.wait, 10)
+    offsets.commit("g", "T", 0, 5)
+    saving = asyncio.ensure_future(state.keep_saving(lambda: 0.0))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    saving.cancel()
+    await asyncio.wait([saving])
+    free.set()
+    await busy
+    await state.save_all()
+    await BrokerState(disk, str(tmp_path), {"offsets": found}).load()
+    assert found.query("g", "T", 0) == 5
+    await disk.close()
 
 
 async def test_a_topic_whose_own_record_was_lost_is_made_again_from_its_queues(tmp_path: Path) -> None:

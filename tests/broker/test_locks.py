@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from aiorocket.broker import Broker
 from aiorocket.broker.core.locks import FORGET_AFTER, Lock, LockTable, QueueKey
+from aiorocket.broker.core.topics import Topic
 from aiorocket.config import BrokerConfig
 from aiorocket.errors import ConfigError, RocketError
 from aiorocket.runtime.env import Env, memory_env
@@ -454,22 +455,36 @@ async def test_an_unlock_that_was_overtaken_by_a_new_connection_unlocks_nothing(
     await newer.close()
     while len(broker.server.connections) > 2:
         await asyncio.sleep(0)
-    assert (await peer.call(42, body=lock_body("a", 0))).code == 0  # nothing newer of it is left
+    assert (await peer.call(42, body=lock_body("a", 0))).code == 0
+    assert granted(await other.call(41, body=lock_body("b", 0))) == {}  # the client trusts its lock, link or no link
+    newest = await Peer.connect(broker.port)
+    assert (await newest.call(42, body=lock_body("a", 0))).code == 0
     assert granted(await other.call(41, body=lock_body("b", 0))) == {0: 4}
+    await newest.close()
     await other.close()
 
 
 async def test_who_locked_last_is_forgotten_when_it_has_gone(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiorocket.broker.handlers.locks.KEPT", 4)
     handlers: Any = broker._router._handlers[41].__self__  # type: ignore[attr-defined]
-    handlers._kept = 4
-    for number in range(20):
-        peer = await Peer.connect(broker.port)
-        assert granted(await peer.call(41, body=lock_body(f"c{number}", number)))
-        await peer.close()
-        while broker.server.connections:
-            await asyncio.sleep(0)
-    assert len(handlers._locked) <= 5
+
+    async def come_and_go(left: int) -> int:
+        handlers._kept = 4
+        for number in range(20):
+            peer = await Peer.connect(broker.port)
+            await peer.call(41, body=lock_body(f"c{number}", number))
+            await peer.close()
+            while len(broker.server.connections) > left:
+                await asyncio.sleep(0)
+        return len(handlers._locked)
+
+    assert await come_and_go(0) <= 5
+    oldest = await Peer.connect(broker.port)
+    await oldest.members()
+    assert await come_and_go(1) == 20  # what is on its way on that one may be of any of them
+    monkeypatch.setattr(broker.locks, "lease", 0.0)
+    assert await come_and_go(1) <= 5  # but of locks that have ended
+    await oldest.close()
 
 
 async def test_a_lock_request_that_cannot_be_is_one_clear_answer(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,6 +628,33 @@ def test_after_a_restart_the_owner_stays_or_everybody_waits(how: str) -> None:
         host, broker = await started(sim, env, config(host="10.0.0.3"))
         peer = SimPeer(sim, broker.address)
         assert granted(await peer.call(41, body=lock_body("b", 0))) == granted(answer)
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_broker_without_messages_can_lose_its_record_too(damaged: bool) -> None:
+    """Queues are locked before the first message comes, and their owners work on it when it does."""
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        broker.topics.put(Topic("T", 1, 1))
+        assert granted(await peer.call(41, body=lock_body("a", 0))) == {0: 1}
+        await host.run(broker.close())
+        for path in ("store/config/locks.a", "store/config/locks.b"):
+            if damaged:
+                disk.replace(path, b"rubbish")
+            else:
+                disk.unlink(path)
+        host, broker = await started(sim, env, config(host="10.0.0.2"))
+        peer = SimPeer(sim, broker.address)
+        assert granted(await peer.call(41, body=lock_body("b", 0))) == {}
+        await asyncio.sleep(GRACE)
+        assert granted(await peer.call(41, body=lock_body("b", 0)))[0] > 1
         await host.run(broker.close())
 
     simulate(main)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from aiorocket.broker import Broker
 from tests.broker.peer import SUSPEND, Peer, heartbeat, pull_header, records, running, span
 
@@ -78,6 +80,21 @@ async def test_the_second_pass_does_not_commit_again(broker: Broker, peer: Peer)
     assert (await other.answer()).code == 0
     assert await peer.committed("g", "T") == 0
     await other.close()
+
+
+@pytest.mark.parametrize("code", [11, 15], ids=["with a pull", "by itself"])
+async def test_a_lower_commit_is_accepted_and_leaves_a_warning(
+    peer: Peer, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    await peer.send()
+    for offset in (1, 0, -1):
+        if code == 11:
+            await peer.pull("T", 0, 0, sys_flag=5, commit_offset=offset)
+        else:
+            await peer.call(15, None, consumerGroup="g", topic="T", queueId="0", commitOffset=str(offset))
+    assert await peer.committed("g", "T") == 0
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.partition(" set ")[2] for text in said] == ["the offset of g, T queue 0 back to 0"]
 
 
 async def test_a_closed_connection_takes_its_parked_pulls_along(broker: Broker, peer: Peer) -> None:

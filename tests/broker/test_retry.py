@@ -7,8 +7,8 @@ import json
 import pytest
 
 from aiorocket.broker import Broker
-from aiorocket_protocol import KVTable, decode_body
-from tests.broker.peer import Peer, records, running
+from aiorocket_protocol import KVTable, ProtocolError, decode_body, encode_batch
+from tests.broker.peer import Peer, records, running, send_header
 
 
 async def test_a_delayed_message_comes_later_under_its_own_name(peer: Peer) -> None:
@@ -80,6 +80,22 @@ async def test_a_send_back_that_cannot_be_is_one_clear_answer(peer: Peer) -> Non
     answer = await peer.send_back(record.physical_offset + 1)  # physical, and exactly so
     assert answer.code == 1
     assert (await peer.send_back(record.physical_offset, group="bad group")).code == 26
+
+
+async def test_a_message_whose_properties_are_no_utf_8_can_be_sent_back_too(peer: Peer) -> None:
+    """A batch is stored as it comes. The copy is readable, as Java makes it."""
+    batch = encode_batch([(b"x", 0, b"UNIQ_KEY\x01K\x02city\x01\xc4\xe3\xba\xc3\x02TAGS\x01A\x02")])
+    assert (await peer.call(320, send_header(batch=True), batch)).code == 0
+    (first,) = records(await peer.pull())
+    with pytest.raises(ProtocolError):
+        _ = first.properties
+    assert (await peer.send_back(first.physical_offset, 1)).code == 0
+    (second,) = records(await peer.pull("%RETRY%g"))
+    assert (second.msg_id, second.tag, second.reconsume_times) == ("K", "A", 1)
+    assert "\N{REPLACEMENT CHARACTER}" in second.properties["city"]
+    assert (await peer.send_back(first.physical_offset, -1)).code == 0
+    (dead,) = records(await peer.pull("%DLQ%g"))
+    assert dead.properties["RETRY_TOPIC"] == "T"
 
 
 async def test_a_group_that_wants_no_retries_gets_none(peer: Peer) -> None:

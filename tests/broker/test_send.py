@@ -97,6 +97,16 @@ async def test_a_batch_that_is_none_is_13(peer: Peer) -> None:
     assert span(await peer.pull(suspend_timeout_millis=0)).max_offset == 0
 
 
+async def test_a_batch_of_retries_is_refused(broker: Broker, peer: Peer) -> None:
+    """It would pass by the limit of attempts, and by the delay."""
+    await peer.create_topic("%RETRY%g", 1)
+    for topic in ("%RETRY%g", "%RETRY%unknown"):
+        answer = await peer.send_batch(b"1", b"2", topic=topic, queue_id=0)
+        assert answer.code == 13 and topic in (answer.remark or "")
+    assert broker.store.max_offset("%RETRY%g", 0) == 0
+    assert "%RETRY%unknown" not in broker.topics
+
+
 async def test_a_timer_inside_a_batch_is_refused_and_not_delivered_at_once(peer: Peer) -> None:
     timed = encode_batch([(b"1", 0, b""), (b"2", 0, b"TIMER_DELIVER_MS\x0199\x02")])
     answer = await peer.call(320, send_header(batch=True), timed)

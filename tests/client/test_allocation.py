@@ -15,6 +15,7 @@ from aiorocket.client.core.balance import (
     Strategy,
     find_strategy,
     fixed,
+    in_namespace,
     machine_room,
     machine_room_nearby,
 )
@@ -88,6 +89,22 @@ def test_a_member_that_leaves_moves_only_its_own_queues(queues: list[Queue], cli
     rest = clients[1:]
     for member in rest:
         assert set(allocate(queues, clients, member)) <= set(allocate(queues, rest, member))
+
+
+def test_rooms_are_told_from_names_as_by_javas_split() -> None:
+    # Which drops empty parts at the end, and no others.
+    names = ["r@a", "r@a@", "r@", "r", "@", "@a", "r@a@b", "r@@a", "s@a"]
+    queues = [Queue("t", name, 0) for name in names]
+    found = machine_room(["r", ""])(queues, ["me"], "me")
+    assert {queue.broker_name for queue in found} == {"r@a", "r@a@", "@a"}
+
+
+def test_in_a_namespace_a_strategy_sees_wire_names_and_may_answer_with_either() -> None:
+    queues = [Queue("ns%t", "b", number) for number in range(4)]
+    assert in_namespace("ns", fixed([Queue("t", "b", 1)]))(queues, ["me"], "me") == [queues[1]]
+    for name, strategy in STRATEGIES.items():
+        assert in_namespace("ns", strategy)(queues, ["a", "b"], "a") == strategy(queues, ["a", "b"], "a"), name
+        assert in_namespace("", strategy) is strategy
 
 
 def test_names_and_functions() -> None:

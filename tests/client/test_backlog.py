@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorocket.client.backlog import Backlog
+from aiorocket.client.batch_listener import Batch
+from aiorocket.client.consumer import Consumer
 from aiorocket.client.message import Message
 from aiorocket.config import ConsumerConfig
 from aiorocket.testing import SimCluster, Simulation, simulate
@@ -101,6 +103,30 @@ def test_a_consumer_with_many_queues_takes_no_more_than_its_workers_get_to() -> 
                 await asyncio.sleep(0.005)
         # What waits, what the two workers have, and no queue starved.
         assert 32 <= most <= 64 + 2
+
+    simulate(main)
+
+
+def test_a_batch_that_is_larger_than_the_backlog_is_filled() -> None:
+    async def main(sim: Simulation) -> None:
+        sizes: list[int] = []
+
+        async def handler(batch: Batch) -> None:
+            sizes.append(len(batch))
+
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 20)
+            sender = await cluster.producer()
+            for number in range(600):
+                await sender.send("t", f"m{number}")
+            host = sim.host("10.2.0.1")
+            config = ConsumerConfig(max_backlog=64, pull_batch_size=16)
+            consumer = Consumer("g", nameservers=cluster.endpoints, env=sim.env(), config=config)
+            consumer.batch("t", max_messages=300, max_wait=3600, start_from="first")(handler)
+            await host.run(consumer.start())
+            await asyncio.sleep(60)
+            await host.run(consumer.stop())
+        assert sizes == [300, 300]
 
     simulate(main)
 

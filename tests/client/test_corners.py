@@ -15,7 +15,7 @@ from aiorocket.client.consumer import Consumer
 from aiorocket.client.message import Message
 from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.model import Queue
-from aiorocket.testing import Simulation, simulate
+from aiorocket.testing import SimClock, Simulation, simulate
 from aiorocket.testing.cluster import SimCluster
 
 Scenario = Callable[[SimCluster], Awaitable[None]]
@@ -77,6 +77,115 @@ def test_retries_of_two_topics_go_each_to_its_listener() -> None:
         await cluster.consumer("g", {"t": listener("of t"), "u": listener("of u")})
         await asyncio.sleep(15)
         assert sorted(seen) == [("of t", "t", 1), ("of t", "t", 2), ("of u", "u", 1), ("of u", "u", 2)]
+
+    run(scenario)
+
+
+def test_what_cannot_be_sent_back_while_the_start_still_waits_for_a_topic_comes_again() -> None:
+    """Listeners run from the first queues on; what nobody took back then must not stay unfinished for ever."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        seen: list[tuple[int, bool]] = []
+
+        async def on_message(message: Message) -> None:
+            seen.append((message.attempt, member.consumer.state().running))
+            if message.attempt == 1:
+                raise ValueError("once")
+
+        async def create() -> None:
+            await asyncio.sleep(7)
+            await cluster.create_topic("late", 1)
+
+        await send(cluster, 1)
+        faults = cluster.brokers[0].faults
+        faults.next("CONSUMER_SEND_MSG_BACK", reply="NO_PERMISSION")
+        faults.next("SEND_MESSAGE_V2", reply="NO_PERMISSION", times=3)
+        member = await cluster.consumer("g", {"t": on_message, "late": on_message}, start=False)
+        creating = asyncio.ensure_future(create())
+        await member.start()
+        await creating
+        await asyncio.sleep(1)
+        assert seen == [(1, False), (2, False)]
+        assert member.consumer.state().cached == 0
+
+    run(scenario)
+
+
+def test_the_start_of_each_call_is_a_property_that_no_copy_of_the_message_keeps() -> None:
+    """CONSUME_START_TIME, as Java's listeners find it; the second way back to the broker would store it."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        clock = SimClock(cluster.sim.loop)
+        told: list[tuple[int, int]] = []
+        stored: list[bytes] = []
+
+        async def on_message(message: Message) -> None:
+            began = clock.wall_ms()
+            stored.append(message.raw_properties)
+            start = message.properties["CONSUME_START_TIME"]
+            await asyncio.sleep(3)
+            assert message.properties["CONSUME_START_TIME"] == start
+            assert message.properties["UNIQ_KEY"] == message.msg_id
+            told.append((int(start), began))
+            if message.attempt < 3:
+                raise ValueError("not yet")
+
+        def key(message: Message) -> str:
+            # Asked for before the call, there is nothing to tell yet.
+            assert "CONSUME_START_TIME" not in message.properties
+            return "k"
+
+        await send(cluster, 1)
+        faults = cluster.brokers[0].faults
+        # The first failure finds neither way, the second one the second.
+        faults.next("CONSUMER_SEND_MSG_BACK", reply="NO_PERMISSION", times=2)
+        faults.next("SEND_MESSAGE_V2", reply="NO_PERMISSION", times=3)
+        await cluster.consumer("g", "t", on_message)
+        await cluster.consumer("h", "t", on_message, order_by=key)
+        await asyncio.sleep(60)
+        assert all(abs(start - began) <= 1 for start, began in told), told
+        assert len({start for start, _ in told}) == len(told) == 6
+        assert not [each for each in stored if b"CONSUME_START_TIME" in each]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("consume_timeout", [120.0, 20.0])
+def test_a_message_that_nobody_takes_back_has_one_call_at_a_time_each_with_a_timeout_of_its_own(
+    consume_timeout: float,
+) -> None:
+    """While the broker refuses it is tried again here, perhaps by the same worker. A call that is too long is the
+    message's only one until a broker takes it back."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        calls: list[float] = []
+        refusing = True
+
+        async def on_message(message: Message) -> None:
+            calls.append(cluster.sim.loop.time())
+            await asyncio.sleep(50 if refusing else 1)
+            if refusing:
+                raise ValueError("no")
+
+        await send(cluster, 1)
+        faults = cluster.brokers[0].faults
+        faults.next("CONSUMER_SEND_MSG_BACK", reply="NO_PERMISSION", times=10_000)
+        faults.next("SEND_MESSAGE_V2", reply="NO_PERMISSION", times=10_000)
+        config = ConsumerConfig(consume_timeout=consume_timeout, local_retry_delay=0.1)
+        member = await cluster.consumer("g", "t", on_message, config=config)
+        await asyncio.sleep(590)
+        assert len(calls) == 12
+        assert all(50 < later - earlier < 51 for earlier, later in pairwise(calls))
+        assert member.consumer.counters.timed_out == 0
+        refusing = False
+        faults.clear()
+        await asyncio.sleep(60)
+        # The call that runs at that moment is too long, and delivered again, or it ends well.
+        too_long = consume_timeout == 20
+        counters = member.consumer.counters
+        assert (counters.timed_out, counters.retried, counters.late) == (too_long, too_long, too_long)
+        assert len(calls) == 12 + too_long
+        assert member.consumer.state().cached == 0
 
     run(scenario)
 

@@ -89,6 +89,32 @@ def test_a_delayed_release_ends_the_renewals_and_a_new_grant_undoes_it() -> None
     assert not table.releasing(A) and table.next_due() == 30.0
 
 
+def test_a_renewal_on_its_way_does_not_undo_a_delayed_release() -> None:
+    table = LeaseTable()
+    granted(table, {A: 1}, 0.0, 0.0)
+    renewal = table.ask()
+    table.release_later(A)
+    table.answer(renewal, [A], {A: 1}, 20.0, 20.1)
+    assert table.releasing(A) and table.next_due() is None
+    assert table.until(A) == 50.0
+
+
+def test_a_term_ends_with_the_first_gap() -> None:
+    table = LeaseTable()
+    assert table.term(A) is None
+    granted(table, {A: 1}, 0.0, 0.0)
+    first = table.term(A)
+    granted(table, {A: 1}, 20.0, 20.1)
+    assert table.term(A) == first is not None
+    table.expire(50.0)
+    assert table.term(A) is None
+    granted(table, {A: 1}, 51.0, 51.1)
+    second = table.term(A)
+    table.release(A)
+    granted(table, {A: 1}, 52.0, 52.1)
+    assert len({first, second, table.term(A), None}) == 4
+
+
 def test_renewals_of_different_ages_end_up_in_one_request() -> None:
     table = LeaseTable()
     granted(table, {A: 1}, 0.0, 0.0)

@@ -11,7 +11,7 @@ import pytest
 
 from aiorocket.client.leases import Leases
 from aiorocket.client.session import Client
-from aiorocket.config import ConsumerConfig, RemotingConfig
+from aiorocket.config import ClientConfig, ConsumerConfig, RemotingConfig
 from aiorocket.errors import ConfigError
 from aiorocket.model import Queue
 from aiorocket.remoting.connection import Connection
@@ -75,8 +75,9 @@ class LockBroker:
 class World:
     """Two such brokers, and the leases of one consumer with their renewal running."""
 
-    def __init__(self, sim: Simulation) -> None:
+    def __init__(self, sim: Simulation, config: ClientConfig | None = None) -> None:
         self.sim = sim
+        self.config = config
         self.near, self.far = LockBroker(sim, "10.0.0.2"), LockBroker(sim, "10.0.0.3")
         self.lost: list[tuple[float, Queue]] = []
         self.started: list[Any] = []
@@ -84,7 +85,7 @@ class World:
     async def start(self) -> None:
         for broker in (self.near, self.far):
             await broker.host.run(broker.server.start(broker.address, 10911))
-        self.client = Client(nameservers="10.0.0.1:9876", env=self.sim.env())
+        self.client = Client(nameservers="10.0.0.1:9876", config=self.config, env=self.sim.env())
         self.host = self.sim.host("10.0.2.1")
         await self.host.run(self.client.start())
         self.near.client_id = self.far.client_id = self.client.client_id
@@ -106,9 +107,9 @@ class World:
             await broker.host.run(broker.server.close(0.0))
 
 
-def run(scenario: Callable[[World], Any], seed: int = 0) -> None:
+def run(scenario: Callable[[World], Any], seed: int = 0, config: ClientConfig | None = None) -> None:
     async def main(sim: Simulation) -> None:
-        world = World(sim)
+        world = World(sim, config)
         await world.start()
         await scenario(world)
         await world.close()
@@ -150,6 +151,17 @@ def test_a_broker_that_fails_disturbs_no_other() -> None:
         assert len(world.far.locks) == 1
 
     run(scenario)
+
+
+def test_a_broker_that_keeps_silent_holds_up_no_renewal_at_another_however_long_a_request_may_take() -> None:
+    async def scenario(world: World) -> None:
+        await world.leases.acquire([A, FAR])
+        world.far.silent = True
+        await asyncio.sleep(130)
+        assert [queue for _, queue in world.lost] == [FAR]
+        assert world.leases.valid(A, world.sim.loop.time())
+
+    run(scenario, config=ClientConfig(remoting=RemotingConfig(request_timeout=60.0)))
 
 
 def test_a_half_open_link_ends_the_lease_30_s_after_the_last_renewal_was_sent() -> None:
@@ -235,6 +247,47 @@ def test_a_release_waits_for_the_handler_that_runs() -> None:
         await asyncio.sleep(45)
         assert len(world.near.unlocks) == 2
         assert world.leases.valid(B, world.sim.loop.time())
+
+    run(scenario)
+
+
+def test_a_queue_that_is_being_given_back_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unlock waits for its connection: a lock that overtook it would be freed by it, and trusted here."""
+
+    async def scenario(world: World) -> None:
+        await world.leases.acquire([A, B])
+        connect, waits = world.client.connection, [1.0]
+
+        async def connection(address: str) -> Connection:
+            if waits:
+                await asyncio.sleep(waits.pop())
+            return await connect(address)
+
+        monkeypatch.setattr(world.client, "connection", connection)
+        giving_back = world.scope.start(world.leases.release(A), name="giving-back")
+        await asyncio.sleep(0.5)
+        assert await world.leases.acquire([A, B]) == {B}
+        assert [ids for _, ids in world.near.locks] == [[0, 1], [1]] and world.near.unlocks == []
+        await giving_back
+        assert [ids for _, ids in world.near.unlocks] == [[0]]
+        assert await world.leases.acquire([A]) == {A}
+
+    run(scenario)
+
+
+def test_a_lock_whose_request_was_not_answered_is_given_back_when_it_is_not_wanted_any_more() -> None:
+    """The broker may have granted it; nobody else would get it for a minute."""
+
+    async def scenario(world: World) -> None:
+        world.near.silent = True
+        assert await world.leases.acquire([A, B]) == set()
+        world.near.silent = False
+        assert world.leases.strays({A}) == [B]
+        await world.leases.release(B)
+        assert [ids for _, ids in world.near.unlocks] == [[1]]
+        assert world.leases.strays({A}) == []
+        assert await world.leases.acquire([A]) == {A}
+        assert world.leases.strays(set()) == [A]
 
     run(scenario)
 

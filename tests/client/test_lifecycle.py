@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import fields
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -11,12 +13,13 @@ import pytest
 from aiorocket.client.consumer import Consumer
 from aiorocket.client.core.group_check import differences
 from aiorocket.client.message import Message
+from aiorocket.client.producer import Producer
 from aiorocket.client.pull_consumer import PullConsumer
 from aiorocket.client.session import Client
-from aiorocket.config import ClientConfig, ConsumerConfig
-from aiorocket.errors import RequestTimeoutError, RocketError, TopicNotFoundError, UsageError
+from aiorocket.config import ClientConfig, ConsumerConfig, ProducerConfig, PullConsumerConfig, RemotingConfig
+from aiorocket.errors import ConfigError, RequestTimeoutError, RocketError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue
-from aiorocket.testing import Simulation, simulate
+from aiorocket.testing import SimHost, Simulation, simulate
 from aiorocket.testing.cluster import SimCluster
 from aiorocket_protocol import (
     ConsumerConnection,
@@ -188,6 +191,78 @@ def test_a_broker_that_does_not_answer_fails_the_start_in_time() -> None:
     run(scenario)
 
 
+# -- ends --
+
+
+@pytest.mark.parametrize("kind", ["client", "producer", "pull consumer", "consumer"])
+def test_a_stop_from_two_places_ends_with_the_first(kind: str) -> None:
+    """As when a signal's handler stops what is in an ``async with``."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        env, loop = cluster.sim.env(), cluster.sim.loop
+        at: dict[str, float] = {}
+
+        async def slow(message: Message) -> None:
+            await asyncio.sleep(3)
+
+        async def on_signal(member: Any) -> None:
+            await member.stop()
+            at["signal"] = loop.time()
+
+        async def script() -> None:
+            makers: dict[str, Any] = {
+                "client": lambda: Client(nameservers=cluster.endpoints, env=env),
+                "producer": lambda: Producer("g", nameservers=cluster.endpoints, env=env),
+                "pull consumer": lambda: PullConsumer("g", nameservers=cluster.endpoints, env=env),
+                "consumer": lambda: Consumer("g", nameservers=cluster.endpoints, env=env),
+            }
+            member = makers[kind]()
+            if kind == "consumer":
+                member.listener("t", start_from="first")(slow)
+            async with member:
+                if kind == "pull consumer":
+                    await member.subscribe("t")
+                elif kind == "producer":
+                    await member.send("t", b"x")
+                elif kind == "client":
+                    await member.route("t")
+                else:
+                    await asyncio.sleep(1)
+                with pytest.raises(UsageError, match="is already running"):
+                    await member.start()
+                stopping = asyncio.ensure_future(on_signal(member))
+                await asyncio.sleep(0)
+            at["block"] = loop.time()
+            await stopping
+            with pytest.raises(UsageError, match="was stopped and is used up"):
+                await member.start()
+
+        await (await cluster.producer()).send("t", "a")
+        await cluster.sim.host("10.5.5.5").run(script())
+        assert abs(at["block"] - at["signal"]) < 0.001
+        assert await members(cluster, "g") == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
+def test_a_stop_stores_then_unlocks_then_leaves(orderly: bool) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        member = await cluster.consumer("g", "t", orderly=orderly)
+        await (await cluster.producer()).send("t", "a")
+        await asyncio.sleep(1)
+        order: list[int] = []
+        cluster.brokers[0].faults.watch(lambda connection, request: order.append(request.code))
+        await member.stop()
+        steps = [RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.UNLOCK_BATCH_MQ, RequestCode.UNREGISTER_CLIENT]
+        if not orderly:
+            del steps[1]
+        # Each after the whole of the one before.
+        assert [code for code, _ in groupby(code for code in order if code in steps)] == steps
+
+    run(scenario)
+
+
 # -- members that want different things --
 
 
@@ -225,6 +300,31 @@ def test_a_subscription_that_differs_within_the_group_is_reported(caplog: pytest
         caplog.clear()
         await cluster.consumer("g", "t", tags="d", config=ConsumerConfig(subscription_check="off"))
         assert "do not agree" not in caplog.text
+
+    run(scenario)
+
+
+def test_pull_consumers_of_a_group_have_to_agree_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        started: list[tuple[SimHost, PullConsumer]] = []
+
+        async def start(tags: str, **options: Any) -> None:
+            host, config = cluster.sim.host(f"10.5.5.{len(started)}"), PullConsumerConfig(**options)
+            consumer = PullConsumer("g", nameservers=cluster.endpoints, env=cluster.sim.env(), config=config)
+            await consumer.subscribe("t", tags)
+            await host.run(consumer.start())
+            started.append((host, consumer))
+
+        await start("a")
+        await start("a")
+        assert "do not agree" not in caplog.text
+        await start("b")
+        assert "of 't' they take TAG 'a', this member TAG 'b'" in caplog.text
+        with pytest.raises(UsageError, match="group 'g' do not agree"):
+            await start("c", subscription_check="error")
+        assert len(await members(cluster, "g")) == 3
+        for host, consumer in started:
+            await host.run(consumer.stop())
 
     run(scenario)
 
@@ -351,92 +451,66 @@ def test_a_handler_that_cannot_be_cancelled_keeps_nothing_from_being_stored(orde
     run(scenario)
 
 
-# -- cancel at the k-th await --
+# -- options --
+
+NUMBERS = ("int", "float", "float | None")
+CONFIGS = (ClientConfig, ProducerConfig, ConsumerConfig, PullConsumerConfig, RemotingConfig)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["own client", "shared client"])
-@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
-def test_cancel_at_every_await(shared: bool, orderly: bool) -> None:
-    """A scripted run (start, consume, stop) is cancelled when it waits for the k-th time, for every k there is: then
-    no task is left, the group is unregistered, and the next consumer gets all messages."""
-    k, ended = 0, False
-    while not ended:
-        k += 1
-        ended = simulate(lambda sim, k=k: _cancelled_run(sim, k, shared, orderly))  # type: ignore[misc]
-    assert k > 12
+@pytest.mark.parametrize(
+    ("config", "name"), [(config, each.name) for config in CONFIGS for each in fields(config) if each.type in NUMBERS]
+)
+def test_a_number_that_is_none_or_out_of_range_is_named(config: Any, name: str) -> None:
+    for wrong in ("5", -2, float("nan"), True):
+        with pytest.raises(ConfigError, match=name):
+            config(**{name: wrong})
 
 
-async def _cancelled_run(sim: Simulation, k: int, shared: bool, orderly: bool) -> bool:
-    """True when the run ended before it waited k times."""
-    async with SimCluster(sim) as cluster:
-        await cluster.create_topic("t", 2)
-        sender = await cluster.producer()
-        await sender.send("t", "a")
-        host, env = sim.host("10.5.5.5"), sim.env()
-        got = asyncio.Event()
-        config = ConsumerConfig(drain_timeout=1.0)
-
-        async def on_message(message: Message) -> None:
-            got.set()
-
-        async def script() -> None:
-            if shared:
-                consumer = client.consumer("g", config=config)
-            else:
-                consumer = Consumer("g", nameservers=cluster.endpoints, env=env, config=config)
-            kind = consumer.orderly if orderly else consumer.listener
-            kind("t", start_from="first")(on_message)
-            async with consumer:
-                await got.wait()
-
-        client = Client(nameservers=cluster.endpoints, env=env)
-        if shared:
-            await host.run(client.start())
-        before = len(sim.loop.living_tasks())
-        task = host.start(_step(script(), k))
-        await asyncio.wait([task])
-        ended: bool = not task.cancelled()
-        await asyncio.sleep(2)  # what was told to close has closed
-        left = sorted(each.get_name() for each in sim.loop.living_tasks())
-        assert len(left) <= before, (k, left)
-        assert client.consumers == {}
-        assert await members(cluster, "g") == [], k
-        if shared:
-            # The client is as good as new.
-            second = client.consumer("g")
-            second.listener("t", start_from="first")(on_message)
-            await host.run(second.start())
-            assert await members(cluster, "g") == [client.client_id]
-            await host.run(second.stop())
-            await host.run(client.stop())
-        return ended
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"nameservers": "a:1;b:2"}, "nameservers='a:1;b:2': a tuple"),
+        ({"nameservers": ()}, "at least one HOST:PORT"),
+        # Not another one at each start, for a broadcasting member's file is named after it; nor another directory.
+        ({"instance": ""}, "instance='': a name"),
+        ({"instance": "../x"}, "instance='../x': a name"),
+        ({"instance": "a b"}, "instance='a b': a name"),
+    ],
+)
+def test_names_of_a_client_are_checked(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ClientConfig(**options)
 
 
-def _step(coro: Any, k: int) -> Any:
-    """Run ``coro`` and throw CancelledError into it where it waits for the k-th time, as a task's cancel() does."""
+@pytest.mark.parametrize("address", ["localhost", "h:99999", "h:x", "::1:9876"])
+async def test_an_address_that_is_none_is_refused_at_once(address: str) -> None:
+    for make in (Consumer, PullConsumer, Producer):
+        member: Any = make("g", nameservers=address)
+        with pytest.raises(UsageError, match=f"address '{address}'"):
+            await member.start()
+        assert not member.client.started
 
-    class Steps:
-        def __await__(self) -> Any:
-            inner = coro.__await__() if hasattr(coro, "__await__") else coro
-            waits = 0
-            try:
-                waiting = inner.send(None)
-                while True:
-                    waits += 1
-                    if waits == k:
-                        task = asyncio.current_task()
-                        assert task is not None
-                        task.cancel()
-                    try:
-                        result = yield waiting
-                    except BaseException as error:  # noqa: BLE001 - handed on as it is
-                        waiting = inner.throw(error)
-                    else:
-                        waiting = inner.send(result)
-            except StopIteration as stop:
-                return stop.value
 
-    async def run() -> Any:
-        return await Steps()
+def test_compression_levels_are_those_of_the_type() -> None:
+    for kind, most in (("zlib", 9), ("lz4", 22), ("zstd", 22)):
+        options: Any = {"compress_type": kind}
+        ProducerConfig(compress_level=most, **options)
+        with pytest.raises(ConfigError, match=f"compress_level={most + 1}: 0 to {most} with {kind}"):
+            ProducerConfig(compress_level=most + 1, **options)
 
-    return run()
+
+@pytest.mark.parametrize(
+    ("register", "options", "says"),
+    [
+        ("listener", {"concurrency": "4"}, "concurrency='4': 1 to 1024"),
+        ("listener", {"timeout": float("nan")}, "timeout=nan: above 0 seconds"),
+        ("batch", {"max_messages": 0}, "max_messages=0: 1 to 65536"),
+        ("batch", {"max_wait": "1"}, "max_wait='1': 0 seconds or more"),
+        ("batch", {"max_bytes": 0.5}, "max_bytes=0.5: 0"),
+        ("orderly", {"batch_size": 1.5}, "batch_size=1.5: 1 to 1024"),
+        ("orderly", {"suspend": float("inf")}, "suspend=inf: above 0 seconds"),
+    ],
+)
+def test_options_of_listeners_are_checked(register: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        getattr(Consumer("g"), register)("t", **options)

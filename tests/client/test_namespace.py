@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from aiorocket.client.core.balance import fixed
 from aiorocket.client.message import Message
-from aiorocket.config import ClientConfig
+from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.errors import ConfigError
 from aiorocket.model import Queue
 from aiorocket.testing import Simulation, simulate
@@ -92,6 +93,32 @@ def test_pause_names_and_hooks_are_plain() -> None:
         await member.host.run(_call(lambda: consumer.resume("t")))
         assert {each.paused for each in consumer.fetchers()} == {False}
         assert {queue.topic for queue in consumer.shown(consumer.held())} == {"t", "%RETRY%g"}
+
+    run(scenario)
+
+
+def test_a_fixed_list_names_queues_as_the_program_does() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        mine = [Queue("t", "broker-1", 1), Queue("%RETRY%g", "broker-1", 0)]
+        member = await cluster.consumer("g", "t", config=ConsumerConfig(allocate=fixed(mine)))
+        await asyncio.sleep(2)
+        assert member.consumer.shown(member.held()) == sorted(mine)
+
+    run(scenario)
+
+
+def test_a_topic_may_be_named_with_its_namespace() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        member, sender = await cluster.consumer("g", "one%t"), await cluster.producer()
+        for number in range(3):
+            await sender.send("t", str(number))
+        await asyncio.sleep(15)
+        consumer = member.consumer
+        for name in ("t", "one%t"):
+            assert consumer.stats.status(name).pull_tps > 0
+            consumer.set_concurrency(name, 2)
+        listener = consumer.listener_of("t", "")  # as a message names its topic
+        assert listener is consumer.listeners[0]
 
     run(scenario)
 

@@ -30,6 +30,7 @@ from aiorocket.runtime.threads import in_thread_to_end
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import encode_record
 
+SUSPEND = Status.SUSPEND_CURRENT_QUEUE_A_MOMENT.value
 A, B, C = (Queue("t", "broker-a", number) for number in range(3))
 LIMITS = Limits(1000, 1 << 30, 2000)
 
@@ -359,16 +360,25 @@ def test_a_lost_lease_cancels_the_call_and_drops_its_result() -> None:
     run(scenario)
 
 
-def test_a_listener_that_blocks_the_loop_past_its_lease_commits_nothing() -> None:
-    async def scenario(sim: Simulation) -> World:
-        async def handler(message: Message) -> None:
-            sim.loop._now += 31  # nothing else can run meanwhile, the expiry neither
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("error", [None, ValueError("no"), DeadLetter("bad"), Skip("no")], ids=repr)
+def test_a_listener_that_blocks_the_loop_past_its_lease_settles_nothing(
+    error: Exception | None, batch_size: int
+) -> None:
+    """Whatever it ends with: the next owner may be at it already."""
 
-        world = World(sim, handler)
+    async def scenario(sim: Simulation) -> World:
+        async def handler(message: object) -> None:
+            sim.loop._now += 31  # nothing else can run meanwhile, the expiry neither
+            if error is not None:
+                raise error
+
+        world = World(sim, handler, max_attempts=1, batch_size=batch_size)
         world.leases.ends[A] = sim.loop.time() + 30
         world.put(A, 0)
         await asyncio.sleep(1)
-        assert (world.counters.late, world.committable(A)) == (1, 0)
+        assert (world.counters.late, world.counters.suspended, world.committable(A)) == (1, 0, 0)
+        assert (world.settlement.dead, world.counters.skipped) == ([], 0)
         return world
 
     run(scenario)
@@ -616,6 +626,49 @@ def test_hooks_and_statistics() -> None:
         return world
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("end", "takes", "seen"),
+    [
+        (Status.SUCCESS, 0, (True, "SUCCESS", "SUCCESS")),
+        (Status.COMMIT, 0, (True, "COMMIT", "SUCCESS")),
+        (Status.ROLLBACK, 0, (False, "ROLLBACK", "SUCCESS")),
+        (Status.SUSPEND_CURRENT_QUEUE_A_MOMENT, 0, (False, SUSPEND, "FAILED")),
+        (None, 0, (False, SUSPEND, "RETURNNULL")),
+        (Skip(), 0, (True, "SUCCESS", "SUCCESS")),
+        (DeadLetter(), 0, (False, SUSPEND, "FAILED")),
+        (Retry(), 0, (False, SUSPEND, "FAILED")),
+        (ValueError(), 0, (False, SUSPEND, "EXCEPTION")),
+        (Status.SUCCESS, 900, (True, "SUCCESS", "TIME_OUT")),
+        (Retry(), 900, (False, SUSPEND, "TIME_OUT")),
+        (None, 900, (False, SUSPEND, "RETURNNULL")),
+        (ValueError(), 900, (False, SUSPEND, "EXCEPTION")),
+    ],
+    ids=repr,
+)
+def test_what_a_hook_sees(end: Any, takes: float, seen: tuple[bool, str, str]) -> None:
+    """As of concurrent listeners: late is what ended with a result (Java's order of checks)."""
+    calls: list[tuple[bool, str, str]] = []
+    hook = SimpleNamespace(
+        before=lambda context: None,
+        after=lambda context: calls.append((context.success, context.status, context.props["ConsumeContextType"])),
+    )
+
+    async def scenario(sim: Simulation) -> World:
+        async def handler(messages: list[Message], context: ConsumeOrderlyContext) -> Any:
+            await asyncio.sleep(takes)
+            if isinstance(end, Exception):
+                raise end
+            return end
+
+        world = World(sim, handler, hooks=(hook,))
+        world.put(A, 0)
+        await asyncio.sleep(takes + 0.5)
+        return world
+
+    run(scenario)
+    assert calls[0] == seen
 
 
 def test_statistics_of_the_fast_way() -> None:

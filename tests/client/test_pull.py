@@ -27,6 +27,7 @@ from aiorocket_protocol import (
     RemotingCommand,
     RequestCode,
     ResponseCode,
+    UpdateConsumerOffsetRequestHeader,
 )
 
 CLEAR = Facts(False, True, False, None, False, True, True)
@@ -116,6 +117,15 @@ def test_flags() -> None:
 )
 def test_a_topics_share(limit: int, topic_limit: int, queues: int, expected: int) -> None:
     assert share(limit, topic_limit, queues) == expected
+
+
+def test_the_defaults() -> None:
+    """RocketMQ's, and the design's where they differ."""
+    config = ConsumerConfig()
+    assert (config.max_cached_messages, config.max_cached_bytes, config.max_span) == (1000, 100 * 1024 * 1024, 2000)
+    assert (config.max_cached_messages_per_topic, config.max_cached_bytes_per_topic) == (-1, -1)
+    assert (config.hold, config.pull_timeout, config.pull_interval, config.short_poll) == (15.0, 30.0, 0.0, None)
+    assert (config.pull_error_delay, config.offset_illegal_delay, config.offset_flush_interval) == (3.0, 10.0, 10.0)
 
 
 @pytest.mark.parametrize(
@@ -221,13 +231,14 @@ def test_the_suggested_broker_is_followed_and_left_again() -> None:
 # -- pauses --
 
 
-def test_errors_wait_and_flow_control_does_not() -> None:
+@pytest.mark.parametrize("delay", [3.0, 0.5])
+def test_errors_wait_and_flow_control_does_not(delay: float) -> None:
     async def scenario(cluster: SimCluster) -> None:
         pulls = Pulls(cluster)
         pulls.script = [RemotingCommand.response(ResponseCode.SYSTEM_ERROR) for _ in range(3)]
-        await cluster.consumer("g", "t")
+        await cluster.consumer("g", "t", config=ConsumerConfig(pull_error_delay=delay))
         await asyncio.sleep(10)
-        assert pulls.gaps()[:3] == [3.0, 3.0, 3.0]
+        assert pulls.gaps()[:3] == [delay] * 3
         pulls.seen.clear()
         pulls.script = [RemotingCommand.response(ResponseCode.FLOW_CONTROL) for _ in range(3)]
         await asyncio.sleep(16)
@@ -245,6 +256,39 @@ def test_nothing_new_and_nothing_matched_pull_at_once() -> None:
         await cluster.consumer("g", "t")
         await asyncio.sleep(1)
         assert max(pulls.gaps()[:6]) < 0.1
+
+    run(scenario)
+
+
+def test_the_interval_is_for_pulls_that_bring_messages() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        pulls = Pulls(cluster)
+        sender = await cluster.producer()
+        for number in range(3):
+            await sender.send("t", str(number))
+        config = ConsumerConfig(pull_interval=2.0, pull_batch_size=1)
+        await cluster.consumer("g", "t", config=config)
+        await asyncio.sleep(10)
+        # Behind the last message is the long poll.
+        assert pulls.gaps() == [2.0, 2.0, 2.0]
+        for code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_NOT_FOUND):
+            pulls.answer(code, 4)
+        await sender.send("t", "3")
+        await asyncio.sleep(10)
+        assert pulls.gaps()[4:] == [0.0, 0.0]
+
+    run(scenario)
+
+
+def test_short_polls_do_not_rest_in_what_is_filtered_out() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        pulls = Pulls(cluster)
+        for number in range(1, 5):
+            pulls.answer(ResponseCode.PULL_RETRY_IMMEDIATELY, number)
+        pulls.answer(ResponseCode.PULL_NOT_FOUND, 4)
+        await cluster.consumer("g", "t", config=ConsumerConfig(short_poll=2.0))
+        await asyncio.sleep(1)
+        assert [header.queue_offset for _, header in pulls.seen] == [0, 1, 2, 3, 4]
 
     run(scenario)
 
@@ -472,5 +516,176 @@ def test_a_reset_goes_back_after_ten_seconds() -> None:
         assert len(bodies) == 4
         await asyncio.sleep(1)
         assert [int(body) for body in bodies[4:]] == [1, 2, 3]
+
+    run(scenario)
+
+
+def test_the_last_of_several_resets_counts() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        bodies: list[bytes] = []
+
+        async def on_message(message: Message) -> None:
+            bodies.append(message.body)
+
+        sender = await cluster.producer()
+        pulls = Pulls(cluster)
+        member = await cluster.consumer("g", "t", on_message)
+        for number in range(4):
+            await sender.send("t", str(number))
+        await asyncio.sleep(1)
+        pulls.answer(ResponseCode.PULL_OFFSET_MOVED, 0)
+        await sender.send("t", "4")
+        await asyncio.sleep(1)
+        assert fetcher_of(member).process_queue.dropped
+        for offset in (1, 3):
+            await member.host.run(member.consumer.reset_offsets("t", {Queue("t", "broker-1", 0): offset}))
+            await asyncio.sleep(4)
+        before = len(bodies)
+        await asyncio.sleep(5)
+        assert [int(body) for body in bodies[before:]] == [3, 4]
+
+    run(scenario)
+
+
+def test_the_position_from_before_a_reset_is_not_stored_after_it() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        commits: list[int] = []
+
+        def watch(connection: object, request: RemotingCommand) -> None:
+            if request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
+                header = request.read(UpdateConsumerOffsetRequestHeader)
+                if header.topic == "t":
+                    commits.append(header.commit_offset)
+
+        pulls, sender = Pulls(cluster), await cluster.producer()
+        await cluster.consumer("g", "t")
+        await asyncio.sleep(11)
+        cluster.brokers[0].faults.watch(watch)
+        for number in range(3):
+            await sender.send("t", str(number))
+        await asyncio.sleep(1)
+        pulls.answer(ResponseCode.PULL_OFFSET_MOVED, 1)
+        await sender.send("t", "3")
+        await asyncio.sleep(9.9)
+        assert commits == []
+        await asyncio.sleep(15)
+        assert commits == [1, 4]
+
+    run(scenario)
+
+
+def test_a_reset_that_cannot_be_stored_is_not_lost() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        bodies: list[bytes] = []
+
+        async def on_message(message: Message) -> None:
+            bodies.append(message.body)
+
+        sender = await cluster.producer()
+        member = await cluster.consumer("g", "t", on_message)
+        for number in range(4):
+            await sender.send("t", str(number))
+        await asyncio.sleep(12)
+        cluster.brokers[0].faults.next("UPDATE_CONSUMER_OFFSET", reply="SYSTEM_BUSY", times=3)
+        await member.host.run(member.consumer.reset_offsets("t", {Queue("t", "broker-1", 0): 1}))
+        await asyncio.sleep(25)
+        assert [int(body) for body in bodies[4:]] == [1, 2, 3]
+
+    run(scenario)
+
+
+def test_an_answer_that_comes_with_a_reset_leads_nowhere() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        pulls, sender = Pulls(cluster), await cluster.producer()
+        member = await cluster.consumer("g", "t")
+        await sender.send("t", "0")
+        await asyncio.sleep(1)
+        real = member.client.member_connection
+
+        class Reset:
+            """A connection on which a reset comes just ahead of the answer to a pull."""
+
+            def __init__(self, connection: Connection) -> None:
+                self._connection = connection
+
+            def request(self, command: RemotingCommand, timeout: float) -> asyncio.Future[RemotingCommand]:
+                answer = self._connection.request(command, timeout)
+                answer.add_done_callback(lambda _: member.consumer.begin_anew({Queue("t", "broker-1", 0): 1}))
+                return answer
+
+        async def connect(address: str, timeout: float | None = None) -> Connection:
+            connection = await real(address, timeout)
+            return cast(Connection, Reset(connection)) if "pull/t/" in _task_name() else connection
+
+        member.client.member_connection = connect  # type: ignore[method-assign]
+        pulls.answer(ResponseCode.PULL_OFFSET_MOVED, 0)
+        await sender.send("t", "1")  # ends the poll that is held
+        await asyncio.sleep(1)
+        assert fetcher_of(member).process_queue.dropped
+        member.client.member_connection = real  # type: ignore[method-assign]
+        await asyncio.sleep(15)
+        assert [event.key for event in cluster.history.of("delivered")] == ["0", "1", "1"]
+
+    run(scenario)
+
+
+def test_a_pull_carries_no_commit_from_before_one_that_led_back() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        sender = await cluster.producer()
+        for number in range(3):
+            await sender.send("t", str(number))
+        pulls = Pulls(cluster)
+        member = await cluster.consumer("g", "t", config=ConsumerConfig(pull_batch_size=1))
+        await asyncio.sleep(0.1)
+        pulls.answer(ResponseCode.PULL_NOT_FOUND, 1)
+        await sender.send("t", "3")
+        await asyncio.sleep(30)
+        assert member.consumer.state().counters.backwards == 1
+        commits = [header.commit_offset for _, header in pulls.seen if header.sys_flag & COMMIT]
+        assert commits == sorted(commits)
+        assert commits[-1] == 4
+
+    run(scenario)
+
+
+def test_a_tag_added_to_a_running_group_is_wanted_from_then_on() -> None:
+    """Also by the pull that the broker holds at that moment, which asked for the other tags."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        sender, member = await cluster.producer(), await cluster.consumer("g", "t", tags="a")
+        await asyncio.sleep(5)
+        member.step_clock(-3600.0)
+        await member.host.run(member.consumer.subscribe("t", "b"))
+        await sender.send("t", "added", tag="b")
+        message = await member.host.run(asyncio.wait_for(anext(member.consumer.messages()), 1.0))
+        assert message.body == b"added"
+        await member.host.run(message.ack())
+
+    run(scenario)
+
+
+def test_a_queue_that_is_paused_in_the_line_is_not_pulled() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        goes_on = asyncio.Event()
+
+        async def slow(message: Message) -> None:
+            await goes_on.wait()
+
+        await cluster.create_topic("t", 4)
+        sender = await cluster.producer()
+        for number in range(40):
+            await sender.send("t", str(number))
+        pulls = Pulls(cluster)
+        config = ConsumerConfig(max_backlog=2, pull_batch_size=2, concurrency=1)
+        member = await cluster.consumer("g", "t", slow, config=config)
+        await asyncio.sleep(1)
+        asked = len(pulls.seen)
+        member.consumer.pause("t")
+        goes_on.set()
+        await asyncio.sleep(5)
+        assert len(pulls.seen) == asked
+        await member.host.run(_call(member.consumer.resume))
+        await asyncio.sleep(5)
+        assert member.consumer.state().counters.consumed == 40
 
     run(scenario)

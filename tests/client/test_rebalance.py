@@ -17,12 +17,19 @@ from aiorocket.client.message import Message
 from aiorocket.client.stream import MessageStream
 from aiorocket.client.topics import Topics
 from aiorocket.config import ClientConfig, ConsumerConfig
-from aiorocket.errors import ConfigError
+from aiorocket.errors import ConfigError, UsageError
 from aiorocket.model import Queue
 from aiorocket.testing import Simulation, simulate
 from aiorocket.testing.cluster import SimCluster
 from aiorocket.testing.machines import SimMember
-from aiorocket_protocol import RequestCode
+from aiorocket_protocol import (
+    LockBatchBody,
+    PullMessageRequestHeader,
+    QueryConsumerOffsetRequestHeader,
+    RequestCode,
+    UpdateConsumerOffsetRequestHeader,
+    decode_body,
+)
 
 Scenario = Callable[[SimCluster], Awaitable[None]]
 
@@ -66,6 +73,10 @@ def test_subscription_versions_only_grow() -> None:
     topics.add("t", {"b"}, stream, StartFrom("last"))
     topics.derive(50)
     assert (topics.data["t"].sub_version, topics.data["t"].sub_string) == (50, "a || b")
+    # Brokers take only what is newer, also when the clock was set back.
+    topics.add("t", {"c"}, stream, StartFrom("last"))
+    topics.derive(20)
+    assert (topics.data["t"].sub_version, topics.data["t"].sub_string) == (51, "a || b || c")
     assert list(topics.data) == ["t", "%RETRY%g"]
     assert topics.wire_start == "CONSUME_FROM_FIRST_OFFSET"
 
@@ -126,6 +137,27 @@ def test_a_notified_member_shares_at_once_and_a_leaver_frees_at_once() -> None:
         await second.stop()
         await asyncio.sleep(1)
         assert counts(cluster) == [4]
+
+    run(scenario)
+
+
+def test_a_resume_looks_at_once() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        member = await cluster.consumer("g", "t", config=ConsumerConfig(rebalance_interval=1000.0))
+        await asyncio.sleep(5)
+        asked: list[int] = []
+
+        def watch(connection: object, request: Any) -> None:
+            if request.code == RequestCode.GET_CONSUMER_LIST_BY_GROUP:
+                asked.append(request.code)
+
+        cluster.brokers[0].faults.watch(watch)
+        member.consumer.pause("t")
+        await asyncio.sleep(5)
+        assert asked == []
+        member.consumer.resume("t")
+        await asyncio.sleep(0.1)
+        assert len(asked) == 2  # for the topic and for its retries
 
     run(scenario)
 
@@ -371,6 +403,161 @@ def test_an_orderly_queue_changes_hands_without_a_repeat_or_a_gap() -> None:
     run(scenario)
 
 
+def test_on_the_wire_a_queue_is_stored_unlocked_and_then_locked_asked_for_told_and_pulled() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        steps: dict[str, list[str]] = {}
+
+        def watch(connection: Any, request: Any) -> None:
+            name, host = "", connection.peer.partition(":")[0]
+            if request.code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
+                asked = decode_body(LockBatchBody, request.body, request.serialize_type).queues
+                if ("t", 3) in {(queue.topic, queue.queue_id) for queue in asked}:
+                    name = "lock" if request.code == RequestCode.LOCK_BATCH_MQ else "unlock"
+            elif request.code == RequestCode.HEART_BEAT:
+                name = "heartbeat"
+            elif request.code in headers:
+                name, kind = headers[request.code]
+                header = request.read(kind)
+                name = name if (header.topic, header.queue_id) == ("t", 3) else ""
+            if name and steps.setdefault(host, [""])[-1] != name:
+                steps[host].append(name)
+
+        headers: dict[int, tuple[str, Any]] = {
+            RequestCode.UPDATE_CONSUMER_OFFSET: ("store", UpdateConsumerOffsetRequestHeader),
+            RequestCode.QUERY_CONSUMER_OFFSET: ("ask", QueryConsumerOffsetRequestHeader),
+            RequestCode.PULL_MESSAGE: ("pull", PullMessageRequestHeader),
+        }
+        sender = await cluster.producer()
+        first = await cluster.consumer("g", "t", orderly=True)
+        for number in range(8):
+            await sender.send("t", str(number))
+        await asyncio.sleep(1)
+        cluster.brokers[0].faults.watch(watch)
+        second = await cluster.consumer("g", "t", orderly=True)
+        await asyncio.sleep(3)
+        assert Queue("t", "broker-1", 3) in second.held()
+        assert steps[first.address][:3] == ["", "store", "unlock"]
+        begun = steps[second.address]
+        taken = len(begun) - begun[::-1].index("lock") - 1  # before that the first member had it
+        assert begun[taken : taken + 4] == ["lock", "ask", "heartbeat", "pull"]
+
+    run(scenario)
+
+
+def test_a_revocation_that_is_cancelled_half_way_leaves_no_queue_behind() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        await cluster.create_topic("u", 2)
+        seen: list[bytes] = []
+        hangs = asyncio.Event()
+
+        async def on_message(message: Message) -> None:
+            seen.append(message.body)
+
+        async def revoked(queues: list[Queue]) -> None:
+            await hangs.wait()
+
+        config = ConsumerConfig(rebalance_interval=1000.0, rebalance_hook_timeout=100.0)
+        member = await cluster.consumer("g", "t", on_message, config=config, start=False)
+        await _start_with(member, on_revoked=revoked)
+        await asyncio.sleep(5)
+        # The notices of the second member are lost, so the next look is that of a subscription, and that is given up.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(member.consumer._rebalancer, "now", lambda: None)
+            second = await cluster.consumer("g", "t", on_message)
+            subscribing = asyncio.ensure_future(member.host.run(member.consumer.subscribe("u")))
+            await asyncio.sleep(1)
+            assert counts(cluster) == [2, 4]
+            subscribing.cancel()
+            await asyncio.wait([subscribing])
+            hangs.set()
+            await second.stop()
+        # The queues that were to go to the second member stay here after all.
+        member.consumer.rebalance_now()
+        await asyncio.sleep(1)
+        assert counts(cluster) == [4]
+        sender = await cluster.producer()
+        for number in range(8):
+            await sender.send("t", str(number))
+        await asyncio.sleep(1)
+        assert len(seen) == 8
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.002, 0.005, 0.01, 0.015, 0.02])
+def test_a_stop_ends_a_subscription_that_is_under_way(after: float) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        await cluster.create_topic("u", 2)
+        member = await cluster.consumer("g", "t")
+        consumer, loop = member.consumer, cluster.sim.loop
+        subscribing = asyncio.ensure_future(member.host.run(consumer.subscribe("u")))
+        await asyncio.sleep(after)
+        before = loop.time()
+        member.running = False
+        await member.host.run(consumer.stop())
+        with pytest.raises(UsageError, match=r"was stopped|is stopping"):
+            await subscribing
+        assert loop.time() - before < 1
+        assert consumer.fetchers() == []
+        await member.host.run(member.client.stop())
+
+    run(scenario)
+
+
+def test_a_queue_whose_lock_was_lost_before_its_first_pull_is_looked_up_again() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        seen: list[str] = []
+
+        async def on_message(message: Message) -> None:
+            seen.append(message.body.decode())
+
+        async def assigned(queues: list[Queue]) -> None:
+            await asyncio.sleep(40)
+
+        async def meanwhile() -> None:
+            await asyncio.sleep(5)
+            cluster.partition([member.address], [cluster.brokers[0].address])
+            # By the 35th second the lock is not relied on any more; somebody has it, goes on to 5 and gives it back.
+            await asyncio.sleep(30)
+            cluster.brokers[0].broker.offsets.commit("g", "t", 0, 5)
+            cluster.heal()
+
+        sender = await cluster.producer()
+        for number in range(8):
+            await sender.send("t", str(number))
+        config = ConsumerConfig(rebalance_hook_timeout=100.0)
+        member = await cluster.consumer(
+            "g", "t", on_message, config=config, client=ClientConfig(start_timeout=200.0), orderly=True, start=False
+        )
+        fault = asyncio.ensure_future(meanwhile())
+        await _start_with(member, on_assigned=assigned)
+        await fault
+        await asyncio.sleep(200)
+        assert seen == ["5", "6", "7"]
+
+    run(scenario, queues=1)
+
+
+def test_locks_are_renewed_while_a_start_still_waits_for_something_else() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        async def ok(message: Message) -> None:
+            """Done."""
+
+        # Of two topics one does not exist yet.
+        config = ClientConfig(start_timeout=100.0)
+        member = await cluster.consumer("g", {"t": ok, "late": ok}, orderly=True, client=config, start=False)
+        starting = asyncio.ensure_future(member.start())
+        await asyncio.sleep(1)
+        begun = member.consumer.fetchers()
+        await asyncio.sleep(60)
+        assert not starting.done()
+        assert len(begun) == 5 and member.consumer.fetchers() == begun  # none was lost and begun anew
+        await cluster.create_topic("late", 1)
+        await starting
+
+    run(scenario)
+
+
 def test_a_locked_queue_is_tried_again_every_second() -> None:
     async def scenario(cluster: SimCluster) -> None:
         dead = await cluster.consumer("g", "t", orderly=True)
@@ -388,7 +575,7 @@ def test_a_locked_queue_is_tried_again_every_second() -> None:
         assert cluster.sim.loop.time() - before < 1  # a start does not wait for others' locks
         await asyncio.sleep(10)
         gaps = {round(later - earlier) for earlier, later in pairwise(asked)}
-        assert gaps <= {0, 1}
+        assert gaps <= {0, 1} and len(asked) >= 9
         await asyncio.sleep(60)
         assert len(living.held("t")) == 4
 

@@ -12,7 +12,7 @@ from aiorocket.client.producer import Producer
 from aiorocket.client.pushed import from_record
 from aiorocket.client.request_reply import Requests
 from aiorocket.client.session import Client
-from aiorocket.config import ClientConfig
+from aiorocket.config import ClientConfig, ProducerConfig
 from aiorocket.errors import RequestTimeoutError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.testing import Simulation, simulate
@@ -22,12 +22,14 @@ from tests.client.fake_broker import NAMES, FakeBroker, FakeCluster, Kept
 Scenario = Callable[[FakeCluster, Producer], Awaitable[None]]
 
 
-def run(scenario: Scenario, brokers: int = 1, *, namespace: str = "") -> None:
+def run(
+    scenario: Scenario, brokers: int = 1, *, namespace: str = "", config: ProducerConfig | None = None
+) -> None:
     async def main(sim: Simulation) -> None:
         host = sim.host("10.0.1.1")
         async with FakeCluster(sim, brokers) as cluster:
             client = Client(config=ClientConfig(nameservers=(NAMES,), namespace=namespace), env=sim.env())
-            producer = Producer("asker", client=client)
+            producer = Producer("asker", client=client, config=config)
 
             async def scene() -> None:
                 async with client, producer:
@@ -113,6 +115,26 @@ def test_no_reply_is_a_timeout_and_a_late_one_is_counted() -> None:
         assert producer.late_replies == 1
 
     run(scenario)
+
+
+def test_a_request_takes_one_place_among_the_sends_and_its_time_is_that_of_the_call() -> None:
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        (broker,) = cluster.brokers
+        broker.on_send = answering(broker)
+        cluster.topics["TBW102"] = [broker]
+        assert (await producer.request("created-by-it", b"ping", timeout=2)).body == b"pong"
+        # Another request has the place for 1.5 s of the time.
+        broker.on_send = lambda kept: broker.stored()
+        loop = asyncio.get_running_loop()
+        first = asyncio.ensure_future(producer.request("t", b"ping", timeout=1.5))
+        await asyncio.sleep(0)
+        started = loop.time()
+        with pytest.raises(RequestTimeoutError, match="no reply within 2 s"):
+            await producer.request("t", b"ping", timeout=2)
+        assert loop.time() - started == pytest.approx(2, abs=0.01)
+        assert isinstance(await asyncio.gather(first, return_exceptions=True), list)
+
+    run(scenario, config=ProducerConfig(max_in_flight=1))
 
 
 def test_a_request_that_cannot_be_sent_says_so() -> None:

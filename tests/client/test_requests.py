@@ -448,6 +448,76 @@ async def test_a_pushed_reset_sets_the_positions_of_a_pull_consumer() -> None:
         assert mq.broker.offsets.query("etl", "orders", 0) == 5
 
 
+async def test_in_a_namespace_brokers_ask_with_the_names_they_know() -> None:
+    config = ClientConfig(namespace="one")
+    async with embed(broker={"server_side_reset_offset": False}) as mq:
+        for topic in ("one%orders", "orders"):
+            await mq.create_topic(topic, queues=1)
+        seen: list[tuple[str, str, bytes]] = []
+        async with mq.client(config=config) as client, mq.client() as admin, client.producer("p") as producer:
+            consumer = client.consumer("billing", config=ConsumerConfig(offset_illegal_delay=0.05))
+
+            @consumer.listener("orders", start_from="first")
+            async def on_order(message: Message) -> None:
+                seen.append((message.topic, message.queue.topic, message.body))
+
+            before = mq.env.clock.wall_ms() - 60_000
+            receipt = await producer.send("orders", b"x")
+            assert receipt.queue.topic == "orders"
+            async with consumer:
+                await until(lambda: consumer.state().counters.consumed == 1)
+                await consumer.commit()
+                (address,) = (await admin.route("one%orders")).all_addresses()
+                queue = Queue("one%orders", receipt.queue.broker_name, 0)
+
+                async def call(code: int, header: Any) -> Plain:
+                    answer = await admin.call(address, code, header)
+                    return decode_body(Plain, answer.body, answer.serialize_type)
+
+                info = await call(307, GetConsumerRunningInfoRequestHeader("one%billing", client.client_id, False))
+                assert set(queues_of(info["mqTable"])) == {queue, Queue("%RETRY%one%billing", queue.broker_name, 0)}
+                assert {each["topic"] for each in info["subscriptionSet"]} == {"one%orders", "%RETRY%one%billing"}
+                assert (info["properties"]["consumerGroup"], info["properties"]["namespace"]) == ("one%billing", "one")
+
+                status = await call(223, GetConsumerStatusRequestHeader("one%orders", "one%billing"))
+                (offsets,) = status["consumerTable"].values()
+                assert queues_of(offsets) == {queue: 1}
+
+                direct = ConsumeMessageDirectlyResultRequestHeader(
+                    "one%billing", client.client_id, receipt.offset_msg_id, queue.broker_name
+                )
+                assert (await call(309, direct))["consumeResult"] == "CR_SUCCESS"
+                assert seen == [("orders", "orders", b"x")] * 2
+
+                header = ResetOffsetRequestHeader("one%orders", "one%billing", before, True)
+                assert queues_of((await call(222, header))["offsetTable"]) == {queue: 0}
+                await until(lambda: len(seen) == 3)
+                assert seen[2] == ("orders", "orders", b"x")
+
+
+async def test_a_reset_counts_while_a_start_still_waits_for_another_topic(mq: Embedded) -> None:
+    seen: list[int] = []
+    consumer = mq.consumer("billing", config=ConsumerConfig(offset_illegal_delay=0.05))
+    for topic in ("orders", "late"):
+
+        @consumer.listener(topic, start_from="first")
+        async def on_order(message: Message) -> None:
+            seen.append(message.offset)
+
+    async with mq.producer() as producer:
+        queue = (await producer.send("orders", b"x")).queue
+        starting = asyncio.create_task(consumer.start())
+        await until(lambda: seen == [0])
+        body = fastjson.dumps(ResetOffsetBody({queue: 0}).to_plain())
+        header = ResetOffsetRequestHeader("orders", "billing", 0, True)
+        assert (await ask(consumer.client, 220, header, body)).code == 0
+        await until(lambda: seen == [0, 0])
+        assert not starting.done()
+        await mq.create_topic("late", queues=1)
+        await starting
+        await consumer.stop()
+
+
 Offsets = st.dictionaries(
     st.builds(Queue, st.text(min_size=1), st.text(min_size=1), st.integers(0, 2**31 - 1)), st.integers(0, 2**63 - 1)
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from aiorocket_protocol import (
     RemotingCommand,
     ResponseCode,
     TopicRouteData,
+    decode_batch,
     decompress,
     tags_code,
 )
@@ -71,6 +73,26 @@ def test_a_selector_sees_the_queues_and_the_message_and_decides() -> None:
         assert await producer.send_oneway(OutgoingMessage(topic="t", body=b"o"), select=by_number, arg=2)
         await asyncio.sleep(1)
         assert kept_by(cluster)[-1] == ("broker-b", 0, b"o")
+
+    run(scenario)
+
+
+def test_what_a_message_has_itself_is_not_given_beside_it() -> None:
+    """Ignored in silence, a tag would be missed only by those who wait for it."""
+
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        message = OutgoingMessage(topic="t", body=b"x")
+        more: list[dict[str, Any]] = [{"body": b"y"}, {"tag": "a"}, {"keys": ["k"]}, {"properties": {"a": "b"}}]
+        for each in more:
+            for verb in (producer.send, producer.send_oneway, producer.request):
+                with pytest.raises(UsageError, match="has all of these itself"):
+                    await verb(message, **each)
+            for verb in (producer.send, producer.send_oneway):
+                with pytest.raises(UsageError, match="has all of these itself"):
+                    await verb(message, **each, select=lambda queues, message, arg: queues[0])
+        with pytest.raises(UsageError, match="has all of these itself"):
+            await producer.send(message, delay_level=3)
+        assert (producer.in_flight, kept_by(cluster)) == (0, [])
 
     run(scenario)
 
@@ -135,6 +157,24 @@ def test_one_key_one_queue_whatever_the_verb() -> None:
     run(scenario)
 
 
+def test_no_attempt_follows_a_timeout_that_came_a_little_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        loop = asyncio.get_running_loop()
+        exact = loop.call_at
+        # uvloop's timers are of whole milliseconds.
+        monkeypatch.setattr(loop, "call_at", lambda when, *args, **options: exact(when - 0.0005, *args, **options))
+        for broker in cluster.brokers:
+            broker.on_send = lambda kept: None
+        with pytest.raises(SendError, match="did not answer"):
+            await producer.send("t", b"x", sharding_key="k", timeout=0.5)
+        with pytest.raises(SendError, match="did not answer"):
+            await producer.send("t", b"y", timeout=0.5)
+        await asyncio.sleep(1)
+        assert sorted(kept.body for broker in cluster.brokers for kept in broker.kept) == [b"x", b"y"]
+
+    run(scenario)
+
+
 def test_a_stream_keeps_the_order_of_each_key_though_brokers_stumble() -> None:
     async def scenario(cluster: FakeCluster, producer: Producer) -> None:
         for broker in cluster.brokers:
@@ -163,6 +203,32 @@ def test_a_stream_keeps_the_order_of_each_key_though_brokers_stumble() -> None:
         return answer
 
     run(scenario, config=ProducerConfig(retries=20, send_timeout=30))
+
+
+def test_the_order_of_calls_is_kept_while_a_topic_opens_whatever_the_verb() -> None:
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        calls: list[asyncio.Future[object]] = []
+
+        def call_all() -> None:
+            for verb in (
+                lambda body: producer.send("t", body, sharding_key="k"),
+                lambda body: producer.send_oneway("t", body, sharding_key="k"),
+                lambda body: producer.send_batch("t", [OutgoingMessage(topic="t", body=body, sharding_key="k")]),
+                lambda body: producer.request("t", body, sharding_key="k", timeout=2),
+            ):
+                calls.append(asyncio.ensure_future(verb(b"%d" % len(calls))))
+
+        call_all()
+        # When the route comes, those who wait for it do not run at once: others may be there before them.
+        producer.client.watch_routes(lambda route: call_all())
+        await asyncio.sleep(0)
+        await producer.flush()
+        await asyncio.gather(*calls, return_exceptions=True)
+        [came] = [broker.kept for broker in cluster.brokers if broker.kept]
+        bodies = [decode_batch(kept.body)[0][0] if kept.header.batch else kept.body for kept in came]
+        assert bodies == [b"%d" % number for number in range(8)]
+
+    run(scenario)
 
 
 def test_a_batch_has_one_key_or_a_queue() -> None:

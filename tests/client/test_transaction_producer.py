@@ -339,10 +339,20 @@ def test_the_checker_answers_with_the_offsets_it_was_asked_with(state: TxState) 
     run(scenario, checker=check)
 
 
-def test_a_checker_that_fails_does_not_know_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    def check(message: Message) -> Awaitable[TxState]:  # a plain function, run beside the loop
-        raise KeyError("no such payment")
+def no_such_payment(message: Message) -> Awaitable[TxState]:  # a plain function, run beside the loop
+    raise KeyError("no such payment")
 
+
+async def cancelled_elsewhere(message: Message) -> TxState:
+    answer: asyncio.Future[TxState] = asyncio.get_running_loop().create_future()
+    answer.cancel("no such payment")
+    return await answer
+
+
+@pytest.mark.parametrize("check", [no_such_payment, cancelled_elsewhere])
+def test_a_checker_that_fails_does_not_know_and_says_why(
+    check: Callable[[Message], Awaitable[TxState]], caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario(cluster: FakeCluster, producer: TransactionProducer) -> None:
         (broker,) = cluster.brokers
         async with producer.transaction("t", b"x") as tx:

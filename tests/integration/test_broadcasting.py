@@ -1,4 +1,5 @@
-"""Broadcasting over real sockets and a real disk."""
+"""Broadcasting, as RocketMQ's documentation tells it: every member gets every message, keeps its position in a file of
+its own, and goes on from there. What a listener fails on does not come again."""
 
 from __future__ import annotations
 

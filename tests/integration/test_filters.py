@@ -4,10 +4,12 @@ expressions look at all its properties. Both are the broker's work, so what is n
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from aiorocket import Consumer, ConsumerConfig, Embedded, Message, Producer, UsageError, embed
+from aiorocket import Batch, ClientConfig, Consumer, ConsumerConfig, Embedded, Message, Producer, UsageError, embed
 from aiorocket.errors import RemoteError
 from aiorocket_protocol import PullMessageRequestHeader, RequestCode
 
@@ -82,6 +84,30 @@ async def test_tags_are_told_apart_by_case_and_spaces_around_them_do_not_count(m
 )
 async def test_sql92_over_properties(mq: Embedded, until: Until, sql: str, expected: list[str]) -> None:
     assert await found(mq, until, sql=sql) == expected
+
+
+@pytest.mark.parametrize("kind", ["listener", "batch", "orderly"])
+@pytest.mark.parametrize("model", ["clustering", "broadcasting"])
+async def test_every_kind_of_listener_may_have_an_expression(
+    mq: Embedded, until: Until, tmp_path: Path, kind: str, model: Literal["clustering", "broadcasting"]
+) -> None:
+    await mq.create_topic("orders", queues=1)
+    seen: list[str] = []
+    config = ConsumerConfig(message_model=model, offset_store_dir=str(tmp_path))
+
+    async def on_order(message: Message | Batch) -> None:
+        for each in message if isinstance(message, Batch) else [message]:
+            seen.append(each.body.decode())
+
+    async with mq.client(config=ClientConfig(instance="reports-1")) as client, mq.producer("shop") as producer:
+        consumer = Consumer("reports", client=client, config=config)
+        getattr(consumer, kind)("orders", sql="amount >= 100", start_from="first")(on_order)
+        async with consumer:
+            await send_orders(producer)
+            await until(lambda: "end" in seen)
+    assert seen == ["large", "end"]
+    with pytest.raises(UsageError, match="filtered by one of them"):
+        getattr(mq.consumer("reports"), kind)("orders", "paid", sql="amount > 5")
 
 
 @pytest.mark.parametrize(

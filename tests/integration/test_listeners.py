@@ -362,10 +362,12 @@ async def test_options_that_do_not_go_together() -> None:
 @pytest.mark.parametrize("kind", ["one", "list", "batch", "keyed", "orderly", "orderly list"])
 async def test_a_message_knows_when_its_listener_was_called(kind: str, until: Until) -> None:
     started: list[float | None] = []
+    stamps: list[int] = []
 
     async def take(message: Any) -> None:
         messages = [message] if isinstance(message, Message) else list(message)
         started.extend(each.consume_started for each in messages)
+        stamps.extend(int(each.properties["CONSUME_START_TIME"]) for each in messages)
 
     async with embed() as mq:
         await mq.create_topic("t", 1)
@@ -387,7 +389,9 @@ async def test_a_message_knows_when_its_listener_was_called(kind: str, until: Un
         loop = asyncio.get_running_loop()
         async with mq.producer("p") as producer:
             await producer.send_batch("t", [b"1", b"2"])
-        begun = loop.time()
+        begun, begun_ms = loop.time(), mq.env.clock.wall_ms()
         async with consumer:
             await until(lambda: len(started) == 2)
         assert all(moment is not None and begun <= moment <= loop.time() for moment in started)
+        # RocketMQ's property says it by the wall clock.
+        assert all(begun_ms - 2 <= stamp <= mq.env.clock.wall_ms() + 2 for stamp in stamps)

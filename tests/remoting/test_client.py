@@ -214,6 +214,38 @@ def test_cancelling_at_every_await_leaves_nothing() -> None:
     simulate(main)
 
 
+@pytest.mark.parametrize("reading", [True, False], ids=["a peer that reads", "a peer that does not"])
+def test_a_close_that_is_cancelled_again_and_again_closes_all_the_same(reading: bool) -> None:
+    async def main(sim: Simulation) -> None:
+        server = RemotingServer(sim.env(), router(), RemotingConfig())
+        host, here = sim.host("10.0.0.1"), sim.host("10.0.0.2")
+        await host.run(server.start("10.0.0.1"))
+        client = RemotingClient(sim.env(), RemotingConfig())
+
+        async def script() -> None:
+            connection = await client.connect(server.address)
+            dialling = asyncio.ensure_future(client.connect("10.0.0.3:1"))
+            await asyncio.sleep(0)
+            if not reading:
+                sim.network.block("10.0.0.2", "10.0.0.1")
+                connection.oneway(RemotingCommand.request(ECHO, body=bytes(1 << 20)))
+            for _ in range(3):
+                closing = asyncio.ensure_future(client.close())
+                await asyncio.sleep(0)
+                closing.cancel()
+                await asyncio.wait([closing])
+            with pytest.raises(NotConnectedError):
+                await dialling
+            assert client.connections == []
+            await asyncio.sleep(2)
+            assert not [each for each in sim.network._transports if each.host is here]
+
+        await here.run(script())
+        await host.run(server.close())
+
+    simulate(main)
+
+
 def test_on_close_is_told_once_per_connection() -> None:
     async def main(sim: Simulation) -> None:
         ended: list[Connection] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,23 @@ async def test_an_abandoned_job_is_still_done(disk: Disk) -> None:
     await disk.run(done.append, 2)
     await disk.close()
     assert done in ([1, 2], [2])  # a thread pool may drop what had not begun
+
+
+async def test_a_cancelled_close_ends_the_thread_all_the_same() -> None:
+    disk, go, done = RealDisk(), threading.Event(), []
+    before = set(threading.enumerate())
+    job = disk.run(lambda: done.append(go.wait(10)))
+    (thread,) = set(threading.enumerate()) - before
+    closing = asyncio.ensure_future(disk.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    go.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    await job
+    assert done == [True]
 
 
 def test_crash_keeps_what_was_synced_and_tears_the_rest() -> None:

@@ -1,8 +1,10 @@
-"""A broker that ends in the middle of something: a send, a pull, a commit, a send-back, a heartbeat."""
+"""A broker that ends in the middle of something: a send, a pull, a commit, a send-back, a heartbeat, a rebalance, the
+renewal of locks, the start of a member."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -18,6 +20,9 @@ PHASES = {
     "commit": RequestCode.UPDATE_CONSUMER_OFFSET,
     "send-back": RequestCode.CONSUMER_SEND_MSG_BACK,
     "heartbeat": RequestCode.HEART_BEAT,
+    "rebalance": RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+    "locks": RequestCode.LOCK_BATCH_MQ,
+    "start": RequestCode.QUERY_CONSUMER_OFFSET,
 }
 
 
@@ -33,10 +38,11 @@ def test_nothing_acknowledged_is_lost(phase: str, how: bool | None, seed: int) -
         async with SimCluster(sim) as cluster:
             broker = cluster.brokers[0]
             await cluster.create_topic("t", 4)
+            orderly = phase == "locks"
             for _ in range(2):
-                await cluster.consumer("g", "t", listen)
+                await cluster.consumer("g", "t", listen, orderly=orderly)
             sender = await cluster.producer()
-            left = 3 + seed * 4  # requests of the phase until it strikes
+            left = 1 if phase == "start" else 3 + seed * 4  # requests of the phase until it strikes
             struck = asyncio.Event()
 
             def watch(connection: Connection, request: RemotingCommand) -> None:
@@ -54,17 +60,24 @@ def test_nothing_acknowledged_is_lost(phase: str, how: bool | None, seed: int) -
                     await asyncio.sleep(0.4)
 
             sending = asyncio.ensure_future(send_all())
+            if phase == "start":
+                third = await cluster.consumer("g", "t", listen, start=False)
+                starting = asyncio.ensure_future(third.start())
             await asyncio.wait_for(struck.wait(), 200)
             # Somewhere within the handling: the append, the flush, the answer on its way.
             await asyncio.sleep(sim.loop.random.uniform(0, 0.003))
             await broker.restart(power_cut=how, pause=3)
             await sending
+            if phase == "start":
+                await starting
             await cluster.settled({"g": ["t"]})
             await asyncio.sleep(40)
             assert all(len(owners) == 1 for owners in cluster.owners("g", "t").values())
             assert len(cluster.history.of("acknowledged")) >= 90
             assert cluster.note_dead_letters("g")["g"] == []
         check(cluster.history, checkers.CLUSTER)
+        if orderly:
+            check(cluster.history, [partial(checkers.orderly, group="g"), partial(checkers.one_at_a_time, group="g")])
 
     simulate(scenario, seed)
 

@@ -12,6 +12,7 @@ import pytest
 
 import aiorocket
 from aiorocket.broker.core.locks import LockTable
+from aiorocket.client.core.balance import STRATEGIES
 from aiorocket.client.core.process_queue import ProcessQueue
 from aiorocket.client.exits import Retry
 from aiorocket.client.message import Message
@@ -131,7 +132,13 @@ def test_a_broker_that_forgets_its_locks_when_it_restarts_is_found(
     assert {violation.rule for violation in caught.value.violations} >= {"leases_exclusive", "one_at_a_time"}
 
 
-# -- the command --
+def test_a_queue_of_two_owners_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES, "AVG", lambda queues, client_ids, me: list(queues))
+    with pytest.raises(HistoryError, match=r"every_queue_owned_once: .* is held by \['10.1.0.1', '10.1.0.2'\]"):
+        chaos(0, hours=0.05, scenario="calm", consumers=2)
+
+
+# -- the commands --
 
 
 def test_the_command_counts_what_held(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -144,7 +151,7 @@ def test_the_command_counts_what_held(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_a_seed_that_fails_says_how_to_see_it_again(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(ProcessQueue, "committable", lambda self: self.next_offset)
     assert main(["--seeds", "2", "--hours", "0.1", "--scenario", "members", "--first", "1", "--fail-fast"]) == 1
@@ -154,7 +161,32 @@ def test_a_seed_that_fails_says_how_to_see_it_again(
     assert "commits_never_ahead: group" in text
     assert "0 runs held, 1 failed" in text
     arguments = text.partition("-m aiorocket.testing ")[2].partition("\n")[0].split()
-    assert main(arguments) == 1
+    history = tmp_path / "history.jsonl"
+    assert main([*arguments, "--history", str(history)]) == 1
+    assert '"op": "committed"' in history.read_text()
+
+
+def test_a_failing_seed_of_a_test_prints_the_command_that_runs_it_again(tmp_path: Path) -> None:
+    (tmp_path / "test_odd.py").write_text(
+        "import pytest\n\n\n@pytest.mark.seeds(4)\ndef test_even(seed):\n    assert seed != 2, f'seed {seed}'\n"
+    )
+    plugins = "-p tests.conftest -p tests.sim.conftest"
+
+    def run(command: str) -> str:
+        found = {"PYTHONPATH": f"{ROOT}:{ROOT / 'protocol'}", "PYTEST_ADDOPTS": plugins, "AIOROCKET_SEEDS": "200"}
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path, env={**os.environ, **found}, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 1, done.stdout + done.stderr
+        return done.stdout
+
+    python = f"{sys.executable} -m pytest"
+    said = run(python)
+    assert "1 failed, 3 passed" in said
+    [again] = [line for line in said.splitlines() if "python -m pytest " in line]
+    assert again == "AIOROCKET_SEEDS=200 python -m pytest 'test_odd.py::test_even[2]'"
+    said = run(again.replace("python -m pytest", python))
+    assert "seed 2" in said and "1 failed" in said and "passed" not in said
 
 
 def test_bad_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

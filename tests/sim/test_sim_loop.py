@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from typing import cast
 
 import anyio
 import pytest
@@ -141,6 +142,42 @@ def test_a_killed_host_runs_nothing_more() -> None:
         return ticks
 
     assert simulate(main) == [1.0, 2.0, 3.0]
+
+
+def test_a_stopped_host_reads_what_came_meanwhile_before_it_sees_its_timers() -> None:
+    async def main(sim: Simulation) -> list[tuple[float, str]]:
+        seen: list[tuple[float, str]] = []
+
+        def note(what: str) -> None:
+            seen.append((round(sim.loop.time()), what))
+
+        class Reader(asyncio.Protocol):
+            def data_received(self, data: bytes) -> None:
+                note(data.decode())
+
+        async def listen() -> asyncio.Server:
+            for when in (2, 5):
+                sim.loop.call_at(when, note, f"timer {when}")
+            return cast("asyncio.Server", await sim.loop.create_server(Reader, "10.0.0.1", 80))
+
+        host = sim.host("10.0.0.1")
+        server = await host.run(listen())
+        _, writer = await asyncio.open_connection("10.0.0.1", 80)
+        writer.write(b"a")
+        await asyncio.sleep(1)
+        host.pause()
+        await asyncio.sleep(2)
+        writer.write(b"b")
+        await asyncio.sleep(97)
+        host.resume()
+        host.resume()
+        await asyncio.sleep(1)
+        writer.close()
+        server.close()
+        await asyncio.sleep(1)
+        return seen
+
+    assert simulate(main) == [(0, "a"), (100, "b"), (100, "timer 2"), (100, "timer 5")]
 
 
 def test_peers_of_a_dead_host_see_a_reset_or_silence() -> None:

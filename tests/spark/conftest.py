@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("spark_long") and "spark_long" not in str(item.config.getoption("markexpr", "")):
-        pytest.skip("run by .ci/run; by hand: -m spark_long (minutes)")
+        pytest.skip("run by .ci/run; by hand: -m spark_long (ten minutes)")
 
 
 @pytest.fixture(scope="package")

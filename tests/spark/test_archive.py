@@ -85,6 +85,7 @@ def lake(spark: SparkSession, nameserver: str, topic: str, tmp_path: Path) -> La
     return Lake(spark, nameserver, topic, tmp_path / "lake")
 
 
+@pytest.mark.spark_long
 def test_a_stream_archives_each_row_once_through_every_crash(lake: Lake) -> None:
     deltalake = pytest.importorskip("deltalake")
     lake.send(40)

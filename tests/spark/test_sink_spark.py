@@ -158,6 +158,7 @@ os._exit(3)
 """
 
 
+@pytest.mark.spark_long
 def test_a_driver_that_is_killed_between_the_ledger_and_the_end(
     spark: SparkSession, asking: str, topic: str, tmp_path: Path
 ) -> None:

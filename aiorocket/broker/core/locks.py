@@ -60,7 +60,8 @@ class LockTable:
         self.version = 0
         #: The epoch given last; never given twice, also not after a restart.
         self.counter = 0
-        self._lease = lease
+        #: How long a lock lasts after its last request.
+        self.lease = lease
         self._grace = grace
         self._opens = float("-inf")
         #: Owners may be missing from this table, and clients may still trust their locks: saved with it, so that a
@@ -89,7 +90,7 @@ class LockTable:
         self.version += 1  # an empty record is a record: without one the next start would wait
         for entries in self._groups.values():
             for entry in entries.values():
-                entry.until = now + self._lease if entry.owner else now
+                entry.until = now + self.lease if entry.owner else now
 
     def closed_for(self, now: float) -> float:
         """Seconds until anything is granted, 0.0 when it is now."""
@@ -118,7 +119,7 @@ class LockTable:
             if entry.claim:
                 waits = waits or entry.claimant == client
             elif entry.owner == client:
-                entry.until = now + self._lease  # also when it had run out: nobody else was the owner since
+                entry.until = now + self.lease  # also when it had run out: nobody else was the owner since
             elif not entry.owner or entry.until <= now:
                 self.counter += 1
                 self.version += 1
@@ -132,7 +133,7 @@ class LockTable:
     def recorded(self, counter: int, now: float) -> None:
         """The table as it was when its counter stood at ``counter`` is durable: these claims are locks from ``now``."""
         for entry in self._settled(counter):
-            entry.owner, entry.epoch, entry.until = entry.claimant, entry.claim, now + self._lease
+            entry.owner, entry.epoch, entry.until = entry.claimant, entry.claim, now + self.lease
             entry.claim, entry.claimant = 0, ""
 
     def failed(self, counter: int) -> None:

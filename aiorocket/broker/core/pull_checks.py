@@ -58,13 +58,10 @@ def parse_subscription(
 ) -> Subscription | Refusal:
     """Check 8a and 9: the request brings its own expression."""
     if not is_tag_type(expression_type):
-        refusal = check_filter_type(expression_type, property_filter)
-        if refusal is not None:
-            return refusal
         known = Subscription(SubscriptionData(topic, expression or "", sub_version=version, expression_type=SQL92))
-        if known.error:
+        if known.error and expression_type == SQL92:
             return Refusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription: {known.error}")
-        return known
+        return check_filter_type(expression_type, property_filter) or known
     try:
         return Subscription(SubscriptionData.parse(topic, expression or "*", version))
     except ValueError as error:
@@ -100,12 +97,10 @@ def registered_subscription(
             f"the pull has {version}",
         )
     if not known.is_tag:
-        refusal = check_filter_type(known.data.expression_type, property_filter)
-        if refusal is not None:
-            return refusal
         if known.error:  # 8f: at Apache's such a subscription never gets filter data
             return Refusal(
                 ResponseCode.FILTER_DATA_NOT_EXIST,
                 f"The broker's consumer filter data is not exist! Your expression may be wrong: {known.error}",
             )
+        return check_filter_type(known.data.expression_type, property_filter) or known
     return known

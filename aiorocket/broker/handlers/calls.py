@@ -294,7 +294,7 @@ class CallHandlers:
 
 
 def _nobody(group: str) -> Refusal:
-    return Refusal(ResponseCode.CONSUMER_NOT_ONLINE, f"no consumer of the group <{group:.255}> is online")
+    return Refusal(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group:.255}> not online: nobody of the group is")
 
 
 def _too_old(member: Member) -> Refusal:

@@ -82,17 +82,20 @@ class ClientHandlers:
         self._producer_expiry.close()
 
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Code 34: (re)register every group of one client. Idempotent."""
+        """Code 34: (re)register every group of one client. Idempotent. A group that is refused is the answer, and does
+        not keep the client's others out."""
         data = decode_body(HeartbeatData, command.body, command.serialize_type)
         now = self._loop.time()
         version = self._topics.version
         #: What version 1 is told: always send everything. Version 2 sends subscriptions only when we lack them.
         news = data.fingerprint == 0
         without_sub = data.without_sub and data.fingerprint != 0
+        refusal: Refusal | None = None
         for consumer in data.consumers:
             config = self._configs.ensure(consumer.group)
             if isinstance(config, Refusal):
-                return refuse(config)
+                refusal = refusal or config
+                continue
             # Made now and registered at once, else retries would show up only with the client's next route poll.
             self._topics.ensure(
                 retry_topic(consumer.group), config.retry_queues, UNIT_SUB if consumer.unit_mode else 0
@@ -130,6 +133,8 @@ class ClientHandlers:
         if self._topics.version != version:
             self._topics_changed()
         self._rearm()
+        if refusal is not None:
+            return refuse(refusal)
         return RemotingCommand.response(
             ext={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if news else "false"}
         )

@@ -65,8 +65,8 @@ class LockHandlers:
         self._covered = 0
         self._waiting: list[asyncio.Future[str]] = []
         self._next: list[asyncio.Future[str]] = []
-        #: (group, client id) → where its last lock request came from.
-        self._locked: dict[tuple[str, str], Connection] = {}
+        #: (group, client id) → number of the newest connection it asked for locks on, and when it last did.
+        self._locked: dict[tuple[str, str], tuple[int, float]] = {}
         self._kept = KEPT
 
     def lock(
@@ -77,12 +77,12 @@ class LockHandlers:
         if isinstance(request, Refusal):
             return refuse(request)
         group, client, queues = request
+        now = self._loop.time()
         if not self._is_overtaken(connection, group, client):
-            self._locked[group, client] = connection
+            self._locked[group, client] = self._server.number(connection), now
         if len(self._locked) > self._kept:
-            self._locked = {key: live for key, live in self._locked.items() if not live.closed}
-            self._kept = max(KEPT, 2 * len(self._locked))
-        if self._table.lock(group, client, queues, self._loop.time()):
+            self._forget_old(now)
+        if self._table.lock(group, client, queues, now):
             return self._when_recorded(connection, command, request)
         return self._answer(connection, command, request, "")
 
@@ -98,14 +98,20 @@ class LockHandlers:
 
     def _is_overtaken(self, connection: Connection, group: str, client: str) -> bool:
         """Bytes of a link that hung may arrive when the client has another one long since. A lock it got there must
-        not be freed by them: it trusts that lock."""
-        last = self._locked.get((group, client), connection)
-        if last == connection or last.closed:
-            return False
-        for each in self._server.connections:  # oldest first
-            if connection == each or last == each:
-                return connection == each
-        return False
+        not be freed by them: it trusts that lock, also when the newer link is closed again."""
+        last = self._locked.get((group, client))
+        return last is not None and self._server.number(connection) < last[0]
+
+    def _forget_old(self, now: float) -> None:
+        """Leave out those that nothing older can arrive for, and those whose locks have ended by themselves."""
+        connections, lease = self._server.connections, self._table.lease
+        oldest = self._server.number(connections[0]) if connections else 0
+        self._locked = {
+            key: (number, asked)
+            for key, (number, asked) in self._locked.items()
+            if number > oldest and asked + lease > now
+        }
+        self._kept = max(KEPT, 2 * len(self._locked))
 
     def has_locks(self, group: str) -> bool:
         """Does a client hold a queue of this group now?"""

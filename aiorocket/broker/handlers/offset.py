@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
     from aiorocket.storage.store import MessageStore
 
-__all__ = ("OffsetHandlers",)
+__all__ = ("OffsetHandlers", "warn_of_lower")
 
 _log = logging.getLogger("aiorocket.broker")
 
@@ -94,14 +94,7 @@ class OffsetHandlers:
         if waiting is not None and waiting != header.commit_offset:
             return RemotingCommand.response(remark="Offset has been previously reset")
         if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
-            _log.warning(
-                "%s set the offset of %s, %s queue %d back to %d",
-                connection.peer,
-                group,
-                topic,
-                header.queue_id,
-                header.commit_offset,
-            )
+            warn_of_lower(connection, group, topic, header.queue_id, header.commit_offset)
         return RemotingCommand.response()
 
     def search(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -133,6 +126,11 @@ class OffsetHandlers:
         first = self._store.min_offset(header.topic, header.queue_id)
         stamp = self._store.store_time(header.topic, header.queue_id, first)
         return RemotingCommand.response(header=GetEarliestMsgStoretimeResponseHeader(-1 if stamp is None else stamp))
+
+
+def warn_of_lower(connection: Connection, group: str, topic: str, queue_id: int, offset: int) -> None:
+    """A commit below the stored offset has been accepted, as resets and repairs need it; anything else is a mistake."""
+    _log.warning("%s set the offset of %s, %s queue %d back to %d", connection.peer, group, topic, queue_id, offset)
 
 
 def _unknown(topic: str) -> RemotingCommand:

@@ -1,6 +1,6 @@
 """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361): the hot path out, with long polling.
 
-A pull that finds messages is answered with one contiguous buffer of stored bytes. One that finds none is parked as a
+A pull that finds messages is answered with stored bytes as they are in memory. One that finds none is parked as a
 small entry and run again when its queue grows (in the same loop turn), or answered when its hold is over. That second
 pass never commits an offset and never suspends again.
 """
@@ -28,6 +28,7 @@ from aiorocket.broker.core.pull_checks import (
 from aiorocket.broker.core.record_filter import SCAN, RecordFilter
 from aiorocket.broker.core.topics import TopicTable
 from aiorocket.broker.handlers.answers import refuse
+from aiorocket.broker.handlers.offset import warn_of_lower
 from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import ReadResult, ReadStatus
@@ -105,7 +106,7 @@ class PullHandlers:
         self._ending: deque[ParkedPull] = deque()
 
     def pull(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """One pull: None when it is parked."""
+        """One pull: None when it is parked or answered already."""
         header = command.read(PullMessageRequestHeader)
         group = header.consumer_group
         topic_name = header.topic
@@ -137,8 +138,9 @@ class PullHandlers:
         if flags & FLAG_COMMIT:
             ext = command.ext
             epoch = ext.get("_epoch") if ext else None
-            if epoch is None or self._stale(group, topic_name, queue_id, epoch) is None:
-                self._offsets.commit(group, topic_name, queue_id, header.commit_offset)
+            ours = epoch is None or self._stale(group, topic_name, queue_id, epoch) is None
+            if ours and self._offsets.commit(group, topic_name, queue_id, header.commit_offset):
+                warn_of_lower(connection, group, topic_name, queue_id, header.commit_offset)
         offset = header.queue_offset
         accept = subscription.accept
         if type(accept) is RecordFilter:
@@ -146,7 +148,8 @@ class PullHandlers:
         else:
             result = self._read(topic_name, queue_id, offset, self._count(header), self._bytes(header), accept)
         if result.status is ReadStatus.FOUND:
-            return _found(result)
+            connection.reply(command, _found(result), result.pieces)
+            return None
         if flags & FLAG_SUSPEND and header.suspend_timeout_millis > 0 and _is_at_end(result, offset):
             waiting = _Waiting(connection, command, header, result)
             pull = ParkedPull((topic_name, queue_id), offset, accept, connection, waiting)
@@ -251,7 +254,7 @@ class PullHandlers:
                     continue
             if not last:
                 self.polls.answered(pull)
-            waiting.connection.reply(waiting.command, answer)
+            waiting.connection.reply(waiting.command, answer, () if result is None else result.pieces)
 
     def _select(
         self,
@@ -269,7 +272,7 @@ class PullHandlers:
             return found
         data, taken, seen = accept.select(found.data, max_messages, max_bytes)
         status = ReadStatus.FOUND if taken else ReadStatus.NO_MATCHED_MESSAGE
-        return ReadResult(status, data, offset + seen, found.min_offset, found.max_offset, taken)
+        return ReadResult(status, (data,), offset + seen, found.min_offset, found.max_offset, taken)
 
     def _count(self, header: PullMessageRequestHeader) -> int:
         return min(max(1, header.max_msg_nums), self._max_messages)
@@ -312,7 +315,7 @@ def _header(result: ReadResult) -> PullMessageResponseHeader:
 
 
 def _found(result: ReadResult) -> RemotingCommand:
-    return RemotingCommand.response(0, _header(result), remark="FOUND", body=result.data)
+    return RemotingCommand.response(0, _header(result), remark="FOUND")
 
 
 def _not_found(result: ReadResult, offset: int) -> RemotingCommand:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from aiorocket.broker.core.counters import Counters
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs
-from aiorocket.broker.core.names import DLQ_PREFIX, SCHEDULE_TOPIC, Refusal
+from aiorocket.broker.core.names import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, Refusal
 from aiorocket.broker.core.send_checks import Admitted, SendFacts, admit, check_sizes, property_value
 from aiorocket.broker.core.topics import Topic, TopicTable
 from aiorocket.broker.core.transactions import is_transactional
@@ -297,6 +297,11 @@ class SendHandlers:
         topic = self._topic(header.topic)
         queue_id = header.queue_id
         if topic is None or not topic.plain or not 0 <= queue_id < topic.max_queues:
+            if header.topic.startswith(RETRY_PREFIX):
+                # Each retry has its own count of attempts and its own delay; a batch has neither.
+                return refuse(
+                    Refusal(ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}")
+                )
             admitted = self.admit(connection, command, header)
             if isinstance(admitted, Refusal):
                 return refuse(admitted)

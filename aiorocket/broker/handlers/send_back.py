@@ -19,9 +19,11 @@ from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     ConsumerSendMsgBackRequestHeader,
+    ProtocolError,
     RecordView,
     RemotingCommand,
     ResponseCode,
+    decode_properties,
     encode_properties,
     tags_code,
 )
@@ -92,7 +94,7 @@ class SendBackHandler:
         dead = where.topic != topic.name
         if dead:
             topic = self._topic(where.topic, where.queues, 0)
-        properties = dict(view.properties)
+        properties = _properties(view)
         properties.setdefault("RETRY_TOPIC", view.topic)
         properties.setdefault("ORIGIN_MESSAGE_ID", view.offset_msg_id)
         properties["WAIT"] = "false"
@@ -112,7 +114,7 @@ class SendBackHandler:
             peer=connection.peer,
             topic=properties["RETRY_TOPIC"],
             destination=topic.name,
-            message_id=view.msg_id,
+            message_id=properties.get("UNIQ_KEY") or view.offset_msg_id,
             origin_message_id=properties["ORIGIN_MESSAGE_ID"],
             reconsume_times=view.reconsume_times + 1,
             delay_level=0 if name != SCHEDULE_TOPIC else queue_id + 1,
@@ -157,3 +159,13 @@ class SendBackHandler:
                 hook(event)
             except Exception:  # noqa: BLE001 - a hook only looks on, whatever happens to it
                 _log.exception("send-back hook %r failed", hook)
+
+
+def _properties(view: RecordView) -> dict[str, str]:
+    """Those of a message to be stored again. A batch is stored as it comes, also with text that is not UTF-8: of that
+    Java puts replacement characters into the copy, and a message whose consumer fails on it must not stay there for
+    ever."""
+    try:
+        return dict(view.properties)
+    except ProtocolError:
+        return decode_properties(view.raw_properties.decode("utf-8", "replace").encode())

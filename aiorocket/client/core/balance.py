@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from hashlib import md5
 from typing import Final
 
+from aiorocket.client.core.namespace import wrap
 from aiorocket.errors import ConfigError
 from aiorocket.model import Queue
 
@@ -23,6 +24,7 @@ __all__ = (
     "consistent_hash",
     "find_strategy",
     "fixed",
+    "in_namespace",
     "machine_room",
     "machine_room_nearby",
 )
@@ -95,8 +97,9 @@ def machine_room(rooms: Collection[str]) -> Strategy:
             return []
         ours = []
         for queue in sorted(queues):
-            room, at, name = queue.broker_name.partition("@")
-            if at and "@" not in name and room in wanted:
+            # Java's split leaves out empty parts at the end.
+            parts = queue.broker_name.rstrip("@").split("@")
+            if len(parts) == 2 and parts[0] in wanted:
                 ours.append(queue)
         index, share = members.index(me), len(ours) // len(members)
         mine = ours[share * index : share * (index + 1)]
@@ -136,6 +139,16 @@ def machine_room_nearby(
         return mine
 
     return allocate
+
+
+def in_namespace(namespace: str, strategy: Strategy) -> Strategy:
+    """``strategy``, which is given names as on the wire (Java hashes those), and may answer with plain names."""
+    if not namespace:
+        return strategy
+    return lambda queues, client_ids, me: [
+        Queue(wrap(namespace, topic), broker_name, queue_id)
+        for topic, broker_name, queue_id in strategy(queues, client_ids, me)
+    ]
 
 
 #: By RocketMQ's name of the strategy; those that need more than a name are made by their functions.

@@ -30,14 +30,17 @@ class Change(NamedTuple):
 class _Lease:
     """A queue that was granted once and not released since. ``held`` is False between its end and its return."""
 
-    __slots__ = ("due", "epoch", "held", "releasing", "until")
+    __slots__ = ("due", "epoch", "given_up", "held", "releasing", "term", "until")
 
     def __init__(self) -> None:
         self.held = False
         self.until = _NEVER
         self.due = _NEVER
         self.epoch: int | None = None
+        self.term = 0
         self.releasing = False
+        #: The last request that had been sent when its release was put off.
+        self.given_up = 0
 
 
 class LeaseTable:
@@ -67,6 +70,11 @@ class LeaseTable:
         lease = self._leases.get(queue)
         return lease.epoch if lease is not None else None
 
+    def term(self, queue: Queue) -> int | None:
+        """A number that stays the same for as long as the lease is held without a gap; None when it is not held."""
+        lease = self._leases.get(queue)
+        return lease.term if lease is not None and lease.held else None
+
     def queues(self) -> list[Queue]:
         """Granted once and not released since, sorted; some may be lost at the moment."""
         return sorted(self._leases)
@@ -95,9 +103,11 @@ class LeaseTable:
                 lease.until = sent_at + self.validity
                 lease.due = sent_at + self._renew
                 lease.epoch = granted[queue]
-                lease.releasing = False
+                if ticket > lease.given_up:
+                    lease.releasing = False
                 if now < lease.until:
                     if not lease.held:
+                        lease.term = ticket
                         change.won.append(queue)
                     lease.held = True
                 else:
@@ -155,10 +165,12 @@ class LeaseTable:
         return self._leases.pop(queue, None) is not None
 
     def release_later(self, queue: Queue) -> None:
-        """Renew no more, but keep what there is until ``release`` or its own end; a new grant undoes it."""
+        """Renew no more, but keep what there is until ``release`` or its own end. A grant that is asked for after this
+        undoes it; one on its way only makes the lease longer."""
         lease = self._leases.get(queue)
         if lease is not None:
             lease.releasing = True
+            lease.given_up = self._tickets
 
     def releasing(self, queue: Queue) -> bool:
         lease = self._leases.get(queue)

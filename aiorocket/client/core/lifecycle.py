@@ -30,6 +30,8 @@ _TABLE: Final[dict[tuple[State, str], State]] = {
     # Stopping what never started, or twice, is what every `finally` does; it is allowed and does nothing.
     (State.NEW, "stop"): State.STOPPED,
     (State.STOPPED, "stop"): State.STOPPED,
+    # So is doing it from two places, as a signal's handler and a `with` block do: the second waits for the first.
+    (State.STOPPING, "stop"): State.STOPPING,
 }
 
 _ADVICE: Final[dict[State, str]] = {

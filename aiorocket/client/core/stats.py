@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from aiorocket.client.core.namespace import wrap
+
 __all__ = ("SAMPLE_INTERVAL", "ConsumeStats", "ConsumeStatus", "Snapshot", "StatsItem")
 
 #: Seconds between two calls of ``ConsumeStats.sample``.
@@ -122,9 +124,11 @@ class TopicStats:
 
 
 class ConsumeStats:
-    """Of one consumer: by the topic of the queue a message came from, so retries count under ``%RETRY%group``."""
+    """Of one consumer: by the topic of the queue a message came from, so retries count under ``%RETRY%group``. In
+    ``topics`` they have their names on the wire."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: str = "") -> None:
+        self._namespace = namespace
         self.topics: dict[str, TopicStats] = {}
         #: Called with ``now`` before each sample: whoever counts in runs adds what is not added yet.
         self.sources: list[Callable[[float], None]] = []
@@ -160,8 +164,8 @@ class ConsumeStats:
             entry.sample(now)
 
     def status(self, topic: str) -> ConsumeStatus:
-        """As of the last sample; zeros for a topic nothing is known of."""
-        entry = self.topics.get(topic)
+        """As of the last sample; zeros for a topic nothing is known of. With or without the namespace."""
+        entry = self.topics.get(wrap(self._namespace, topic))
         if entry is None:
             return ConsumeStatus()
         rt = entry.consume_rt.minute

@@ -59,7 +59,7 @@ async def start_broker(sim: Simulation, disk: SimDisk) -> tuple[SimHost, Broker]
     return host, broker
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.seeds(8)
 def test_consumers_get_what_was_paid_and_nothing_else(seed: int) -> None:
     async def main(sim: Simulation) -> None:
         dice, bank, disk = random.Random(seed), Bank(), sim.disk()

@@ -1,0 +1,106 @@
+"""Room among the sends under way (``max_in_flight``): first come, first served, and no place is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from aiorocket.client.producer import Producer
+from aiorocket.config import ProducerConfig
+from aiorocket.errors import SendError, UsageError
+from tests.client.fake_broker import FakeCluster, kept_by
+from tests.client.test_selectors import run
+
+
+def test_who_sends_without_a_pause_keeps_nobody_out() -> None:
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        most = 0
+
+        async def busy() -> None:
+            nonlocal most
+            while not other.done():
+                await producer.send("t", b"busy")
+                most = max(most, producer.in_flight)
+
+        await producer.send("t", b"first")
+        other: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        senders = [asyncio.ensure_future(busy()) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        for _ in range(10):
+            before = len(kept_by(cluster))
+            await producer.send("t", b"other")
+            # Its own, and those that were under way or in the line before it.
+            assert len(kept_by(cluster)) - before <= 5
+        other.set_result(None)
+        await asyncio.gather(*senders)
+        assert most <= 2
+
+    run(scenario, brokers=1, config=ProducerConfig(max_in_flight=2))
+
+
+def test_who_is_let_in_and_sends_nothing_gives_the_place_on() -> None:
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        await producer.send("t", b"0")
+        calls = [
+            asyncio.ensure_future(call)
+            for call in (
+                producer.send("t", b"1"),
+                producer.send("t", b"refused", tag=" "),
+                producer.send("t", b"refused", sharding_key="k", tag=" "),
+                producer.send_oneway("new", b"o"),
+                producer.send("t", b"2"),
+            )
+        ]
+        cluster.topics["new"] = cluster.brokers
+        one, two, three, four, five = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(two, UsageError)
+        assert isinstance(three, UsageError)
+        assert not [ended for ended in (one, four, five) if isinstance(ended, BaseException)]
+        await producer.flush()
+        assert producer.in_flight == 0
+
+    run(scenario, brokers=1, config=ProducerConfig(max_in_flight=1))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_places_are_never_lost_nor_more_than_allowed(seed: int) -> None:
+    """Whoever waits is cancelled, times out, or is refused at any moment: the others are sent, each key in order."""
+    dice = Random(seed)
+
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        (broker,) = cluster.brokers
+        sent, most = 0, 0
+
+        async def send(number: int) -> bool:
+            nonlocal sent
+            key = dice.choice((None, "a", "b"))
+            try:
+                receipt = await producer.send(
+                    "t", b"%d" % number, sharding_key=key, tag=dice.choice(("", "", "", " ")),
+                    timeout=dice.choice((0.004, 30.0)), properties={"key": key or ""},
+                )  # fmt: skip
+            except (UsageError, SendError):
+                return False
+            sent += bool(receipt.msg_id)
+            return True
+
+        calls = []
+        for number in range(200):
+            calls.append(asyncio.ensure_future(send(number)))
+            if dice.random() < 0.3:
+                dice.choice(calls).cancel()
+            await asyncio.sleep(dice.choice((0, 0, 0.0005, 0.003)))
+            most = max(most, producer.in_flight)
+        await asyncio.gather(*calls, return_exceptions=True)
+        await producer.flush()
+        assert producer.in_flight == 0
+        assert (most, sent > 50) == (2, True)
+        for key in ("a", "b"):
+            numbers = [int(kept.body) for kept in broker.kept if kept.properties.get("key") == key]
+            assert numbers == sorted(numbers)
+        # And there is room for as many as before.
+        await asyncio.gather(*(producer.send("t", b"%d" % number) for number in range(10)))
+
+    run(scenario, brokers=1, config=ProducerConfig(max_in_flight=2))

@@ -1,0 +1,100 @@
+"""Where a group begins, while brokers fail to say it and members die early: what comes after its beginning is its
+own."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from aiorocket.client.message import Message
+from aiorocket.storage.store import MessageStore
+from aiorocket.testing import SimBroker, SimCluster, Simulation, check, checkers, simulate
+
+#: These hold wherever a group begins.
+ANYWHERE = (checkers.sends_end, checkers.nothing_invented, checkers.offsets_stable, checkers.order_per_queue)
+
+
+def unwilling(broker: SimBroker) -> None:
+    """Let the first answers about offsets fail in every way there is: such a queue is asked for again a round later."""
+    broker.faults.next("QUERY_CONSUMER_OFFSET", times=3, reply="SYSTEM_ERROR")
+    for request in ("GET_MAX_OFFSET", "GET_MIN_OFFSET", "SEARCH_OFFSET_BY_TIMESTAMP"):
+        broker.faults.next(request, reply="SYSTEM_ERROR")
+        broker.faults.next(request, drop=True)
+
+
+@pytest.mark.seeds(4)
+def test_a_group_that_begins_at_the_end_keeps_what_comes_from_then_on(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its only member dies before it has finished or committed anything. Who comes next must not begin at the end once
+    more: the messages of meanwhile are the group's."""
+
+    async def scenario(sim: Simulation) -> None:
+        async def hang(message: Message) -> None:
+            await asyncio.sleep(1000)
+
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 4)
+            sender = await cluster.producer()
+            for number in range(40):
+                await sender.send("t", f"old{number}")
+            # An old topic: the broker has its first messages on disk only.
+            monkeypatch.setattr(MessageStore, "is_in_memory", lambda *_: False)
+            unwilling(cluster.brokers[0])
+            first = await cluster.consumer("g", "t", hang, start_from="last")
+            while len(first.held("t")) < 4:
+                await asyncio.sleep(0.1)
+            # Its first pulls have said where it begins, before any flush.
+            await asyncio.sleep(0.1)
+            for number in range(sim.loop.random.randrange(1, 20)):
+                await sender.send("t", f"new{number}")
+            first.kill(power_cut=bool(seed % 2))
+            for number in range(20, 30):
+                await sender.send("t", f"new{number}")
+            await cluster.consumer("g", "t", start_from="last")
+            await cluster.settled({"g": ["t"]})
+        new = {key for key in cluster.history.keys("acknowledged") if key.startswith("new")}
+        assert {event.key for event in cluster.history.of("finished")} == new
+        check(cluster.history, ANYWHERE)
+
+    simulate(scenario, seed)
+
+
+@pytest.mark.seeds(4)
+def test_every_beginning_is_found_whatever_fails_at_first(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(sim: Simulation) -> None:
+        async with SimCluster(sim) as cluster:
+            broker = cluster.brokers[0]
+            await cluster.create_topic("t", 3)
+            sender = await cluster.producer()
+            for number in range(30):
+                await sender.send("t", f"old{number}")
+            await asyncio.sleep(10)
+            moment = datetime.fromtimestamp(broker.clock.wall_ms() / 1000, UTC)
+            await asyncio.sleep(10)
+            for number in range(30):
+                await sender.send("t", f"young{number}")
+            monkeypatch.setattr(MessageStore, "is_in_memory", lambda *_: False)
+            for group, start in (("first", "first"), ("timed", moment), ("last", "last")):
+                unwilling(broker)
+                for _ in range(2):
+                    await cluster.consumer(group, "t", start_from=start)
+            await asyncio.sleep(seed)
+            await broker.restart(power_cut=bool(seed % 2))
+            await asyncio.sleep(60)
+            for number in range(30):
+                await sender.send("t", f"new{number}", timeout=10)
+            await cluster.settled({group: ["t"] for group in ("first", "timed", "last")})
+        got: dict[str, set[str]] = {group: set() for group in ("first", "timed", "last")}
+        for event in cluster.history.of("finished"):
+            got[event.group].add(event.key)
+        every = cluster.history.keys("acknowledged")
+        assert len(every) == 90
+        assert got["first"] == every
+        assert got["timed"] == {key for key in every if not key.startswith("old")}
+        assert got["last"] == {key for key in every if key.startswith("new")}
+        check(cluster.history, [*ANYWHERE, checkers.duplicates_explained])
+
+    simulate(scenario, seed)
