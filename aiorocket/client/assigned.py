@@ -210,6 +210,8 @@ class Assigned:
                     continue  # said meanwhile: that is stored next
                 if self._consumer.leases is not None:
                     await self._consumer.leases.release(queue)
+                    if fetcher.reset_to != wanted.get(queue):
+                        continue
                 self._drop(fetcher)
             self._consumer.rebalance_now()
             if failures:

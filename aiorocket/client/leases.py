@@ -114,7 +114,8 @@ class Leases:
         queues = [queue for queue in queues if queue not in self._leaving]
         await asyncio.gather(*(self._lock(part) for part in _by_broker(queues)))
         now = self._loop.time()
-        return {queue for queue in queues if self.valid(queue, now)}
+        # One that is being given up and was not granted anew would be unlocked under its new reader.
+        return {queue for queue in queues if self.valid(queue, now) and not self.table.releasing(queue)}
 
     async def _lock(self, queues: list[Queue]) -> None:
         table = self.table

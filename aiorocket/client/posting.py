@@ -64,6 +64,7 @@ class Posting:
         self._idle: list[asyncio.Future[None]] = []
         self._ids: UniqueIds | None = None
         self._time = _not_started
+        self._attempts = Attempts(client, config, self._open, self._receipt, self._hooks)
 
     def _check_compression(self) -> None:
         try:
@@ -76,7 +77,6 @@ class Posting:
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._wall_ms = self.client.env.clock.wall_ms
-        self._attempts = Attempts(self.client, self.config, self._open, self._receipt, self._hooks)
         self._unwatch = self.client.watch_routes(self._on_route)
 
     def need_running(self) -> None:
@@ -177,7 +177,12 @@ class Posting:
         """The topic's name on the wire, for ``_end_turn``."""
         self._lifecycle.need_running()
         name = wrap(self.client.config.namespace, topic)
-        await self._attempts.turn(name, key, deadline)
+        try:
+            await self._attempts.turn(name, key, deadline)
+        finally:
+            # Who is given the turn and cannot take it may have been the last that `flush` waits for.
+            if self._idle:
+                self._make_room()
         return name
 
     def _end_turn(self, name: str, key: str) -> None:

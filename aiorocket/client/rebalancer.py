@@ -133,6 +133,8 @@ class Rebalancer:
                     if found is problems or not isinstance(error, TopicNotFoundError):
                         found.append(error)
             self._complete_retry_route(views, optional)
+            if self._abandoned:
+                return problems, optional  # all it has is the stop's to end: handlers may still be running
             held = self._consumer.held()
             wanted: set[Queue] = set()
             for topic, view in views.items():

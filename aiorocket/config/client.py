@@ -118,8 +118,9 @@ class ProducerConfig:
         if self.compress_type not in ("zlib", "lz4", "zstd"):
             raise ConfigError(f"compress_type={self.compress_type!r}: 'zlib', 'lz4' or 'zstd'")
         most = 9 if self.compress_type == "zlib" else 22
-        if not 0 <= self.compress_level <= most:
-            raise ConfigError(f"compress_level={self.compress_level}: 0 to {most} with {self.compress_type}")
+        least = -1 if self.compress_type == "zlib" else -most
+        if not least <= self.compress_level <= most:
+            raise ConfigError(f"compress_level={self.compress_level}: {least} to {most} with {self.compress_type}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

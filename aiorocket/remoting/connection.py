@@ -217,7 +217,8 @@ class Connection(asyncio.BufferedProtocol):
         if (size := len(body) + more) >= _LARGE:
             self._out_large = True
             self._out_bytes += size
-        out += pieces
+        if more:  # asyncio since 3.12 never gets rid of an empty buffer at the end
+            out += pieces
         if len(out) >= _BURST or self._out_bytes > self.config.write_limit:
             self._flush()
         if self._held:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from aiorocket.client.consumer import Consumer
 from aiorocket.client.message import Message
 from aiorocket.config import ClientConfig, ConsumerConfig
+from aiorocket.errors import RocketError
 from aiorocket.model import Queue
 from aiorocket.testing import SimClock, Simulation, simulate
 from aiorocket.testing.cluster import SimCluster
@@ -294,5 +295,36 @@ def test_broadcasting_twins_of_one_name_both_get_everything() -> None:
         await send(cluster, 3)
         await asyncio.sleep(30)
         assert sorted(seen) == [(number, body) for number in range(2) for body in "012"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("after", [0.0003, 0.001, 0.002])
+def test_a_stop_in_the_middle_of_a_subscription_lets_listeners_end(after: float) -> None:
+    """The round of the subscription goes on for a while: it must not give up what the stop is still draining."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        done: list[bytes] = []
+        revoked: list[int] = []
+
+        async def on_message(message: Message) -> None:
+            await asyncio.sleep(8)
+            done.append(message.body)
+
+        async def on_revoked(queues: Sequence[Queue]) -> None:
+            revoked.append(len(queues))
+
+        await send(cluster, 2)
+        host = cluster.sim.host("10.5.5.5")
+        consumer = Consumer("g", nameservers=cluster.endpoints, env=cluster.sim.env(), on_revoked=on_revoked)
+        consumer.listener("t", start_from="first")(on_message)
+        await host.run(consumer.start())
+        await asyncio.sleep(1)
+        subscription = host.start(consumer.subscribe("nowhere"))
+        await asyncio.sleep(after)
+        await host.run(consumer.stop())
+        with pytest.raises((RocketError, asyncio.CancelledError)):
+            await subscription
+        assert (len(done), len(revoked), consumer.counters.late) == (2, 1, 0)
 
     run(scenario)

@@ -311,3 +311,22 @@ def test_the_three_times_must_be_in_order() -> None:
     for renew, validity in ((30, 30), (20, 60), (0, 30)):
         with pytest.raises(ConfigError, match="two members could own"):
             ConsumerConfig(lock_renew_interval=renew, lock_validity=validity)
+
+
+def test_a_queue_that_comes_back_without_an_answer_is_not_taken_with_the_old_lock() -> None:
+    """Given up while its handler runs, wanted again, the broker silent: that lock would go when the handler ends."""
+
+    async def scenario(world: World) -> None:
+        leases = world.leases
+        assert await leases.acquire([A]) == {A}
+        leases.hold_back(A)
+        await leases.release(A)
+        world.near.silent = True
+        assert await leases.acquire([A]) == set()
+        world.near.silent = False
+        assert await leases.acquire([A]) == {A}
+        await leases.let_go(A)
+        assert leases.valid(A, world.sim.loop.time())
+        assert world.near.unlocks == []
+
+    run(scenario)

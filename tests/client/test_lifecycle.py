@@ -495,7 +495,7 @@ def test_compression_levels_are_those_of_the_type() -> None:
     for kind, most in (("zlib", 9), ("lz4", 22), ("zstd", 22)):
         options: Any = {"compress_type": kind}
         ProducerConfig(compress_level=most, **options)
-        with pytest.raises(ConfigError, match=f"compress_level={most + 1}: 0 to {most} with {kind}"):
+        with pytest.raises(ConfigError, match=rf"compress_level={most + 1}: -\d+ to {most} with {kind}"):
             ProducerConfig(compress_level=most + 1, **options)
 
 

@@ -104,3 +104,24 @@ def test_places_are_never_lost_nor_more_than_allowed(seed: int) -> None:
         await asyncio.gather(*(producer.send("t", b"%d" % number) for number in range(10)))
 
     run(scenario, brokers=1, config=ProducerConfig(max_in_flight=2))
+
+
+def test_a_flush_ends_when_the_last_in_a_keys_line_goes_away() -> None:
+    """It was given its turn, and was cancelled before it could take it."""
+
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        await producer.send("t", b"0")
+        async with producer.turn("t", "k", producer._time() + 5):
+            second = asyncio.ensure_future(producer.send("t", b"2", sharding_key="k"))
+            await asyncio.sleep(0)
+            flushed = asyncio.ensure_future(producer.flush())
+            await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.wait_for(flushed, 1)
+        assert second.cancelled()
+
+    run(scenario, brokers=1)
+
+
+async def test_a_flush_before_the_start_has_nothing_to_wait_for() -> None:
+    await Producer("p", nameservers="127.0.0.1:1").flush()

@@ -97,7 +97,7 @@ async def test_large_bodies_both_ways() -> None:
 
 async def test_an_answer_in_pieces_is_one_body() -> None:
     """As pulls are answered: behind a body or alone, small pieces, large ones, more than one write gathers."""
-    pieces = [[b"a"], [b"b" * 5000, b"c"], [bytes([number]) * 300 for number in range(200)]]
+    pieces = [[b"a"], [b""], [b"b" * 5000, b"c"], [bytes([number]) * 300 for number in range(200)]]
 
     def answer(connection: Connection, request: RemotingCommand) -> None:
         number = request.body[0]
@@ -106,7 +106,7 @@ async def test_an_answer_in_pieces_is_one_body() -> None:
     async with Service() as service:
         service.server.router.add(15, answer)
         for own in (b"", b"body", b"body" * 2000):
-            calls = [service.call(15, bytes([number]) + own) for number in (0, 1, 2)]
+            calls = [service.call(15, bytes([number]) + own) for number in range(4)]
             answers = await asyncio.gather(*calls)
             assert [each.body for each in answers] == [own + b"".join(these) for these in pieces]
 

@@ -123,6 +123,7 @@ def test_a_stream_archives_each_row_once_through_every_crash(lake: Lake) -> None
     lake.check()
 
 
+@pytest.mark.spark_long
 def test_both_modes_go_on_where_the_archive_ends(lake: Lake) -> None:
     lake.send(40)
     first = lake.archive(mode="direct", max_rows=12)

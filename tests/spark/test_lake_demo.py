@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PNG = b"\x89PNG\r\n"
 
 
+@pytest.mark.spark_long
 def test_a_log_goes_through_twice_and_every_count_is_the_one_before(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "out"
     log = tmp_path / "shop.log"

@@ -99,6 +99,7 @@ def test_findings_are_those_of_a_walk(spark: SparkSession, sequences: list[int],
     assert counted == {kind: n for kind, n in (("gap", holes), ("duplicate", repeats)) if n}
 
 
+@pytest.mark.spark_long
 def test_a_stream_is_watched_from_batch_to_batch(spark: SparkSession, tmp_path: Path) -> None:
     source = str(tmp_path / "rows")
     (tmp_path / "rows").mkdir()

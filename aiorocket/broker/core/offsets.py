@@ -22,6 +22,8 @@ class OffsetTable:
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
         #: Resets no pull has begun at yet; empty nearly always, which is all that pulls and commits look at.
         self.resets: dict[tuple[str, str], dict[int, int]] = {}
+        #: (group, topic) → until when no more is said of lower commits.
+        self.quiet: dict[tuple[str, str], float] = {}
         #: Who has been told of them, by group, topic and queue.
         self._told: dict[tuple[str, str, int], set[Hashable]] = {}
         #: Grows with every change; a snapshot is needed when it differs from the one last written.

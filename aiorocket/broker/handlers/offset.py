@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ("OffsetHandlers", "warn_of_lower")
 
 _log = logging.getLogger("aiorocket.broker")
+_MAX_QUIET = 4096
 
 
 class OffsetHandlers:
@@ -94,7 +96,7 @@ class OffsetHandlers:
         if waiting is not None and waiting != header.commit_offset:
             return RemotingCommand.response(remark="Offset has been previously reset")
         if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
-            warn_of_lower(connection, group, topic, header.queue_id, header.commit_offset)
+            warn_of_lower(self._offsets, connection, group, topic, header.queue_id, header.commit_offset)
         return RemotingCommand.response()
 
     def search(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -128,8 +130,17 @@ class OffsetHandlers:
         return RemotingCommand.response(header=GetEarliestMsgStoretimeResponseHeader(-1 if stamp is None else stamp))
 
 
-def warn_of_lower(connection: Connection, group: str, topic: str, queue_id: int, offset: int) -> None:
-    """A commit below the stored offset has been accepted, as resets and repairs need it; anything else is a mistake."""
+def warn_of_lower(
+    offsets: OffsetTable, connection: Connection, group: str, topic: str, queue_id: int, offset: int
+) -> None:
+    """A commit below the stored offset has been accepted, as resets and repairs need it; anything else is a mistake.
+    Two clients of one id would make it with each pull: one line a minute for a group's topic."""
+    now = asyncio.get_running_loop().time()
+    if now < offsets.quiet.get((group, topic), 0.0):
+        return
+    if len(offsets.quiet) >= _MAX_QUIET:
+        offsets.quiet.clear()
+    offsets.quiet[group, topic] = now + 60.0
     _log.warning("%s set the offset of %s, %s queue %d back to %d", connection.peer, group, topic, queue_id, offset)
 
 

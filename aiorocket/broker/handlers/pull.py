@@ -59,31 +59,17 @@ _ENDS_PER_TURN = 8
 
 
 class _Waiting:
-    """What a parked pull needs to be run again and answered; ``nothing`` is what it found when it was parked.
+    """What a parked pull needs to be run again; ``nothing`` is what it found when it was parked."""
 
-    The fields of the request are not kept: ten thousand of them would be let go of when they are in no cache any more.
-    """
-
-    __slots__ = ("command", "connection", "count", "group", "nothing", "offset", "size")
+    __slots__ = ("command", "connection", "header", "nothing")
 
     def __init__(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        group: str,
-        offset: int,
-        count: int,
-        size: int,
-        nothing: ReadResult,
+        self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, nothing: ReadResult
     ) -> None:
         self.connection = connection
         self.command = command
-        self.group = group
-        self.offset = offset
-        self.count = count
-        self.size = size
+        self.header = header
         self.nothing = nothing
-        command.fields = None
 
 
 class PullHandlers:
@@ -146,7 +132,7 @@ class PullHandlers:
         if isinstance(subscription, Refusal):
             return refuse(subscription)
         if self._offsets.resets:
-            answer = self._reset_answer(connection, group, topic_name, queue_id, header.queue_offset)
+            answer = self._reset_answer(connection, header)
             if answer is not None:
                 return answer
         if flags & FLAG_COMMIT:
@@ -154,7 +140,7 @@ class PullHandlers:
             epoch = ext.get("_epoch") if ext else None
             ours = epoch is None or self._stale(group, topic_name, queue_id, epoch) is None
             if ours and self._offsets.commit(group, topic_name, queue_id, header.commit_offset):
-                warn_of_lower(connection, group, topic_name, queue_id, header.commit_offset)
+                warn_of_lower(self._offsets, connection, group, topic_name, queue_id, header.commit_offset)
         offset = header.queue_offset
         accept = subscription.accept
         if type(accept) is RecordFilter:
@@ -165,8 +151,7 @@ class PullHandlers:
             connection.reply(command, _found(result), result.pieces)
             return None
         if flags & FLAG_SUSPEND and header.suspend_timeout_millis > 0 and _is_at_end(result, offset):
-            count, size = self._count(header), self._bytes(header)
-            waiting = _Waiting(connection, command, config.name, header.queue_offset, count, size, result)
+            waiting = _Waiting(connection, command, header, result)
             pull = ParkedPull((topic_name, queue_id), offset, accept, connection, waiting)
             if self.polls.park(pull, header.suspend_timeout_millis / 1000, self._loop.time()):
                 self._driver.update()
@@ -183,17 +168,16 @@ class PullHandlers:
         """An administrator set the group's offset: its waiting pulls learn it now."""
         for pull in list(self.polls.arrived(topic, queue_id, _EVERY, None)):
             waiting: _Waiting = pull.request
-            if waiting.group == group:
-                answer = self._reset_answer(waiting.connection, group, topic, queue_id, waiting.offset)
+            if waiting.header.consumer_group == group:
+                answer = self._reset_answer(waiting.connection, waiting.header)
                 if answer is not None:
                     self.polls.answered(pull)
                     waiting.connection.reply(waiting.command, answer)
 
-    def _reset_answer(
-        self, connection: Connection, group: str, topic: str, queue_id: int, asked: int
-    ) -> RemotingCommand | None:
+    def _reset_answer(self, connection: Connection, header: PullMessageRequestHeader) -> RemotingCommand | None:
         """21 with the offset to go on at, when a reset waits for this group (5.6)."""
-        offset = self._offsets.tell_reset(group, topic, queue_id, connection, asked)
+        topic, queue_id = header.topic, header.queue_id
+        offset = self._offsets.tell_reset(header.consumer_group, topic, queue_id, connection, header.queue_offset)
         if offset is None:
             return None
         low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
@@ -246,16 +230,16 @@ class PullHandlers:
         result: ReadResult | None = None
         for pull in pulls:
             waiting: _Waiting = pull.request
-            topic, queue_id = pull.queue
-            count, size = waiting.count, waiting.size
+            header = waiting.header
+            count, size = self._count(header), self._bytes(header)
             wanted = (pull.queue, pull.scanned, count, size, pull.accept)
             if result is None or wanted != seen:
                 read = self._select if type(pull.accept) is RecordFilter else self._read
                 try:
-                    result = read(topic, queue_id, pull.scanned, count, size, pull.accept)
+                    result = read(header.topic, header.queue_id, pull.scanned, count, size, pull.accept)
                     # Many may have come at once: what waits must have been looked at up to the end.
                     while result.status is ReadStatus.NO_MATCHED_MESSAGE and result.next_offset < result.max_offset:
-                        result = read(topic, queue_id, result.next_offset, count, size, pull.accept)
+                        result = read(header.topic, header.queue_id, result.next_offset, count, size, pull.accept)
                 except (RocketError, OSError) as error:
                     result = None
                     answer = RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=f"the store failed: {error}")

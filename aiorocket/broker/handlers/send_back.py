@@ -162,10 +162,11 @@ class SendBackHandler:
 
 
 def _properties(view: RecordView) -> dict[str, str]:
-    """Those of a message to be stored again. A batch is stored as it comes, also with text that is not UTF-8: of that
-    Java puts replacement characters into the copy, and a message whose consumer fails on it must not stay there for
-    ever."""
+    """Those of a message to be stored again. A batch is stored as it comes, also with text that is not UTF-8 or has
+    separators in it: the copy gets question marks there (Java's replacement characters may make it too long), because a
+    message whose consumer fails on it must not stay there for ever."""
     try:
-        return dict(view.properties)
+        found = dict(view.properties)
     except ProtocolError:
-        return decode_properties(view.raw_properties.decode("utf-8", "replace").encode())
+        found = decode_properties(view.raw_properties.decode("utf-8", "replace").replace("\ufffd", "?").encode())
+    return {name: value.replace("\1", "?") for name, value in found.items()}
