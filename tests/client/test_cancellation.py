@@ -57,7 +57,7 @@ class Cut:
                             task.cancel()
                         try:
                             result = yield waiting
-                        except BaseException as error:  # noqa: BLE001 - handed on as it is
+                        except BaseException as error:  # noqa: BLE001 - whatever ended it is handed on as it is
                             waiting = inner.throw(error)
                         else:
                             waiting = inner.send(result)
@@ -116,8 +116,8 @@ def orderly(consumer: Consumer, seen: Seen) -> None:
 
 
 def keyed(consumer: Consumer, seen: Seen) -> None:
-    key = lambda message: message.queue.queue_id  # noqa: E731
-    consumer.listener("t", start_from="first", order_by=key, timeout=30)(seen.work)
+    register = consumer.listener("t", start_from="first", order_by=lambda message: message.queue.queue_id, timeout=30)
+    register(seen.work)
 
 
 def batch(consumer: Consumer, seen: Seen) -> None:
@@ -461,7 +461,7 @@ def _for_every_wait(
     k, reached = 0, True
     while reached:
         k += 1
-        reached = simulate(lambda sim, k=k: scenario(sim, Cut(k, for_good)))  # type: ignore[misc]
+        reached = simulate(lambda sim, k=k: scenario(sim, Cut(k, for_good)))  # type: ignore[misc]  # k=k has no type
     assert k >= least
 
 

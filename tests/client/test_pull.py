@@ -453,11 +453,11 @@ def test_a_pull_that_hangs_is_begun_anew() -> None:
         async def deaf(address: str, timeout: float | None = None) -> Connection:
             return cast(Connection, Deaf()) if "pull/t/" in _task_name() else await real(address, timeout)
 
-        member.client.member_connection = deaf  # type: ignore[method-assign]
+        member.client.member_connection = deaf  # type: ignore[method-assign]  # a link that fails on demand
         await sender.send("t", "a")
         await asyncio.sleep(100)
         assert fetcher_of(member) is before
-        member.client.member_connection = real  # type: ignore[method-assign]
+        member.client.member_connection = real  # type: ignore[method-assign]  # as it was
         await asyncio.sleep(60)
         assert fetcher_of(member) is not before
         await sender.send("t", "b")
@@ -617,12 +617,12 @@ def test_an_answer_that_comes_with_a_reset_leads_nowhere() -> None:
             connection = await real(address, timeout)
             return cast(Connection, Reset(connection)) if "pull/t/" in _task_name() else connection
 
-        member.client.member_connection = connect  # type: ignore[method-assign]
+        member.client.member_connection = connect  # type: ignore[method-assign]  # a link that fails on demand
         pulls.answer(ResponseCode.PULL_OFFSET_MOVED, 0)
         await sender.send("t", "1")  # ends the poll that is held
         await asyncio.sleep(1)
         assert fetcher_of(member).process_queue.dropped
-        member.client.member_connection = real  # type: ignore[method-assign]
+        member.client.member_connection = real  # type: ignore[method-assign]  # as it was
         await asyncio.sleep(15)
         assert [event.key for event in cluster.history.of("delivered")] == ["0", "1", "1"]
 

@@ -43,7 +43,7 @@ _UNITS = {
 
 def need_matplotlib() -> None:
     try:
-        import matplotlib  # noqa: F401 - is it there?
+        import matplotlib  # noqa: F401 - only whether it is there
     except ImportError as error:
         raise UsageError("plots need matplotlib: pip install 'aiorocketmq[report]'") from error
 
