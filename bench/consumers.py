@@ -1,6 +1,6 @@
 """What consumers cost: many queues, orderly delivery, a fresh start, ten thousand parked pulls.
 
-    python -m bench.run orderly orderly-single queues first parked
+python -m bench.run orderly orderly-single queues first parked
 """
 
 from __future__ import annotations

@@ -63,9 +63,7 @@ def dlq() -> None:
 @dlq.command("list")
 @click.argument("group")
 @_selection
-def list_(
-    group: str, nameservers: tuple[str, ...], where: Where | None, limit: int | None, as_json: bool
-) -> None:
+def list_(group: str, nameservers: tuple[str, ...], where: Where | None, limit: int | None, as_json: bool) -> None:
     """List the dead letters of GROUP, the oldest first."""
     sys.exit(run(_list(group, nameservers, where, limit, as_json)))
 
@@ -104,9 +102,7 @@ def replay(
     sys.exit(run(_replay(group, nameservers, where, limit, as_json, rate, to, dry_run)))
 
 
-async def _list(
-    group: str, nameservers: tuple[str, ...], where: Where | None, limit: int | None, as_json: bool
-) -> int:
+async def _list(group: str, nameservers: tuple[str, ...], where: Where | None, limit: int | None, as_json: bool) -> int:
     rows: list[Row] = []
     found = 0
     async with Admin(nameservers=nameservers) as admin:

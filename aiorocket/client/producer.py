@@ -37,9 +37,7 @@ __all__ = ("Producer",)
 _SEND = int(RequestCode.SEND_MESSAGE_V2)
 _OK = SendStatus.SEND_OK
 # A NamedTuple's own constructor is a Python function; this is half its price, twice per message.
-_header: Callable[[tuple[object, ...]], SendMessageRequestHeaderV2] = partial(
-    tuple.__new__, SendMessageRequestHeaderV2
-)
+_header: Callable[[tuple[object, ...]], SendMessageRequestHeaderV2] = partial(tuple.__new__, SendMessageRequestHeaderV2)
 _receipt: Callable[[tuple[object, ...]], SendReceipt] = partial(tuple.__new__, SendReceipt)
 
 

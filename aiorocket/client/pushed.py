@@ -63,9 +63,7 @@ def from_record(client: Link, record: bytes, broker_name: str, origin: type[Orig
     return _ready(client, messages[0], broker_name, origin)
 
 
-def from_reply(
-    client: Link, header: ReplyMessageRequestHeader, body: bytes, broker_name: str, now_ms: int
-) -> Message:
+def from_reply(client: Link, header: ReplyMessageRequestHeader, body: bytes, broker_name: str, now_ms: int) -> Message:
     """The reply in a 326. It arrived at ``now_ms``, which becomes its property ARRIVE_TIME as in Java."""
     text = (header.properties or "").removesuffix("\x02")
     text = f"{text}\x02" if text else ""

@@ -44,9 +44,7 @@ _FIRST_RETRY_LEVEL = 3
 #: Of the stored record only how the body is compressed goes into the copy.
 _KEPT_FLAGS = SYS_FLAG_COMPRESSED | COMPRESSION_MASK
 #: Properties that say where a message was on its way to here; a copy must not repeat them.
-_NOT_COPIED = frozenset(
-    ("TRAN_MSG", "DELAY", "REAL_TOPIC", "REAL_QID", "CLUSTER", "WAIT", PROPERTY_CONSUME_START_TIME)
-)
+_NOT_COPIED = frozenset(("TRAN_MSG", "DELAY", "REAL_TOPIC", "REAL_QID", "CLUSTER", "WAIT", PROPERTY_CONSUME_START_TIME))
 
 
 class Returner(Protocol):

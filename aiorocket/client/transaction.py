@@ -218,9 +218,7 @@ class TransactionProducer(Producer):
             return
         self._checks.start(self._check(connection, header, record), name=str(header.msg_id))
 
-    async def _check(
-        self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes
-    ) -> None:
+    async def _check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> None:
         state, remark, msg_id, topic = TxState.UNKNOWN, None, header.msg_id or "", header.topic
         try:
             message = from_record(self.client, record, broker_of(self.client, connection))

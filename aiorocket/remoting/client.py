@@ -124,9 +124,7 @@ class RemotingClient:
             last = f" (before that: {failures.last})" if failures is not None else ""
             raise NotConnectedError(f"{address}: no connection within {timeout:g} s{last}") from None
 
-    async def request(
-        self, address: str, command: RemotingCommand, timeout: float | None = None
-    ) -> RemotingCommand:
+    async def request(self, address: str, command: RemotingCommand, timeout: float | None = None) -> RemotingCommand:
         """Connect if needed, send, wait for the answer; ``timeout`` (default: request_timeout) covers all of it."""
         if timeout is None:
             timeout = self.config.request_timeout

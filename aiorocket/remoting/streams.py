@@ -72,9 +72,7 @@ class CommandWriter:
             pass  # the peer was faster
 
 
-async def open_command_stream(
-    host: str, port: int, *, serializer: str = "json"
-) -> tuple[CommandReader, CommandWriter]:
+async def open_command_stream(host: str, port: int, *, serializer: str = "json") -> tuple[CommandReader, CommandWriter]:
     """Connect. ``serializer`` is "json", "rocketmq" or "msgpack" for all requests; answers are read in any. OSError."""
     reader, writer = await asyncio.open_connection(host, port)
     return CommandReader(reader), CommandWriter(writer, serialize_type_of(serializer))

@@ -35,9 +35,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def read_partition(
-    partition: InputPartition, options: SourceOptions, names: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
+def read_partition(partition: InputPartition, options: SourceOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of a ``QueuePartition`` with the columns ``names``, in queue order and offset order within a queue.
 
     Brokers pick tags by their hash, and so tags are compared again here. DataLossError as of ``fetch``; ProtocolError

@@ -40,9 +40,7 @@ async def present(client: Client, options: SourceOptions) -> dict[Queue, Bounds]
     return bounds
 
 
-async def starting_offsets(
-    client: Client, options: SourceOptions, bounds: Mapping[Queue, Bounds]
-) -> dict[Queue, int]:
+async def starting_offsets(client: Client, options: SourceOptions, bounds: Mapping[Queue, Bounds]) -> dict[Queue, int]:
     """The first offset to read of each queue of ``bounds``, by ``options.starting`` (None: earliest).
 
     A group without an offset for a queue begins at its first message. OptionError when JSON leaves a queue out or names

@@ -120,9 +120,7 @@ class _Sink:
             return written
         attempt = f"{written.partition}-{context.taskAttemptId()}-{Entropy().token(8).hex()}"
         halves = written.halves = Halves(attempt)
-        labels = Labels(
-            f"{query}/{batch}/{written.partition}/", ((ATTEMPT, attempt), (LEDGER, settings.ledger_topic))
-        )
+        labels = Labels(f"{query}/{batch}/{written.partition}/", ((ATTEMPT, attempt), (LEDGER, settings.ledger_topic)))
         try:
             for rows in self._rows(batches, where, labels):
                 bridge.call(_send_halves, settings, rows, where, halves)

@@ -130,9 +130,7 @@ class _Target(NamedTuple):
     queues: dict[tuple[int, str | None], Queue]
 
 
-async def _open(
-    producer: Producer, rows: Sequence[OutgoingRow], where: str, timeout: float
-) -> dict[str, _Target]:
+async def _open(producer: Producer, rows: Sequence[OutgoingRow], where: str, timeout: float) -> dict[str, _Target]:
     """The targets of every topic among ``rows``, checked against each row."""
     targets: dict[str, _Target] = {}
     timers: dict[str, int] = {}

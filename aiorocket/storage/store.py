@@ -105,9 +105,7 @@ class MessageStore:
             raise
         self._queues = found.queues
         self._timestamp = found.timestamp
-        self._log = CommitLog(
-            self._env, self._config, self._log_directory, self._files, self._committed, self._failed
-        )
+        self._log = CommitLog(self._env, self._config, self._log_directory, self._files, self._committed, self._failed)
         self._log.start(found.segments, found.end)
         chunks = ChunkCache(self._log, max(4 << 20, self._config.tail_cache))
         self._reader = Reader(self._log, chunks, self._files, self._queues)

@@ -112,9 +112,7 @@ class History:
         until: float = 0.0,
     ) -> None:
         """Record something that happens now."""
-        self.events.append(
-            Event(self._time(), host, what, key, group, queue, offset, attempt, outcome, shard, until)
-        )
+        self.events.append(Event(self._time(), host, what, key, group, queue, offset, attempt, outcome, shard, until))
 
     def of(self, *kinds: What) -> list[Event]:
         """The events of these kinds."""

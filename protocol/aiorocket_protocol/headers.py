@@ -853,9 +853,7 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("recall_handle", "recallHandle", "str", True),
         FieldSpec("producer_group", "producerGroup", "str", False),
     ),
-    RecallMessageResponseHeader: (
-        FieldSpec("msg_id", "msgId", "str", True),
-    ),
+    RecallMessageResponseHeader: (FieldSpec("msg_id", "msgId", "str", True),),
     ReplyMessageRequestHeader: (
         FieldSpec("producer_group", "producerGroup", "str", True),
         FieldSpec("topic", "topic", "str", True),
@@ -904,9 +902,7 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("queue_id", "queueId", "int", True),
         FieldSpec("set_zero_if_not_found", "setZeroIfNotFound", "bool", False),
     ),
-    QueryConsumerOffsetResponseHeader: (
-        FieldSpec("offset", "offset", "long", True),
-    ),
+    QueryConsumerOffsetResponseHeader: (FieldSpec("offset", "offset", "long", True),),
     UpdateConsumerOffsetRequestHeader: (
         FieldSpec("consumer_group", "consumerGroup", "str", True),
         FieldSpec("topic", "topic", "str", True),
@@ -919,31 +915,23 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("timestamp", "timestamp", "long", True),
         FieldSpec("boundary_type", "boundaryType", "str", False),
     ),
-    SearchOffsetResponseHeader: (
-        FieldSpec("offset", "offset", "long", True),
-    ),
+    SearchOffsetResponseHeader: (FieldSpec("offset", "offset", "long", True),),
     GetMaxOffsetRequestHeader: (
         FieldSpec("topic", "topic", "str", True),
         FieldSpec("queue_id", "queueId", "int", True),
         FieldSpec("committed", "committed", "bool", False),
     ),
-    GetMaxOffsetResponseHeader: (
-        FieldSpec("offset", "offset", "long", True),
-    ),
+    GetMaxOffsetResponseHeader: (FieldSpec("offset", "offset", "long", True),),
     GetMinOffsetRequestHeader: (
         FieldSpec("topic", "topic", "str", True),
         FieldSpec("queue_id", "queueId", "int", True),
     ),
-    GetMinOffsetResponseHeader: (
-        FieldSpec("offset", "offset", "long", True),
-    ),
+    GetMinOffsetResponseHeader: (FieldSpec("offset", "offset", "long", True),),
     GetEarliestMsgStoretimeRequestHeader: (
         FieldSpec("topic", "topic", "str", True),
         FieldSpec("queue_id", "queueId", "int", True),
     ),
-    GetEarliestMsgStoretimeResponseHeader: (
-        FieldSpec("timestamp", "timestamp", "long", True),
-    ),
+    GetEarliestMsgStoretimeResponseHeader: (FieldSpec("timestamp", "timestamp", "long", True),),
     QueryMessageRequestHeader: (
         FieldSpec("topic", "topic", "str", True),
         FieldSpec("key", "key", "str", True),
@@ -971,18 +959,10 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("producer_group", "producerGroup", "str", False),
         FieldSpec("consumer_group", "consumerGroup", "str", False),
     ),
-    GetConsumerListByGroupRequestHeader: (
-        FieldSpec("consumer_group", "consumerGroup", "str", True),
-    ),
-    NotifyConsumerIdsChangedRequestHeader: (
-        FieldSpec("consumer_group", "consumerGroup", "str", True),
-    ),
-    GetConsumerConnectionListRequestHeader: (
-        FieldSpec("consumer_group", "consumerGroup", "str", True),
-    ),
-    GetProducerConnectionListRequestHeader: (
-        FieldSpec("producer_group", "producerGroup", "str", True),
-    ),
+    GetConsumerListByGroupRequestHeader: (FieldSpec("consumer_group", "consumerGroup", "str", True),),
+    NotifyConsumerIdsChangedRequestHeader: (FieldSpec("consumer_group", "consumerGroup", "str", True),),
+    GetConsumerConnectionListRequestHeader: (FieldSpec("consumer_group", "consumerGroup", "str", True),),
+    GetProducerConnectionListRequestHeader: (FieldSpec("producer_group", "producerGroup", "str", True),),
     GetConsumerRunningInfoRequestHeader: (
         FieldSpec("consumer_group", "consumerGroup", "str", True),
         FieldSpec("client_id", "clientId", "str", True),
@@ -1019,35 +999,21 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("namespace", "namespace", "str", True),
         FieldSpec("key", "key", "str", True),
     ),
-    GetKVConfigResponseHeader: (
-        FieldSpec("value", "value", "str", False),
-    ),
+    GetKVConfigResponseHeader: (FieldSpec("value", "value", "str", False),),
     DeleteKVConfigRequestHeader: (
         FieldSpec("namespace", "namespace", "str", True),
         FieldSpec("key", "key", "str", True),
     ),
-    GetKVListByNamespaceRequestHeader: (
-        FieldSpec("namespace", "namespace", "str", True),
-    ),
+    GetKVListByNamespaceRequestHeader: (FieldSpec("namespace", "namespace", "str", True),),
     GetRouteInfoRequestHeader: (
         FieldSpec("topic", "topic", "str", True),
         FieldSpec("accept_standard_json_only", "acceptStandardJsonOnly", "bool", False),
     ),
-    GetTopicsByClusterRequestHeader: (
-        FieldSpec("cluster", "cluster", "str", True),
-    ),
-    WipeWritePermOfBrokerRequestHeader: (
-        FieldSpec("broker_name", "brokerName", "str", True),
-    ),
-    WipeWritePermOfBrokerResponseHeader: (
-        FieldSpec("wipe_topic_count", "wipeTopicCount", "int", True),
-    ),
-    AddWritePermOfBrokerRequestHeader: (
-        FieldSpec("broker_name", "brokerName", "str", True),
-    ),
-    AddWritePermOfBrokerResponseHeader: (
-        FieldSpec("add_topic_count", "addTopicCount", "int", True),
-    ),
+    GetTopicsByClusterRequestHeader: (FieldSpec("cluster", "cluster", "str", True),),
+    WipeWritePermOfBrokerRequestHeader: (FieldSpec("broker_name", "brokerName", "str", True),),
+    WipeWritePermOfBrokerResponseHeader: (FieldSpec("wipe_topic_count", "wipeTopicCount", "int", True),),
+    AddWritePermOfBrokerRequestHeader: (FieldSpec("broker_name", "brokerName", "str", True),),
+    AddWritePermOfBrokerResponseHeader: (FieldSpec("add_topic_count", "addTopicCount", "int", True),),
     RegisterBrokerRequestHeader: (
         FieldSpec("broker_name", "brokerName", "str", True),
         FieldSpec("broker_addr", "brokerAddr", "str", True),
@@ -1075,9 +1041,7 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("cluster_name", "clusterName", "str", True),
         FieldSpec("broker_id", "brokerId", "long", True),
     ),
-    QueryDataVersionResponseHeader: (
-        FieldSpec("changed", "changed", "bool", True),
-    ),
+    QueryDataVersionResponseHeader: (FieldSpec("changed", "changed", "bool", True),),
     BrokerHeartbeatRequestHeader: (
         FieldSpec("cluster_name", "clusterName", "str", True),
         FieldSpec("broker_addr", "brokerAddr", "str", True),
@@ -1101,9 +1065,7 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("attributes", "attributes", "str", False),
         FieldSpec("force", "force", "bool", False),
     ),
-    DeleteTopicRequestHeader: (
-        FieldSpec("topic", "topic", "str", True),
-    ),
+    DeleteTopicRequestHeader: (FieldSpec("topic", "topic", "str", True),),
     DeleteTopicFromNamesrvRequestHeader: (
         FieldSpec("topic", "topic", "str", True),
         FieldSpec("cluster_name", "clusterName", "str", False),
@@ -1117,20 +1079,14 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("clean_offset", "cleanOffset", "bool", False),
         FieldSpec("remove_offset", "removeOffset", "bool", False),
     ),
-    GetSubscriptionGroupConfigRequestHeader: (
-        FieldSpec("group", "group", "str", True),
-    ),
-    GetTopicStatsInfoRequestHeader: (
-        FieldSpec("topic", "topic", "str", True),
-    ),
+    GetSubscriptionGroupConfigRequestHeader: (FieldSpec("group", "group", "str", True),),
+    GetTopicStatsInfoRequestHeader: (FieldSpec("topic", "topic", "str", True),),
     GetConsumeStatsRequestHeader: (
         FieldSpec("consumer_group", "consumerGroup", "str", True),
         FieldSpec("topic", "topic", "str", False),
         FieldSpec("topic_list", "topicList", "str", False),
     ),
-    QueryTopicConsumeByWhoRequestHeader: (
-        FieldSpec("topic", "topic", "str", True),
-    ),
+    QueryTopicConsumeByWhoRequestHeader: (FieldSpec("topic", "topic", "str", True),),
     QueryConsumeTimeSpanRequestHeader: (
         FieldSpec("topic", "topic", "str", True),
         FieldSpec("group", "group", "str", True),
@@ -1154,9 +1110,7 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("topic", "topic", "str", False),
         FieldSpec("msg_id", "msgId", "str", False),
     ),
-    GetBrokerConfigResponseHeader: (
-        FieldSpec("version", "version", "str", True),
-    ),
+    GetBrokerConfigResponseHeader: (FieldSpec("version", "version", "str", True),),
     PopMessageRequestHeader: (
         FieldSpec("consumer_group", "consumerGroup", "str", True),
         FieldSpec("topic", "topic", "str", True),
@@ -1224,9 +1178,7 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("topic", "topic", "str", True),
         FieldSpec("queue_id", "queueId", "int", True),
     ),
-    PollingInfoResponseHeader: (
-        FieldSpec("polling_num", "pollingNum", "int", True),
-    ),
+    PollingInfoResponseHeader: (FieldSpec("polling_num", "pollingNum", "int", True),),
 }
 
 REQUEST_HEADERS: dict[int, type[tuple[Any, ...]]] = {

@@ -43,9 +43,7 @@ ANY_V6 = 0x030
 
 # size magic crc queue_id flag queue_offset physical_offset sys_flag born_timestamp born_host store_timestamp store_host
 # reconsume_times prepared_transaction_offset body_length, for each width of the two hosts
-HEADS = {
-    (born, store): Struct(f">iiiiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)
-}
+HEADS = {(born, store): Struct(f">iiiiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)}
 #: Bytes before the body when both hosts are IPv4.
 V4_HEAD = 88
 

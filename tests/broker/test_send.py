@@ -167,9 +167,7 @@ async def test_a_topic_without_write_permission_refuses(peer: Peer) -> None:
 
 
 async def test_a_retry_send_over_its_limit_lies_in_the_dead_letters_and_does_not_wait(peer: Peer) -> None:
-    answer = await peer.send(
-        b"dead", {"DELAY": "3"}, topic="%RETRY%g", reconsume_times=4, max_reconsume_times=3
-    )
+    answer = await peer.send(b"dead", {"DELAY": "3"}, topic="%RETRY%g", reconsume_times=4, max_reconsume_times=3)
     assert answer.code == 0
     (record,) = records(await peer.pull("%DLQ%g"))
     assert record.body == b"dead" and "DELAY" not in record.properties and record.reconsume_times == 4

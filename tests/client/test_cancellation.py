@@ -413,9 +413,7 @@ def test_a_subscribe_in_the_midst_of_a_rebalance(orderly_ones: bool) -> None:
             async def reluctant(queues: list[Queue]) -> None:
                 await asyncio.sleep(0.01)
 
-            consumer = Consumer(
-                "g", nameservers=cluster.endpoints, env=sim.env(), config=config, on_revoked=reluctant
-            )
+            consumer = Consumer("g", nameservers=cluster.endpoints, env=sim.env(), config=config, on_revoked=reluctant)
             (consumer.orderly if orderly_ones else consumer.listener)("t", start_from="first")(seen.work)
             await host.run(consumer.start())
             rebalancer: Any = consumer._rebalancer
@@ -453,9 +451,7 @@ async def _cluster(sim: Simulation) -> AsyncIterator[SimCluster]:
         yield cluster
 
 
-def _for_every_wait(
-    scenario: Callable[[Simulation, Cut], Awaitable[bool]], for_good: bool, least: int = 12
-) -> None:
+def _for_every_wait(scenario: Callable[[Simulation, Cut], Awaitable[bool]], for_good: bool, least: int = 12) -> None:
     """The scenario with a cut at its first wait, at its second, and so on to the run that came to its end, which waited
     ``least`` times or more."""
     k, reached = 0, True

@@ -22,9 +22,7 @@ from tests.client.fake_broker import NAMES, FakeBroker, FakeCluster, Kept
 Scenario = Callable[[FakeCluster, Producer], Awaitable[None]]
 
 
-def run(
-    scenario: Scenario, brokers: int = 1, *, namespace: str = "", config: ProducerConfig | None = None
-) -> None:
+def run(scenario: Scenario, brokers: int = 1, *, namespace: str = "", config: ProducerConfig | None = None) -> None:
     async def main(sim: Simulation) -> None:
         host = sim.host("10.0.1.1")
         async with FakeCluster(sim, brokers) as cluster:

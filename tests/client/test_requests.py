@@ -194,9 +194,7 @@ async def test_consumer_status_is_where_the_member_is(mq: Embedded, kind: int) -
         (b"by hand", "CR_SUCCESS", None),
     ],
 )
-async def test_consume_directly_through_the_broker(
-    mq: Embedded, body: bytes, result: str, remark: str | None
-) -> None:
+async def test_consume_directly_through_the_broker(mq: Embedded, body: bytes, result: str, remark: str | None) -> None:
     async with mq.producer() as producer:
         receipt = await producer.send("orders", body, tag="paid", keys=["o-1"])
     consumer = mq.consumer("billing")

@@ -67,9 +67,7 @@ async def answer(status: object, count: int = 4, **context: Any) -> tuple[list[i
     return [messages.index(message) for message, _ in failures], error, call
 
 
-@pytest.mark.parametrize(
-    ("ack_index", "first"), [(None, 4), (3, 4), (99, 4), (1, 2), (0, 1), (-1, 0), (-7, 0)]
-)
+@pytest.mark.parametrize(("ack_index", "first"), [(None, 4), (3, 4), (99, 4), (1, 2), (0, 1), (-1, 0), (-7, 0)])
 async def test_what_comes_after_ack_index_goes_back(ack_index: int | None, first: int) -> None:
     indexes, _, call = await answer(OK, ack_index=ack_index)
     assert indexes == list(range(first, 4))

@@ -16,6 +16,7 @@ from aiorocket_protocol import CreateTopicRequestHeader, PutKVConfigRequestHeade
 
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
+
 async def test_a_stream_of_steps_is_sent_at_full_speed_and_stays_in_order(mq: Embedded, until: Until) -> None:
     await mq.create_topic("order-steps", queues=4)
     stream = [

@@ -99,9 +99,7 @@ async def test_a_young_topic_is_read_from_its_beginning(mq: Embedded, until: Unt
         await until(lambda: seen == ["1"])
 
 
-async def test_a_known_group_goes_on_where_it_was(
-    mq: Embedded, until: Until, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_known_group_goes_on_where_it_was(mq: Embedded, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it says it would like."""
     await mq.create_topic("orders", queues=1)
     await send(mq, "1", "2")

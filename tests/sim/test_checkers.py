@@ -34,9 +34,7 @@ def given(time: float, key: str, offset: int, host: str = "A", queue: Queue = Q,
 def ended(
     time: float, key: str, offset: int, outcome: str = "ok", host: str = "A", queue: Queue = Q, attempt: int = 1
 ) -> Event:
-    return ev(
-        time, "finished", key, host, group="g", queue=queue, offset=offset, attempt=attempt, outcome=outcome
-    )
+    return ev(time, "finished", key, host, group="g", queue=queue, offset=offset, attempt=attempt, outcome=outcome)
 
 
 def committed(time: float, offset: int) -> Event:

@@ -42,9 +42,7 @@ def make(path: object, *, format: str = "parquet", columns: Iterable[str] = ROW_
     return Archive.create(str(path), format=format, columns=list(columns), **more)
 
 
-def add(
-    archive: Archive, ranges: Mapping[Queue, Iterable[int]], minutes: int = 1, state: State | None = None
-) -> State:
+def add(archive: Archive, ranges: Mapping[Queue, Iterable[int]], minutes: int = 1, state: State | None = None) -> State:
     """Archives these offsets as one commit, as direct mode does; each range counts from its first to its last.
     ``state`` is what the writer knows of the archive, if that is not all."""
     state = archive.state() if state is None else state

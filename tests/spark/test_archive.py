@@ -281,9 +281,7 @@ def test_following_goes_on_until_it_is_stopped(lake: Lake, mode: str) -> None:
         if at == "done" and lake.sent < 24:
             lake.send(8)
 
-    report = lake.archive(
-        mode=mode, follow=True, interval=0.1, stop=lambda: lake.manifest_rows() >= 24, on_step=more
-    )
+    report = lake.archive(mode=mode, follow=True, interval=0.1, stop=lambda: lake.manifest_rows() >= 24, on_step=more)
     assert report.complete and report.rows_out == 24
     lake.check()
 

@@ -129,6 +129,7 @@ async def test_offsets_at_a_time() -> None:
 
 def test_the_last_message_for_a_later_time_is_put_right() -> None:
     """As RocketMQ 4.9 answers."""
+
     async def main(sim: Simulation) -> None:
         async with PullBroker(sim) as broker, broker.client() as client:
             broker.high = 50

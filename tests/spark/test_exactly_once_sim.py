@@ -289,9 +289,7 @@ POINTS = ("refresh", "decide", "decided", "end 1", "end 5", "end 11", "mark")
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("alone", [False, True], ids=["executors live", "everything dies"])
-def test_a_driver_that_dies_at(
-    point: str, alone: bool, monkeypatch: pytest.MonkeyPatch, commits: Counter[int]
-) -> None:
+def test_a_driver_that_dies_at(point: str, alone: bool, monkeypatch: pytest.MonkeyPatch, commits: Counter[int]) -> None:
     async def main(sim: Simulation) -> None:
         world = World(sim, 0)
         await world.start()

@@ -90,9 +90,9 @@ class Faults:
         return True
 
 
-spans = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(0, 300), st.integers(0, 300)), max_size=4
-).map(lambda found: [QueueRange(queue(number), min(a, b), max(a, b)) for number, a, b in found])
+spans = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300), st.integers(0, 300)), max_size=4).map(
+    lambda found: [QueueRange(queue(number), min(a, b), max(a, b)) for number, a, b in found]
+)
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
@@ -357,9 +357,7 @@ def _unrouted(broker: PullBroker) -> None:
     broker.has_topic = False
 
 
-@pytest.mark.parametrize(
-    ("breaks", "end"), [(_shorter, 50), (_emptied, 10), (_deleted, 10), (_unrouted, 10)]
-)
+@pytest.mark.parametrize(("breaks", "end"), [(_shorter, 50), (_emptied, 10), (_deleted, 10), (_unrouted, 10)])
 def test_a_queue_that_ends_too_early(breaks: Breaker, end: int) -> None:
     ranges = [QueueRange(queue(0), 10, 2000), QueueRange(queue(1), 3, 5)]
 
@@ -416,8 +414,10 @@ def test_a_broker_that_leads_in_circles_is_an_error() -> None:
         broker.fault = partial(spin, broker)
         with pytest.raises(ProtocolError, match="leads back to 0"):
             await everything(client, [QueueRange(queue(0), 0, 10)], settings())
-        broker.fault = lambda connection, command, header: not connection.reply(
-            command, broker.nothing(ResponseCode.PULL_RETRY_IMMEDIATELY, header.queue_offset, "NO_MATCHED_MESSAGE")
+        broker.fault = lambda connection, command, header: (
+            not connection.reply(
+                command, broker.nothing(ResponseCode.PULL_RETRY_IMMEDIATELY, header.queue_offset, "NO_MATCHED_MESSAGE")
+            )
         )
         broker.pulls.clear()
         with pytest.raises(RocketError, match="nothing could be read for 10 s"):

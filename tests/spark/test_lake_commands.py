@@ -240,9 +240,7 @@ def test_latency_of_a_live_topic_with_lag_and_plots(
 ) -> None:
     send(nameserver, topic, [b"x"] * 12)
     plots = tmp_path / "plots"
-    found = report(
-        "latency", "--topic", topic, "--nameserver", nameserver, "--group", "readers", "--plots", plots
-    )
+    found = report("latency", "--topic", topic, "--nameserver", nameserver, "--group", "readers", "--plots", plots)
     assert (found["rows_in"], found["details"]["lag"]) == (12, 12)
     assert {row["rows"] for row in found["details"]["tables"]["by_topic"]} == {12}
     assert {path.name for path in plots.iterdir()} == {Path(name).name for name in found["details"]["plots"]}

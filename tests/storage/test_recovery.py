@@ -364,4 +364,3 @@ async def test_a_mutated_store_opens_or_is_refused_and_never_breaks_otherwise() 
             continue
         await put(again, "other")
         await again.close()
-

@@ -171,9 +171,7 @@ class TopicTable:
             )
         return self.put(topic)
 
-    def create_on_send(
-        self, name: str, default_topic: str, queues: int, *, unit_mode: bool = False
-    ) -> Topic | Refusal:
+    def create_on_send(self, name: str, default_topic: str, queues: int, *, unit_mode: bool = False) -> Topic | Refusal:
         """The topic for a send to an unknown name: from its template, or as a retry topic, or refused with
         TOPIC_NOT_EXIST. What a sender in unit mode makes is marked as its unit's, or a retry topic as units'."""
         if not is_topic_name(name):

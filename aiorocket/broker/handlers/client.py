@@ -97,9 +97,7 @@ class ClientHandlers:
                 refusal = refusal or config
                 continue
             # Made now and registered at once, else retries would show up only with the client's next route poll.
-            self._topics.ensure(
-                retry_topic(consumer.group), config.retry_queues, UNIT_SUB if consumer.unit_mode else 0
-            )
+            self._topics.ensure(retry_topic(consumer.group), config.retry_queues, UNIT_SUB if consumer.unit_mode else 0)
             changed = self._consumers.register(
                 consumer.group,
                 connection=connection,

@@ -48,7 +48,11 @@ _NO_PLOTS = "they need pip install 'aiorocketmq[report]'"
 @click.option("--out", metavar="DIR", help="Results go here; a second run with it adds to them.  [default: a new one]")
 @click.option("--data", metavar="DIR", help="The broker's store.  [default: OUT/store]")
 @click.option(
-    "--lines", type=click.IntRange(1), default=50_000, show_default=True, metavar="N",
+    "--lines",
+    type=click.IntRange(1),
+    default=50_000,
+    show_default=True,
+    metavar="N",
     help="Without FILE: lines of the log that is made up.",
 )
 @click.option("--seed", default=1, show_default=True, metavar="N", help="Without FILE: another seed, another log.")
@@ -283,9 +287,7 @@ def _message(line: Line, run_id: str) -> tuple[int, OutgoingMessage]:
     properties = {RUN: run_id, LINE: str(line.number)}
     found = _pattern().match(line.body.decode("utf-8", "replace"))
     if found is None or not (found[1].isprintable() and len(found[1]) <= 100):
-        return line.number, OutgoingMessage(
-            topic=TOPIC, body=line.body, tag="other", properties=properties
-        )
+        return line.number, OutgoingMessage(topic=TOPIC, body=line.body, tag="other", properties=properties)
     at = _event_time(found[3])
     if at is not None:
         properties[_EVENT_TIME] = at

@@ -35,17 +35,27 @@ _WORDS = ("earliest", "latest", "group")
 @click.argument("path")
 @lake_nameserver
 @click.option(
-    "--mode", type=click.Choice(["direct", "spark"]), default="direct", show_default=True,
+    "--mode",
+    type=click.Choice(["direct", "spark"]),
+    default="direct",
+    show_default=True,
     help="direct: tasks write Parquet as they decode, which is faster. spark: a streaming query with a checkpoint.",
 )
 @format_option
 @click.option(
-    "--from", "start", metavar="WHERE", show_default="earliest",
+    "--from",
+    "start",
+    metavar="WHERE",
+    show_default="earliest",
     help="Where a queue that is not in the archive yet begins: earliest, latest, or a time such as 2025-03-01T12:00Z.",
 )
 @click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @click.option(
-    "--interval", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, metavar="SECONDS",
+    "--interval",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
     help="With --follow: how often to write what has come.",
 )
 @click.option(
@@ -86,11 +96,19 @@ def archive(
 @click.argument("path")
 @click.option("--only", "topics", multiple=True, metavar="TOPIC", help="Only this topic of the archive; repeatable.")
 @click.option(
-    "--target-mib", type=click.FloatRange(0, min_open=True), default=256.0, show_default=True, metavar="MIB",
+    "--target-mib",
+    type=click.FloatRange(0, min_open=True),
+    default=256.0,
+    show_default=True,
+    metavar="MIB",
     help="Size of a file; hours with several files below half of it are rewritten.",
 )
 @click.option(
-    "--keep", type=click.FloatRange(0), default=3600.0, show_default=True, metavar="SECONDS",
+    "--keep",
+    type=click.FloatRange(0),
+    default=3600.0,
+    show_default=True,
+    metavar="SECONDS",
     help="How long replaced files stay for readers that began before.",
 )
 @spark_options

@@ -23,7 +23,10 @@ _AGAIN = "the next run begins with what is not written yet"
 @click.command()
 @input_options
 @click.option(
-    "--by", type=click.Choice(["id", "key", "spark_txn"]), default="id", show_default=True,
+    "--by",
+    type=click.Choice(["id", "key", "spark_txn"]),
+    default="id",
+    show_default=True,
     help="What is the same: the message id, the keys, or the property that our idempotent sink writes.",
 )
 @click.option("--key", metavar="SQL", help="With --by key: the key, as an expression on the row's columns.")
@@ -61,16 +64,23 @@ def dedup(
 @click.command()
 @input_options
 @click.option(
-    "--using", type=click.Choice(["json", "variant", "text", "avro"]), default="json", show_default=True,
+    "--using",
+    type=click.Choice(["json", "variant", "text", "avro"]),
+    default="json",
+    show_default=True,
     help="What bodies are.",
 )
 @click.option(
-    "--schema", metavar="TEXT|@FILE",
+    "--schema",
+    metavar="TEXT|@FILE",
     help="For json: DDL such as 'id LONG NOT NULL, price DOUBLE'. For avro: its JSON. @FILE reads it from there.",
 )
 @click.option("--required", metavar="FIELD", multiple=True, help="For json: a field that must be there; repeatable.")
 @click.option(
-    "--header-bytes", type=click.IntRange(0), default=0, metavar="N",
+    "--header-bytes",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
     help="For avro: bytes before the datum (5 in Confluent's wire format).",
 )
 @output_options(10)
@@ -114,7 +124,11 @@ def decode(
 @click.option("--every", default="1 minute", show_default=True, metavar="LENGTH", help="Length of a window.")
 @click.option("--slide", metavar="LENGTH", help="Begin a window this often; they overlap then.")
 @click.option(
-    "--by", multiple=True, default=("topic",), show_default=True, metavar="NAME",
+    "--by",
+    multiple=True,
+    default=("topic",),
+    show_default=True,
+    metavar="NAME",
     help="topic, tag, key or a column; repeatable.",
 )
 @click.option("--key", metavar="SQL", help="With --by key: the key, as an expression on the row's columns.")
@@ -153,7 +167,8 @@ def windows(
 @click.command()
 @input_options
 @click.option(
-    "--sequence", metavar="SQL",
+    "--sequence",
+    metavar="SQL",
     help="A number that grows within a key, for instance \"CAST(properties['seq'] AS LONG)\". Without: queues only.",
 )
 @click.option("--key", metavar="SQL", help="The key; the sharding key unless given. `keys` for the message's keys.")

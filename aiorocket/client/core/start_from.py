@@ -46,7 +46,7 @@ class Ask(Enum):
 
 
 def parse_start(value: str | datetime | int) -> StartFrom:
-    """"first", "last", an aware datetime, or milliseconds since 1970 UTC; UsageError for anything else."""
+    """ "first", "last", an aware datetime, or milliseconds since 1970 UTC; UsageError for anything else."""
     if value in ("first", "last"):
         return StartFrom(str(value))
     if isinstance(value, datetime):

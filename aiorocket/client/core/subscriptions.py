@@ -31,7 +31,7 @@ def check_filter(tags: str, sql: str | None) -> frozenset[str]:
     if sql is None:
         return check_tags(tags)
     if not isinstance(sql, str) or not sql.strip():
-        raise UsageError(f"sql={sql!r}: an expression such as \"amount > 5 AND region IS NOT NULL\"")
+        raise UsageError(f'sql={sql!r}: an expression such as "amount > 5 AND region IS NOT NULL"')
     if tags.strip() not in ("", ALL_TAGS):
         raise UsageError(f"tags={tags!r} and sql={sql!r}: a topic is filtered by one of them (SQL knows TAGS too)")
     return frozenset()

@@ -198,4 +198,3 @@ def _clean(archive: Archive, state: State, keep: float) -> int:
         if name not in known and (origin := Origin.of(name)) is not None and origin.decided(state):
             removed += archive.folder.remove(name)
     return removed
-

@@ -124,9 +124,7 @@ def _shape(text: Column, bad: Column) -> Column:
     )
 
 
-def _json(
-    df: DataFrame, schema: StructType, required: Sequence[str], column: str, into: str, reason: str
-) -> Decoded:
+def _json(df: DataFrame, schema: StructType, required: Sequence[str], column: str, into: str, reason: str) -> Decoded:
     text, bad = _text_of(df, column)
     wanted = StructType([*_nullable(schema).fields, StructField(_CORRUPT, StringType())])
     parsed = F.from_json(text, wanted, {"columnNameOfCorruptRecord": _CORRUPT})

@@ -146,9 +146,7 @@ class _Live(Rows):
         return reader.load()
 
 
-async def _bounds(
-    options: SourceOptions, since: int | None, until: int | None
-) -> dict[Queue, tuple[int, int]]:
+async def _bounds(options: SourceOptions, since: int | None, until: int | None) -> dict[Queue, tuple[int, int]]:
     from aiorocket.spark import cluster
 
     client = await shared_client(options.connection)

@@ -136,9 +136,7 @@ def add(
         "up_to_date": not goal,
         "earlier_rows": before.rows_in,
     }
-    return StepReport(
-        step, rows_in, sum(made_rows.values()), done_ranges, (), perf_counter() - began, missing, details
-    )
+    return StepReport(step, rows_in, sum(made_rows.values()), done_ranges, (), perf_counter() - began, missing, details)
 
 
 def whole(

@@ -141,9 +141,7 @@ class Found:
         return (min(starts), max(starts)) if starts else None
 
 
-def _windows(
-    spark: SparkSession, log: Table, path: str, on_progress: ProgressCall | None
-) -> tuple[int, Found]:
+def _windows(spark: SparkSession, log: Table, path: str, on_progress: ProgressCall | None) -> tuple[int, Found]:
     """The tables of windows, made of all decoded rows, and how many rows are in the windows by minute."""
     from pyspark.sql import functions as F
 
