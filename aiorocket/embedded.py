@@ -14,11 +14,11 @@ from typing import Any
 
 from aiorocket.broker.broker import Broker
 from aiorocket.client.consumer import Consumer
-from aiorocket.client.producer import Producer
 from aiorocket.client.pull_consumer import PullConsumer
 from aiorocket.client.route_table import AUTO_CREATE_TOPIC
+from aiorocket.client.sending.producer import Producer
+from aiorocket.client.sending.transaction import TransactionProducer
 from aiorocket.client.session import Client
-from aiorocket.client.transaction import TransactionProducer
 from aiorocket.config import BrokerConfig, Flush, NameServerConfig
 from aiorocket.errors import UsageError
 from aiorocket.model import check_topic

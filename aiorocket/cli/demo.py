@@ -24,7 +24,7 @@ from aiorocket.cli.tally import Tally, percentile
 from aiorocket.client.consumer import Consumer
 from aiorocket.client.exits import Retry
 from aiorocket.client.message import Message
-from aiorocket.client.producer import Producer
+from aiorocket.client.sending.producer import Producer
 from aiorocket.config import ConsumerConfig
 from aiorocket.embedded import Embedded, embed
 from aiorocket.errors import RocketError

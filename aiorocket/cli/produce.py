@@ -13,7 +13,7 @@ from aiorocket.cli.lines import Line, LineSource
 from aiorocket.cli.options import nameserver_option
 from aiorocket.cli.running import INTERRUPTED, run, stop_signals
 from aiorocket.cli.sending import send_lines
-from aiorocket.client.producer import Producer
+from aiorocket.client.sending.producer import Producer
 from aiorocket.errors import RocketError
 from aiorocket.model import check_group, check_topic
 

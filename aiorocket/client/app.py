@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from aiorocket.client.consumer import Consumer
-    from aiorocket.client.producer import Producer
     from aiorocket.client.pull_consumer import PullConsumer
     from aiorocket.client.router import Router
+    from aiorocket.client.sending.producer import Producer
+    from aiorocket.client.sending.transaction import TransactionProducer
     from aiorocket.client.session import Client
-    from aiorocket.client.transaction import TransactionProducer
     from aiorocket.config import ConsumerConfig
 
 __all__ = ("App", "AppMethods")
@@ -116,13 +116,13 @@ class AppMethods:
 
     def producer(self, group: str | None = None, **options: Any) -> Producer:
         """A producer on this client; ``options`` as of ``Producer``."""
-        from aiorocket.client.producer import Producer
+        from aiorocket.client.sending.producer import Producer
 
         return Producer(self._group_for(group), client=cast("Client", self), **options)
 
     def transaction_producer(self, group: str | None = None, **options: Any) -> TransactionProducer:
         """A transaction producer on this client; ``options`` as of ``TransactionProducer``."""
-        from aiorocket.client.transaction import TransactionProducer
+        from aiorocket.client.sending.transaction import TransactionProducer
 
         return TransactionProducer(self._group_for(group), client=cast("Client", self), **options)
 

@@ -20,7 +20,7 @@ from aiorocket_protocol import (
 
 if TYPE_CHECKING:
     from aiorocket.client.link import Registry
-    from aiorocket.client.request_reply import Requests
+    from aiorocket.client.sending.request_reply import Requests
     from aiorocket.remoting.connection import Connection
 
 __all__ = ("Asks", "Checks", "handlers")

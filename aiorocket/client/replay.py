@@ -17,11 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from aiorocket.client.attempts import Attempts, Letter
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.link import INNER_PRODUCER, Link
-from aiorocket.client.publish import Publish
+from aiorocket.client.sending.attempts import Attempts, Letter
+from aiorocket.client.sending.publish import Publish
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import RemoteError, RocketError, UsageError
 from aiorocket.model import Queue, SendReceipt, SendStatus

@@ -8,11 +8,11 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from aiorocket.client.attempts import Attempts, Letter
 from aiorocket.client.exits import DeadLetter, Retry
 from aiorocket.client.link import INNER_PRODUCER
 from aiorocket.client.message import DEAD_LETTER_LEVEL, Message, exit_level
-from aiorocket.client.publish import Publish
+from aiorocket.client.sending.attempts import Attempts, Letter
+from aiorocket.client.sending.publish import Publish
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import NotConnectedError, RocketError
 from aiorocket.model import Queue, SendReceipt, SendStatus

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.message import Message
 from aiorocket.client.queue_scan import QueueScan
-from aiorocket.client.transaction import TransactionProducer
+from aiorocket.client.sending.transaction import TransactionProducer
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import (
     BackPressureError,

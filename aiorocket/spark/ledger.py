@@ -33,7 +33,7 @@ from aiorocket_protocol import RecordView, RequestCode, SendMessageRequestHeader
 
 if TYPE_CHECKING:
     from aiorocket.client.core.routes import TopicRoute
-    from aiorocket.client.posting import Posting
+    from aiorocket.client.sending.posting import Posting
     from aiorocket.client.session import Client
 
 __all__ = ("Entry", "Fold", "Ledger", "Mark", "Record", "decode", "encode", "lower_bound", "search")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiorocket.client.outgoing import property_text
+from aiorocket.client.sending.outgoing import property_text
 from aiorocket.errors import UsageError
 from aiorocket.model import check_topic
 from aiorocket_protocol import MAX_PROPERTIES, RESERVED

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from aiorocket.client.producer import Producer
+    from aiorocket.client.sending.producer import Producer
     from aiorocket.spark.exactly_once import HalfSink, Halves
 
 __all__ = ("BatchWriter", "StreamWriter", "Written", "batch_writer", "stream_writer")
@@ -206,7 +206,7 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
 async def _producer(settings: SinkOptions) -> Producer:
     """The producer of this process for modes without half messages."""
     from aiorocket.client.core.namespace import wrap
-    from aiorocket.client.producer import Producer
+    from aiorocket.client.sending.producer import Producer
 
     client = await bridge.client(settings.connection)
     group = settings.group_id or DEFAULT_GROUP

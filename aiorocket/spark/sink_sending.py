@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.client.attempts import Letter
 from aiorocket.client.filter_check import BROKER_VERSION
-from aiorocket.client.outgoing import squeeze
+from aiorocket.client.sending.attempts import Letter
+from aiorocket.client.sending.outgoing import squeeze
 from aiorocket.errors import (
     BackPressureError,
     BrokerBusyError,
@@ -25,8 +25,8 @@ from aiorocket.spark.outgoing_rows import OutgoingRow, RowError
 from aiorocket_protocol import SYS_FLAG_TRANSACTION_PREPARED, encode_batch
 
 if TYPE_CHECKING:
-    from aiorocket.client.producer import Producer
-    from aiorocket.client.publish import Publish
+    from aiorocket.client.sending.producer import Producer
+    from aiorocket.client.sending.publish import Publish
 
 __all__ = ("FIRST_WITH_TIMERS", "Sent", "send_rows")
 

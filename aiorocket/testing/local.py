@@ -10,8 +10,8 @@ from typing import Any
 
 from aiorocket.broker.broker import Broker
 from aiorocket.client.consumer import Consumer
-from aiorocket.client.producer import Producer
 from aiorocket.client.router import Router
+from aiorocket.client.sending.producer import Producer
 from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig
 from aiorocket.embedded import Embedded, embed
 from aiorocket.errors import UsageError

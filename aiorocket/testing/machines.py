@@ -13,8 +13,8 @@ from aiorocket.broker.core.offsets import OffsetTable
 from aiorocket.client.consumer import Consumer
 from aiorocket.client.exits import DeadLetter, Skip
 from aiorocket.client.message import Message
-from aiorocket.client.producer import Producer
 from aiorocket.client.router import Router
+from aiorocket.client.sending.producer import Producer
 from aiorocket.client.session import Client
 from aiorocket.config import BrokerConfig, ClientConfig, ConsumerConfig, NameServerConfig, ProducerConfig
 from aiorocket.errors import RocketError, SendError

@@ -17,8 +17,8 @@ from aiorocket.client.message import Message
 from aiorocket.client.pull_consumer import PullConsumer
 from aiorocket.client.rebalance_hooks import RebalanceHooks
 from aiorocket.client.router import Router
+from aiorocket.client.sending.transaction import Transaction, TransactionProducer
 from aiorocket.client.session import Client
-from aiorocket.client.transaction import Transaction, TransactionProducer
 from aiorocket.config import ClientConfig, ConsumerConfig, PullConsumerConfig
 from aiorocket.model import Queue, TxState
 from aiorocket.runtime.env import Env

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiorocket.client.core.latency import LATENCIES, LatencyTable, pause_for
 from aiorocket.client.core.queue_choice import QueueChoice
-from aiorocket.client.producer import Producer
+from aiorocket.client.sending.producer import Producer
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import SendError
 from aiorocket.model import Queue

@@ -4,7 +4,7 @@ import zlib
 
 import pytest
 
-from aiorocket.client.outgoing import COMPRESSED_ZLIB, property_text, squeeze
+from aiorocket.client.sending.outgoing import COMPRESSED_ZLIB, property_text, squeeze
 from aiorocket.errors import UsageError
 from aiorocket_protocol import decode_properties
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from aiorocket.client.producer import Producer
+from aiorocket.client.sending.producer import Producer
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import SendError, UsageError
 from tests.client.fake_broker import FakeCluster, kept_by

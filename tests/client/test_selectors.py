@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from aiorocket.client.core.routes import TopicRoute
-from aiorocket.client.producer import Producer
-from aiorocket.client.send_hooks import SendContext
+from aiorocket.client.sending.producer import Producer
+from aiorocket.client.sending.send_hooks import SendContext
 from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig, ProducerConfig
 from aiorocket.errors import ConfigError, SendError, UsageError

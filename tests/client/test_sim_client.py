@@ -12,7 +12,7 @@ import pytest
 from aiorocket.broker import Broker
 from aiorocket.client.consumer import Consumer
 from aiorocket.client.message import Message
-from aiorocket.client.producer import Producer
+from aiorocket.client.sending.producer import Producer
 from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig
 from aiorocket.errors import SendError
 from aiorocket.nameserver import NameServer

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from aiorocket.client.message import Message
+from aiorocket.client.sending.transaction import Transaction, TransactionProducer
 from aiorocket.client.session import Client
-from aiorocket.client.transaction import Transaction, TransactionProducer
 from aiorocket.config import ClientConfig, ProducerConfig
 from aiorocket.errors import SendError, UsageError
 from aiorocket.model import OutgoingMessage, TxState

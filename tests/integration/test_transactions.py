@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from aiorocket import ClientConfig, Embedded, Message, Queue, SendError, embed
-from aiorocket.client.transaction import Transaction, TransactionProducer
+from aiorocket.client.sending.transaction import Transaction, TransactionProducer
 from aiorocket.model import TxState
 
 Until = Callable[[Callable[[], bool]], Awaitable[None]]

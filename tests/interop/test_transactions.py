@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aiorocket import Consumer, Message
-from aiorocket.client.transaction import TransactionProducer
+from aiorocket.client.sending.transaction import TransactionProducer
 from aiorocket.model import TxState
 from tests.interop.peers import JVM_OPTIONS, Server, ask
 

@@ -12,7 +12,7 @@ import pytest
 from aiorocket.broker import Broker
 from aiorocket.client.consumer import Consumer
 from aiorocket.client.message import Message
-from aiorocket.client.transaction import TransactionProducer
+from aiorocket.client.sending.transaction import TransactionProducer
 from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig
 from aiorocket.errors import RocketError
 from aiorocket.model import TxState

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from aiorocket.client.producer import Producer
 from aiorocket.client.route_table import AUTO_CREATE_TOPIC
+from aiorocket.client.sending.producer import Producer
 from aiorocket.client.session import Client
 from aiorocket.errors import TopicNotFoundError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt

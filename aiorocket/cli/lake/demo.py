@@ -24,7 +24,7 @@ from aiorocket.cli.running import INTERRUPTED, run, stop_signals
 from aiorocket.cli.show import Row, table
 
 if TYPE_CHECKING:
-    from aiorocket.client.producer import Producer
+    from aiorocket.client.sending.producer import Producer
     from aiorocket.embedded import Embedded
     from aiorocket.model import OutgoingMessage, Queue
     from aiorocket.spark.steps.demo import Pipeline
@@ -152,7 +152,7 @@ class _Demo:
         work.result()
 
     async def _send_all(self, mq: Embedded, before: int, teller: Teller) -> None:
-        from aiorocket.client.producer import Producer
+        from aiorocket.client.sending.producer import Producer
         from aiorocket.runtime.clock import WallClock
         from aiorocket.spark.steps.report import Progress
 

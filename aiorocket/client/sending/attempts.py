@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple, Protocol
 from aiorocket.client.core.latency import LatencyTable
 from aiorocket.client.core.retry import STORED_CODES, judge, remote_error
 from aiorocket.client.link import Link
-from aiorocket.client.publish import Publish, Target
 from aiorocket.client.route_table import AUTO_CREATE_TOPIC
-from aiorocket.client.send_hooks import SendContext, SendHook, run_after_send, run_before_send
+from aiorocket.client.sending.publish import Publish, Target
+from aiorocket.client.sending.send_hooks import SendContext, SendHook, run_after_send, run_before_send
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import BackPressureError, NotConnectedError, RocketError, SendError, UsageError
 from aiorocket.model import Queue, SendReceipt

@@ -7,15 +7,15 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from aiorocket.client.attempts import Letter
-from aiorocket.client.outgoing import property_text
+from aiorocket.client.sending.attempts import Letter
+from aiorocket.client.sending.outgoing import property_text
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import BatchItem, encode_batch
 
 if TYPE_CHECKING:
-    from aiorocket.client.posting import Posting
+    from aiorocket.client.sending.posting import Posting
 
 __all__ = ("Item", "SendOutcome", "send_batch", "send_many")
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.exits import failure_of
 from aiorocket.client.message import Message
-from aiorocket.client.posting import as_message
-from aiorocket.client.producer import Producer
 from aiorocket.client.pushed import broker_of, from_record
-from aiorocket.client.send_hooks import SendHook
+from aiorocket.client.sending.posting import as_message
+from aiorocket.client.sending.producer import Producer
+from aiorocket.client.sending.send_hooks import SendHook
 from aiorocket.client.session import Client
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import RocketError, SendError, UsageError

@@ -8,15 +8,15 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from aiorocket.client.attempts import Letter
-from aiorocket.client.bulk import Item, SendOutcome, send_batch, send_many
 from aiorocket.client.core.lifecycle import State
 from aiorocket.client.message import Message
-from aiorocket.client.outgoing import property_text
-from aiorocket.client.posting import ONE_OR_THE_OTHER, Posting, Selector, as_bytes, as_message
-from aiorocket.client.request_reply import Requests, reply, request
 from aiorocket.client.route_table import AUTO_CREATE_TOPIC
-from aiorocket.client.send_hooks import SendHook
+from aiorocket.client.sending.attempts import Letter
+from aiorocket.client.sending.bulk import Item, SendOutcome, send_batch, send_many
+from aiorocket.client.sending.outgoing import property_text
+from aiorocket.client.sending.posting import ONE_OR_THE_OTHER, Posting, Selector, as_bytes, as_message
+from aiorocket.client.sending.request_reply import Requests, reply, request
+from aiorocket.client.sending.send_hooks import SendHook
 from aiorocket.client.session import Client
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import RocketError, SendError, UsageError

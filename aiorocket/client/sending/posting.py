@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from aiorocket.client.attempts import Attempts, Letter
 from aiorocket.client.core.lifecycle import Lifecycle
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.link import GroupLink
-from aiorocket.client.outgoing import COMPRESSIONS, property_text, squeeze
-from aiorocket.client.publish import Publish
-from aiorocket.client.send_hooks import SendHook
+from aiorocket.client.sending.attempts import Attempts, Letter
+from aiorocket.client.sending.outgoing import COMPRESSIONS, property_text, squeeze
+from aiorocket.client.sending.publish import Publish
+from aiorocket.client.sending.send_hooks import SendHook
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import NotConnectedError, SendError, TopicNotFoundError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt, SendStatus, check_group, check_topic

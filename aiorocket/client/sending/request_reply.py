@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from aiorocket.client.core.retry import STORED_CODES, judge, remote_error
 from aiorocket.client.message import Message
-from aiorocket.client.outgoing import property_text
-from aiorocket.client.publish import Publish
 from aiorocket.client.route_table import AUTO_CREATE_TOPIC
+from aiorocket.client.sending.outgoing import property_text
+from aiorocket.client.sending.publish import Publish
 from aiorocket.errors import RequestTimeoutError, RocketError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.runtime.deadlines import TimeoutQueue
@@ -35,7 +35,7 @@ from aiorocket_protocol import (
 
 if TYPE_CHECKING:
     from aiorocket.client.link import GroupLink, Link
-    from aiorocket.client.posting import Posting
+    from aiorocket.client.sending.posting import Posting
     from aiorocket.config import ProducerConfig
     from aiorocket.model import SendReceipt
 

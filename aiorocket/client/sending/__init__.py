@@ -1,0 +1,1 @@
+"""Sending: producers, transactions, request and reply, and what a message passes on its way to a broker."""
