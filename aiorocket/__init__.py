@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aiorocket.broker.core.counters import SendBack as SendBack
     from aiorocket.client.admin import Admin as Admin
-    from aiorocket.client.batch_listener import Batch as Batch
-    from aiorocket.client.consumer import Consumer as Consumer
     from aiorocket.client.core.balance import fixed as fixed
     from aiorocket.client.core.balance import machine_room as machine_room
     from aiorocket.client.core.balance import machine_room_nearby as machine_room_nearby
@@ -28,16 +26,22 @@ if TYPE_CHECKING:
     from aiorocket.client.health import BrokerHealth as BrokerHealth
     from aiorocket.client.health import ConsumerHealth as ConsumerHealth
     from aiorocket.client.health import Health as Health
-    from aiorocket.client.hooks import ConsumeContext as ConsumeContext
-    from aiorocket.client.hooks import ConsumeHook as ConsumeHook
-    from aiorocket.client.hooks import ConsumeReturnType as ConsumeReturnType
     from aiorocket.client.message import Message as Message
     from aiorocket.client.pull_consumer import PullConsumer as PullConsumer
+    from aiorocket.client.push.batch_listener import Batch as Batch
+    from aiorocket.client.push.consumer import Consumer as Consumer
+    from aiorocket.client.push.hooks import ConsumeContext as ConsumeContext
+    from aiorocket.client.push.hooks import ConsumeHook as ConsumeHook
+    from aiorocket.client.push.hooks import ConsumeReturnType as ConsumeReturnType
+    from aiorocket.client.push.router import Router as Router
+    from aiorocket.client.push.status import ConsumeConcurrentlyContext as ConsumeConcurrentlyContext
+    from aiorocket.client.push.status import ConsumeConcurrentlyStatus as ConsumeConcurrentlyStatus
+    from aiorocket.client.push.status import ConsumeOrderlyContext as ConsumeOrderlyContext
+    from aiorocket.client.push.status import ConsumeOrderlyStatus as ConsumeOrderlyStatus
     from aiorocket.client.rebalance_hooks import RebalanceHooks as RebalanceHooks
     from aiorocket.client.replay import REPLAY_ID as REPLAY_ID
     from aiorocket.client.replay import ReplayOutcome as ReplayOutcome
     from aiorocket.client.replay import ReplayReport as ReplayReport
-    from aiorocket.client.router import Router as Router
     from aiorocket.client.sending.bulk import SendOutcome as SendOutcome
     from aiorocket.client.sending.producer import Producer as Producer
     from aiorocket.client.sending.send_hooks import SendContext as SendContext
@@ -47,10 +51,6 @@ if TYPE_CHECKING:
     from aiorocket.client.sending.transaction import TransactionResult as TransactionResult
     from aiorocket.client.session import Client as Client
     from aiorocket.client.state import ConsumerState as ConsumerState
-    from aiorocket.client.status import ConsumeConcurrentlyContext as ConsumeConcurrentlyContext
-    from aiorocket.client.status import ConsumeConcurrentlyStatus as ConsumeConcurrentlyStatus
-    from aiorocket.client.status import ConsumeOrderlyContext as ConsumeOrderlyContext
-    from aiorocket.client.status import ConsumeOrderlyStatus as ConsumeOrderlyStatus
     from aiorocket.config import BrokerConfig as BrokerConfig
     from aiorocket.config import ClientConfig as ClientConfig
     from aiorocket.config import ConsumerConfig as ConsumerConfig
@@ -88,25 +88,25 @@ if TYPE_CHECKING:
 _HOMES = {
     "broker.core.counters": "SendBack",
     "client.admin": "Admin",
-    "client.batch_listener": "Batch",
+    "client.push.batch_listener": "Batch",
     "client.sending.bulk": "SendOutcome",
-    "client.consumer": "Consumer",
+    "client.push.consumer": "Consumer",
     "client.core.balance": "fixed machine_room machine_room_nearby",
     "client.core.stats": "ConsumeStats ConsumeStatus",
     "client.dead_letters": "DeadLetters DeadMessage",
     "client.exits": "DeadLetter LeaseLost Retry Skip",
     "client.health": "BrokerHealth ConsumerHealth Health",
-    "client.hooks": "ConsumeContext ConsumeHook ConsumeReturnType",
+    "client.push.hooks": "ConsumeContext ConsumeHook ConsumeReturnType",
     "client.message": "Message",
     "client.sending.producer": "Producer",
     "client.pull_consumer": "PullConsumer",
     "client.rebalance_hooks": "RebalanceHooks",
     "client.replay": "REPLAY_ID ReplayOutcome ReplayReport",
-    "client.router": "Router",
+    "client.push.router": "Router",
     "client.sending.send_hooks": "SendContext SendHook",
     "client.session": "Client",
     "client.state": "ConsumerState",
-    "client.status": "ConsumeConcurrentlyContext ConsumeConcurrentlyStatus ConsumeOrderlyContext ConsumeOrderlyStatus",
+    "client.push.status": "ConsumeConcurrentlyContext ConsumeConcurrentlyStatus ConsumeOrderlyContext ConsumeOrderlyStatus",
     "client.sending.transaction": "Transaction TransactionProducer TransactionResult",
     "config": (
         "BrokerConfig ClientConfig ConsumerConfig NameServerConfig ProducerConfig PullConsumerConfig RemotingConfig "

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from aiorocket.broker.broker import Broker
-from aiorocket.client.consumer import Consumer
 from aiorocket.client.pull_consumer import PullConsumer
+from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.transaction import TransactionProducer

@@ -21,9 +21,9 @@ from aiorocket.cli.running import INTERRUPTED, run, stop_signals
 from aiorocket.cli.sending import send_lines
 from aiorocket.cli.show import Row, Update, progress, table
 from aiorocket.cli.tally import Tally, percentile
-from aiorocket.client.consumer import Consumer
 from aiorocket.client.exits import Retry
 from aiorocket.client.message import Message
+from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.sending.producer import Producer
 from aiorocket.config import ConsumerConfig
 from aiorocket.embedded import Embedded, embed

@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from aiorocket.client.health import Health, look
-from aiorocket.client.listener_state import bind_state
+from aiorocket.client.push.listener_state import bind_state
 from aiorocket.errors import UsageError
 from aiorocket.model import OutgoingMessage, SendReceipt
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from aiorocket.client.consumer import Consumer
     from aiorocket.client.pull_consumer import PullConsumer
-    from aiorocket.client.router import Router
+    from aiorocket.client.push.consumer import Consumer
+    from aiorocket.client.push.router import Router
     from aiorocket.client.sending.producer import Producer
     from aiorocket.client.sending.transaction import TransactionProducer
     from aiorocket.client.session import Client
@@ -39,7 +39,7 @@ class App:
         self._first_send = asyncio.Lock()
 
     def include(self, router: Router, state: object, config: ConsumerConfig | None) -> None:
-        from aiorocket.client.router import Router
+        from aiorocket.client.push.router import Router
 
         group = router.group or self._client.group
         if group is None:
@@ -128,7 +128,7 @@ class AppMethods:
 
     def consumer(self, group: str | None = None, **options: Any) -> Consumer:
         """A consumer on this client; ``options`` as of ``Consumer``."""
-        from aiorocket.client.consumer import Consumer
+        from aiorocket.client.push.consumer import Consumer
 
         return Consumer(self._group_for(group), client=cast("Client", self), **options)
 

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiorocket.client.message import Settler
 
 if TYPE_CHECKING:
-    from aiorocket.client.backlog import Backlog
     from aiorocket.client.core.process_queue import ProcessQueue
     from aiorocket.client.core.start_from import Start, StartFrom
     from aiorocket.client.core.stats import ConsumeStats
-    from aiorocket.client.hooks import ConsumeHook
-    from aiorocket.client.leases import Leases
     from aiorocket.client.link import GroupLink
     from aiorocket.client.message import Message
-    from aiorocket.client.settlement import Settlement
+    from aiorocket.client.push.backlog import Backlog
+    from aiorocket.client.push.hooks import ConsumeHook
+    from aiorocket.client.push.leases import Leases
+    from aiorocket.client.push.settlement import Settlement
+    from aiorocket.client.push.stream import MessageStream
     from aiorocket.client.state import Counters
-    from aiorocket.client.stream import MessageStream
     from aiorocket.config import ConsumerConfig
     from aiorocket.model import Queue
     from aiorocket_protocol import SubscriptionData

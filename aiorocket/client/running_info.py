@@ -15,9 +15,9 @@ from aiorocket_protocol import MSGPACK, MessageQueue, encode_body
 
 if TYPE_CHECKING:
     from aiorocket.client.core.stats import ConsumeStats
-    from aiorocket.client.fetcher import Fetcher
-    from aiorocket.client.leases import Leases
     from aiorocket.client.link import Link
+    from aiorocket.client.push.fetcher import Fetcher
+    from aiorocket.client.push.leases import Leases
     from aiorocket.config import ConsumerConfig, PullConsumerConfig
     from aiorocket_protocol import ConsumerData, SubscriptionData
 

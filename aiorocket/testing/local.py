@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from aiorocket.broker.broker import Broker
-from aiorocket.client.consumer import Consumer
-from aiorocket.client.router import Router
+from aiorocket.client.push.consumer import Consumer
+from aiorocket.client.push.router import Router
 from aiorocket.client.sending.producer import Producer
 from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig
 from aiorocket.embedded import Embedded, embed

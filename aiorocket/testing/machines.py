@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.broker import Broker
 from aiorocket.broker.core.offsets import OffsetTable
-from aiorocket.client.consumer import Consumer
 from aiorocket.client.exits import DeadLetter, Skip
 from aiorocket.client.message import Message
-from aiorocket.client.router import Router
+from aiorocket.client.push.consumer import Consumer
+from aiorocket.client.push.router import Router
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.session import Client
 from aiorocket.config import BrokerConfig, ClientConfig, ConsumerConfig, NameServerConfig, ProducerConfig

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from aiohttp import web
 
-from aiorocket.client.router import Router
+from aiorocket.client.push.router import Router
 from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig
 

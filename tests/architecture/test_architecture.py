@@ -20,7 +20,7 @@ MOST_LINES = 500
 RATCHETS = {
     "aiorocket/broker/broker.py": 400,
     "aiorocket/client/session.py": 400,
-    "aiorocket/client/consumer.py": 470,
+    "aiorocket/client/push/consumer.py": 470,
     "aiorocket/remoting/connection.py": 570,
 }
 

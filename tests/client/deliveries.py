@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, cast
 
-from aiorocket.client.calls import Call, SingleCall
 from aiorocket.client.core.process_queue import Limits, ProcessQueue
 from aiorocket.client.core.stats import ConsumeStats
-from aiorocket.client.delivery import Delivery, Surroundings
-from aiorocket.client.hooks import ConsumeHook
 from aiorocket.client.message import Message, exit_level
+from aiorocket.client.push.calls import Call, SingleCall
+from aiorocket.client.push.delivery import Delivery, Surroundings
+from aiorocket.client.push.hooks import ConsumeHook
 from aiorocket.client.state import Counters
 from aiorocket.model import Queue
 from aiorocket.runtime.tasks import TaskScope

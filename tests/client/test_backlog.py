@@ -9,10 +9,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiorocket.client.backlog import Backlog
-from aiorocket.client.batch_listener import Batch
-from aiorocket.client.consumer import Consumer
 from aiorocket.client.message import Message
+from aiorocket.client.push.backlog import Backlog
+from aiorocket.client.push.batch_listener import Batch
+from aiorocket.client.push.consumer import Consumer
 from aiorocket.config import ConsumerConfig
 from aiorocket.testing import SimCluster, Simulation, simulate
 

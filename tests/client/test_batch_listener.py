@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorocket.client.batch_listener import Batch, BatchDelivery
 from aiorocket.client.exits import Retry, Skip
-from aiorocket.client.router import Router
+from aiorocket.client.push.batch_listener import Batch, BatchDelivery
+from aiorocket.client.push.router import Router
 from aiorocket.errors import UsageError
 from tests.client.deliveries import Assigned, World, run
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from aiorocket.client.consumer import Consumer
 from aiorocket.client.message import Message
+from aiorocket.client.push.consumer import Consumer
 from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.errors import RocketError
 from aiorocket.model import Queue

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from aiorocket.client.calls import Call, SingleCall, StatusCall
 from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket.client.message import Message
-from aiorocket.client.status import ConsumeConcurrentlyStatus
+from aiorocket.client.push.calls import Call, SingleCall, StatusCall
+from aiorocket.client.push.status import ConsumeConcurrentlyStatus
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.testing import Simulation

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from aiorocket.client.batch_listener import BatchCall
-from aiorocket.client.calls import Call, SingleCall, StatusCall
 from aiorocket.client.exits import DeadLetter, Retry, Skip
-from aiorocket.client.hooks import ConsumeContext
-from aiorocket.client.status import ConsumeConcurrentlyStatus
+from aiorocket.client.push.batch_listener import BatchCall
+from aiorocket.client.push.calls import Call, SingleCall, StatusCall
+from aiorocket.client.push.hooks import ConsumeContext
+from aiorocket.client.push.status import ConsumeConcurrentlyStatus
 from tests.client.deliveries import Assigned, T, World, run
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorocket.client.calls import StatusCall
 from aiorocket.client.exits import DeadLetter, Retry, Skip
-from aiorocket.client.keyed import KeyedDelivery
-from aiorocket.client.status import ConsumeConcurrentlyStatus
+from aiorocket.client.push.calls import StatusCall
+from aiorocket.client.push.keyed import KeyedDelivery
+from aiorocket.client.push.status import ConsumeConcurrentlyStatus
 from aiorocket.model import Queue
 from tests.client.deliveries import Assigned, World, run
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from aiorocket.client.leases import Leases
+from aiorocket.client.push.leases import Leases
 from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig, ConsumerConfig, RemotingConfig
 from aiorocket.errors import ConfigError

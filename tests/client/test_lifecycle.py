@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from aiorocket.client.consumer import Consumer
 from aiorocket.client.core.group_check import differences
 from aiorocket.client.message import Message
 from aiorocket.client.pull_consumer import PullConsumer
+from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig, ConsumerConfig, ProducerConfig, PullConsumerConfig, RemotingConfig

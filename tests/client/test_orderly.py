@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from aiorocket.client.core.process_queue import Limits, ProcessQueue
 from aiorocket.client.core.stats import ConsumeStats
 from aiorocket.client.exits import DeadLetter, LeaseLost, Retry, Skip
-from aiorocket.client.hooks import ConsumeContext
 from aiorocket.client.message import Message
-from aiorocket.client.orderly import OrderlyDelivery, rest_after
-from aiorocket.client.router import Router
+from aiorocket.client.push.hooks import ConsumeContext
+from aiorocket.client.push.orderly import OrderlyDelivery, rest_after
+from aiorocket.client.push.router import Router
+from aiorocket.client.push.status import ConsumeOrderlyContext
+from aiorocket.client.push.status import ConsumeOrderlyStatus as Status
 from aiorocket.client.state import Counters
-from aiorocket.client.status import ConsumeOrderlyContext
-from aiorocket.client.status import ConsumeOrderlyStatus as Status
 from aiorocket.config import ConsumerConfig
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue

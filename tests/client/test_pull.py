@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from aiorocket.client.consumer import Consumer
 from aiorocket.client.core.assignment import share
 from aiorocket.client.core.pull_gate import COMMIT, DROPPED, SUBSCRIPTION, SUSPEND, Facts, Hold, gate, pull_flags
 from aiorocket.client.message import Message
+from aiorocket.client.push.consumer import Consumer
 from aiorocket.config import ConsumerConfig
 from aiorocket.errors import ConfigError, UsageError
 from aiorocket.model import Queue

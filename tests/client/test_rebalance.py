@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from aiorocket.client.consumer import Consumer
 from aiorocket.client.core.assignment import TopicView, diff, wanted_queues
 from aiorocket.client.core.balance import fixed
 from aiorocket.client.core.start_from import StartFrom
 from aiorocket.client.message import Message
-from aiorocket.client.stream import MessageStream
-from aiorocket.client.topics import Topics
+from aiorocket.client.push.consumer import Consumer
+from aiorocket.client.push.stream import MessageStream
+from aiorocket.client.push.topics import Topics
 from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.errors import ConfigError, UsageError
 from aiorocket.model import Queue

@@ -27,9 +27,9 @@ from aiorocket import (
     Router,
     embed,
 )
+from aiorocket.client.push.status import ConsumeConcurrentlyStatus, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from aiorocket.client.requests import ResetOffsetBody, handlers
 from aiorocket.client.running_info import task_dump
-from aiorocket.client.status import ConsumeConcurrentlyStatus, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from aiorocket.config import RemotingConfig
 from aiorocket.model import Queue
 from aiorocket_protocol import (

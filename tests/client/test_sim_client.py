@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from aiorocket.broker import Broker
-from aiorocket.client.consumer import Consumer
 from aiorocket.client.message import Message
+from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.sending.producer import Producer
 from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig
 from aiorocket.errors import SendError

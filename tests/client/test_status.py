@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from aiorocket.client.calls import StatusCall
 from aiorocket.client.core.process_queue import ProcessQueue
 from aiorocket.client.exits import DeadLetter, Retry
-from aiorocket.client.hooks import ConsumeReturnType
-from aiorocket.client.router import Router
-from aiorocket.client.status import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, takes_context
+from aiorocket.client.push.calls import StatusCall
+from aiorocket.client.push.hooks import ConsumeReturnType
+from aiorocket.client.push.router import Router
+from aiorocket.client.push.status import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, takes_context
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 

@@ -26,7 +26,7 @@ from aiorocket import (
     TopicNotFoundError,
     UsageError,
 )
-from aiorocket.client.settlement import Settlement
+from aiorocket.client.push.settlement import Settlement
 
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 

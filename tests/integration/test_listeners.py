@@ -26,10 +26,10 @@ from aiorocket import (
     UsageError,
     embed,
 )
-from aiorocket.client.batch_listener import Batch
-from aiorocket.client.hooks import ConsumeContext
-from aiorocket.client.settlement import Settlement
-from aiorocket.client.status import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
+from aiorocket.client.push.batch_listener import Batch
+from aiorocket.client.push.hooks import ConsumeContext
+from aiorocket.client.push.settlement import Settlement
+from aiorocket.client.push.status import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
 
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 Status = ConsumeConcurrentlyStatus

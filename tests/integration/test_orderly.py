@@ -16,8 +16,8 @@ import pytest
 
 from aiorocket import Client, ClientConfig, ConsumerConfig, Embedded, Message, Queue, Retry, Router, UsageError
 from aiorocket.broker.core.locks import QueueKey
-from aiorocket.client.leases import Leases
-from aiorocket.client.status import ConsumeOrderlyContext, ConsumeOrderlyStatus
+from aiorocket.client.push.leases import Leases
+from aiorocket.client.push.status import ConsumeOrderlyContext, ConsumeOrderlyStatus
 
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 

@@ -14,7 +14,7 @@ import pytest
 import aiorocket
 from aiorocket.client.exits import Retry
 from aiorocket.client.message import Message
-from aiorocket.client.router import Router
+from aiorocket.client.push.router import Router
 from aiorocket.config import DELAY_LEVELS
 from aiorocket.errors import RocketError, SendError, StoreLockedError, UsageError
 from aiorocket.testing import broker_thread, pytest_plugin

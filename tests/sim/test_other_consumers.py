@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from aiorocket.client.batch_listener import Batch
-from aiorocket.client.consumer import Consumer
 from aiorocket.client.exits import Retry
 from aiorocket.client.message import Message
 from aiorocket.client.pull_consumer import PullConsumer
+from aiorocket.client.push.batch_listener import Batch
+from aiorocket.client.push.consumer import Consumer
 from aiorocket.config import ConsumerConfig
 from aiorocket.errors import RocketError
 from aiorocket.testing import SimCluster, Simulation, check, checkers, simulate

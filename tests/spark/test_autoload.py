@@ -86,7 +86,7 @@ def test_public_names_are_there_and_nothing_else_is_imported() -> None:
     code = (
         "import sys, aiorocket.spark.source as source; "
         "print(sorted({'rich', 'click', 'pandas', 'deltalake', 'matplotlib', 'aiorocket.broker.broker', "
-        "'aiorocket.client.consumer', 'anyio'} & set(sys.modules)))"
+        "'aiorocket.client.push.consumer', 'anyio'} & set(sys.modules)))"
     )
     path = os.pathsep.join([str(ROOT), str(ROOT / "protocol")])
     environment = {**os.environ, "PYTHONPATH": path}

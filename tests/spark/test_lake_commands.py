@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aiorocket.cli.main import cli
-from aiorocket.client.consumer import Consumer
 from aiorocket.client.exits import DeadLetter
 from aiorocket.client.message import Message
+from aiorocket.client.push.consumer import Consumer
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.runtime import run

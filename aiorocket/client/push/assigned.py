@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.assignment import share
 from aiorocket.client.core.process_queue import Limits
-from aiorocket.client.fetcher import Fetcher
 from aiorocket.client.member import Puller
+from aiorocket.client.push.fetcher import Fetcher
 from aiorocket.client.rebalance_hooks import QueuesHook, tell
 from aiorocket.client.state import QueueState
 from aiorocket.model import Queue
@@ -21,7 +21,7 @@ from aiorocket.model import Queue
 if TYPE_CHECKING:
     from aiorocket.client.commits import Commits
     from aiorocket.client.core.start_from import Start
-    from aiorocket.client.sinks import Sink
+    from aiorocket.client.push.sinks import Sink
     from aiorocket.runtime.tasks import TaskScope
 
 __all__ = ("Assigned", "Holder")

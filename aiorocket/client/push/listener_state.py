@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from aiorocket.client.router import Listener
+from aiorocket.client.push.router import Listener
 from aiorocket.errors import UsageError
 
 __all__ = ("bind_state", "check_state", "takes_state")

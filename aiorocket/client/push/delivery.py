@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from aiorocket.client.calls import Call, Failures, SingleCall
 from aiorocket.client.core.stats import ConsumeStats
 from aiorocket.client.exits import Skip, failure_of
-from aiorocket.client.hooks import ConsumeContext, ConsumeHook, ConsumeReturnType, run_after, run_before
 from aiorocket.client.message import Message, Source
-from aiorocket.client.router import Handler
+from aiorocket.client.push.calls import Call, Failures, SingleCall
+from aiorocket.client.push.hooks import ConsumeContext, ConsumeHook, ConsumeReturnType, run_after, run_before
+from aiorocket.client.push.router import Handler
 from aiorocket.client.state import Counters
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, TypeVar
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.stats import SAMPLE_INTERVAL, ConsumeStats
-from aiorocket.client.router import Handler, Listener, Router
+from aiorocket.client.push.router import Handler, Listener, Router
 from aiorocket.errors import UsageError
 
 if TYPE_CHECKING:
-    from aiorocket.client.sinks import Sink
+    from aiorocket.client.push.sinks import Sink
 
 __all__ = ("Listening",)
 

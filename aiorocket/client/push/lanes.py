@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from aiorocket.client.leases import Leases
 from aiorocket.client.message import Message, Source
+from aiorocket.client.push.leases import Leases
 from aiorocket.model import Queue
 from aiorocket.runtime.deadlines import DeadlineDriver
 

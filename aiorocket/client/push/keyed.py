@@ -22,10 +22,10 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from aiorocket.client.delivery import Delivery, Slot, Surroundings
 from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket.client.message import Message, exit_level
-from aiorocket.client.router import Handler
+from aiorocket.client.push.delivery import Delivery, Slot, Surroundings
+from aiorocket.client.push.router import Handler
 from aiorocket.config import DELAY_LEVELS
 from aiorocket.model import Queue
 from aiorocket.runtime.deadlines import DeadlineDriver

@@ -12,20 +12,20 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aiorocket.client.delivery import LAST_PATIENCE, check_concurrency, end_workers
 from aiorocket.client.exits import DeadLetter, LeaseLost, Retry, Skip, failure_of
-from aiorocket.client.hooks import ConsumeContext, ConsumeReturnType, run_after, run_before
-from aiorocket.client.lanes import Lane, Lanes, LaneState
 from aiorocket.client.message import Message
-from aiorocket.client.status import ConsumeOrderlyContext, ConsumeOrderlyStatus
+from aiorocket.client.push.delivery import LAST_PATIENCE, check_concurrency, end_workers
+from aiorocket.client.push.hooks import ConsumeContext, ConsumeReturnType, run_after, run_before
+from aiorocket.client.push.lanes import Lane, Lanes, LaneState
+from aiorocket.client.push.status import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from aiorocket.config import DELAY_LEVELS
 from aiorocket.model import Queue
 from aiorocket.runtime.tasks import TaskScope
 
 if TYPE_CHECKING:
-    from aiorocket.client.leases import Leases
     from aiorocket.client.member import Deliverer
-    from aiorocket.client.router import Listener
+    from aiorocket.client.push.leases import Leases
+    from aiorocket.client.push.router import Listener
 
 __all__ = ("OrderlyDelivery", "rest_after")
 

@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
-from aiorocket.client.calls import Call, Failures
-from aiorocket.client.delivery import Delivery, Surroundings
 from aiorocket.client.exits import DeadLetter, Retry, Skip
-from aiorocket.client.hooks import ConsumeReturnType
 from aiorocket.client.message import Message
-from aiorocket.client.router import Handler
-from aiorocket.client.status import ConsumeConcurrentlyStatus
+from aiorocket.client.push.calls import Call, Failures
+from aiorocket.client.push.delivery import Delivery, Surroundings
+from aiorocket.client.push.hooks import ConsumeReturnType
+from aiorocket.client.push.router import Handler
+from aiorocket.client.push.status import ConsumeConcurrentlyStatus
 from aiorocket.errors import UsageError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.runtime.tasks import TaskScope

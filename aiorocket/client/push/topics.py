@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from aiorocket.client.core.start_from import StartFrom
 from aiorocket.client.core.subscriptions import Subscriptions
-from aiorocket.client.sinks import Sink
-from aiorocket.client.stream import MessageStream
+from aiorocket.client.push.sinks import Sink
+from aiorocket.client.push.stream import MessageStream
 from aiorocket_protocol import SubscriptionData
 
 __all__ = ("Taker", "Topics")

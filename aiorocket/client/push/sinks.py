@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiorocket.client.batch_listener import BatchDelivery
-from aiorocket.client.calls import Call, SingleCall, StatusCall
-from aiorocket.client.delivery import Delivery, Surroundings
-from aiorocket.client.keyed import KeyedDelivery
-from aiorocket.client.listener_state import check_state
-from aiorocket.client.orderly import OrderlyDelivery
+from aiorocket.client.push.batch_listener import BatchDelivery
+from aiorocket.client.push.calls import Call, SingleCall, StatusCall
+from aiorocket.client.push.delivery import Delivery, Surroundings
+from aiorocket.client.push.keyed import KeyedDelivery
+from aiorocket.client.push.listener_state import check_state
+from aiorocket.client.push.orderly import OrderlyDelivery
 
 if TYPE_CHECKING:
     from aiorocket.client.member import Deliverer
     from aiorocket.client.message import Message
-    from aiorocket.client.router import Listener
+    from aiorocket.client.push.router import Listener
     from aiorocket.model import Queue
     from aiorocket.runtime.tasks import TaskScope
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiorocket.client.exits import DeadLetter, Retry, Skip
-from aiorocket.client.hooks import ConsumeReturnType
 from aiorocket.client.message import Message
-from aiorocket.client.router import Handler
-from aiorocket.client.status import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
+from aiorocket.client.push.hooks import ConsumeReturnType
+from aiorocket.client.push.router import Handler
+from aiorocket.client.push.status import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
 
 __all__ = ("Call", "Failures", "SingleCall", "StatusCall")
 

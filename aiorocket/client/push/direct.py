@@ -10,16 +10,16 @@ import logging
 import traceback
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from aiorocket.client.batch_listener import BatchCall
-from aiorocket.client.calls import Call, SingleCall, StatusCall
 from aiorocket.client.exits import DeadLetter, Retry, Skip, failure_of
-from aiorocket.client.hooks import ConsumeReturnType
 from aiorocket.client.message import Message
+from aiorocket.client.push.batch_listener import BatchCall
+from aiorocket.client.push.calls import Call, SingleCall, StatusCall
+from aiorocket.client.push.hooks import ConsumeReturnType
+from aiorocket.client.push.status import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from aiorocket.client.pushed import Origin
-from aiorocket.client.status import ConsumeOrderlyContext, ConsumeOrderlyStatus
 
 if TYPE_CHECKING:
-    from aiorocket.client.router import Listener
+    from aiorocket.client.push.router import Listener
     from aiorocket.config import ConsumerConfig
 
 __all__ = ("Listens", "Looked", "consume_directly")

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from aiorocket.client.core.start_from import StartFrom, parse_start
 from aiorocket.client.core.subscriptions import check_filter
-from aiorocket.client.status import takes_context
+from aiorocket.client.push.status import takes_context
 from aiorocket.errors import UsageError
 from aiorocket.model import check_group, check_topic
 from aiorocket.runtime.threads import in_thread, in_thread_to_end

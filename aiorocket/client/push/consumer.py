@@ -11,8 +11,6 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from aiorocket.client.assigned import Assigned
-from aiorocket.client.backlog import Backlog
 from aiorocket.client.commits import Commits, RemoteOffsets
 from aiorocket.client.core.balance import find_strategy
 from aiorocket.client.core.lifecycle import Lifecycle, State
@@ -20,23 +18,25 @@ from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.start_from import StartFrom, parse_start
 from aiorocket.client.core.stats import ConsumeStats
 from aiorocket.client.core.subscriptions import check_filter
-from aiorocket.client.fetcher import Fetcher
 from aiorocket.client.group_check import check_group_agrees
-from aiorocket.client.hooks import ConsumeHook
-from aiorocket.client.leases import Leases
-from aiorocket.client.listening import Listening
 from aiorocket.client.local_offsets import LocalOffsets, offset_path
 from aiorocket.client.member import OffsetStore
 from aiorocket.client.message import Message
+from aiorocket.client.push.assigned import Assigned
+from aiorocket.client.push.backlog import Backlog
+from aiorocket.client.push.fetcher import Fetcher
+from aiorocket.client.push.hooks import ConsumeHook
+from aiorocket.client.push.leases import Leases
+from aiorocket.client.push.listening import Listening
+from aiorocket.client.push.router import Listener, Router
+from aiorocket.client.push.settlement import Settlement
+from aiorocket.client.push.sinks import Sink, end_work, make_sink
+from aiorocket.client.push.stream import MessageStream
+from aiorocket.client.push.topics import Taker, Topics
 from aiorocket.client.rebalance_hooks import QueuesHook
 from aiorocket.client.rebalancer import Rebalancer
-from aiorocket.client.router import Listener, Router
 from aiorocket.client.session import Client
-from aiorocket.client.settlement import Settlement
-from aiorocket.client.sinks import Sink, end_work, make_sink
 from aiorocket.client.state import ConsumerState, Counters
-from aiorocket.client.stream import MessageStream
-from aiorocket.client.topics import Taker, Topics
 from aiorocket.config import ConsumerConfig
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue, check_group, check_topic
