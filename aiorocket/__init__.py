@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aiorocket.client.health import ConsumerHealth as ConsumerHealth
     from aiorocket.client.health import Health as Health
     from aiorocket.client.message import Message as Message
-    from aiorocket.client.pull_consumer import PullConsumer as PullConsumer
+    from aiorocket.client.pull.pull_consumer import PullConsumer as PullConsumer
     from aiorocket.client.push.batch_listener import Batch as Batch
     from aiorocket.client.push.consumer import Consumer as Consumer
     from aiorocket.client.push.hooks import ConsumeContext as ConsumeContext
@@ -99,7 +99,7 @@ _HOMES = {
     "client.push.hooks": "ConsumeContext ConsumeHook ConsumeReturnType",
     "client.message": "Message",
     "client.sending.producer": "Producer",
-    "client.pull_consumer": "PullConsumer",
+    "client.pull.pull_consumer": "PullConsumer",
     "client.rebalance_hooks": "RebalanceHooks",
     "client.replay": "REPLAY_ID ReplayOutcome ReplayReport",
     "client.push.router": "Router",

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from aiorocket.broker.broker import Broker
-from aiorocket.client.pull_consumer import PullConsumer
+from aiorocket.client.pull.pull_consumer import PullConsumer
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.client.sending.producer import Producer

@@ -15,7 +15,7 @@ from aiorocket.model import OutgoingMessage, SendReceipt
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from aiorocket.client.pull_consumer import PullConsumer
+    from aiorocket.client.pull.pull_consumer import PullConsumer
     from aiorocket.client.push.consumer import Consumer
     from aiorocket.client.push.router import Router
     from aiorocket.client.sending.producer import Producer
@@ -134,7 +134,7 @@ class AppMethods:
 
     def pull_consumer(self, group: str | None = None, **options: Any) -> PullConsumer:
         """A pull consumer on this client; ``options`` as of ``PullConsumer``."""
-        from aiorocket.client.pull_consumer import PullConsumer
+        from aiorocket.client.pull.pull_consumer import PullConsumer
 
         return PullConsumer(self._group_for(group), client=cast("Client", self), **options)
 

@@ -9,7 +9,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from aiorocket.client.core.pull_cursor import PullCursor
-from aiorocket.client.pull_fetcher import PullFetcher
+from aiorocket.client.pull.fetcher import PullFetcher
 from aiorocket.model import Queue
 from aiorocket_protocol import MSGPACK, MessageQueue, encode_body
 

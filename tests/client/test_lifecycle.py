@@ -12,7 +12,7 @@ import pytest
 
 from aiorocket.client.core.group_check import differences
 from aiorocket.client.message import Message
-from aiorocket.client.pull_consumer import PullConsumer
+from aiorocket.client.pull.pull_consumer import PullConsumer
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.session import Client

@@ -9,7 +9,7 @@ import pytest
 
 from aiorocket import Client, ClientConfig, Embedded, Queue, UsageError
 from aiorocket.client.message import Message
-from aiorocket.client.pull_consumer import PullConsumer
+from aiorocket.client.pull.pull_consumer import PullConsumer
 from aiorocket.client.rebalance_hooks import RebalanceHooks
 from aiorocket.config import PullConsumerConfig
 from aiorocket.errors import ConfigError

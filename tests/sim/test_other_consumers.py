@@ -8,7 +8,7 @@ import pytest
 
 from aiorocket.client.exits import Retry
 from aiorocket.client.message import Message
-from aiorocket.client.pull_consumer import PullConsumer
+from aiorocket.client.pull.pull_consumer import PullConsumer
 from aiorocket.client.push.batch_listener import Batch
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.config import ConsumerConfig

@@ -20,9 +20,9 @@ from aiorocket.client.filter_check import check_expression
 from aiorocket.client.group_check import check_group_agrees
 from aiorocket.client.member import OffsetStore
 from aiorocket.client.message import Message
-from aiorocket.client.pull_fetcher import PullFetcher
-from aiorocket.client.pull_member import PullMember
-from aiorocket.client.pull_queues import PullQueues
+from aiorocket.client.pull.fetcher import PullFetcher
+from aiorocket.client.pull.member import PullMember
+from aiorocket.client.pull.queues import PullQueues
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.client.rebalance_hooks import QueuesHook, RebalanceHooks
 from aiorocket.client.rebalancer import Rebalancer

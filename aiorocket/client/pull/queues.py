@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.pull_cursor import PullBuffer
-from aiorocket.client.pull_fetcher import Fetching, PullFetcher
+from aiorocket.client.pull.fetcher import Fetching, PullFetcher
 from aiorocket.client.rebalance_hooks import QueuesHook, tell
 from aiorocket.client.state import QueueState
 
