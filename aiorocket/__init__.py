@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aiorocket.client.exits import LeaseLost as LeaseLost
     from aiorocket.client.exits import Retry as Retry
     from aiorocket.client.exits import Skip as Skip
+    from aiorocket.client.group.rebalance_hooks import RebalanceHooks as RebalanceHooks
     from aiorocket.client.health import BrokerHealth as BrokerHealth
     from aiorocket.client.health import ConsumerHealth as ConsumerHealth
     from aiorocket.client.health import Health as Health
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from aiorocket.client.push.status import ConsumeConcurrentlyStatus as ConsumeConcurrentlyStatus
     from aiorocket.client.push.status import ConsumeOrderlyContext as ConsumeOrderlyContext
     from aiorocket.client.push.status import ConsumeOrderlyStatus as ConsumeOrderlyStatus
-    from aiorocket.client.rebalance_hooks import RebalanceHooks as RebalanceHooks
     from aiorocket.client.replay import REPLAY_ID as REPLAY_ID
     from aiorocket.client.replay import ReplayOutcome as ReplayOutcome
     from aiorocket.client.replay import ReplayReport as ReplayReport
@@ -100,7 +100,7 @@ _HOMES = {
     "client.message": "Message",
     "client.sending.producer": "Producer",
     "client.pull.pull_consumer": "PullConsumer",
-    "client.rebalance_hooks": "RebalanceHooks",
+    "client.group.rebalance_hooks": "RebalanceHooks",
     "client.replay": "REPLAY_ID ReplayOutcome ReplayReport",
     "client.push.router": "Router",
     "client.sending.send_hooks": "SendContext SendHook",

@@ -21,7 +21,7 @@ from aiorocket.client.app import AppMethods
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.core.routes import TopicRoute, parse_nameservers
-from aiorocket.client.filter_check import BROKER_VERSION
+from aiorocket.client.group.filter_check import BROKER_VERSION
 from aiorocket.client.link import INNER_PRODUCER, GroupMember
 from aiorocket.client.route_table import RouteTable
 from aiorocket.config import ClientConfig

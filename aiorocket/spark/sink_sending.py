@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.client.filter_check import BROKER_VERSION
+from aiorocket.client.group.filter_check import BROKER_VERSION
 from aiorocket.client.sending.attempts import Letter
 from aiorocket.client.sending.outgoing import squeeze
 from aiorocket.errors import (

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import pytest
 
 from aiorocket.client.exits import Retry
+from aiorocket.client.group.rebalance_hooks import RebalanceHooks
 from aiorocket.client.message import Message
 from aiorocket.client.pull.pull_consumer import PullConsumer
 from aiorocket.client.push.batch_listener import Batch
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.push.router import Router
-from aiorocket.client.rebalance_hooks import RebalanceHooks
 from aiorocket.client.sending.transaction import Transaction, TransactionProducer
 from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig, ConsumerConfig, PullConsumerConfig

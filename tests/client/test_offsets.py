@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorocket.client.core.offsets import OffsetTable, read_offset_file, write_offset_file
-from aiorocket.client.local_offsets import LocalOffsets, offset_path
+from aiorocket.client.group.local_offsets import LocalOffsets, offset_path
 from aiorocket.client.message import Message
 from aiorocket.client.session import Client
 from aiorocket.config import BrokerConfig, ConsumerConfig

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from aiorocket.client.group.rebalance_hooks import RebalanceHooks
 from aiorocket.client.message import Message
 from aiorocket.client.pull.pull_consumer import PullConsumer
-from aiorocket.client.rebalance_hooks import RebalanceHooks
 from aiorocket.config import ClientConfig, PullConsumerConfig
 from aiorocket.errors import NotConnectedError, RemoteError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import pytest
 
 from aiorocket import Client, ClientConfig, Embedded, Queue, UsageError
+from aiorocket.client.group.rebalance_hooks import RebalanceHooks
 from aiorocket.client.message import Message
 from aiorocket.client.pull.pull_consumer import PullConsumer
-from aiorocket.client.rebalance_hooks import RebalanceHooks
 from aiorocket.config import PullConsumerConfig
 from aiorocket.errors import ConfigError
 from aiorocket_protocol import RequestCode, ResetOffsetRequestHeader

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from aiorocket.client import rebalancer
 from aiorocket.client.exits import LeaseLost
-from aiorocket.client.member import Member
+from aiorocket.client.group import rebalancer
+from aiorocket.client.group.member import Member
+from aiorocket.client.group.start_offset import Start, start_offset
 from aiorocket.client.message import Message
-from aiorocket.client.start_offset import Start, start_offset
 from aiorocket.config import ConsumerConfig
 from aiorocket.errors import NotConnectedError
 from aiorocket.model import Queue

@@ -11,7 +11,7 @@ from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.pull_cursor import PullBuffer, PullCursor
 from aiorocket.client.core.pull_gate import LITE, pull_flags
 from aiorocket.client.core.retry import remote_error
-from aiorocket.client.member import Reader
+from aiorocket.client.group.member import Reader
 from aiorocket.client.message import Message, Settler
 from aiorocket.errors import NotConnectedError, RemoteError, RocketError
 from aiorocket_protocol import (

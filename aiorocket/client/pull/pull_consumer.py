@@ -10,24 +10,24 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, cast
 
-from aiorocket.client.commits import Commits, RemoteOffsets
 from aiorocket.client.core.balance import find_strategy
 from aiorocket.client.core.lifecycle import State
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.start_from import Start, parse_start
 from aiorocket.client.core.subscriptions import ALL_TAGS, SQL92, check_filter
-from aiorocket.client.filter_check import check_expression
-from aiorocket.client.group_check import check_group_agrees
-from aiorocket.client.member import OffsetStore
+from aiorocket.client.group.commits import Commits, RemoteOffsets
+from aiorocket.client.group.filter_check import check_expression
+from aiorocket.client.group.group_check import check_group_agrees
+from aiorocket.client.group.member import OffsetStore
+from aiorocket.client.group.rebalance_hooks import QueuesHook, RebalanceHooks
+from aiorocket.client.group.rebalancer import Rebalancer
+from aiorocket.client.group.start_offset import start_offset
 from aiorocket.client.message import Message
 from aiorocket.client.pull.fetcher import PullFetcher
 from aiorocket.client.pull.member import PullMember
 from aiorocket.client.pull.queues import PullQueues
 from aiorocket.client.queue_scan import QueueScan
-from aiorocket.client.rebalance_hooks import QueuesHook, RebalanceHooks
-from aiorocket.client.rebalancer import Rebalancer
 from aiorocket.client.session import Client
-from aiorocket.client.start_offset import start_offset
 from aiorocket.client.state import ConsumerState
 from aiorocket.config import PullConsumerConfig
 from aiorocket.errors import NotConnectedError, UsageError

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.pull_cursor import PullBuffer
+from aiorocket.client.group.rebalance_hooks import QueuesHook, tell
 from aiorocket.client.pull.fetcher import Fetching, PullFetcher
-from aiorocket.client.rebalance_hooks import QueuesHook, tell
 from aiorocket.client.state import QueueState
 
 if TYPE_CHECKING:
-    from aiorocket.client.commits import Commits
     from aiorocket.client.core.start_from import Start
+    from aiorocket.client.group.commits import Commits
     from aiorocket.client.message import Message
     from aiorocket.model import Queue
     from aiorocket.runtime.tasks import TaskScope

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.assignment import share
 from aiorocket.client.core.process_queue import Limits
-from aiorocket.client.member import Puller
+from aiorocket.client.group.member import Puller
+from aiorocket.client.group.rebalance_hooks import QueuesHook, tell
 from aiorocket.client.push.fetcher import Fetcher
-from aiorocket.client.rebalance_hooks import QueuesHook, tell
 from aiorocket.client.state import QueueState
 from aiorocket.model import Queue
 
 if TYPE_CHECKING:
-    from aiorocket.client.commits import Commits
     from aiorocket.client.core.start_from import Start
+    from aiorocket.client.group.commits import Commits
     from aiorocket.client.push.sinks import Sink
     from aiorocket.runtime.tasks import TaskScope
 

@@ -11,16 +11,18 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from aiorocket.client.commits import Commits, RemoteOffsets
 from aiorocket.client.core.balance import find_strategy
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.start_from import StartFrom, parse_start
 from aiorocket.client.core.stats import ConsumeStats
 from aiorocket.client.core.subscriptions import check_filter
-from aiorocket.client.group_check import check_group_agrees
-from aiorocket.client.local_offsets import LocalOffsets, offset_path
-from aiorocket.client.member import OffsetStore
+from aiorocket.client.group.commits import Commits, RemoteOffsets
+from aiorocket.client.group.group_check import check_group_agrees
+from aiorocket.client.group.local_offsets import LocalOffsets, offset_path
+from aiorocket.client.group.member import OffsetStore
+from aiorocket.client.group.rebalance_hooks import QueuesHook
+from aiorocket.client.group.rebalancer import Rebalancer
 from aiorocket.client.message import Message
 from aiorocket.client.push.assigned import Assigned
 from aiorocket.client.push.backlog import Backlog
@@ -33,8 +35,6 @@ from aiorocket.client.push.settlement import Settlement
 from aiorocket.client.push.sinks import Sink, end_work, make_sink
 from aiorocket.client.push.stream import MessageStream
 from aiorocket.client.push.topics import Taker, Topics
-from aiorocket.client.rebalance_hooks import QueuesHook
-from aiorocket.client.rebalancer import Rebalancer
 from aiorocket.client.session import Client
 from aiorocket.client.state import ConsumerState, Counters
 from aiorocket.config import ConsumerConfig

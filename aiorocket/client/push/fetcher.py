@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiorocket.client.commits import EPOCH
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.process_queue import Limits, ProcessQueue
 from aiorocket.client.core.pull_gate import DROPPED, Facts, gate, pull_flags
 from aiorocket.client.core.retry import remote_error
+from aiorocket.client.group.commits import EPOCH
 from aiorocket.client.message import Message
 from aiorocket.errors import NotConnectedError, RemoteError, RocketError
 from aiorocket.model import Queue
@@ -32,7 +32,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.member import Puller
+    from aiorocket.client.group.member import Puller
 
 __all__ = ("Fetcher",)
 

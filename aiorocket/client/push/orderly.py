@@ -23,7 +23,7 @@ from aiorocket.model import Queue
 from aiorocket.runtime.tasks import TaskScope
 
 if TYPE_CHECKING:
-    from aiorocket.client.member import Deliverer
+    from aiorocket.client.group.member import Deliverer
     from aiorocket.client.push.leases import Leases
     from aiorocket.client.push.router import Listener
 

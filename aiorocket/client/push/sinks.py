@@ -14,7 +14,7 @@ from aiorocket.client.push.listener_state import check_state
 from aiorocket.client.push.orderly import OrderlyDelivery
 
 if TYPE_CHECKING:
-    from aiorocket.client.member import Deliverer
+    from aiorocket.client.group.member import Deliverer
     from aiorocket.client.message import Message
     from aiorocket.client.push.router import Listener
     from aiorocket.model import Queue

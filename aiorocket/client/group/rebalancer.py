@@ -14,8 +14,8 @@ from aiorocket.client.core.assignment import TopicView, diff, wanted_queues
 from aiorocket.client.core.balance import find_strategy, in_namespace
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.core.subscriptions import SQL92
-from aiorocket.client.filter_check import check_expression
-from aiorocket.client.start_offset import start_offset
+from aiorocket.client.group.filter_check import check_expression
+from aiorocket.client.group.start_offset import start_offset
 from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, TopicNotFoundError, UsageError
 from aiorocket_protocol import (
     ConsumerListBody,
@@ -28,7 +28,7 @@ from aiorocket_protocol import (
 
 if TYPE_CHECKING:
     from aiorocket.client.core.start_from import Start
-    from aiorocket.client.member import Holdings, Member
+    from aiorocket.client.group.member import Holdings, Member
     from aiorocket.model import Queue
     from aiorocket.remoting.connection import Connection
 

@@ -22,7 +22,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.member import Member, Position, Reader
+    from aiorocket.client.group.member import Member, Position, Reader
     from aiorocket.model import Queue
 
 __all__ = ("EPOCH", "Commits", "RemoteOffsets")

@@ -9,7 +9,7 @@ from aiorocket.errors import UsageError
 from aiorocket_protocol import RemotingCommand, RequestCode, encode_body
 
 if TYPE_CHECKING:
-    from aiorocket.client.member import Reader
+    from aiorocket.client.group.member import Reader
     from aiorocket.remoting.connection import Connection
     from aiorocket_protocol import SubscriptionData
 

@@ -17,7 +17,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.member import Member
+    from aiorocket.client.group.member import Member
     from aiorocket.model import Queue
 
 __all__ = ("Start", "start_offset")
