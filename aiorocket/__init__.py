@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiorocket.broker.core.counters import SendBack as SendBack
-    from aiorocket.client.admin import Admin as Admin
+    from aiorocket.client.admin.admin import Admin as Admin
+    from aiorocket.client.admin.dead_letters import DeadLetters as DeadLetters
+    from aiorocket.client.admin.dead_letters import DeadMessage as DeadMessage
+    from aiorocket.client.admin.replay import REPLAY_ID as REPLAY_ID
+    from aiorocket.client.admin.replay import ReplayOutcome as ReplayOutcome
+    from aiorocket.client.admin.replay import ReplayReport as ReplayReport
     from aiorocket.client.core.balance import fixed as fixed
     from aiorocket.client.core.balance import machine_room as machine_room
     from aiorocket.client.core.balance import machine_room_nearby as machine_room_nearby
     from aiorocket.client.core.stats import ConsumeStats as ConsumeStats
     from aiorocket.client.core.stats import ConsumeStatus as ConsumeStatus
-    from aiorocket.client.dead_letters import DeadLetters as DeadLetters
-    from aiorocket.client.dead_letters import DeadMessage as DeadMessage
     from aiorocket.client.exits import DeadLetter as DeadLetter
     from aiorocket.client.exits import LeaseLost as LeaseLost
     from aiorocket.client.exits import Retry as Retry
@@ -39,9 +42,6 @@ if TYPE_CHECKING:
     from aiorocket.client.push.status import ConsumeConcurrentlyStatus as ConsumeConcurrentlyStatus
     from aiorocket.client.push.status import ConsumeOrderlyContext as ConsumeOrderlyContext
     from aiorocket.client.push.status import ConsumeOrderlyStatus as ConsumeOrderlyStatus
-    from aiorocket.client.replay import REPLAY_ID as REPLAY_ID
-    from aiorocket.client.replay import ReplayOutcome as ReplayOutcome
-    from aiorocket.client.replay import ReplayReport as ReplayReport
     from aiorocket.client.sending.bulk import SendOutcome as SendOutcome
     from aiorocket.client.sending.producer import Producer as Producer
     from aiorocket.client.sending.send_hooks import SendContext as SendContext
@@ -87,13 +87,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "broker.core.counters": "SendBack",
-    "client.admin": "Admin",
+    "client.admin.admin": "Admin",
     "client.push.batch_listener": "Batch",
     "client.sending.bulk": "SendOutcome",
     "client.push.consumer": "Consumer",
     "client.core.balance": "fixed machine_room machine_room_nearby",
     "client.core.stats": "ConsumeStats ConsumeStatus",
-    "client.dead_letters": "DeadLetters DeadMessage",
+    "client.admin.dead_letters": "DeadLetters DeadMessage",
     "client.exits": "DeadLetter LeaseLost Retry Skip",
     "client.health": "BrokerHealth ConsumerHealth Health",
     "client.push.hooks": "ConsumeContext ConsumeHook ConsumeReturnType",
@@ -101,7 +101,7 @@ _HOMES = {
     "client.sending.producer": "Producer",
     "client.pull.pull_consumer": "PullConsumer",
     "client.group.rebalance_hooks": "RebalanceHooks",
-    "client.replay": "REPLAY_ID ReplayOutcome ReplayReport",
+    "client.admin.replay": "REPLAY_ID ReplayOutcome ReplayReport",
     "client.push.router": "Router",
     "client.sending.send_hooks": "SendContext SendHook",
     "client.session": "Client",

@@ -17,9 +17,9 @@ from aiorocket.cli.counts import counted
 from aiorocket.cli.options import nameserver_option
 from aiorocket.cli.running import INTERRUPTED, run, stop_signals
 from aiorocket.cli.show import Row, table
-from aiorocket.client.admin import Admin
-from aiorocket.client.dead_letters import DeadLetters, DeadMessage
-from aiorocket.client.replay import ReplayOutcome, ReplayReport
+from aiorocket.client.admin.admin import Admin
+from aiorocket.client.admin.dead_letters import DeadLetters, DeadMessage
+from aiorocket.client.admin.replay import ReplayOutcome, ReplayReport
 
 __all__ = ("dlq",)
 

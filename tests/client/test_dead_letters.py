@@ -25,10 +25,10 @@ from aiorocket import (
     embed,
 )
 from aiorocket.broker import Broker
-from aiorocket.client.admin import Admin
-from aiorocket.client.dead_letters import DeadMessage
+from aiorocket.client.admin.admin import Admin
+from aiorocket.client.admin.dead_letters import DeadMessage
+from aiorocket.client.admin.replay import REPLAY_ID, ReplayOutcome, ReplayReport
 from aiorocket.client.queue_scan import QueueScan
-from aiorocket.client.replay import REPLAY_ID, ReplayOutcome, ReplayReport
 from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig
 from aiorocket.nameserver import NameServer
 from aiorocket.testing import Simulation, simulate

@@ -15,8 +15,8 @@ import pytest
 
 from aiorocket import Consumer, ConsumerConfig, DeadLetter, Embedded, Message, Retry, Skip
 from aiorocket.broker.core.counters import SendBack
-from aiorocket.client.admin import Admin
-from aiorocket.client.dead_letters import DeadMessage
+from aiorocket.client.admin.admin import Admin
+from aiorocket.client.admin.dead_letters import DeadMessage
 from aiorocket.testing import WireFaults
 from aiorocket_protocol import CreateTopicRequestHeader, RequestCode
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from aiorocket import Consumer, DeadLetter, Message, Producer
-from aiorocket.client.admin import Admin
-from aiorocket.client.replay import REPLAY_ID
+from aiorocket.client.admin.admin import Admin
+from aiorocket.client.admin.replay import REPLAY_ID
 from aiorocket_protocol import CreateTopicRequestHeader, RequestCode
 from tests.interop.peers import Server
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as F
 
-from aiorocket.client.admin import Admin
+from aiorocket.client.admin.admin import Admin
 from aiorocket.client.exits import DeadLetter
 from aiorocket.client.message import Message
 from aiorocket.client.push.consumer import Consumer

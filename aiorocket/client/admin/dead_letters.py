@@ -8,11 +8,11 @@ from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from aiorocket.client.admin.dead_message import DeadMessage
+from aiorocket.client.admin.replay import Replay, ReplayOutcome, ReplayReport
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.routes import TopicRoute
-from aiorocket.client.dead_message import DeadMessage
 from aiorocket.client.queue_scan import QueueScan
-from aiorocket.client.replay import Replay, ReplayOutcome, ReplayReport
 from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.errors import NotConnectedError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue, check_group, check_topic

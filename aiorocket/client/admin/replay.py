@@ -40,7 +40,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.dead_message import DeadMessage
+    from aiorocket.client.admin.dead_message import DeadMessage
 
 __all__ = ("REPLAY_ID", "Replay", "ReplayOutcome", "ReplayReport")
 

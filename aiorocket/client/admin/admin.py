@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
-from aiorocket.client.dead_letters import DeadLetters
+from aiorocket.client.admin.dead_letters import DeadLetters
 from aiorocket.client.session import Client
 from aiorocket.errors import UsageError
 from aiorocket.runtime.env import Env

@@ -1,0 +1,1 @@
+"""Administration: what people do with a cluster besides sending and consuming."""
