@@ -15,8 +15,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from aiorocket.client import requests
 from aiorocket.client.access import signer_of
+from aiorocket.client.answering import requests
 from aiorocket.client.app import AppMethods
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.retry import remote_error

@@ -27,9 +27,9 @@ from aiorocket import (
     Router,
     embed,
 )
+from aiorocket.client.answering.requests import ResetOffsetBody, handlers
+from aiorocket.client.answering.running_info import task_dump
 from aiorocket.client.push.status import ConsumeConcurrentlyStatus, ConsumeOrderlyContext, ConsumeOrderlyStatus
-from aiorocket.client.requests import ResetOffsetBody, handlers
-from aiorocket.client.running_info import task_dump
 from aiorocket.config import RemotingConfig
 from aiorocket.model import Queue
 from aiorocket_protocol import (

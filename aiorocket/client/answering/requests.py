@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from aiorocket.client import producer_requests
+from aiorocket.client.answering import producer_requests
+from aiorocket.client.answering.running_info import Informant, queue_key, running_info, to_commit
 from aiorocket.client.push.direct import Listens, Looked, consume_directly
 from aiorocket.client.pushed import from_record
-from aiorocket.client.running_info import Informant, queue_key, running_info, to_commit
 from aiorocket.model import Queue
 from aiorocket.remoting.router import Handler
 from aiorocket_protocol import (
