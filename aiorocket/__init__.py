@@ -106,7 +106,9 @@ _HOMES = {
     "client.sending.send_hooks": "SendContext SendHook",
     "client.session": "Client",
     "client.state": "ConsumerState",
-    "client.push.status": "ConsumeConcurrentlyContext ConsumeConcurrentlyStatus ConsumeOrderlyContext ConsumeOrderlyStatus",
+    "client.push.status": (
+        "ConsumeConcurrentlyContext ConsumeConcurrentlyStatus ConsumeOrderlyContext ConsumeOrderlyStatus"
+    ),
     "client.sending.transaction": "Transaction TransactionProducer TransactionResult",
     "config": (
         "BrokerConfig ClientConfig ConsumerConfig NameServerConfig ProducerConfig PullConsumerConfig RemotingConfig "

@@ -1,4 +1,4 @@
-"""The broker's queue locks as an orderly consumer holds them: taken before the first pull, renewed, lost, given back."""
+"""A broker's queue locks as an orderly consumer holds them: taken before the first pull, renewed, lost, given back."""
 
 from __future__ import annotations
 
