@@ -111,12 +111,15 @@ def headers_source(spec: dict[str, Any], codes: dict[str, dict[str, int]]) -> st
         carried = ", ".join([f"{names[first]} ({first})", *map(str, others)])
         doc = f"{direction.capitalize()} header of {carried}."
         lines += ["", "", f"class {header}(NamedTuple):", f'    """{doc}"""', ""]
-        rows.append(f"    {header}: (")
-        for name, wire, kind, required in fields:
+        specs = [f'FieldSpec("{name}", "{wire}", "{kind}", {required}),' for name, wire, kind, required in fields]
+        line = f"    {header}: ({' '.join(specs)}),"
+        if len(specs) > 1 or len(line) > 120:  # as ruff format writes it
+            rows += [f"    {header}: (", *(f"        {spec}" for spec in specs), "    ),"]
+        else:
+            rows.append(line)
+        for name, _, kind, required in fields:
             annotation = PYTHON_TYPES[kind]
             lines.append(f"    {name}: {annotation}" + ("" if required else " | None = None"))
-            rows.append(f'        FieldSpec("{name}", "{wire}", "{kind}", {required}),')
-        rows.append("    ),")
     lines += ["", "", "SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {", *rows, "}"]
     for direction, table in tables.items():
         lines += ["", f"{direction.upper()}_HEADERS: dict[int, type[tuple[Any, ...]]] = {{"]
