@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -155,8 +156,15 @@ def test_both_packages_come_from_one_place() -> None:
     assert other in (one, one / "protocol"), f"aiorocket from {one}, aiorocket_protocol from {other}"
 
 
+def test_the_version_stands_in_one_place() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "version" not in project["project"] and project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"] == {"path": "aiorocket/__init__.py"}
+
+
 def test_the_top_level_holds_what_the_design_says() -> None:
-    allowed = {"pyproject.toml", "aiorocket", "protocol", "tests", "bench", "README.md", "LICENSE"}
+    allowed = {"pyproject.toml", "aiorocket", "protocol", "tests", "bench", "docs", "deploy"}
+    allowed |= {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"}
     allowed |= {"dist", "build", "aiorocket-data"}  # what building, and a server without --data, leave here
     passing = (".", "__", "aiorocket-lake-demo")
     found = {path.name for path in ROOT.iterdir() if not path.name.startswith(passing)}
