@@ -93,8 +93,8 @@ class _Held(logging.Handler):
 
 def _spare_the_collector() -> None:
     """What a server holds after its start lives as long as it does, and messages in flight form no cycles: looking at
-    them all the time cost 2.5 times as much (reference: 0.71 against 0.29 us per object held). A process of our own may
-    do this; a library may not."""
+    them all the time cost 2.5 times as much (0.71 against 0.29 us per object held). A process of our own may do this; a
+    library may not."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

@@ -32,7 +32,7 @@ __all__ = ("Bounds", "QueueScan")
 TOOLS_GROUP = "TOOLS_CONSUMER"
 #: Apache's brokers answer with 32 messages at most unless they are configured otherwise.
 _AT_ONCE = 256
-#: PullSysFlag (rocketmq-protocol 5.1): the subscription comes with the request. Neither commits nor waits.
+#: Of a pull's sysFlag: the subscription comes with the request. Neither commits nor waits.
 _SUBSCRIPTION = 4
 
 _FOUND = int(ResponseCode.SUCCESS)

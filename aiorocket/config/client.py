@@ -14,7 +14,7 @@ from aiorocket.errors import ConfigError
 
 __all__ = ("BROKER_LOCK", "ClientConfig", "ConsumerConfig", "ProducerConfig", "PullConsumerConfig")
 
-#: How long a broker keeps a queue lock that is not renewed (rocketmq-protocol 7.9).
+#: How long RocketMQ's brokers, and ours, keep a queue lock that is not renewed.
 BROKER_LOCK = 60.0
 
 
@@ -29,7 +29,7 @@ class ClientConfig:
     route_interval: float = 30.0
     start_timeout: float = 10.0
     remoting: RemotingConfig = field(default_factory=RemotingConfig)
-    #: Put in front of every topic and group on the wire, and taken off for listeners (rocketmq-protocol 9.3).
+    #: Put in front of every topic and group on the wire, and taken off for listeners.
     namespace: str = ""
     #: Every request is signed with these, for brokers with access control (Apache's ACL: there a user's name and
     #: password). ``security_token`` belongs to temporary keys. Signed requests travel as JSON, also to our own broker.
@@ -125,7 +125,7 @@ class ProducerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
-    """Defaults follow the design's timer list, which differs from Java's on purpose (flush 10 s, pull error 3 s)."""
+    """Times are Java's, but for ``offset_flush_interval`` (there 5 s) and ``pull_error_delay`` (there 1 s)."""
 
     concurrency: int = 16
     batch_size: int = 1
@@ -221,7 +221,8 @@ class ConsumerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullConsumerConfig:
-    """Of a ``PullConsumer``; the defaults are rocketmq-protocol 6.15 where ``ConsumerConfig`` has no other reason."""
+    """Of a ``PullConsumer``: ``hold``, the limits and ``auto_commit_interval`` are those of Java's lite pull consumer,
+    the rest is as of ``ConsumerConfig``."""
 
     pull_batch_size: int = 512
     #: How long the broker holds a pull that finds nothing / how long we wait for its answer.
@@ -276,7 +277,7 @@ def _check_choice(subscription_check: str) -> None:
         raise ConfigError(f"subscription_check={subscription_check!r}: 'warn', 'error' or 'off'")
 
 
-#: RocketMQ's limits (rocketmq-protocol 6.3), in seconds and bytes; bytes begin at 1 for tests of flow control.
+#: What Java's consumer allows, in seconds and bytes; bytes begin at 1 for tests of flow control.
 _CONSUMER_RANGES: dict[str, tuple[float, float]] = {
     "concurrency": (1, 1024),
     "batch_size": (1, 1024),

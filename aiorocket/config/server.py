@@ -12,13 +12,10 @@ __all__ = ("DELAY_LEVELS", "BrokerConfig", "Flush", "NameServerConfig", "StoreCo
 
 Flush = Literal["sync", "async"]
 
-#: RocketMQ's messageDelayLevel, level 1 first, in seconds (rocketmq-protocol 7.4).
+#: RocketMQ's messageDelayLevel, level 1 first, in seconds.
 DELAY_LEVELS: tuple[float, ...] = (
     1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
 )  # fmt: skip
-
-
-#: How long a broker keeps a queue lock that is not renewed (rocketmq-protocol 7.9).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

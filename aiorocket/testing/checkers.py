@@ -76,7 +76,7 @@ def check(history: History, checkers: Iterable[Checker]) -> None:
 
 def sends_end(history: History, slack: float = 0.25) -> list[Violation]:
     """Every send ends, one way or the other, within its timeout and ``slack`` seconds, and only once. A send of a host
-    that was killed meanwhile owes nothing (P11)."""
+    that was killed meanwhile owes nothing."""
     open_sends: dict[str, Event] = {}
     found = []
     for event in history:
@@ -113,7 +113,7 @@ def nothing_invented(history: History) -> list[Violation]:
 
 
 def offsets_stable(history: History) -> list[Violation]:
-    """A queue's offset belongs to one message for ever: what was acknowledged there is what is delivered there (P3)."""
+    """A queue's offset belongs to one message for ever: what was acknowledged there is what is delivered there."""
     owner: dict[tuple[Queue, int], Event] = {}
     found = []
     for event in history.of("acknowledged", "delivered"):
@@ -130,7 +130,7 @@ def offsets_stable(history: History) -> list[Violation]:
 
 
 def no_message_lost(history: History) -> list[Violation]:
-    """Every acknowledged message was finished by each group of its topic, or is among its dead letters (P1, P4). For
+    """Every acknowledged message was finished by each group of its topic, or is among its dead letters. For
     histories that end after everything had the time to be consumed, with groups that start at the first message."""
     groups: defaultdict[str, dict[str, None]] = defaultdict(dict)
     done: set[tuple[str, str]] = set()
@@ -151,7 +151,7 @@ def no_message_lost(history: History) -> list[Violation]:
 
 def order_per_queue(history: History) -> list[Violation]:
     """In each queue a group sees messages for the first time in the order of their offsets. Repeats may come at any
-    place: whoever takes a queue over begins at the committed position (P6)."""
+    place: whoever takes a queue over begins at the committed position."""
     furthest: dict[tuple[str, Queue], Event] = {}
     seen: set[tuple[str, Queue, int]] = set()
     found = []
@@ -172,7 +172,7 @@ def orderly(
     history: History, group: str, by: Literal["queue", "shard"] = "queue", max_attempts: int | None = None
 ) -> list[Violation]:
     """For orderly listeners: nobody is given a message before the one in front of it, in its queue or of its sharding
-    key, has ended for good at least once: with success, as a dead letter, or after ``max_attempts`` (P6)."""
+    key, has ended for good at least once: with success, as a dead letter, or after ``max_attempts``."""
     shards = {event.key: event.shard for event in history.of("sent")}
     lanes: defaultdict[tuple[Queue, str], dict[int, str]] = defaultdict(dict)
     for event in history.of("acknowledged", "delivered"):
@@ -247,7 +247,7 @@ def duplicates_explained(history: History, grace: float = 180.0) -> list[Violati
 
 
 def commits_never_ahead(history: History) -> list[Violation]:
-    """No commit passes a message whose listener has not ended (P8). For groups that start at the first message."""
+    """No commit passes a message whose listener has not ended. For groups that start at the first message."""
     stored: defaultdict[Queue, set[int]] = defaultdict(set)
     for event in history.of("acknowledged", "delivered"):
         if event.queue is not None and event.offset >= 0:
@@ -302,7 +302,7 @@ def dead_letters_exact(history: History, group: str, max_attempts: int) -> list[
 
 
 def leases_exclusive(history: History) -> list[Violation]:
-    """At no instant two clients hold a valid lease of one queue (P7). That a client died is no excuse: nobody can
+    """At no instant two clients hold a valid lease of one queue. That a client died is no excuse: nobody can
     know it."""
     holders: dict[tuple[str, Queue], Event] = {}
     found = []

@@ -46,7 +46,7 @@ Handler = Callable[[Message], Awaitable[None]]
 
 _NAMESERVER_PORT = 9876
 _BROKER_PORT = 10911
-#: A client takes a lock for valid this long, counted from before its request (design; rocketmq-protocol 6.7).
+#: A client takes a lock for valid this long, counted from before its request (``ConsumerConfig.lock_validity``).
 _LEASE = 30.0
 
 

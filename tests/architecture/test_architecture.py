@@ -1,4 +1,4 @@
-"""The laws of the design that a linter cannot see, and those it can, as part of the suite."""
+"""The laws of the house that a linter cannot see, and those it can, as part of the suite."""
 
 from __future__ import annotations
 

@@ -689,7 +689,7 @@ def test_statistics_of_the_fast_way() -> None:
     run(scenario)
 
 
-# -- status mode (rocketmq-protocol 6.10) --
+# -- status mode --
 
 
 def test_status_with_auto_commit() -> None:

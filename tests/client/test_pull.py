@@ -120,7 +120,7 @@ def test_a_topics_share(limit: int, topic_limit: int, queues: int, expected: int
 
 
 def test_the_defaults() -> None:
-    """RocketMQ's, and the design's where they differ."""
+    """Java's, and ours where they differ on purpose."""
     config = ConsumerConfig()
     assert (config.max_cached_messages, config.max_cached_bytes, config.max_span) == (1000, 100 * 1024 * 1024, 2000)
     assert (config.max_cached_messages_per_topic, config.max_cached_bytes_per_topic) == (-1, -1)

@@ -148,13 +148,13 @@ def test_topic_texts_that_are_none(text: str) -> None:
         TopicConfig.from_text(text)
 
 
-def test_trap_1_a_route_is_compact_with_quoted_broker_ids() -> None:
+def test_a_route_is_compact_with_quoted_broker_ids() -> None:
     data = encode_body(TopicRouteData([], [BrokerData("c", "b", {1: "10.0.0.2:1", 0: "10.0.0.1:1"})]), JSON)
     assert b'"brokerAddrs":{"0":"10.0.0.1:1","1":"10.0.0.2:1"}' in data
     assert b" " not in data
 
 
-def test_trap_5_sets_are_there_when_empty() -> None:
+def test_sets_are_there_when_empty() -> None:
     assert encode_body(LockBatchResult([]), JSON) == b'{"lockOKMQSet":[]}'
     assert encode_body(ConsumerListBody([]), JSON) == b'{"consumerIdList":[]}'
 

@@ -224,10 +224,10 @@ def test_flags() -> None:
     assert request.version == response.version == 479
 
 
-# ---- what section 11 of the reference warns of ---------------------------------------------------------------------
+# ---- what other clients stumble over -------------------------------------------------------------------------------
 
 
-def test_trap_1_json_is_compact_and_2_values_are_strings() -> None:
+def test_json_is_compact_and_its_values_are_strings() -> None:
     send = SendMessageRequestHeaderV2("g", "T", "TBW102", 4, 0, 0, 1, 0, unit_mode=False)
     data = CODECS[JSON].encode_header(RemotingCommand.request(310, send))
     assert b" " not in data
@@ -237,7 +237,7 @@ def test_trap_1_json_is_compact_and_2_values_are_strings() -> None:
     assert list(plain) == sorted(plain)
 
 
-def test_trap_4_a_send_answer_has_ext_fields_java_reads_without_a_check() -> None:
+def test_a_send_answer_has_ext_fields_java_reads_without_a_check() -> None:
     header = SendMessageResponseHeader("id", 0, 5, msg_region="DefaultRegion", trace_on="true")
     data = CODECS[JSON].encode_header(RemotingCommand.response(0, header))
     assert json.loads(data)["extFields"] == {
@@ -245,7 +245,7 @@ def test_trap_4_a_send_answer_has_ext_fields_java_reads_without_a_check() -> Non
     }  # fmt: skip
 
 
-def test_trap_25_pop_never_goes_into_16_bits() -> None:
+def test_pop_never_goes_into_16_bits() -> None:
     header = PopMessageRequestHeader("g", "T", 0, 32, 1, 1, 1, 0)
     command = RemotingCommand.request(RequestCode.POP_MESSAGE, header)
     with pytest.raises(ProtocolError, match="code 200050"):

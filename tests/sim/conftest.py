@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-#: Every test command runs this many (design: 200 seeds in all); more for a long run.
+#: Every test command runs this many (200 seeds in all); more for a long run.
 SEEDS = int(os.environ.get("AIOROCKET_SEEDS", "200"))
 
 

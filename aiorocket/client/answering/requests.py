@@ -1,4 +1,4 @@
-"""What brokers ask of a client: which code is answered by whom (rocketmq-protocol 3.7 to 3.10, 6.13)."""
+"""What brokers ask of a client: which code is answered by whom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer tells an administrator about itself: GET_CONSUMER_RUNNING_INFO (rocketmq-protocol 3.7)."""
+"""What a consumer tells an administrator about itself: GET_CONSUMER_RUNNING_INFO (307)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ("Informant", "queue_key", "running_info", "task_dump", "to_commit")
 
 _MIB = 1 << 20
-#: RocketMQ's name for the version number every frame carries (479, rocketmq-protocol 1.5).
+#: RocketMQ's name for the version number every frame carries (479).
 _VERSION_NAME = "V5_3_3"
 #: Frames of one task in a dump; a coroutine that awaits deeper than that is cut.
 _DEPTH = 40

@@ -1,4 +1,4 @@
-"""Which queues of a topic one consumer of a group gets (rocketmq-protocol 6.4).
+"""Which queues of a topic one consumer of a group gets.
 
 Every member of the group runs the same function on the same two sorted lists, so no member has to talk to another.
 protocol/vectors/allocation.json holds what Apache's classes answer; members written in Java and these agree on it.
@@ -31,7 +31,7 @@ __all__ = (
 
 Strategy = Callable[[Sequence[Queue], Sequence[str], str], list[Queue]]
 
-#: Points of one member on the ring (rocketmq-protocol 6.4).
+#: Points of one member on the ring, as many as in Java: with another number a mixed group would disagree.
 _VIRTUAL_NODES = 10
 
 

@@ -1,7 +1,7 @@
 """Which queues this client holds the broker's lock for, until when, and when to ask again.
 
 A lease counts from before its request was sent: whatever the answer's way cost, the broker began to count later than
-we did. Its end here (30 s) is therefore well before its end there (60 s, rocketmq-protocol 7.9).
+we did. Its end here (30 s) is therefore well before its end there (60 s).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ("Change", "LeaseTable")
 
 _NEVER = float("-inf")
 
-#: After a lease was lost: the first try to get it back, and those after it (rocketmq-protocol 6.10: 10 ms, 3 s).
+#: After a lease was lost: the first try to get it back, and those after it (Java waits as long).
 _AT_ONCE = 0.01
 _LATER = 3.0
 

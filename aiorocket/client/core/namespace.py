@@ -1,4 +1,4 @@
-"""Namespaces: one cluster's topics and groups kept apart by a prefix on the wire (rocketmq-protocol 9.3).
+"""Namespaces: one cluster's topics and groups kept apart by a prefix on the wire.
 
 ``ns%orders`` is the topic "orders" of namespace "ns"; of retries and dead letters the outer prefix stays in front:
 ``%RETRY%ns%billing``. Names that belong to the cluster itself are the same in every namespace.
@@ -12,7 +12,7 @@ __all__ = ("unwrap", "wrap")
 
 _SEPARATOR = "%"
 _OUTER: Final = ("%RETRY%", "%DLQ%")
-#: What every broker has, whoever uses it (rocketmq-protocol 7.1).
+#: What every broker has, whoever uses it.
 _SYSTEM: Final = frozenset(
     (
         "TBW102",

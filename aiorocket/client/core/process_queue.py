@@ -26,7 +26,7 @@ class Entry(Protocol):
 
 
 class Limits(NamedTuple):
-    """Flow control (rocketmq-protocol 6.6): above any of them nothing more is pulled."""
+    """Flow control: above any of them nothing more is pulled."""
 
     messages: int
     bytes: int

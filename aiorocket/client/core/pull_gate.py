@@ -1,4 +1,4 @@
-"""May the next pull of a queue go out? The checks in RocketMQ's order (rocketmq-protocol 6.6), and its flags (5.1)."""
+"""May the next pull of a queue go out? The checks in RocketMQ's order, and the flags of a pull."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a failed send means: may the message be stored, and is another attempt right? One table, with the reasons.
 
-The codes that go to another broker are Java's list (rocketmq-protocol 6.17). What may be stored is decided the
-careful way round: only an answer that comes before anything is appended proves that the message is not there.
+The codes that go to another broker are Java's list. What may be stored is decided the careful way round: only an answer
+that comes before anything is appended proves that the message is not there.
 """
 
 from __future__ import annotations

@@ -33,8 +33,9 @@ class TopicRoute:
 
     @classmethod
     def from_data(cls, topic: str, data: TopicRouteData, *, at_most: int | None = None) -> TopicRoute:
-        """Queues by the rules of rocketmq-protocol 6.2. ``at_most`` limits the writable queues per broker, for a route
-        that was borrowed from the template topic of auto-creation."""
+        """As Java reads a route: queues to read of every broker with read permission, queues to write of those with
+        write permission and a master. ``at_most`` limits the writable queues per broker, for a route that was borrowed
+        from the template topic of auto-creation."""
         addresses = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
         publish: list[Queue] = []
         subscribe: list[Queue] = []

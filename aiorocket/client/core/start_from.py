@@ -1,4 +1,4 @@
-"""Where a group begins in a queue it has no offset for (rocketmq-protocol 6.8), as the one question left to ask."""
+"""Where a group begins in a queue it has no offset for, as the one question left to ask."""
 
 from __future__ import annotations
 

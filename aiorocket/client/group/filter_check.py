@@ -17,7 +17,7 @@ __all__ = ("BROKER_VERSION", "FIRST_WITH_SQL", "check_expression")
 
 #: Where a connection keeps the version its broker gave in the answer to a heartbeat.
 BROKER_VERSION = "client.broker_version"
-#: MQVersion ordinal of 4.1.0-SNAPSHOT; older brokers take any expression for tags (rocketmq-protocol 11, trap 13).
+#: MQVersion ordinal of 4.1.0-SNAPSHOT; older brokers take any expression for tags. Java's client asks for the same.
 FIRST_WITH_SQL = 232
 
 

@@ -19,7 +19,7 @@ __all__ = ("DEFAULT_DIRECTORY", "LocalOffsets", "offset_path")
 
 log = logging.getLogger("aiorocket.client")
 
-#: Java's (rocketmq-protocol 6.12): a group that moves from a Java client to this one goes on where it was.
+#: Java's: a group that moves from a Java client to this one goes on where it was.
 DEFAULT_DIRECTORY = "~/.rocketmq_offsets"
 
 

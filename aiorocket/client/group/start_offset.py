@@ -1,4 +1,4 @@
-"""Where to begin in a queue: the group's stored offset, else what its ``start_from`` says (rocketmq-protocol 6.8)."""
+"""Where to begin in a queue: the group's stored offset, else what its ``start_from`` says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stored message to a listener at an administrator's wish: CONSUME_MESSAGE_DIRECTLY (rocketmq-protocol 3.8).
+"""One stored message to a listener at an administrator's wish: CONSUME_MESSAGE_DIRECTLY (309).
 
 Nothing is settled by it: the group's offsets, the message's attempts and its queue stay as they are.
 """

@@ -2,7 +2,7 @@
 
 Messages wait in a lane per queue. A worker takes a lane, not a message, and stays with it while it has something to
 do, so a queue's order and its exclusion cost a flag: no lock is acquired and no task or timer made per message. A lane
-that failed rests; one whose lease is lost waits until it is held again. rocketmq-protocol 6.10 has the rules of Java.
+that failed rests; one whose lease is lost waits until it is held again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("aiorocket.client")
 
 #: Calls without a suspension before the loop gets its turn, as in delivery.py.
 _TURN = 128
-#: After this long with one queue a worker lets others have their turn, for a moment (rocketmq-protocol 6.10).
+#: After this long with one queue a worker lets others have their turn, for a moment, as in Java.
 _CONTINUOUS = 60.0
 _YIELD = 0.01
 #: What a queue may rest after a failure (SuspendCurrentQueueTimeMillis in Java is clamped to the same).

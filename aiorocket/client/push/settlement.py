@@ -134,9 +134,8 @@ class Settlement:
         return True
 
     async def to_dead_letters(self, message: Message, max_attempts: int | None) -> bool:
-        """Orderly: to the retry topic as a new message whose count is above the limit, so that the broker moves it on
-        (rocketmq-protocol 6.10). It stays unfinished here, because finishing is the queue's turn. False when no broker
-        takes it."""
+        """Orderly: to the retry topic as a new message whose count is above the limit, so that the broker moves it on,
+        as Java does. It stays unfinished here, because finishing is the queue's turn. False when no broker takes it."""
         limit = max_attempts or self._consumer.config.max_attempts
         try:
             await self._by_message(message, DEAD_LETTER_LEVEL, limit)
@@ -190,8 +189,8 @@ class Settlement:
         await self._consumer.client.call(address, code, header, timeout=_SEND_BACK_TIMEOUT)
 
     async def _by_message(self, message: Message, delay_level: int, limit: int) -> None:
-        """The fall-back of rocketmq-protocol 6.11. Any broker of the retry topic will do; it moves what has been tried
-        more often than allowed to the dead letters by itself."""
+        """The fall-back, as in Java: a new message to the retry topic, at any broker that has it. The broker moves what
+        has been tried more often than allowed to the dead letters by itself."""
         times = message.reconsume_times + 1
         dead = delay_level < 0 or times >= limit
         topic = self._consumer.retry_topic

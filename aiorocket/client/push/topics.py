@@ -78,7 +78,7 @@ class Topics:
                 self.streamed.add(retry)
 
     def touch(self, topics: Iterable[str], version: int) -> None:
-        """The queues of ``topics`` changed here: their subVersion becomes ``version`` (rocketmq-protocol 6.4)."""
+        """The queues of ``topics`` changed here: their subVersion becomes ``version``, as in Java."""
         for topic in topics:
             data = self.data.get(topic)
             if data is not None:

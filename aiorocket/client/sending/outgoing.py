@@ -21,8 +21,8 @@ __all__ = ("COMPRESSED_ZLIB", "COMPRESSIONS", "property_text", "squeeze")
 
 #: sysFlag of a body compressed by zlib, as Java's producers mark it (compressed, type 3).
 COMPRESSED_ZLIB = SYS_FLAG_COMPRESSED | COMPRESSION_ZLIB
-#: The bits of sysFlag for each ``ProducerConfig.compress_type`` (rocketmq-protocol 4.3). Java's consumers know all
-#: three, Go's and Node's zlib only.
+#: The bits of sysFlag for each ``ProducerConfig.compress_type``. Java's consumers know all three, Go's and Node's
+#: zlib only.
 COMPRESSIONS = {"zlib": COMPRESSION_ZLIB, "lz4": COMPRESSION_LZ4, "zstd": COMPRESSION_ZSTD}
 
 _NAME_END = "\x01"

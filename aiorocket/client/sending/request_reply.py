@@ -1,8 +1,8 @@
 """Request and reply: a message that asks for an answer, and the answer on its way back to who asked.
 
 The request is an ordinary message with a correlation id and the client id of the requester. The replier sends its
-answer to a broker, which pushes it over the connection that the requester's heartbeat came over (rocketmq-protocol
-6.17). Nothing of a reply is promised: it is lost with the requester's connection, and then the request times out.
+answer to a broker, which pushes it over the connection that the requester's heartbeat came over. Nothing of a reply is
+promised: it is lost with the requester's connection, and then the request times out.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Transactional messages: stored first as a half message that nobody sees, then committed or rolled back with what the
-application does in its own database. What stays open is asked for by the broker later (rocketmq-protocol 7.6)."""
+application does in its own database. What stays open is asked for by the broker later."""
 
 from __future__ import annotations
 
