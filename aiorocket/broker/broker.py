@@ -33,7 +33,7 @@ from aiorocket.broker.state import BrokerState
 from aiorocket.broker.transaction_check import TransactionChecks
 from aiorocket.config import BrokerConfig
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.router import Handler, Router
+from aiorocket.remoting.processors import ProcessorTable, RequestHandler
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import Env
@@ -86,8 +86,8 @@ class Broker:
         #: ``host:port`` as clients are told; valid after ``start()``.
         self.address = ""
         self.store: MessageStore
-        self._router = Router()
-        self._server = RemotingServer(self._env, self._router, config.remoting, on_close=self._lost)
+        self._processors = ProcessorTable()
+        self._server = RemotingServer(self._env, self._processors, config.remoting, on_close=self._lost)
         self._tasks = TaskScope("broker")
         self._state: BrokerState | None = None
         self._registration: Registration | None = None
@@ -272,7 +272,7 @@ class Broker:
         )
         self._delivery = DelayDelivery(loop, env.clock, self.delays, store)
         code = RequestCode
-        table: dict[int, Handler] = {
+        table: dict[int, RequestHandler] = {
             code.SEND_MESSAGE: sends.send,
             code.SEND_MESSAGE_V2: sends.send_v2,
             code.SEND_BATCH_MESSAGE: sends.send_batch,
@@ -297,7 +297,7 @@ class Broker:
             code.VIEW_MESSAGE_BY_ID: queries.view_message,
             code.QUERY_MESSAGE: queries.query_message,
         }
-        administration: dict[int, Handler] = {
+        administration: dict[int, RequestHandler] = {
             code.UPDATE_AND_CREATE_TOPIC: admin.create_topic,
             code.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
             code.GET_ALL_TOPIC_CONFIG: admin.all_topics,
@@ -317,9 +317,9 @@ class Broker:
         }
         local = is_loopback(config.host)
         for number, handler in table.items():
-            self._router.add(number, handler)
+            self._processors.add(number, handler)
         for number, handler in administration.items():
-            self._router.add(number, handler if local else only_local)
+            self._processors.add(number, handler if local else only_local)
 
     def clock_changed(self) -> None:
         """The wall clock was set: delayed messages that are due now need not wait for the next look at it."""

@@ -30,7 +30,7 @@ from aiorocket.model import check_group
 from aiorocket.remoting.address import parse_address
 from aiorocket.remoting.client import RemotingClient
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.router import Router
+from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.tls import client_context
 from aiorocket.runtime.env import Env, real_env
 from aiorocket.runtime.tasks import TaskScope, to_the_end
@@ -98,11 +98,11 @@ class Client(AppMethods):
         self._lifecycle.move("start")
         self.loop = asyncio.get_running_loop()
         self._scope = TaskScope("client")
-        router = Router()
+        processors = ProcessorTable()
         for code, handler in requests.handlers(self).items():
-            router.add(code, handler)
+            processors.add(code, handler)
         self.remoting = RemotingClient(
-            self.env, self.config.remoting, router, on_close=self._on_close, signer=signer, tls=tls
+            self.env, self.config.remoting, processors, on_close=self._on_close, signer=signer, tls=tls
         )
         self.routes = RouteTable(self)
         self._heartbeat_due = asyncio.Event()

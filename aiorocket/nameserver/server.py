@@ -11,7 +11,7 @@ from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import Registration, RouteTable
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.router import Handler, Router
+from aiorocket.remoting.processors import ProcessorTable, RequestHandler
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.runtime.env import Env
@@ -69,13 +69,13 @@ class NameServer:
         self.routes = RouteTable(config.broker_expiry)
         self.kv = KeyValues()
         self._kv_file = _KvFile(env, config.data) if config.data is not None else None
-        self._router = Router()
-        self._server = RemotingServer(env, self._router, config.remoting, on_close=self._lost)
+        self._processors = ProcessorTable()
+        self._server = RemotingServer(env, self._processors, config.remoting, on_close=self._lost)
         self._expiry: DeadlineDriver | None = None
         self._local = is_loopback(config.host)
         self._heard = False  # of any broker since the start
         for code, handler in self._table().items():
-            self._router.add(code, handler)
+            self._processors.add(code, handler)
 
     async def start(self) -> None:
         """Load the key-values and listen."""
@@ -102,7 +102,7 @@ class NameServer:
         """``host:port`` as bound."""
         return self._server.address
 
-    def _table(self) -> dict[int, Handler]:
+    def _table(self) -> dict[int, RequestHandler]:
         code = RequestCode
         return {
             code.PUT_KV_CONFIG: self._put_kv,

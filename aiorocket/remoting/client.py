@@ -13,7 +13,7 @@ from aiorocket.config import RemotingConfig
 from aiorocket.errors import NotConnectedError
 from aiorocket.remoting.address import parse_address
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.router import Router
+from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.sweeper import Sweeper
 from aiorocket.remoting.tls import tls_trouble
 from aiorocket.runtime.env import Env
@@ -38,14 +38,14 @@ class _Failures:
 
 
 class RemotingClient:
-    """Outgoing connections. ``router`` serves requests that peers send on them, ``on_close(connection)`` tells of each
-    end; ``signer`` signs every request, which then travels as JSON; ``tls`` is for all addresses."""
+    """Outgoing connections. ``processors`` serve requests that peers send on them, ``on_close(connection)`` tells of
+    each end; ``signer`` signs every request, which then travels as JSON; ``tls`` is for all addresses."""
 
     def __init__(
         self,
         env: Env,
         config: RemotingConfig,
-        router: Router | None = None,
+        processors: ProcessorTable | None = None,
         on_close: Callable[[Connection], None] | None = None,
         *,
         signer: Signer | None = None,
@@ -63,7 +63,7 @@ class RemotingClient:
             limit = config.connect_timeout
             self._tls = {"ssl": tls, "ssl_handshake_timeout": limit, "ssl_shutdown_timeout": limit}
         self._env = env
-        self._router = router if router is not None else Router()
+        self._processors = processors if processors is not None else ProcessorTable()
         self._on_close = on_close
         self._live: dict[str, Connection] = {}
         self._dials: dict[str, list[asyncio.Future[Connection]]] = {}
@@ -154,7 +154,7 @@ class RemotingClient:
             return self._make(
                 loop,
                 self.config,
-                self._router.dispatch,
+                self._processors.dispatch,
                 self._tasks,
                 is_client=True,
                 shared=self._shared,

@@ -1,4 +1,4 @@
-"""Listening side: accepts, bounds, and ends connections; requests go to a Router."""
+"""Listening side: accepts, bounds, and ends connections; requests go to a ProcessorTable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiorocket.config import RemotingConfig
 from aiorocket.errors import UsageError
 from aiorocket.remoting.client import end_all
 from aiorocket.remoting.connection import Connection, format_address
-from aiorocket.remoting.router import Router
+from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.sweeper import Sweeper
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope
@@ -32,7 +32,7 @@ class RemotingServer:
     def __init__(
         self,
         env: Env,
-        router: Router,
+        processors: ProcessorTable,
         config: RemotingConfig,
         on_connect: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
@@ -40,7 +40,7 @@ class RemotingServer:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.config = config
-        self.router = router
+        self.processors = processors
         #: Connections turned away because of ``max_connections``.
         self.refused = 0
         self._env = env
@@ -86,7 +86,7 @@ class RemotingServer:
             return Connection(
                 loop,
                 self.config,
-                self.router.dispatch,
+                self.processors.dispatch,
                 self._tasks,
                 is_client=False,
                 shared=shared,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.router import Router
+from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.server import RemotingServer
 from aiorocket_protocol import RemotingCommand, RequestCode, ResponseCode
 
@@ -88,7 +88,7 @@ class WireFaults:
 
     def attach(self, server: RemotingServer) -> None:
         """Stand between a server that is not started yet, or has no connections yet, and its handlers."""
-        server.router = _FaultyRouter(self, server.router)
+        server.processors = _FaultyProcessors(self, server.processors)
 
     def take(self, code: int) -> _Fault | None:
         plans = self._plans.get(code)
@@ -105,10 +105,10 @@ class WireFaults:
         return self._listeners.get(code)
 
 
-class _FaultyRouter(Router):
+class _FaultyProcessors(ProcessorTable):
     __slots__ = ("_faults", "_inner")
 
-    def __init__(self, faults: WireFaults, inner: Router) -> None:
+    def __init__(self, faults: WireFaults, inner: ProcessorTable) -> None:
         super().__init__()
         self._faults = faults
         self._inner = inner

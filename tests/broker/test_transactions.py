@@ -22,7 +22,7 @@ from aiorocket.broker.core.transactions import (
 from aiorocket.config import BrokerConfig, RemotingConfig, StoreConfig
 from aiorocket.remoting import RemotingClient
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.router import Router
+from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.runtime.env import Env
 from aiorocket.storage.results import StoreBusyError
 from aiorocket.testing import Simulation, simulate
@@ -401,11 +401,11 @@ class Shop:
     """A producer of group shop that writes down what it is asked. ``outcomes`` are its answers, by message body."""
 
     def __init__(self, sim: Simulation, host: str = "10.0.0.9") -> None:
-        router = Router()
-        router.add(39, self._asked)
+        processors = ProcessorTable()
+        processors.add(39, self._asked)
         self.sim = sim
         self.host = sim.host(host)
-        self.client = RemotingClient(sim.env(), RemotingConfig(serializer="json"), router=router)
+        self.client = RemotingClient(sim.env(), RemotingConfig(serializer="json"), processors=processors)
         self.asked: list[tuple[float, CheckTransactionStateRequestHeader, RecordView]] = []
         self.outcomes: dict[bytes, int] = {}
 

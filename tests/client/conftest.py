@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from aiorocket.config import RemotingConfig
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.router import Router
+from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.env import memory_env
 from aiorocket_protocol import (
@@ -35,9 +35,9 @@ class Scripted:
     def __init__(self) -> None:
         env = memory_env()
         config = RemotingConfig(serializer="auto")
-        router = Router()
-        router.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
-        self._nameserver = RemotingServer(env, router, config)
+        processors = ProcessorTable()
+        processors.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
+        self._nameserver = RemotingServer(env, processors, config)
         self.brokers: list[RemotingServer] = []
         self._env, self._config = env, config
         self.sends: list[SendMessageRequestHeaderV2] = []
@@ -49,11 +49,11 @@ class Scripted:
     async def start(self, brokers: int) -> None:
         await self._nameserver.start()
         for _ in range(brokers):
-            router = Router()
-            router.add(RequestCode.SEND_MESSAGE_V2, self._send)
-            router.add(RequestCode.HEART_BEAT, lambda connection, command: RemotingCommand.response())
-            router.add(RequestCode.UNREGISTER_CLIENT, lambda connection, command: RemotingCommand.response())
-            broker = RemotingServer(self._env, router, self._config)
+            processors = ProcessorTable()
+            processors.add(RequestCode.SEND_MESSAGE_V2, self._send)
+            processors.add(RequestCode.HEART_BEAT, lambda connection, command: RemotingCommand.response())
+            processors.add(RequestCode.UNREGISTER_CLIENT, lambda connection, command: RemotingCommand.response())
+            broker = RemotingServer(self._env, processors, self._config)
             await broker.start()
             self.brokers.append(broker)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiorocket.config import RemotingConfig
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.router import Router
+from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.testing import SimHost, Simulation
 from aiorocket_protocol import (
@@ -60,18 +60,18 @@ class FakeBroker:
         self._sim = sim
 
     async def start(self) -> None:
-        router = Router()
+        processors = ProcessorTable()
         for code in (
             RequestCode.SEND_MESSAGE_V2,
             RequestCode.SEND_BATCH_MESSAGE,
             RequestCode.SEND_REPLY_MESSAGE_V2,
         ):
-            router.add(code, self._send)
-        router.add(RequestCode.HEART_BEAT, self._heartbeat)
-        router.add(RequestCode.UNREGISTER_CLIENT, lambda connection, command: RemotingCommand.response())
-        router.add(RequestCode.END_TRANSACTION, self._end)
+            processors.add(code, self._send)
+        processors.add(RequestCode.HEART_BEAT, self._heartbeat)
+        processors.add(RequestCode.UNREGISTER_CLIENT, lambda connection, command: RemotingCommand.response())
+        processors.add(RequestCode.END_TRANSACTION, self._end)
         host, _, port = self.address.partition(":")
-        self.server = RemotingServer(self._sim.env(), router, RemotingConfig())
+        self.server = RemotingServer(self._sim.env(), processors, RemotingConfig())
         await self.host.run(self.server.start(host, int(port)))
 
     async def stop(self) -> None:
@@ -121,10 +121,10 @@ class FakeCluster:
         self._host = sim.host(NAMES.partition(":")[0])
 
     async def __aenter__(self) -> FakeCluster:
-        router = Router()
-        router.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
+        processors = ProcessorTable()
+        processors.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
         host, _, port = NAMES.partition(":")
-        self._server = RemotingServer(self.sim.env(), router, RemotingConfig())
+        self._server = RemotingServer(self.sim.env(), processors, RemotingConfig())
         await self._host.run(self._server.start(host, int(port)))
         for broker in self.brokers:
             await broker.start()

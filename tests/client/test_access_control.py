@@ -16,7 +16,7 @@ from aiorocket.client.message import Message
 from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig, RemotingConfig, TlsConfig
 from aiorocket.errors import ConfigError
-from aiorocket.remoting import RemotingClient, RemotingServer, Router
+from aiorocket.remoting import ProcessorTable, RemotingClient, RemotingServer
 from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.testing import Simulation, simulate
 from aiorocket.testing.cluster import SimCluster
@@ -85,11 +85,11 @@ def test_one_way_requests_are_signed_and_answers_are_not() -> None:
 
     async def main(sim: Simulation) -> None:
         got: list[RemotingCommand] = []
-        router = Router()
-        router.add(10, lambda connection, request: got.append(request) or RemotingCommand.response())
-        own = Router()
+        processors = ProcessorTable()
+        processors.add(10, lambda connection, request: got.append(request) or RemotingCommand.response())
+        own = ProcessorTable()
         own.add(20, lambda connection, request: RemotingCommand.response(body=b"mine"))
-        server = RemotingServer(sim.env(), router, RemotingConfig())
+        server = RemotingServer(sim.env(), processors, RemotingConfig())
         await server.start()
         client = RemotingClient(sim.env(), RemotingConfig(), own, signer=Signer("me", SECRET, TOKEN))
         command = RemotingCommand.request(10, body=b"x" * 100_000)

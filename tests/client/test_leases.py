@@ -15,7 +15,7 @@ from aiorocket.config import ClientConfig, ConsumerConfig, RemotingConfig
 from aiorocket.errors import ConfigError
 from aiorocket.model import Queue
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.router import Router
+from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket.testing import Simulation, simulate
@@ -37,13 +37,13 @@ class LockBroker:
     """Grants what ``refused`` does not name; ``silent`` answers nothing, ``code`` other than 0 refuses all."""
 
     def __init__(self, sim: Simulation, address: str) -> None:
-        router = Router()
-        router.add(RequestCode.LOCK_BATCH_MQ, self._lock)
-        router.add(RequestCode.UNLOCK_BATCH_MQ, self._unlock)
-        router.add(RequestCode.HEART_BEAT, lambda connection, command: RemotingCommand.response())
+        processors = ProcessorTable()
+        processors.add(RequestCode.LOCK_BATCH_MQ, self._lock)
+        processors.add(RequestCode.UNLOCK_BATCH_MQ, self._unlock)
+        processors.add(RequestCode.HEART_BEAT, lambda connection, command: RemotingCommand.response())
         self.address = address
         self.host = sim.host(address)
-        self.server = RemotingServer(sim.env(), router, RemotingConfig())
+        self.server = RemotingServer(sim.env(), processors, RemotingConfig())
         self.loop = sim.loop
         self.refused: set[Queue] = set()
         self.silent = False

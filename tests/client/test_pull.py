@@ -17,7 +17,7 @@ from aiorocket.config import ConsumerConfig
 from aiorocket.errors import ConfigError, UsageError
 from aiorocket.model import Queue
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.router import Router
+from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.testing import Simulation, simulate
 from aiorocket.testing.cluster import SimCluster
 from aiorocket.testing.machines import SimMember
@@ -43,14 +43,14 @@ def run(scenario: Scenario, *, brokers: int = 1, seed: int = 0) -> None:
     simulate(main, seed)
 
 
-class Pulls(Router):
+class Pulls(ProcessorTable):
     """Stands before a broker's handlers: keeps every pull of topic "t" with its time, answers those it has a script
     for."""
 
     def __init__(self, cluster: SimCluster, number: int = 0) -> None:
         super().__init__()
         server = cluster.brokers[number].broker.server
-        self._inner, server.router = server.router, self
+        self._inner, server.processors = server.processors, self
         self._time = cluster.sim.loop.time
         self.seen: list[tuple[float, PullMessageRequestHeader]] = []
         self.script: list[RemotingCommand] = []

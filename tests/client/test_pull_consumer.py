@@ -17,7 +17,7 @@ from aiorocket.config import ClientConfig, PullConsumerConfig
 from aiorocket.errors import NotConnectedError, RemoteError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.router import Router
+from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.testing import SimCluster, SimHost, Simulation, simulate
 from aiorocket_protocol import (
     HeartbeatData,
@@ -506,10 +506,10 @@ def test_an_offset_that_does_not_exist_is_put_right(wrong: int, caplog: pytest.L
     assert f"offset {wrong} does not exist at the broker, going on at 6" in caplog.text
 
 
-class NeverThere(Router):
+class NeverThere(ProcessorTable):
     """In front of a broker's handlers: every pull is told to go on at offset 5, wherever it asks."""
 
-    def __init__(self, inner: Router) -> None:
+    def __init__(self, inner: ProcessorTable) -> None:
         super().__init__()
         self.inner = inner
         self.pulls = 0
@@ -529,7 +529,7 @@ class NeverThere(Router):
 def test_a_broker_that_contradicts_itself_does_not_make_it_spin() -> None:
     async def scenario(cluster: SimCluster) -> None:
         server = cluster.brokers[0].broker.server
-        server.router = router = NeverThere(server.router)
+        server.processors = processors = NeverThere(server.processors)
         host, consumer = pull(cluster)
 
         async def body() -> None:
@@ -538,7 +538,7 @@ def test_a_broker_that_contradicts_itself_does_not_make_it_spin() -> None:
                 assert await consumer.fetch(timeout=60) == []
 
         await host.run(body())
-        assert 15 <= router.pulls <= 25
+        assert 15 <= processors.pulls <= 25
 
     run(scenario, queues=1)
 

@@ -9,7 +9,7 @@ import pytest
 
 from aiorocket.config import RemotingConfig
 from aiorocket.errors import ConnectionLostError, NotConnectedError, RequestTimeoutError
-from aiorocket.remoting import Connection, RemotingClient, RemotingServer, Router, open_command_stream
+from aiorocket.remoting import Connection, ProcessorTable, RemotingClient, RemotingServer, open_command_stream
 from aiorocket.runtime import memory_env
 from aiorocket_protocol import JSON, MSGPACK, ROCKETMQ, RemotingCommand
 
@@ -22,15 +22,15 @@ class Service:
     def __init__(self, **config: Any) -> None:
         self.oneways: list[RemotingCommand] = []
         self.seen: list[int] = []
-        router = Router()
-        router.add(ECHO, self.echo)
-        router.add(LATER, self.later)
-        router.add(NEVER, lambda connection, request: None)
-        router.add(ASK_BACK, self.ask_back)
-        router.add(ONEWAY, self.oneway)
+        processors = ProcessorTable()
+        processors.add(ECHO, self.echo)
+        processors.add(LATER, self.later)
+        processors.add(NEVER, lambda connection, request: None)
+        processors.add(ASK_BACK, self.ask_back)
+        processors.add(ONEWAY, self.oneway)
         self.config = RemotingConfig(**config)
-        self.server = RemotingServer(memory_env(), router, RemotingConfig())
-        own = Router()
+        self.server = RemotingServer(memory_env(), processors, RemotingConfig())
+        own = ProcessorTable()
         own.add(ECHO, self.echo)
         self.client = RemotingClient(memory_env(), self.config, own)
 
@@ -104,7 +104,7 @@ async def test_an_answer_in_pieces_is_one_body() -> None:
         connection.reply(request, RemotingCommand.response(0, body=request.body[1:]), pieces[number])
 
     async with Service() as service:
-        service.server.router.add(15, answer)
+        service.server.processors.add(15, answer)
         for own in (b"", b"body", b"body" * 2000):
             calls = [service.call(15, bytes([number]) + own) for number in range(4)]
             answers = await asyncio.gather(*calls)

@@ -8,15 +8,15 @@ import pytest
 
 from aiorocket.config import RemotingConfig
 from aiorocket.errors import ConnectionLostError, NotConnectedError, RequestTimeoutError, RocketError, UsageError
-from aiorocket.remoting import Connection, RemotingClient, RemotingServer, Router, parse_address
+from aiorocket.remoting import Connection, ProcessorTable, RemotingClient, RemotingServer, parse_address
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import RemotingCommand
 
 ECHO, PARK = 10, 12
 
 
-def router() -> Router:
-    table = Router()
+def processors() -> ProcessorTable:
+    table = ProcessorTable()
     table.add(ECHO, lambda connection, request: RemotingCommand.response(0, body=request.body))
     table.add(PARK, lambda connection, request: None)
     return table
@@ -38,7 +38,7 @@ def test_bad_addresses_are_named(text: str) -> None:
 
 def test_a_hundred_waiters_share_one_connection() -> None:
     async def main(sim: Simulation) -> None:
-        server = RemotingServer(sim.env(), router(), RemotingConfig())
+        server = RemotingServer(sim.env(), processors(), RemotingConfig())
         await server.start()
         client = RemotingClient(sim.env(), RemotingConfig())
         got = await asyncio.gather(*(client.connect(server.address) for _ in range(100)))
@@ -67,7 +67,7 @@ def test_reconnect_backs_off_and_recovers() -> None:
         with pytest.raises(NotConnectedError, match="tried 10 times, the next attempt is in"):
             await client.connect("127.0.0.1:9876", timeout=0.5)
         assert 0.5 < client.backing_off("127.0.0.1:9876") <= 5.0
-        server = RemotingServer(sim.env(), router(), RemotingConfig())
+        server = RemotingServer(sim.env(), processors(), RemotingConfig())
         await server.start("127.0.0.1", 9876)
         answer = await client.request("127.0.0.1:9876", RemotingCommand.request(ECHO, body=b"back"), timeout=8.0)
         assert answer.body == b"back" and client.backing_off("127.0.0.1:9876") == 0.0
@@ -120,7 +120,7 @@ def test_whatever_happens_every_request_ends_within_its_deadline(seed: int) -> N
             address = "10.0.0.1"
             for _ in range(12):
                 host = sim.host(address)
-                server = RemotingServer(sim.env(), router(), RemotingConfig())
+                server = RemotingServer(sim.env(), processors(), RemotingConfig())
                 await host.run(server.start("0.0.0.0", 9876))
                 await asyncio.sleep(draw.uniform(1, 5))
                 match draw.randrange(4):
@@ -156,7 +156,7 @@ async def _all(coros: list[object]) -> None:
 def test_a_half_open_connection_is_given_up_when_requests_time_out() -> None:
     async def main(sim: Simulation) -> None:
         far, near = sim.host("10.0.0.1"), sim.host("10.0.0.2")
-        server = RemotingServer(sim.env(), router(), RemotingConfig())
+        server = RemotingServer(sim.env(), processors(), RemotingConfig())
         await far.run(server.start("0.0.0.0", 9876))
         client = RemotingClient(sim.env(), RemotingConfig())
         connection = await near.run(client.connect("10.0.0.1:9876"))
@@ -177,7 +177,7 @@ def test_a_half_open_connection_is_given_up_when_requests_time_out() -> None:
 
 def test_a_parked_request_does_not_make_a_lively_connection_suspect() -> None:
     async def main(sim: Simulation) -> None:
-        server = RemotingServer(sim.env(), router(), RemotingConfig())
+        server = RemotingServer(sim.env(), processors(), RemotingConfig())
         await server.start()
         client = RemotingClient(sim.env(), RemotingConfig())
         connection = await client.connect(server.address)
@@ -196,7 +196,7 @@ def test_a_parked_request_does_not_make_a_lively_connection_suspect() -> None:
 
 def test_cancelling_at_every_await_leaves_nothing() -> None:
     async def main(sim: Simulation) -> None:
-        server = RemotingServer(sim.env(), router(), RemotingConfig())
+        server = RemotingServer(sim.env(), processors(), RemotingConfig())
         await server.start()
         for step in range(40):
             client = RemotingClient(sim.env(), RemotingConfig())
@@ -217,7 +217,7 @@ def test_cancelling_at_every_await_leaves_nothing() -> None:
 @pytest.mark.parametrize("reading", [True, False], ids=["a peer that reads", "a peer that does not"])
 def test_a_close_that_is_cancelled_again_and_again_closes_all_the_same(reading: bool) -> None:
     async def main(sim: Simulation) -> None:
-        server = RemotingServer(sim.env(), router(), RemotingConfig())
+        server = RemotingServer(sim.env(), processors(), RemotingConfig())
         host, here = sim.host("10.0.0.1"), sim.host("10.0.0.2")
         await host.run(server.start("10.0.0.1"))
         client = RemotingClient(sim.env(), RemotingConfig())
@@ -251,7 +251,7 @@ def test_on_close_is_told_once_per_connection() -> None:
         ended: list[Connection] = []
         accepted: list[Connection] = []
         lost: list[Connection] = []
-        server = RemotingServer(sim.env(), router(), RemotingConfig(), accepted.append, lost.append)
+        server = RemotingServer(sim.env(), processors(), RemotingConfig(), accepted.append, lost.append)
         await server.start()
         client = RemotingClient(sim.env(), RemotingConfig(), on_close=ended.append)
         connection = await client.connect(server.address)
@@ -270,7 +270,7 @@ def test_on_close_is_told_once_per_connection() -> None:
 
 def test_server_close_answers_what_is_in_flight_and_takes_nothing_new() -> None:
     async def main(sim: Simulation) -> None:
-        table = router()
+        table = processors()
 
         async def slow(connection: Connection, request: RemotingCommand) -> RemotingCommand:
             await asyncio.sleep(0.3)

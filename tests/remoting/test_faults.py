@@ -11,7 +11,7 @@ import pytest
 
 from aiorocket.config import RemotingConfig
 from aiorocket.errors import BackPressureError, ConfigError, ConnectionLostError, UsageError
-from aiorocket.remoting import Connection, RemotingClient, RemotingServer, Router
+from aiorocket.remoting import Connection, ProcessorTable, RemotingClient, RemotingServer
 from aiorocket.runtime import memory_env
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import JSON, MSGPACK, RemotingCommand, encode
@@ -27,11 +27,11 @@ class Served:
         self.parked: list[tuple[Connection, RemotingCommand]] = []
         self.calls = 0
         self.ended: list[Connection] = []
-        router = Router()
-        router.add(ECHO, self.echo)
-        router.add(LARGE, lambda connection, request: RemotingCommand.response(0, body=b"L" * 200_000))
-        router.add(PARK, lambda connection, request: self.parked.append((connection, request)))
-        self.server = RemotingServer(sim.env(), router, RemotingConfig(**config), on_close=self.ended.append)
+        processors = ProcessorTable()
+        processors.add(ECHO, self.echo)
+        processors.add(LARGE, lambda connection, request: RemotingCommand.response(0, body=b"L" * 200_000))
+        processors.add(PARK, lambda connection, request: self.parked.append((connection, request)))
+        self.server = RemotingServer(sim.env(), processors, RemotingConfig(**config), on_close=self.ended.append)
         self.client = RemotingClient(sim.env(), RemotingConfig(request_timeout=300.0, idle_timeout=1000.0))
 
     def echo(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -234,9 +234,9 @@ def test_connections_above_the_limit_are_refused() -> None:
 
 
 async def test_a_port_in_use_says_what_to_do() -> None:
-    first = RemotingServer(memory_env(), Router(), RemotingConfig())
+    first = RemotingServer(memory_env(), ProcessorTable(), RemotingConfig())
     await first.start()
-    second = RemotingServer(memory_env(), Router(), RemotingConfig())
+    second = RemotingServer(memory_env(), ProcessorTable(), RemotingConfig())
     with pytest.raises(UsageError, match=f"port {first.port} on 127.0.0.1 is in use.*choose another port"):
         await second.start("127.0.0.1", first.port)
     with pytest.raises(UsageError, match=r"192\.0\.2\.1 is not an address of this machine"):
@@ -253,12 +253,12 @@ def test_a_handler_that_fails_answers_with_its_error() -> None:
         async def busy(connection: Connection, request: RemotingCommand) -> RemotingCommand:
             raise BackPressureError("too much at once")
 
-        router = Router()
-        router.add(1, broken)
-        router.add(2, busy)
+        processors = ProcessorTable()
+        processors.add(1, broken)
+        processors.add(2, busy)
         with pytest.raises(ValueError, match="handler already"):
-            router.add(2, busy)
-        server = RemotingServer(sim.env(), router, RemotingConfig())
+            processors.add(2, busy)
+        server = RemotingServer(sim.env(), processors, RemotingConfig())
         await server.start()
         client = RemotingClient(sim.env(), RemotingConfig())
         answer = await client.request(server.address, RemotingCommand.request(1))
@@ -306,14 +306,14 @@ def test_forced_msgpack_at_a_json_peer_is_one_clear_error() -> None:
 def test_an_apache_peer_stays_json() -> None:
     async def main(sim: Simulation) -> None:
         seen: list[int] = []
-        router = Router()
+        processors = ProcessorTable()
 
         def echo(connection: Connection, request: RemotingCommand) -> RemotingCommand:
             seen.append(request.serialize_type)
             return RemotingCommand.response(0)
 
-        router.add(ECHO, echo)
-        server = RemotingServer(sim.env(), router, RemotingConfig(serializer="json"))
+        processors.add(ECHO, echo)
+        server = RemotingServer(sim.env(), processors, RemotingConfig(serializer="json"))
         await server.start()
         client = RemotingClient(sim.env(), RemotingConfig())
         answers = [await client.request(server.address, RemotingCommand.request(ECHO)) for _ in range(3)]

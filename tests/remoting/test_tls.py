@@ -14,7 +14,7 @@ import pytest
 
 from aiorocket.config import RemotingConfig, TlsConfig
 from aiorocket.errors import ConfigError, ConnectionLostError, NotConnectedError
-from aiorocket.remoting import Connection, RemotingClient, RemotingServer, Router
+from aiorocket.remoting import Connection, ProcessorTable, RemotingClient, RemotingServer
 from aiorocket.remoting.tls import client_context, tls_trouble
 from aiorocket.runtime import memory_env, new_event_loop
 from aiorocket_protocol import RemotingCommand
@@ -52,10 +52,10 @@ def server_context(name: str = "server", *, asks: bool = False) -> ssl.SSLContex
 async def pair(
     served: ssl.SSLContext | None, tls: ssl.SSLContext | TlsConfig | bool, **settings: Any
 ) -> AsyncIterator[tuple[RemotingClient, RemotingServer]]:
-    router = Router()
-    router.add(ECHO, lambda connection, request: RemotingCommand.response(0, body=request.body))
-    router.add(PARK, lambda connection, request: None)
-    server = RemotingServer(memory_env(), router, RemotingConfig(**settings), tls=served)
+    processors = ProcessorTable()
+    processors.add(ECHO, lambda connection, request: RemotingCommand.response(0, body=request.body))
+    processors.add(PARK, lambda connection, request: None)
+    server = RemotingServer(memory_env(), processors, RemotingConfig(**settings), tls=served)
     await server.start()
     client = RemotingClient(memory_env(), RemotingConfig(**settings), tls=client_context(tls))
     try:

@@ -9,7 +9,7 @@ from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig, RemotingConfig
 from aiorocket.model import Queue
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.router import Router
+from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.spark.options import SourceOptions
 from aiorocket.testing import Simulation
@@ -65,11 +65,11 @@ class PullBroker:
         self._sim = sim
         self._names = sim.host(NAMES.partition(":")[0])
         self._host = sim.host(ADDRESS.partition(":")[0])
-        self.router = Router()
-        self.router.add(RequestCode.PULL_MESSAGE, self._pull)
+        self.processors = ProcessorTable()
+        self.processors.add(RequestCode.PULL_MESSAGE, self._pull)
 
     async def __aenter__(self) -> PullBroker:
-        names = Router()
+        names = ProcessorTable()
         names.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
         self._nameserver = RemotingServer(self._sim.env(), names, RemotingConfig())
         host, _, port = NAMES.partition(":")
@@ -82,7 +82,7 @@ class PullBroker:
         await self._names.run(self._nameserver.close(0.0))
 
     async def start(self) -> None:
-        self._server = RemotingServer(self._sim.env(), self.router, RemotingConfig())
+        self._server = RemotingServer(self._sim.env(), self.processors, RemotingConfig())
         host, _, port = ADDRESS.partition(":")
         await self._host.run(self._server.start(host, int(port)))
 

@@ -133,7 +133,7 @@ def test_the_last_message_for_a_later_time_is_put_right() -> None:
     async def main(sim: Simulation) -> None:
         async with PullBroker(sim) as broker, broker.client() as client:
             broker.high = 50
-            broker.router.add(
+            broker.processors.add(
                 RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
                 lambda connection, command: RemotingCommand.response(0, SearchOffsetResponseHeader(49)),
             )

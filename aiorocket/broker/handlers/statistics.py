@@ -29,7 +29,7 @@ from aiorocket_protocol import (
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
-    from aiorocket.remoting.router import Handler
+    from aiorocket.remoting.processors import RequestHandler
     from aiorocket.runtime.clock import Clock
     from aiorocket.storage.store import MessageStore
 
@@ -58,7 +58,7 @@ class StatisticsHandlers:
         self._consumers = consumers
         self._offsets = offsets
 
-    def codes(self) -> dict[int, Handler]:
+    def codes(self) -> dict[int, RequestHandler]:
         """Which handler serves which code; all of them are administrative."""
         return {
             RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,

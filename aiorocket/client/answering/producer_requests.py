@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aiorocket.client.pushed import broker_of, from_reply
-from aiorocket.remoting.router import Handler
+from aiorocket.remoting.processors import RequestHandler
 from aiorocket_protocol import (
     PROPERTY_CORRELATION_ID,
     PROPERTY_PGROUP,
@@ -44,8 +44,8 @@ class Asks(Protocol):
     def requests(self) -> Requests: ...
 
 
-def handlers(client: Registry) -> dict[int, Handler]:
-    """By request code, for the router of ``client``."""
+def handlers(client: Registry) -> dict[int, RequestHandler]:
+    """By request code, for the processor table of ``client``."""
 
     def check_transaction(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """39, one-way: the producer of the half message's group answers by an END_TRANSACTION of its own."""

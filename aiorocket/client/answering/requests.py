@@ -10,7 +10,7 @@ from aiorocket.client.answering.running_info import Informant, queue_key, runnin
 from aiorocket.client.push.direct import Listens, Looked, consume_directly
 from aiorocket.client.pushed import from_record
 from aiorocket.model import Queue
-from aiorocket.remoting.router import Handler
+from aiorocket.remoting.processors import RequestHandler
 from aiorocket_protocol import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
@@ -61,8 +61,8 @@ class ResetOffsetBody(dict[Queue, int]):
         return found
 
 
-def handlers(client: Registry) -> dict[int, Handler]:
-    """By request code, for the router of ``client``."""
+def handlers(client: Registry) -> dict[int, RequestHandler]:
+    """By request code, for the processor table of ``client``."""
 
     def members_changed(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """40, one-way: the group changed, look at once who gets which queue."""

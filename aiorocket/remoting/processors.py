@@ -10,9 +10,9 @@ from aiorocket.errors import BackPressureError, RemoteError, RocketError, StoreF
 from aiorocket.remoting.connection import Connection
 from aiorocket_protocol import ProtocolError, RemotingCommand, RequestCode, ResponseCode
 
-__all__ = ("Handler", "Router", "error_response")
+__all__ = ("ProcessorTable", "RequestHandler", "error_response")
 
-Handler = Callable[[Connection, RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None]
+RequestHandler = Callable[[Connection, RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None]
 
 _REMARK_LIMIT = 2000
 
@@ -31,8 +31,8 @@ def error_response(error: BaseException) -> RemotingCommand:
     return RemotingCommand.response(code, remark=text[:_REMARK_LIMIT])
 
 
-class Router:
-    """A table of handlers.
+class ProcessorTable:
+    """A table of handlers (RocketMQ's processorTable).
 
     A handler is called inline with (connection, request) and returns the answer, or None when it will call
     ``connection.reply(request, answer)`` later (it must, unless the request is one-way: an unanswered one counts as in
@@ -42,9 +42,9 @@ class Router:
     __slots__ = ("_handlers",)
 
     def __init__(self) -> None:
-        self._handlers: dict[int, Handler] = {}
+        self._handlers: dict[int, RequestHandler] = {}
 
-    def add(self, code: int, handler: Handler) -> None:
+    def add(self, code: int, handler: RequestHandler) -> None:
         """Serve ``code``. ValueError when it is served already."""
         if int(code) in self._handlers:
             raise ValueError(f"request code {int(code)} has a handler already")
