@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import Any, cast
+from typing import cast
 
 from aiorocket_protocol import (
     MSGPACK,
@@ -21,7 +21,6 @@ from aiorocket_protocol import (
     decode,
     encode,
 )
-from bench.roles import percentiles
 
 SUSPEND, SUBSCRIPTION = 2, 4
 HOLD_MS = 15_000
@@ -80,9 +79,9 @@ async def park(port: int, count: int, topic: str) -> list[Puller]:
     return pullers
 
 
-async def wake(port: int, pullers: list[Puller], count: int) -> dict[str, Any]:
-    """One message at a time to a queue chosen by chance: milliseconds from the send to the answer of its pull."""
-    loop, chance, times = asyncio.get_running_loop(), random.Random(7), []
+async def wake(port: int, pullers: list[Puller], count: int) -> list[float]:
+    """One message at a time to a queue chosen by chance: milliseconds from each send to the answer of its pull."""
+    loop, chance, times = asyncio.get_running_loop(), random.Random(7), list[float]()
     transport, sender = await loop.create_connection(Sender, "127.0.0.1", port)
     for _ in range(count):
         puller = chance.choice(pullers)
@@ -93,4 +92,4 @@ async def wake(port: int, pullers: list[Puller], count: int) -> dict[str, Any]:
         puller.found = None
         await asyncio.sleep(0.001)
     transport.close()
-    return {"woken": len(times), **percentiles(sorted(times))}
+    return times

@@ -27,6 +27,7 @@ from typing import Any
 
 import aiorocket
 from aiorocket.runtime.loop import run
+from bench.parked import park, wake
 
 STAMP = struct.Struct(">Q")
 
@@ -281,8 +282,6 @@ async def fresh(options: argparse.Namespace, instrument: Instrument) -> None:
 
 
 async def parked(options: argparse.Namespace, instrument: Instrument) -> None:
-    from bench.parked import park, wake
-
     say(ready=True)
     pullers = []
     async for command in commands(instrument):
@@ -290,7 +289,8 @@ async def parked(options: argparse.Namespace, instrument: Instrument) -> None:
             pullers = await park(options.broker, command["connections"], options.topic)
             say(parked=len(pullers))
         else:
-            say(**await wake(options.broker, pullers, command["count"]))
+            times = await wake(options.broker, pullers, command["count"])
+            say(woken=len(times), **percentiles(sorted(times)))
     for each in pullers:
         each.transport.abort()
 
