@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from aiorocket.testing.sim import Simulation as Simulation
     from aiorocket.testing.sim import simulate as simulate
     from aiorocket.testing.sim_disk import SimDisk as SimDisk
+    from aiorocket.testing.sim_host import SimHost as SimHost
     from aiorocket.testing.sim_loop import SimDeadlock as SimDeadlock
     from aiorocket.testing.sim_loop import SimLoop as SimLoop
-    from aiorocket.testing.sim_network import SimHost as SimHost
     from aiorocket.testing.sim_network import SimNetwork as SimNetwork
 
 _HOMES = {
@@ -47,8 +47,9 @@ _HOMES = {
     "machines": "SimBroker SimMember SimNameServer SimSender",
     "sim": "SimClock Simulation simulate",
     "sim_disk": "SimDisk",
+    "sim_host": "SimHost",
     "sim_loop": "SimDeadlock SimLoop",
-    "sim_network": "SimHost SimNetwork",
+    "sim_network": "SimNetwork",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -25,7 +25,7 @@ from aiorocket.runtime.env import Env
 from aiorocket.testing.faults import WireFaults
 from aiorocket.testing.sim import SimClock
 from aiorocket.testing.sim_disk import SimDisk
-from aiorocket.testing.sim_network import SimHost
+from aiorocket.testing.sim_host import SimHost
 from aiorocket.testing.stored import stored_messages
 from aiorocket_protocol import (
     LockBatchBody,

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.env import Env
 from aiorocket.testing.sim_disk import SimDisk
+from aiorocket.testing.sim_host import SimHost
 from aiorocket.testing.sim_loop import SimLoop
-from aiorocket.testing.sim_network import SimHost, SimNetwork
+from aiorocket.testing.sim_network import SimNetwork
 
 __all__ = ("SimClock", "Simulation", "simulate")
 

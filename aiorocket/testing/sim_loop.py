@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
-from aiorocket.testing.sim_network import SimHost, SimNetwork
+from aiorocket.testing.sim_network import SimNetwork, SimProcess
 
 __all__ = ("SimDeadlock", "SimLoop")
 
@@ -60,7 +60,7 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.seed = seed
         self.random = random.Random(seed)
-        self.network = SimNetwork(self)
+        self.network = SimNetwork(self, self.random, self.note)
         #: Callbacks run so far, and a checksum over timers and network deliveries: equal for two runs of one seed.
         self.steps = 0
         self.digest = 0
@@ -68,7 +68,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timers: list[_SimTimer] = []
         self._sequence = 0
         self._callbacks = cast("Any", self)._ready
-        self._hosts: weakref.WeakKeyDictionary[asyncio.Task[Any], SimHost | None] = weakref.WeakKeyDictionary()
+        self._hosts: weakref.WeakKeyDictionary[asyncio.Task[Any], SimProcess | None] = weakref.WeakKeyDictionary()
         self.set_task_factory(cast("Any", self._make_task))
 
     def time(self) -> float:
@@ -78,10 +78,10 @@ class SimLoop(asyncio.BaseEventLoop):
         self, _loop: object, coro: Any, context: contextvars.Context | None = None, **options: Any
     ) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, context=context, **options)
-        self._hosts[task] = SimHost.current.get() if context is None else context.get(SimHost.current)
+        self._hosts[task] = SimProcess.current.get() if context is None else context.get(SimProcess.current)
         return task
 
-    def host_of(self, task: asyncio.Task[Any]) -> SimHost | None:
+    def host_of(self, task: asyncio.Task[Any]) -> SimProcess | None:
         """The simulated host a task was started on; None for the scenario's own."""
         return self._hosts.get(task)
 
@@ -194,9 +194,9 @@ class SimLoop(asyncio.BaseEventLoop):
         return None
 
 
-def _host(handle: asyncio.Handle) -> SimHost | None:
+def _host(handle: asyncio.Handle) -> SimProcess | None:
     """The simulated host that a callback belongs to."""
-    return cast("SimHost | None", cast("Any", handle)._context.get(SimHost.current))
+    return cast("SimProcess | None", cast("Any", handle)._context.get(SimProcess.current))
 
 
 def _dead(handle: asyncio.Handle) -> bool:

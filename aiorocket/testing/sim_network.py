@@ -9,16 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import errno
+import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
-if TYPE_CHECKING:
-    from aiorocket.testing.sim_loop import SimLoop
-
-__all__ = ("SimHost", "SimNetwork", "SimTransport")
-
-T = TypeVar("T")
+__all__ = ("SimNetwork", "SimProcess", "SimTransport")
 
 _LOOPBACK = "127.0.0.1"
 #: Bytes under way or unread before the sender's own buffer fills, as a kernel's socket buffers would hold.
@@ -27,64 +23,35 @@ _WINDOW = 256 * 1024
 _CONNECT_SILENCE = 127.0
 
 
-class SimHost:
-    """A simulated machine's process: tasks started on it die with it, its address stays usable by its successor."""
+class SimProcess:
+    """What network and loop see of a host: whether it lives and runs. ``SimHost`` is what can be done to it."""
 
-    current: ClassVar[contextvars.ContextVar[SimHost | None]] = contextvars.ContextVar("sim_host", default=None)
+    #: The process that the running callback belongs to; None for the scenario's own.
+    current: ClassVar[contextvars.ContextVar[SimProcess | None]] = contextvars.ContextVar("sim_process", default=None)
 
-    def __init__(self, loop: SimLoop, address: str) -> None:
+    def __init__(self, address: str) -> None:
         self.address = address
         self.alive = True
         #: Neither dead nor stopped.
         self.awake = True
         #: What would have run while it was stopped.
         self.missed: list[asyncio.Handle] = []
-        self._loop = loop
-        self._context = contextvars.copy_context()
-        self._context.run(SimHost.current.set, self)
-        loop.network.hosts[address] = self
-
-    def start(self, coro: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
-        """Run ``coro`` as a task of this host."""
-        return self._loop.create_task(coro, name=name, context=self._context)
-
-    async def run(self, coro: Coroutine[Any, Any, T]) -> T:
-        """Run ``coro`` on this host and wait for its result."""
-        return await self.start(coro)
-
-    def kill(self, *, power_cut: bool = False) -> None:
-        """Nothing of this host runs ever again, without clean-up. Peers see a reset, after a power cut only silence."""
-        self.alive = self.awake = False
-        self.missed.clear()
-        for task in asyncio.all_tasks(self._loop):
-            if self._loop.host_of(task) is self:
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-        self._loop.network.host_died(self, power_cut)
-
-    def pause(self) -> None:
-        """Nothing of this host runs until ``resume``, as after SIGSTOP: its kernel goes on taking bytes."""
-        self.awake = False
-
-    def resume(self) -> None:
-        """Go on. As after SIGCONT it first finishes what it was at and reads what has arrived, and then finds that its
-        timers are long overdue."""
-        if self.alive and not self.awake:
-            self.awake = True
-            missed, self.missed = self.missed, []
-            self._loop.run_soon(sorted(missed, key=lambda each: isinstance(each, asyncio.TimerHandle)))
 
 
 class SimNetwork:
     """Faults are switched here; addresses are those of hosts. ``latency`` is (least, most) seconds per delivery;
     ``links[source, target]`` is another one for one direction of one link."""
 
-    def __init__(self, loop: SimLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, random: random.Random, note: Callable[[str], None]) -> None:
         self.loop = loop
+        self.random = random
+        #: Is told of every delivery.
+        self.note = note
         self.latency = (0.0001, 0.002)
         self.links: dict[tuple[str, str], tuple[float, float]] = {}
         #: Largest piece in which bytes arrive; pieces of 1 byte up to this are drawn.
         self.fragment = 64 * 1024
-        self.hosts: dict[str, SimHost] = {}  # the newest of each address
+        self.hosts: dict[str, SimProcess] = {}  # the newest of each address
         self._listening: dict[tuple[str, int], SimServer] = {}
         self._transports: dict[SimTransport, None] = {}
         self._blocked: dict[tuple[str, str], None] = {}
@@ -120,7 +87,7 @@ class SimNetwork:
             if (transport.local[0], transport.remote[0]) in ((a, b), (b, a)):
                 transport.lose(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
 
-    def host_died(self, host: SimHost, power_cut: bool) -> None:
+    def host_died(self, host: SimProcess, power_cut: bool) -> None:
         for key in [key for key, server in self._listening.items() if server.host is host]:
             del self._listening[key]
         for transport in [t for t in self._transports if t.host is host]:
@@ -138,10 +105,10 @@ class SimNetwork:
         return (source, target) in self._blocked
 
     def delay(self, source: str, target: str) -> float:
-        return self.loop.random.uniform(*self.links.get((source, target), self.latency))
+        return self.random.uniform(*self.links.get((source, target), self.latency))
 
     def _here(self) -> str:
-        host = SimHost.current.get()
+        host = SimProcess.current.get()
         return host.address if host is not None else _LOOPBACK
 
     def _resolve(self, address: str | None) -> str:
@@ -184,7 +151,7 @@ class SimNetwork:
             await asyncio.sleep(self.delay(there, here))
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         ours, theirs = (here, self._free_port()), server.name
-        near = SimTransport(self, ours, theirs, SimHost.current.get(), contextvars.copy_context())
+        near = SimTransport(self, ours, theirs, SimProcess.current.get(), contextvars.copy_context())
         far = SimTransport(self, theirs, ours, server.host, server.context)
         near.peer, far.peer = far, near
         far.open(server.context.run(server.factory))
@@ -214,7 +181,7 @@ class SimServer(asyncio.AbstractServer):
         self.factory = factory
         self.name = name
         self.sockets = [_SimSocket(name)]
-        self.host = SimHost.current.get()
+        self.host = SimProcess.current.get()
         self.context = contextvars.copy_context()
         self._network = network
 
@@ -246,7 +213,7 @@ class SimTransport(asyncio.Transport):
         network: SimNetwork,
         local: tuple[str, int],
         remote: tuple[str, int],
-        host: SimHost | None,
+        host: SimProcess | None,
         context: contextvars.Context,
     ) -> None:
         super().__init__({"sockname": local, "peername": remote, "socket": None})
@@ -364,7 +331,7 @@ class SimTransport(asyncio.Transport):
 
     def _pump(self) -> None:
         """Move bytes from the buffer into the window, in pieces of drawn size that arrive in order at drawn times."""
-        draw = self._loop.random
+        draw = self._network.random
         while self._buffer and self._under_way < _WINDOW:
             size = min(len(self._buffer), _WINDOW - self._under_way, self._network.fragment)
             if size > 1 and draw.random() < 0.25:
@@ -437,7 +404,7 @@ class SimTransport(asyncio.Transport):
             if not self._protocol.eof_received():
                 self.close()
             return
-        self._loop.note(f"{self.remote}>{self.local} {len(piece)}")
+        self._network.note(f"{self.remote}>{self.local} {len(piece)}")
         if isinstance(self._protocol, asyncio.BufferedProtocol):
             view = memoryview(piece)
             while view and not self._closing:
