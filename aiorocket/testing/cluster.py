@@ -14,7 +14,7 @@ from aiorocket.client.session import Client
 from aiorocket.config import BrokerConfig, ClientConfig, ConsumerConfig, ProducerConfig, StoreConfig
 from aiorocket.model import Queue
 from aiorocket.testing.history import History
-from aiorocket.testing.machines import Handler, SimBroker, SimMember, SimNameServer, SimSender
+from aiorocket.testing.machines import NAMESERVER_PORT, Handler, SimBroker, SimMember, SimNameServer, SimSender, Site
 from aiorocket.testing.sim import Simulation
 from aiorocket_protocol import CreateTopicRequestHeader, RecordView, RequestCode
 
@@ -47,14 +47,17 @@ class SimCluster:
         self.history = History(sim.loop.time)
         config = broker or BrokerConfig(store=SMALL_STORE)
         self.client_config = client or ClientConfig()
-        self.nameservers = [SimNameServer(self, f"10.0.0.{n}", 0) for n in range(1, nameservers + 1)]
-        self.brokers = [SimBroker(self, n, f"10.0.1.{n}", config) for n in range(1, brokers + 1)]
         self.clients: list[SimSender | SimMember] = []
+        addresses = [f"10.0.0.{n}" for n in range(1, nameservers + 1)]
+        endpoints = tuple(f"{address}:{NAMESERVER_PORT}" for address in addresses)
+        self._site = Site(sim, self.history, endpoints, self.clients)
+        self.nameservers = [SimNameServer(self._site, address, 0) for address in addresses]
+        self.brokers = [SimBroker(self._site, n, f"10.0.1.{n}", config) for n in range(1, brokers + 1)]
 
     @property
     def endpoints(self) -> list[str]:
         """``host:port`` of the name servers."""
-        return [each.endpoint for each in self.nameservers]
+        return list(self._site.endpoints)
 
     @property
     def members(self) -> list[SimMember]:
@@ -111,7 +114,7 @@ class SimCluster:
     ) -> SimSender:
         """A started producer on a host of its own."""
         address = self._next_address()
-        sender = SimSender(self, group, address, skew_ms, config or ProducerConfig(), self.client_config)
+        sender = SimSender(self._site, group, address, skew_ms, config or ProducerConfig(), self.client_config)
         self.clients.append(sender)
         await sender.start()
         return sender
@@ -136,7 +139,7 @@ class SimCluster:
         handlers = {topics: handler or _succeed} if isinstance(topics, str) else dict(topics)
         options = {"start_from": "first", **listener}
         member = SimMember(
-            self, group, handlers, address or self._next_address(), skew_ms, config or ConsumerConfig(),
+            self._site, group, handlers, address or self._next_address(), skew_ms, config or ConsumerConfig(),
             client or self.client_config, options,
         )  # fmt: skip
         self.clients.append(member)
@@ -152,7 +155,7 @@ class SimCluster:
 
     def fault(self, where: str, what: str) -> None:
         """Note a fault in the history; those of this class note themselves."""
-        self.history.add("fault", where, what)
+        self._site.fault(where, what)
 
     def partition(self, some: Iterable[str], others: Iterable[str]) -> None:
         """Hold everything between two sets of addresses until ``heal``. Connections stay, silently."""

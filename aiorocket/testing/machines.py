@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from aiorocket.broker.broker import Broker
 from aiorocket.broker.core.offsets import OffsetTable
@@ -23,7 +23,8 @@ from aiorocket.nameserver.server import NameServer
 from aiorocket.remoting.connection import Connection
 from aiorocket.runtime.env import Env
 from aiorocket.testing.faults import WireFaults
-from aiorocket.testing.sim import SimClock
+from aiorocket.testing.history import History
+from aiorocket.testing.sim import SimClock, Simulation
 from aiorocket.testing.sim_disk import SimDisk
 from aiorocket.testing.sim_host import SimHost
 from aiorocket.testing.stored import stored_messages
@@ -37,29 +38,39 @@ from aiorocket_protocol import (
     decode_body,
 )
 
-if TYPE_CHECKING:
-    from aiorocket.testing.cluster import SimCluster
-
-__all__ = ("Handler", "SimBroker", "SimMember", "SimNameServer", "SimSender")
+__all__ = ("NAMESERVER_PORT", "Handler", "SimBroker", "SimMember", "SimNameServer", "SimSender", "Site")
 
 Handler = Callable[[Message], Awaitable[None]]
 
-_NAMESERVER_PORT = 9876
+NAMESERVER_PORT = 9876
 _BROKER_PORT = 10911
 #: A client takes a lock for valid this long, counted from before its request (``ConsumerConfig.lock_validity``).
 _LEASE = 30.0
 
 
+class Site(NamedTuple):
+    """What the machines of one cluster share. ``endpoints`` are those of its name servers."""
+
+    sim: Simulation
+    history: History
+    endpoints: tuple[str, ...]
+    clients: list[SimSender | SimMember]
+
+    def fault(self, where: str, what: str) -> None:
+        """Note a fault in the history."""
+        self.history.add("fault", where, what)
+
+
 class _Machine:
     """A host of the cluster and the process on it."""
 
-    def __init__(self, cluster: SimCluster, address: str, skew_ms: int) -> None:
-        self.cluster = cluster
+    def __init__(self, site: Site, address: str, skew_ms: int) -> None:
         self.address = address
-        self.disk: SimDisk = cluster.sim.disk()
-        self.env: Env = cluster.sim.env(disk=self.disk, skew_ms=skew_ms)
-        self.host: SimHost = cluster.sim.host(address)
+        self.disk: SimDisk = site.sim.disk()
+        self.env: Env = site.sim.env(disk=self.disk, skew_ms=skew_ms)
+        self.host: SimHost = site.sim.host(address)
         self.running = False
+        self._site = site
 
     @property
     def clock(self) -> SimClock:
@@ -71,7 +82,7 @@ class _Machine:
     def step_clock(self, seconds: float) -> None:
         """Set the wall clock forward, or back."""
         self.clock.skew_ms += round(seconds * 1000)
-        self.cluster.fault(self.address, f"its wall clock steps by {seconds:g} s")
+        self._site.fault(self.address, f"its wall clock steps by {seconds:g} s")
 
     def kill(self, *, power_cut: bool = False) -> None:
         """End the process at once, without any clean-up. After a power cut its peers see silence, and what its disk had
@@ -82,22 +93,22 @@ class _Machine:
         else:
             self.disk.process_died()
         self.running = False
-        self.cluster.history.add("killed", self.address, "power cut" if power_cut else "kill -9")
+        self._site.history.add("killed", self.address, "power cut" if power_cut else "kill -9")
 
     def pause(self) -> None:
         """Stop the process in the middle of whatever it does (SIGSTOP), until ``resume``."""
         self.host.pause()
-        self.cluster.fault(self.address, "is stopped")
+        self._site.fault(self.address, "is stopped")
 
     def resume(self) -> None:
         """Let it go on where it was (SIGCONT)."""
         self.host.resume()
-        self.cluster.fault(self.address, "goes on")
+        self._site.fault(self.address, "goes on")
 
     def _reboot(self) -> None:
         """The host for the next process, when the last one was killed."""
         if not self.host.alive:
-            self.host = self.cluster.sim.host(self.address)
+            self.host = self._site.sim.host(self.address)
 
 
 class SimNameServer(_Machine):
@@ -107,28 +118,28 @@ class SimNameServer(_Machine):
 
     @property
     def endpoint(self) -> str:
-        return f"{self.address}:{_NAMESERVER_PORT}"
+        return f"{self.address}:{NAMESERVER_PORT}"
 
     async def start(self) -> None:
         self._reboot()
         # Bound to loopback in the sense of the configuration: administration is served, every host reaches it.
-        config = NameServerConfig(host="127.0.0.1", port=_NAMESERVER_PORT, data="kv")
+        config = NameServerConfig(host="127.0.0.1", port=NAMESERVER_PORT, data="kv")
         self.server = NameServer(self.env, config)
         await self.host.run(self.server.start())
         self.running = True
-        self.cluster.history.add("joined", self.address, "nameserver")
+        self._site.history.add("joined", self.address, "nameserver")
 
     async def stop(self) -> None:
         self.running = False
         await self.host.run(self.server.close())
-        self.cluster.history.add("left", self.address, "nameserver")
+        self._site.history.add("left", self.address, "nameserver")
 
 
 class SimBroker(_Machine):
     """A broker with its disk. ``faults`` plans what happens to requests; it holds across restarts, as the disk does."""
 
-    def __init__(self, cluster: SimCluster, number: int, address: str, config: BrokerConfig) -> None:
-        super().__init__(cluster, address, 0)
+    def __init__(self, site: Site, number: int, address: str, config: BrokerConfig) -> None:
+        super().__init__(site, address, 0)
         self.name = f"broker-{number}"
         self.faults = WireFaults()
         self.broker: Broker
@@ -145,19 +156,18 @@ class SimBroker(_Machine):
     async def start(self) -> None:
         """Start a broker on this disk; it has recovered, listens and has tried to register when this returns."""
         self._reboot()
-        nameservers = tuple(each.endpoint for each in self.cluster.nameservers)
-        self.broker = Broker(self.env, replace(self._config, nameservers=nameservers))
+        self.broker = Broker(self.env, replace(self._config, nameservers=self._site.endpoints))
         self.broker.offsets = _WatchedOffsets(self)
         self.faults.attach(self.broker.server)
         await self.host.run(self.broker.start())
         self.running = True
-        self.cluster.history.add("joined", self.address, self.name)
+        self._site.history.add("joined", self.address, self.name)
 
     async def stop(self) -> None:
         """End it as an operator would."""
         self.running = False
         await self.host.run(self.broker.close())
-        self.cluster.history.add("left", self.address, self.name)
+        self._site.history.add("left", self.address, self.name)
 
     async def restart(self, *, power_cut: bool | None = None, pause: float = 1.0) -> None:
         """Stop (None), kill -9 (False) or cut the power (True), wait ``pause`` seconds, start again."""
@@ -184,14 +194,14 @@ class SimBroker(_Machine):
 
     def committed(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         queue = Queue(topic, self.name, queue_id)
-        self.cluster.history.add("committed", self.address, group=group, queue=queue, offset=offset)
+        self._site.history.add("committed", self.address, group=group, queue=queue, offset=offset)
 
     def _locked(self, connection: Connection, request: RemotingCommand, answer: RemotingCommand) -> None:
         if answer.code != 0:
             return
         asked = decode_body(LockBatchBody, request.body, request.serialize_type)
         got = decode_body(LockBatchResult, answer.body, connection.reply_type(request))
-        until = self.cluster.sim.loop.time() + _LEASE
+        until = self._site.sim.loop.time() + _LEASE
         for queue in got.queues:
             self._lease("granted", asked, queue, until)
 
@@ -204,17 +214,18 @@ class SimBroker(_Machine):
 
     def _is_trusted(self, asked: LockBatchBody, queue: MessageQueue) -> bool:
         """Bytes that come late can unlock what their client has locked again since."""
-        now = self.cluster.sim.loop.time()
+        now = self._site.sim.loop.time()
         return any(
-            member.running
+            isinstance(member, SimMember)
+            and member.running
             and (member.client.client_id, member.consumer.wire_group) == (asked.client_id, asked.consumer_group)
             and member.consumer.leases is not None
             and member.consumer.leases.valid(Queue(queue.topic, queue.broker_name, queue.queue_id), now)
-            for member in self.cluster.members
+            for member in self._site.clients
         )
 
     def _lease(self, what: Any, asked: LockBatchBody, queue: MessageQueue, until: float) -> None:
-        self.cluster.history.add(
+        self._site.history.add(
             what, self.address, asked.client_id, group=asked.consumer_group, until=until,
             queue=Queue(queue.topic, queue.broker_name, queue.queue_id),
         )  # fmt: skip
@@ -239,10 +250,10 @@ class SimSender(_Machine):
     """A producer on a host of its own. What it sends and how that ends is in the history."""
 
     def __init__(
-        self, cluster: SimCluster, group: str, address: str, skew_ms: int, config: ProducerConfig, client: ClientConfig
+        self, site: Site, group: str, address: str, skew_ms: int, config: ProducerConfig, client: ClientConfig
     ) -> None:
-        super().__init__(cluster, address, skew_ms)
-        self.client = Client(nameservers=cluster.endpoints, config=client, env=self.env)
+        super().__init__(site, address, skew_ms)
+        self.client = Client(nameservers=site.endpoints, config=client, env=self.env)
         self.producer = Producer(group, client=self.client, config=config)
 
     async def start(self) -> None:
@@ -258,7 +269,7 @@ class SimSender(_Machine):
     async def send(self, topic: str, key: str, **options: Any) -> SendReceipt | SendError:
         """Send a message whose body is ``key`` and which the history knows by it; the receipt or the SendError.
         ``options`` as of ``Producer.send``."""
-        history, loop = self.cluster.history, self.cluster.sim.loop
+        history, loop = self._site.history, self._site.sim.loop
         timeout = options.setdefault("timeout", self.producer.config.send_timeout)
         shard = options.get("sharding_key") or ""
         history.add("sent", self.address, key, shard=shard, until=loop.time() + timeout)
@@ -284,7 +295,7 @@ class SimMember(_Machine):
 
     def __init__(
         self,
-        cluster: SimCluster,
+        site: Site,
         group: str,
         topics: Mapping[str, Handler],
         address: str,
@@ -293,7 +304,7 @@ class SimMember(_Machine):
         client: ClientConfig,
         listener: Mapping[str, Any],
     ) -> None:
-        super().__init__(cluster, address, skew_ms)
+        super().__init__(site, address, skew_ms)
         self.group = group
         self.topics = topics
         self._config, self._client_config, self._listener = config, client, listener
@@ -303,7 +314,7 @@ class SimMember(_Machine):
     async def start(self) -> None:
         """Start it, again if it was stopped or killed. Raises as ``Consumer.start`` does; nothing is left then."""
         self._reboot()
-        self.client = Client(nameservers=self.cluster.endpoints, config=self._client_config, env=self.env)
+        self.client = Client(nameservers=self._site.endpoints, config=self._client_config, env=self.env)
         self.consumer = Consumer(self.group, client=self.client, config=self._config)
         router, options = Router(self.group), dict(self._listener)
         register = router.orderly if options.pop("orderly", False) else router.listener
@@ -311,7 +322,7 @@ class SimMember(_Machine):
             register(topic, **options)(self._observed(handler))
         self.consumer.include(router)
         for topic in self.topics:
-            self.cluster.history.add("joined", self.address, topic, group=self.group)
+            self._site.history.add("joined", self.address, topic, group=self.group)
         await self.host.run(self._start())
         self.running = True
 
@@ -328,14 +339,14 @@ class SimMember(_Machine):
         self.running = False
         await self.host.run(self.consumer.stop())
         await self.host.run(self.client.stop())
-        self.cluster.history.add("left", self.address, group=self.group)
+        self._site.history.add("left", self.address, group=self.group)
 
     def held(self, topic: str | None = None) -> list[Queue]:
         """The queues assigned to it, of ``topic`` or all."""
         return [queue for queue in self.consumer.held() if topic in (None, queue.topic)]
 
     def _observed(self, handler: Handler) -> Handler:
-        history, host, group = self.cluster.history, self.address, self.group
+        history, host, group = self._site.history, self.address, self.group
 
         async def observed(message: Message) -> None:
             key, queue, offset, attempt = message.body.decode(), message.queue, message.offset, message.attempt
