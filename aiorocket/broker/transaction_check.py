@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
+from aiorocket.broker.answers import put_refusal, store_refusal
 from aiorocket.broker.copies import store_copy
 from aiorocket.broker.core.groups import GroupTable
 from aiorocket.broker.core.names import Refusal
@@ -34,7 +35,6 @@ from aiorocket.broker.core.transactions import (
     encode_op,
     immunity,
 )
-from aiorocket.broker.handlers.answers import put_refusal, store_refusal
 from aiorocket.errors import RocketError, StoreError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import PutResult, PutStatus

@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from aiorocket.broker.answers import keyed, plain_body, refuse
 from aiorocket.broker.core.groups import ConsumerGroup, GroupConfigs, GroupTable, Member
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.offsets import OffsetTable
 from aiorocket.broker.core.topics import Topic, TopicTable
-from aiorocket.broker.handlers.answers import keyed, plain_body, refuse
 from aiorocket.errors import RemoteError, RequestTimeoutError, RocketError
 from aiorocket_protocol import (
     LANGUAGE_CODES,

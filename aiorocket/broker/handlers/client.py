@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
+from aiorocket.broker.answers import plain_body, refuse
 from aiorocket.broker.core.groups import (
     BROADCASTING,
     ConsumerGroup,
@@ -23,7 +24,6 @@ from aiorocket.broker.core.groups import (
 from aiorocket.broker.core.names import Refusal, retry_topic
 from aiorocket.broker.core.pull_checks import check_filter_type
 from aiorocket.broker.core.topics import UNIT_SUB, TopicTable
-from aiorocket.broker.handlers.answers import plain_body, refuse
 from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket_protocol import (

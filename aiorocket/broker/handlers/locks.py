@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.counters import Counters
 from aiorocket.broker.core.locks import LockTable, QueueKey
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.handlers.answers import refuse
 from aiorocket_protocol import (
     LockBatchBody,
     LockBatchResult,

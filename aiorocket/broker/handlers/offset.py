@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.groups import GroupConfigs
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.offsets import OffsetTable
 from aiorocket.broker.core.topics import TopicTable
-from aiorocket.broker.handlers.answers import refuse
 from aiorocket_protocol import (
     GetEarliestMsgStoretimeRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.groups import GroupConfigs, GroupTable, Subscription
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal
@@ -27,7 +28,6 @@ from aiorocket.broker.core.pull_checks import (
 )
 from aiorocket.broker.core.record_filter import SCAN, RecordFilter
 from aiorocket.broker.core.topics import TopicTable
-from aiorocket.broker.handlers.answers import refuse
 from aiorocket.broker.handlers.offset import warn_of_lower
 from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver

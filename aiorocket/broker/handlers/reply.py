@@ -13,10 +13,10 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.groups import GroupTable
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.send_checks import check_sizes
-from aiorocket.broker.handlers.answers import refuse
 from aiorocket.errors import RocketError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (

@@ -12,6 +12,7 @@ from itertools import chain, repeat
 from struct import pack
 from typing import TYPE_CHECKING
 
+from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.core.counters import Counters
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs
@@ -19,7 +20,6 @@ from aiorocket.broker.core.names import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from aiorocket.broker.core.send_checks import Admitted, SendFacts, admit, check_sizes, property_value
 from aiorocket.broker.core.topics import Topic, TopicTable
 from aiorocket.broker.core.transactions import is_transactional
-from aiorocket.broker.handlers.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.handlers.transaction import TransactionHandlers
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.copies import store_copy
 from aiorocket.broker.core.counters import Counters, SendBack
 from aiorocket.broker.core.delay import DelaySchedule
@@ -14,7 +15,6 @@ from aiorocket.broker.core.groups import GroupConfigs
 from aiorocket.broker.core.names import SCHEDULE_TOPIC, Refusal, retry_topic
 from aiorocket.broker.core.retry_policy import after_failure
 from aiorocket.broker.core.topics import PERM_WRITE, UNIT_SUB, Topic, TopicTable
-from aiorocket.broker.handlers.answers import put_refusal, refuse, store_refusal
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (

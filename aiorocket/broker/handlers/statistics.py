@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from aiorocket.broker.answers import keyed, refuse
 from aiorocket.broker.core.groups import GroupTable
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.offsets import OffsetTable
 from aiorocket.broker.core.topics import TopicTable
-from aiorocket.broker.handlers.answers import keyed, refuse
 from aiorocket_protocol import (
     GetConsumeStatsRequestHeader,
     GetTopicStatsInfoRequestHeader,

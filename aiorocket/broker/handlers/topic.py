@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from aiorocket.broker.answers import plain_body, refuse
 from aiorocket.broker.core.groups import GroupConfig, GroupConfigs
 from aiorocket.broker.core.names import Refusal, is_system_topic
 from aiorocket.broker.core.offsets import OffsetTable
 from aiorocket.broker.core.topics import Topic, TopicTable
-from aiorocket.broker.handlers.answers import plain_body, refuse
 from aiorocket_protocol import (
     CreateTopicRequestHeader,
     DataVersion,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.send_checks import check_sizes
 from aiorocket.broker.core.transactions import HALF_TOPIC, State, immunity
-from aiorocket.broker.handlers.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.transaction_check import TransactionChecks, name_of
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
