@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable, Iterable
 
 from aiorocket.broker.addresses import advertised, is_loopback
-from aiorocket.broker.core.counters import Counters, SendBack
+from aiorocket.broker.core.counters import GroupCounters, SendBack
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs, GroupTable
 from aiorocket.broker.core.locks import LockTable
 from aiorocket.broker.core.names import SCHEDULE_TOPIC
-from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.topics import Topic, TopicTable
 from aiorocket.broker.core.transactions import TransactionTable
 from aiorocket.broker.handlers.calls import CallHandlers
@@ -70,9 +70,9 @@ class Broker:
         self.configs = GroupConfigs(config.retry_max_times, config.auto_create_groups)
         self.consumers = GroupTable(config.channel_expiry)
         self.producers = GroupTable(config.channel_expiry)
-        self.offsets = OffsetTable()
+        self.offsets = ConsumerOffsets()
         self.locks = LockTable(config.lock_lease, config.lock_grace)
-        self.counters = Counters()
+        self.counters = GroupCounters()
         #: Called with every message that a consumer sent back, once it is stored; must return quickly.
         self.on_send_back: list[Callable[[SendBack], None]] = []
         self.delays = DelaySchedule(config.delay_levels)

@@ -28,7 +28,7 @@ from aiorocket.broker.core.transactions import (
     MAX_CHECKS_TOPIC,
     OP_TOPIC,
     Half,
-    State,
+    HalfState,
     Stored,
     TransactionTable,
     decode_op,
@@ -173,8 +173,8 @@ class TransactionChecks:
 
     def commit(self, half: Half, view: RecordView, ended: Ended) -> None:
         """Deliver the half message in ``view`` and end its transaction."""
-        if half.state is State.DELIVERED:  # it lacked only the op record
-            self._end(half, State.DELIVERED, ended)
+        if half.state is HalfState.DELIVERED:  # it lacked only the op record
+            self._end(half, HalfState.DELIVERED, ended)
             return
         try:
             properties = dict(view.properties)
@@ -187,18 +187,18 @@ class TransactionChecks:
             ended(Refusal(1, f"the half message at {view.physical_offset} does not say where it belongs: {error!r}"))
             return
         sys_flag = view.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT
-        self._place(half, State.DELIVERED, view, topic, queue_id, text, sys_flag, view.physical_offset, ended)
+        self._place(half, HalfState.DELIVERED, view, topic, queue_id, text, sys_flag, view.physical_offset, ended)
 
     def rollback(self, half: Half, ended: Ended) -> None:
         """End a transaction whose message is not to be delivered."""
-        self._end(half, State.OPEN, ended)
+        self._end(half, HalfState.OPEN, ended)
 
     # ---- ending
 
     def _place(
         self,
         half: Half,
-        state: State,
+        state: HalfState,
         view: RecordView,
         topic: str,
         queue_id: int,
@@ -213,20 +213,20 @@ class TransactionChecks:
             if result.status is _OK:
                 self._end(half, state, ended)
             else:
-                self._reopen(half, State.OPEN)
+                self._reopen(half, HalfState.OPEN)
                 ended(put_refusal(result))
             self._left()
 
-        self.table.begin(half, State.ENDING)
+        self.table.begin(half, HalfState.ENDING)
         self._ending += 1
         try:
             store_copy(self._store, view, topic, queue_id, properties, done, sys_flag=sys_flag, prepared=prepared)
         except RocketError as error:
-            self._reopen(half, State.OPEN)
+            self._reopen(half, HalfState.OPEN)
             self._left()
             ended(store_refusal(error) if isinstance(error, StoreError) else Refusal(1, str(error)))
 
-    def _end(self, half: Half, state: State, ended: Ended) -> None:
+    def _end(self, half: Half, state: HalfState, ended: Ended) -> None:
         """Store the op record. If that fails the transaction is in ``state``, and is looked at again soon."""
 
         def done(result: PutResult) -> None:
@@ -238,7 +238,7 @@ class TransactionChecks:
                 ended(put_refusal(result))
             self._left()
 
-        self.table.begin(half, State.ENDING)
+        self.table.begin(half, HalfState.ENDING)
         self._ending += 1
         try:
             self._store.append(
@@ -258,7 +258,7 @@ class TransactionChecks:
             self._left()
             ended(store_refusal(error))
 
-    def _reopen(self, half: Half, state: State) -> None:
+    def _reopen(self, half: Half, state: HalfState) -> None:
         if self.table.reopen(half, self._loop.time() + RETRY_AFTER, state):
             self._driver.update()
 
@@ -274,7 +274,7 @@ class TransactionChecks:
 
     def _due(self, now: float) -> None:
         for half in self.table.take_due(now, MAX_IN_FLIGHT - self._copying):
-            if half.state is State.OPEN:
+            if half.state is HalfState.OPEN:
                 self._check(half)
             else:
                 self._end(half, half.state, _nobody)
@@ -284,7 +284,7 @@ class TransactionChecks:
             data = self._store.read_record(half.physical)
         except (RocketError, OSError) as error:
             _log.error("half message %d cannot be read: %s", half.offset, error)
-            self._reopen(half, State.OPEN)
+            self._reopen(half, HalfState.OPEN)
             return
         if data is None:
             _log.error("half message %d is gone from the log; its transaction ends here", half.offset)
@@ -310,22 +310,22 @@ class TransactionChecks:
             was_full = self._copying >= MAX_IN_FLIGHT
             self._copying -= 1
             if result.status is _OK:
-                waiting = half.state is State.COPYING
+                waiting = half.state is HalfState.COPYING
                 news = self.table.copied(half, result.queue_offset, result.physical_offset, self._loop.time())
                 if waiting:
                     self._ask(view, result, text, *real)
             else:
-                news = half.state is State.COPYING and self.table.reopen(half, self._loop.time() + RETRY_AFTER)
+                news = half.state is HalfState.COPYING and self.table.reopen(half, self._loop.time() + RETRY_AFTER)
             if news or was_full:
                 self._driver.update()
 
-        self.table.begin(half, State.COPYING)
+        self.table.begin(half, HalfState.COPYING)
         self._copying += 1
         try:
             store_copy(self._store, view, HALF_TOPIC, 0, text, done)
         except StoreError:
             self._copying -= 1
-            self._reopen(half, State.OPEN)
+            self._reopen(half, HalfState.OPEN)
 
     def _give_up(self, half: Half, view: RecordView) -> None:
         """Asked often enough: the message goes where an administrator finds it."""
@@ -338,7 +338,7 @@ class TransactionChecks:
         if self._topics.version != version:
             self._topics_changed()
         properties = view.raw_properties
-        self._place(half, State.DISCARDED, view, MAX_CHECKS_TOPIC, 0, properties, view.sys_flag, 0, _nobody)
+        self._place(half, HalfState.DISCARDED, view, MAX_CHECKS_TOPIC, 0, properties, view.sys_flag, 0, _nobody)
 
     def _ask(self, view: RecordView, copy: PutResult, properties: bytes, topic: bytes, queue_id: int) -> None:
         """Send CHECK_TRANSACTION_STATE for a copy that is stored. Without a connection this check is lost, as at

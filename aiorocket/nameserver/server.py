@@ -9,7 +9,7 @@ from typing import Any
 
 from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.core.kv import KeyValues
-from aiorocket.nameserver.core.routes import Registration, RouteTable
+from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable, RequestHandler
 from aiorocket.remoting.server import RemotingServer
@@ -66,7 +66,7 @@ class NameServer:
     def __init__(self, env: Env, config: NameServerConfig) -> None:
         self.config = config
         self._env = env
-        self.routes = RouteTable(config.broker_expiry)
+        self.routes = RouteInfo(config.broker_expiry)
         self.kv = KeyValues()
         self._kv_file = _KvFile(env, config.data) if config.data is not None else None
         self._processors = ProcessorTable()
@@ -194,7 +194,7 @@ class NameServer:
                 for topic in body.topics
             }
         expiry = header.heartbeat_timeout_millis
-        registration = Registration(
+        report = BrokerReport(
             cluster=header.cluster_name,
             name=header.broker_name,
             broker_id=header.broker_id,
@@ -204,7 +204,7 @@ class NameServer:
             expiry=expiry / 1000 if expiry and expiry > 0 else None,
         )
         known = self.routes.holder(header.broker_name, header.broker_id)
-        refusal = self.routes.register(registration, connection=connection, now=asyncio.get_running_loop().time())
+        refusal = self.routes.register(report, connection=connection, now=asyncio.get_running_loop().time())
         self._heard = True
         if refusal is not None:
             _log.warning("registration of %s from %s refused: %s", header.broker_name, connection.peer, refusal)

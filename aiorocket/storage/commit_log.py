@@ -34,7 +34,7 @@ from aiorocket_protocol import BLANK_SIZE, encode_blank
 if TYPE_CHECKING:
     from aiorocket.storage.consume_queue import ConsumeQueue
 
-__all__ = ("CommitLog", "Group")
+__all__ = ("CommitGroup", "CommitLog")
 
 #: Messages after which a group of flush="async" is written at once instead of at the end of the loop turn: a full
 #: read holds a producer's whole window, and answering it in one piece makes producer and broker wait for each other.
@@ -64,7 +64,7 @@ class Run:
         self.buffers: list[bytes] = []
 
 
-class Group:
+class CommitGroup:
     """What is written and acknowledged together. ``marks`` are (queue, its next offset, tags code or None if they
     differ)."""
 
@@ -101,8 +101,8 @@ class CommitLog:
         config: StoreConfig,
         directory: str,
         files: FileCache,
-        committed: Callable[[Group], None],
-        failed: Callable[[list[Group], PutStatus], None],
+        committed: Callable[[CommitGroup], None],
+        failed: Callable[[list[CommitGroup], PutStatus], None],
     ) -> None:
         self._disk = env.disk
         self._config = config
@@ -122,14 +122,14 @@ class CommitLog:
         self.end = self.written = self.synced = 0
         #: Appends at or past this offset need another segment.
         self.limit = 0
-        self.group = Group(0, [])
+        self.group = CommitGroup(0, [])
         self.buffers: list[bytes] = []
         #: Bytes that were assigned a place and are not written yet.
         self.pending = 0
         self.scheduled = False
         #: Why appends are refused; None while they are not.
         self.refusal: StoreError | None = None
-        self._flushing: Group | None = None
+        self._flushing: CommitGroup | None = None
         self._committing = False
         self._rolling_back = False
         self._probe_at = 0.0
@@ -265,11 +265,11 @@ class CommitLog:
     def _new_group(self) -> None:
         active = self._active
         if active is None:
-            self.group = Group(self.end, [])
+            self.group = CommitGroup(self.end, [])
             self.buffers = []
         else:
             run = Run(active, self.end - active.base)
-            self.group = Group(self.end, [run])
+            self.group = CommitGroup(self.end, [run])
             self.buffers = run.buffers
 
     def flush(self) -> None:
@@ -298,7 +298,7 @@ class CommitLog:
             self._spare = Segment(self._directory, active.end, self._config.segment_size)
             self._prepare(self._spare)
 
-    def _write(self, group: Group) -> None:
+    def _write(self, group: CommitGroup) -> None:
         """Blocking. With more than one run, each but the last is synced before the next is begun."""
         last = group.runs[-1]
         for run in group.runs:
@@ -342,7 +342,7 @@ class CommitLog:
         finally:
             self._committing = False
 
-    def _flush_failed(self, group: Group, error: BaseException) -> None:
+    def _flush_failed(self, group: CommitGroup, error: BaseException) -> None:
         behind = self.group
         behind.seal(self.end)
         first = group.runs[0]

@@ -100,39 +100,44 @@ def recover(
 ) -> Recovered:
     """Blocking. StoreCorruptedError when durable bytes are damaged or missing; OSError passes."""
     state = _load(snapshot)
-    run = _Recovery(disk, directory, config, state, tags_code_of)
-    run.find_segments()
-    rebuilt = state is None and bool(run.segments)
+    steps = _Steps(disk, directory, config, state, tags_code_of)
+    steps.find_segments()
+    rebuilt = state is None and bool(steps.segments)
     if not rebuilt:
         try:
-            run.load_queues()
-            run.scan()
+            steps.load_queues()
+            steps.scan()
         except _QueuesDoNotFit:
             rebuilt = True
     if rebuilt:
-        run.forget_queues()
-        run.scan()
-    run.finish()
-    for queue in run.queues.values():
+        steps.forget_queues()
+        steps.scan()
+    steps.finish()
+    for queue in steps.queues.values():
         queue.cached_first = queue.max_offset
         if queue.synced < queue.max_offset:
             sync_queue(disk, queue)
     snapshot.save(
         checkpoint_state(
-            run.queues, replay=run.end, durable=run.end, timestamp=run.timestamp, deleted=run.deleted, clean=False
+            steps.queues,
+            replay=steps.end,
+            durable=steps.end,
+            timestamp=steps.timestamp,
+            deleted=steps.deleted,
+            clean=False,
         )
     )
     report = Recovery(
-        records=run.records,
-        scanned_bytes=run.scanned,
-        truncated_bytes=run.truncated,
-        reason=run.reason if run.truncated else "",
-        clean=run.clean,
+        records=steps.records,
+        scanned_bytes=steps.scanned,
+        truncated_bytes=steps.truncated,
+        reason=steps.reason if steps.truncated else "",
+        clean=steps.clean,
         rebuilt=rebuilt,
-        queues=len(run.queues),
-        end=run.end,
+        queues=len(steps.queues),
+        end=steps.end,
     )
-    return Recovered(run.segments, run.end, run.queues, run.timestamp, run.deleted, report)
+    return Recovered(steps.segments, steps.end, steps.queues, steps.timestamp, steps.deleted, report)
 
 
 def _load(snapshot: Snapshot) -> dict[str, Any] | None:
@@ -148,7 +153,7 @@ def _load(snapshot: Snapshot) -> dict[str, Any] | None:
     return state
 
 
-class _Recovery:
+class _Steps:
     """The steps of one recovery and what they found."""
 
     def __init__(

@@ -21,7 +21,7 @@ from aiorocket.errors import ProtocolError, StoreError
 from aiorocket.runtime.disk import Lock
 from aiorocket.runtime.env import Env
 from aiorocket.storage.chunk_cache import ChunkCache
-from aiorocket.storage.commit_log import CommitLog, Done, Group
+from aiorocket.storage.commit_log import CommitGroup, CommitLog, Done
 from aiorocket.storage.consume_queue import UNIT, ConsumeQueue, queue_directory
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.housekeeping import Housekeeping
@@ -342,7 +342,7 @@ class MessageStore:
 
     # ---- what the commit log reports
 
-    def _committed(self, group: Group) -> None:
+    def _committed(self, group: CommitGroup) -> None:
         dirty = self._behind.dirty
         for queue, upto, _ in group.marks:
             if not queue.deleted:
@@ -361,7 +361,7 @@ class MessageStore:
                 self._behind.write_out(queue)
         self._behind.arm()
 
-    def _acknowledge(self, group: Group) -> None:
+    def _acknowledge(self, group: CommitGroup) -> None:
         pairs = zip(group.dones, group.results, strict=True)
         while True:
             try:
@@ -371,7 +371,7 @@ class MessageStore:
             except Exception as error:  # noqa: BLE001 - one broken callback must not keep the others from their answer
                 self._report("done", error)
 
-    def _failed(self, groups: list[Group], status: PutStatus) -> None:
+    def _failed(self, groups: list[CommitGroup], status: PutStatus) -> None:
         for group in groups:
             for queue, _, _ in group.marks:
                 queue.roll_back()

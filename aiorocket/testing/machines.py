@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from aiorocket.broker.broker import Broker
-from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.client.exits import DeadLetter, Skip
 from aiorocket.client.message import Message
 from aiorocket.client.push.consumer import Consumer
@@ -231,7 +231,7 @@ class SimBroker(_Machine):
         )  # fmt: skip
 
 
-class _WatchedOffsets(OffsetTable):
+class _WatchedOffsets(ConsumerOffsets):
     """Tells the history of each commit that the broker accepted."""
 
     def __init__(self, broker: SimBroker) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aiorocket.broker import Broker
-from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.state import BrokerState
 from aiorocket.config import BrokerConfig, NameServerConfig, RemotingConfig
 from aiorocket.errors import StoreError, StoreLockedError, UsageError
@@ -56,7 +56,7 @@ async def test_a_save_whose_turn_never_came_is_made_up_for(tmp_path: Path) -> No
     """The broker stops while a save waits behind other work of the disk's thread: it is cancelled with the task that
     waits for it, and the last save must not take it for done."""
     disk = real_env().disk
-    offsets, found = OffsetTable(), OffsetTable()
+    offsets, found = ConsumerOffsets(), ConsumerOffsets()
     state = BrokerState(disk, str(tmp_path), {"offsets": offsets})
     await state.load()
     free = threading.Event()

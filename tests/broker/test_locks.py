@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aiorocket.broker import Broker
-from aiorocket.broker.core.locks import FORGET_AFTER, Lock, LockTable, QueueKey
+from aiorocket.broker.core.locks import FORGET_AFTER, LockTable, QueueKey, QueueLock
 from aiorocket.broker.core.topics import Topic
 from aiorocket.config import BrokerConfig
 from aiorocket.errors import ConfigError, RocketError
@@ -40,7 +40,7 @@ def fresh(now: float = 0.0, **changes: Any) -> LockTable:
     return table
 
 
-def take(table: LockTable, client: str, *queues: QueueKey, now: float, group: str = "g") -> list[Lock]:
+def take(table: LockTable, client: str, *queues: QueueKey, now: float, group: str = "g") -> list[QueueLock]:
     """A lock request whose change of owner is recorded at once."""
     if table.lock(group, client, queues, now):
         table.recorded(table.counter, now)
@@ -64,17 +64,17 @@ def test_a_claim_is_no_lock_before_it_is_recorded() -> None:
     assert not table.has_locks("g", 0)
     assert not table.lock("g", "b", [Q0], 1) and table.held("g", "b", [Q0], 1) == []
     table.recorded(table.counter, 2)
-    assert table.held("g", "a", [Q1, Q0, Q2], 2) == [Lock(Q1, 2), Lock(Q0, 1)]
+    assert table.held("g", "a", [Q1, Q0, Q2], 2) == [QueueLock(Q1, 2), QueueLock(Q0, 1)]
     assert table.has_locks("g", 2) and not table.has_locks("other", 2)
 
 
 def test_a_renewal_writes_nothing_and_keeps_the_epoch() -> None:
     table = fresh()
-    assert take(table, "a", Q0, now=0) == [Lock(Q0, 1)]
+    assert take(table, "a", Q0, now=0) == [QueueLock(Q0, 1)]
     version = table.version
     for now in (20, 40, 99, 500):  # the last one long after it ran out: nobody else was the owner since
         assert not table.lock("g", "a", [Q0], now)
-        assert table.held("g", "a", [Q0], now) == [Lock(Q0, 1)]
+        assert table.held("g", "a", [Q0], now) == [QueueLock(Q0, 1)]
     assert table.version == version
 
 
@@ -82,8 +82,8 @@ def test_a_lock_is_taken_over_in_the_moment_it_runs_out_and_under_a_new_epoch() 
     table = fresh()
     take(table, "a", Q0, Q1, now=0)
     assert take(table, "b", Q0, now=59.9) == []
-    assert take(table, "b", Q0, now=60) == [Lock(Q0, 3)]
-    assert take(table, "a", Q0, Q1, now=61) == [Lock(Q1, 2)]
+    assert take(table, "b", Q0, now=60) == [QueueLock(Q0, 3)]
+    assert take(table, "a", Q0, Q1, now=61) == [QueueLock(Q1, 2)]
     assert table.is_stale("g", Q0, 1) and not table.is_stale("g", Q0, 3) and not table.is_stale("g", Q1, 2)
     assert not table.is_stale("other", Q0, 1)
 
@@ -94,7 +94,7 @@ def test_the_old_owner_cannot_renew_while_its_successor_is_being_recorded() -> N
     assert table.lock("g", "b", [Q0], 70)
     assert not table.lock("g", "a", [Q0], 71) and table.held("g", "a", [Q0], 71) == []
     table.recorded(table.counter, 72)
-    assert table.held("g", "b", [Q0], 72) == [Lock(Q0, 2)]
+    assert table.held("g", "b", [Q0], 72) == [QueueLock(Q0, 2)]
 
 
 def test_a_failed_save_grants_nothing_and_its_epoch_is_not_used_again() -> None:
@@ -106,8 +106,8 @@ def test_a_failed_save_grants_nothing_and_its_epoch_is_not_used_again() -> None:
     table.failed(covered)
     assert table.held("g", "b", [Q0, Q1], 72) == [] and not table.is_stale("g", Q0, 1)
     table.recorded(table.counter, 73)
-    assert table.held("g", "c", [Q2], 73) == [Lock(Q2, 4)]
-    assert take(table, "b", Q0, now=74) == [Lock(Q0, 5)]
+    assert table.held("g", "c", [Q2], 73) == [QueueLock(Q2, 4)]
+    assert take(table, "b", Q0, now=74) == [QueueLock(Q0, 5)]
 
 
 def test_what_is_unlocked_is_free_at_once_and_only_its_owner_can() -> None:
@@ -115,7 +115,7 @@ def test_what_is_unlocked_is_free_at_once_and_only_its_owner_can() -> None:
     take(table, "a", Q0, Q1, now=0)
     assert table.unlock("g", "b", [Q0], 1) == 0 and table.unlock("nobody", "a", [Q0], 1) == 0
     assert table.unlock("g", "a", [Q0, Q2], 1) == 1
-    assert take(table, "b", Q0, Q1, now=1) == [Lock(Q0, 3)]
+    assert take(table, "b", Q0, Q1, now=1) == [QueueLock(Q0, 3)]
     assert table.is_stale("g", Q0, 1)
 
 
@@ -125,7 +125,7 @@ def test_an_unlock_withdraws_a_claim() -> None:
     covered = table.counter
     assert table.unlock("g", "a", [Q0], 0) == 1
     table.recorded(covered, 1)
-    assert table.held("g", "a", [Q0], 1) == [] and take(table, "b", Q0, now=1) == [Lock(Q0, 2)]
+    assert table.held("g", "a", [Q0], 1) == [] and take(table, "b", Q0, now=1) == [QueueLock(Q0, 2)]
 
 
 @pytest.mark.parametrize("how", ["failed", "withdrawn"])
@@ -147,8 +147,8 @@ def test_an_owner_whose_lease_ran_out_is_recorded_anew_after_a_claim_that_came_t
     after.start(63, lost=False, floor=0)
     assert after.held("g", "b", [Q0], 63) and not after.lock("g", "a", [Q0], 63)
     table.recorded(table.counter, 63)
-    assert table.held("g", "a", [Q0], 63) == [Lock(Q0, 3)]
-    assert restarted(table, 64).held("g", "a", [Q0], 64) == [Lock(Q0, 3)]
+    assert table.held("g", "a", [Q0], 63) == [QueueLock(Q0, 3)]
+    assert restarted(table, 64).held("g", "a", [Q0], 64) == [QueueLock(Q0, 3)]
 
 
 def test_groups_do_not_share_locks() -> None:
@@ -163,16 +163,16 @@ def test_after_a_restart_recorded_owners_have_a_fresh_lease_and_epochs_go_on() -
     take(before, "a", Q1, now=1000)
     before.unlock("g", "a", [Q1], 1000)
     table = restarted(before, 5)  # a new process, perhaps a new machine: its monotonic clock has another zero
-    assert table.held("g", "a", [Q0], 5) == [Lock(Q0, 1)]
-    assert take(table, "b", Q0, Q1, now=64.9) == [Lock(Q1, 3)]
-    assert take(table, "b", Q0, now=65) == [Lock(Q0, 4)]
+    assert table.held("g", "a", [Q0], 5) == [QueueLock(Q0, 1)]
+    assert take(table, "b", Q0, Q1, now=64.9) == [QueueLock(Q1, 3)]
+    assert take(table, "b", Q0, now=65) == [QueueLock(Q0, 4)]
     assert restarted(table, 0).to_dict() == table.to_dict()
 
 
 def test_a_lost_record_costs_half_a_minute_and_epochs_rise_above_all_that_were() -> None:
     table = restarted(fresh(), 100, lost=True, floor=1_000_000)
     assert not table.lock("g", "b", [Q0], 129.9) and table.closed_for(129.9) == pytest.approx(0.1)
-    assert take(table, "b", Q0, now=130) == [Lock(Q0, 1_000_001)]
+    assert take(table, "b", Q0, now=130) == [QueueLock(Q0, 1_000_001)]
 
 
 def test_a_second_restart_while_nobody_is_granted_waits_as_long_again() -> None:
@@ -189,7 +189,7 @@ def test_an_older_record_is_no_record() -> None:
     table.load(old.to_dict())
     table.start(0, lost=True, floor=50)
     assert table.held("g", "a", [Q0], 1) == [] and take(table, "a", Q0, now=29) == []
-    assert take(table, "c", Q0, now=30) == [Lock(Q0, 51)]
+    assert take(table, "c", Q0, now=30) == [QueueLock(Q0, 51)]
 
 
 def test_groups_that_died_are_forgotten_and_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_groups_that_died_are_forgotten_and_the_table_is_bounded(monkeypatch: py
     assert len(table) == 200
     take(table, "a", Q0, now=LEASE + FORGET_AFTER - 1, group="g0")
     assert len(table) == 200
-    assert take(table, "b", Q2, now=LEASE + FORGET_AFTER + 60, group="new") == [Lock(Q2, 201)]
+    assert take(table, "b", Q2, now=LEASE + FORGET_AFTER + 60, group="new") == [QueueLock(Q2, 201)]
     assert len(table) == 2 and {group for group, *_ in table.holders(LEASE + FORGET_AFTER + 58)} == {"g0", "new"}
     monkeypatch.setattr("aiorocket.broker.core.locks.MAX_ENTRIES", 3)
     assert len(take(table, "b", Q0, Q1, Q2, now=LEASE + FORGET_AFTER + 61, group="more")) == 1
@@ -220,7 +220,7 @@ def test_a_full_table_is_not_searched_for_every_queue_that_is_asked_for(monkeypa
     assert take(table, "b", *(QueueKey("T", "broker-a", number) for number in range(10, 1010)), now=30) == []
     assert len(sweeps) == 1
     after = LEASE + FORGET_AFTER
-    assert take(table, "b", Q2, now=after) == [Lock(Q2, 3)]
+    assert take(table, "b", Q2, now=after) == [QueueLock(Q2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ class OneOwner(RuleBasedStateMachine):
         #: Requests on their way, requests that wait for a save, answers on their way: (client, asked at, queues).
         self.requests: list[tuple[str, float, tuple[QueueKey, ...]]] = []
         self.waiting: list[tuple[str, float, tuple[QueueKey, ...]]] = []
-        self.answers: list[tuple[str, float, list[Lock]]] = []
+        self.answers: list[tuple[str, float, list[QueueLock]]] = []
         self.trust: dict[tuple[str, QueueKey], float] = {}
         self.gave_up: dict[tuple[str, QueueKey], float] = {}
         self.epochs: dict[int, tuple[str, QueueKey]] = {}
@@ -466,7 +466,7 @@ async def test_an_unlock_that_was_overtaken_by_a_new_connection_unlocks_nothing(
 
 async def test_who_locked_last_is_forgotten_when_it_has_gone(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiorocket.broker.handlers.locks.KEPT", 4)
-    handlers: Any = broker._router._handlers[41].__self__  # type: ignore[attr-defined]
+    handlers: Any = broker._processors._handlers[41].__self__  # type: ignore[attr-defined]
 
     async def come_and_go(left: int) -> int:
         handlers._kept = 4

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorocket.broker import Broker
-from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.runtime.env import memory_env
 from aiorocket.testing import SimHost, Simulation, simulate
 from aiorocket_protocol import (
@@ -274,7 +274,7 @@ async def test_an_administrator_that_speaks_msgpack_gets_queues_as_text(broker: 
 
 @given(st.lists(st.tuples(st.sampled_from(["commit", "reset", "take"]), st.integers(0, 9))))
 def test_a_reset_is_taken_once_and_nothing_moves_the_offset_before(steps: list[tuple[str, int]]) -> None:
-    table = OffsetTable()
+    table = ConsumerOffsets()
     offset: int | None = None
     waiting: int | None = None
     for step, number in steps:
@@ -288,14 +288,14 @@ def test_a_reset_is_taken_once_and_nothing_moves_the_offset_before(steps: list[t
             table.commit("g", "T", 0, number)
             offset = number if waiting is None else offset
         assert table.query("g", "T", 0) == offset and table.waiting_reset("g", "T", 0) == waiting
-        again = OffsetTable()
+        again = ConsumerOffsets()
         again.load(json.loads(json.dumps(table.to_dict())))
         assert again.query("g", "T", 0) == offset and again.take_reset("g", "T", 0) == waiting
         assert bool(table.resets) is (waiting is not None)
 
 
 def test_a_deleted_topic_takes_its_resets_along() -> None:
-    table = OffsetTable()
+    table = ConsumerOffsets()
     table.reset("g", "T", 0, 5)
     table.delete_topic("T")
     assert not table.resets and table.query("g", "T", 0) is None

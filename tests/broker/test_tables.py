@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aiorocket.broker.core.groups import GroupConfig, GroupConfigs, GroupTable
 from aiorocket.broker.core.names import FORBIDDEN_TOPICS, Refusal, is_topic_name
-from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.topics import Topic, TopicTable
 from aiorocket_protocol import SubscriptionData
 
@@ -100,7 +100,7 @@ def test_what_the_send_path_asks_is_computed_once() -> None:
 
 
 def test_a_commit_is_kept_even_when_it_goes_back_and_a_negative_one_never() -> None:
-    offsets = OffsetTable()
+    offsets = ConsumerOffsets()
     assert offsets.query("g", "T", 0) is None
     assert offsets.commit("g", "T", 0, 5) is False
     assert offsets.commit("g", "T", 0, 3) is True  # lower: accepted, and told to the log
@@ -113,10 +113,10 @@ def test_a_commit_is_kept_even_when_it_goes_back_and_a_negative_one_never() -> N
 
 
 def test_offsets_come_back_and_go_with_their_topic_or_group() -> None:
-    offsets = OffsetTable()
+    offsets = ConsumerOffsets()
     for group, topic in (("g", "T"), ("g", "U"), ("h", "T")):
         offsets.commit(group, topic, 2, 9)
-    other = OffsetTable()
+    other = ConsumerOffsets()
     other.load(offsets.to_dict())
     assert sorted(other) == [("g", "T", 2, 9), ("g", "U", 2, 9), ("h", "T", 2, 9)]
     assert other.topics("g") == ["T", "U"] and other.groups("T") == ["g", "h"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiorocket.broker import Broker
 from aiorocket.broker.core.transactions import (
-    State,
+    HalfState,
     Stored,
     TransactionTable,
     decode_op,
@@ -58,12 +58,12 @@ def test_when_a_producer_is_asked() -> None:
     assert not one.add(1, 500, 100.0, 60.0)  # asks to be left alone for a minute
     assert one.next_due() == 106.0 and not one.take_due(105.9, 10)
     (half,) = one.take_due(106.0, 10)
-    one.begin(half, State.COPYING)
+    one.begin(half, HalfState.COPYING)
     assert one.next_due() == 160.0
     assert one.copied(half, 2, 900, 106.1) and one.next_due() == 136.1
     assert not one.is_hopeless(half)
-    one.begin(half, State.COPYING)
-    one.begin(half, State.ENDING)  # the producer's end came while the copy was on its way
+    one.begin(half, HalfState.COPYING)
+    one.begin(half, HalfState.ENDING)  # the producer's end came while the copy was on its way
     assert not one.copied(half, 3, 1300, 136.2) and half.offset == 3 and one.is_hopeless(half)
     one.ended(half, 0)
     assert one.get(0) is None and one.next_due() == 160.0 and len(one) == 1
@@ -74,10 +74,10 @@ def test_what_failed_is_looked_at_again() -> None:
     one.add(0, 0, 0.0, None)
     half = one.get(0)
     assert half is not None
-    one.begin(half, State.ENDING)
+    one.begin(half, HalfState.ENDING)
     assert one.next_due() is None
-    assert one.reopen(half, 3.0, State.DELIVERED) and one.next_due() == 3.0
-    assert one.take_due(3.0, 5) == [half] and half.state is State.DELIVERED
+    assert one.reopen(half, 3.0, HalfState.DELIVERED) and one.next_due() == 3.0
+    assert one.take_due(3.0, 5) == [half] and half.state is HalfState.DELIVERED
     one.forget(half)
     assert one.next_due() is None and one.to_dict() == {"half": 1, "op": 0, "opEnd": 0}
 
@@ -171,15 +171,15 @@ def test_a_restart_finds_exactly_what_is_open(steps: list[tuple[str, int]]) -> N
             half = queues.table.get(name)
             assert half is not None
             if step == "copy":
-                queues.table.begin(half, State.COPYING)
+                queues.table.begin(half, HalfState.COPYING)
                 queues.halves.append((name, half.checks + 1))
                 opened[name] = len(queues.halves) - 1
                 queues.table.copied(half, opened[name], opened[name], 0.0)
             else:
                 queues.ops.append(decode_op(encode_op(half)))
                 if step == "race":  # the op record is on its way when the copy of a check is stored
-                    queues.table.begin(half, State.COPYING)
-                    queues.table.begin(half, State.ENDING)
+                    queues.table.begin(half, HalfState.COPYING)
+                    queues.table.begin(half, HalfState.ENDING)
                     queues.halves.append((name, half.checks + 1))
                     queues.table.copied(half, len(queues.halves) - 1, 0, 0.0)
                 queues.table.ended(half, len(queues.ops) - 1)

@@ -1,21 +1,21 @@
-"""RouteTable and KeyValues: decisions without a loop."""
+"""RouteInfo and KeyValues: decisions without a loop."""
 
 from __future__ import annotations
 
 import pytest
 
 from aiorocket.nameserver.core.kv import KeyValues
-from aiorocket.nameserver.core.routes import Registration, RouteTable
+from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
 from aiorocket_protocol import DataVersion, QueueData
 
 
-def registration(name: str = "a", address: str = "10.0.0.1:10911", *topics: str, **changes: object) -> Registration:
+def registration(name: str = "a", address: str = "10.0.0.1:10911", *topics: str, **changes: object) -> BrokerReport:
     queues = {topic: QueueData(name, 4, 4, 6) for topic in (topics or ("T", "U"))}
-    return Registration("C", name, 0, address, queues, DataVersion(1, 1))._replace(**changes)  # type: ignore[arg-type]
+    return BrokerReport("C", name, 0, address, queues, DataVersion(1, 1))._replace(**changes)  # type: ignore[arg-type]
 
 
 def test_a_route_has_the_queues_and_addresses_of_every_live_broker() -> None:
-    table = RouteTable(120)
+    table = RouteInfo(120)
     assert table.register(registration("a"), connection=1, now=0) is None
     assert table.register(registration("b", "10.0.0.2:10911"), connection=2, now=0) is None
     route = table.topic_route("T")
@@ -26,7 +26,7 @@ def test_a_route_has_the_queues_and_addresses_of_every_live_broker() -> None:
 
 
 def test_a_second_broker_of_the_name_is_refused_while_the_first_is_connected_and_named_to_it() -> None:
-    table = RouteTable(120)
+    table = RouteInfo(120)
     table.register(registration(), connection=1, now=0)
     why = table.register(registration(address="10.0.0.9:10911"), connection=2, now=1)
     assert why is not None and "10.0.0.1:10911" in why and "10.0.0.9:10911" in why
@@ -37,7 +37,7 @@ def test_a_second_broker_of_the_name_is_refused_while_the_first_is_connected_and
 
 
 def test_the_same_address_on_a_new_connection_is_the_same_broker() -> None:
-    table = RouteTable(120)
+    table = RouteInfo(120)
     table.register(registration(), connection=1, now=0)
     assert table.register(registration(), connection=2, now=1) is None
     assert table.lost(1) == []  # the old connection is noticed late and takes nothing with it
@@ -45,7 +45,7 @@ def test_the_same_address_on_a_new_connection_is_the_same_broker() -> None:
 
 
 def test_a_broker_that_does_not_register_in_time_is_dropped_at_its_deadline() -> None:
-    table = RouteTable(120)
+    table = RouteInfo(120)
     table.register(registration(), connection=1, now=0)
     table.register(registration("b", "10.0.0.2:1", expiry=30.0), connection=2, now=10)
     assert table.next_deadline() == 40
@@ -59,7 +59,7 @@ def test_a_broker_that_does_not_register_in_time_is_dropped_at_its_deadline() ->
 
 
 def test_a_first_registration_of_exactly_one_topic_is_an_incremental_update_of_an_unknown_broker() -> None:
-    table = RouteTable(120)
+    table = RouteInfo(120)
     why = table.register(registration("a", "h:1", "only"), connection=1, now=0)
     assert why is not None and "whole topic table" in why
     table.register(registration(), connection=1, now=0)
@@ -69,7 +69,7 @@ def test_a_first_registration_of_exactly_one_topic_is_an_incremental_update_of_a
 
 
 def test_an_unchanged_version_renews_the_lease_without_touching_permissions() -> None:
-    table = RouteTable(120)
+    table = RouteInfo(120)
     table.register(registration(), connection=1, now=0)
     assert table.set_writable("a", False) == 2
     table.register(registration(), connection=1, now=50)
@@ -84,7 +84,7 @@ def test_an_unchanged_version_renews_the_lease_without_touching_permissions() ->
 
 
 def test_only_the_holder_can_unregister() -> None:
-    table = RouteTable(120)
+    table = RouteInfo(120)
     table.register(registration(), connection=1, now=0)
     assert not table.unregister("a", 0, "10.0.0.9:1")
     assert table.unregister("a", 0, "10.0.0.1:10911")
@@ -93,7 +93,7 @@ def test_only_the_holder_can_unregister() -> None:
 
 @pytest.mark.parametrize(("cluster", "left"), [(None, []), ("C", []), ("other", ["T"])])
 def test_a_topic_is_deleted_everywhere_or_in_one_cluster(cluster: str | None, left: list[str]) -> None:
-    table = RouteTable(120)
+    table = RouteInfo(120)
     table.register(registration("a", "10.0.0.1:10911", "T", "U"), connection=1, now=0)
     table.delete_topic("U")
     table.delete_topic("T", cluster)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-__all__ = ("Counters", "SendBack")
+__all__ = ("GroupCounters", "SendBack")
 
 
 class SendBack(NamedTuple):
@@ -27,7 +27,7 @@ class SendBack(NamedTuple):
     dead: bool
 
 
-class Counters:
+class GroupCounters:
     """Per consumer group, since the broker started. Dead letters are send-backs and retry sends that ended there."""
 
     def __init__(self) -> None:

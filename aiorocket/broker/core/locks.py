@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ("Lock", "LockTable", "QueueKey")
+__all__ = ("LockTable", "QueueKey", "QueueLock")
 
 #: Entries nobody has held for this long are forgotten. Their epochs are not used again: one counter serves all queues.
 FORGET_AFTER = 600.0
@@ -32,7 +32,7 @@ class QueueKey(NamedTuple):
     queue_id: int
 
 
-class Lock(NamedTuple):
+class QueueLock(NamedTuple):
     """A queue that is held, and the epoch it is held under."""
 
     queue: QueueKey
@@ -142,7 +142,7 @@ class LockTable:
             entry.claim, entry.claimant = 0, ""
             self.version += 1
 
-    def held(self, group: str, client: str, queues: Iterable[QueueKey], now: float) -> list[Lock]:
+    def held(self, group: str, client: str, queues: Iterable[QueueKey], now: float) -> list[QueueLock]:
         """What of ``queues`` the client owns now, in their order."""
         entries = self._groups.get(group)
         if entries is None or now < self._opens:
@@ -151,7 +151,7 @@ class LockTable:
         for queue in queues:
             entry = entries.get(queue)
             if entry is not None and entry.owner == client and entry.until > now:
-                found.append(Lock(queue, entry.epoch))
+                found.append(QueueLock(queue, entry.epoch))
         return found
 
     def unlock(self, group: str, client: str, queues: Iterable[QueueKey], now: float) -> int:

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
-__all__ = ("OffsetTable",)
+__all__ = ("ConsumerOffsets",)
 
 
-class OffsetTable:
+class ConsumerOffsets:
     """(group, topic) → {queue id: next offset to read}."""
 
     def __init__(self) -> None:

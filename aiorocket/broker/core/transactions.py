@@ -19,7 +19,7 @@ __all__ = (
     "MAX_CHECKS_TOPIC",
     "OP_TOPIC",
     "Half",
-    "State",
+    "HalfState",
     "Stored",
     "TransactionTable",
     "decode_op",
@@ -37,7 +37,7 @@ MAX_CHECKS_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 _BLOCK = 256
 
 
-class State(Enum):
+class HalfState(Enum):
     """OPEN is to be asked about. COPYING and ENDING wait for the store: for the copy of a check, for the end (an end
     may overtake a copy, never the other way). DELIVERED and DISCARDED stand where they belong and only lack their op
     record."""
@@ -49,7 +49,7 @@ class State(Enum):
     DISCARDED = 4
 
 
-_BUSY = (State.COPYING, State.ENDING)
+_BUSY = (HalfState.COPYING, HalfState.ENDING)
 
 
 class Half:
@@ -63,7 +63,7 @@ class Half:
         self.physical = physical
         self.checks = checks
         self.due = due
-        self.state = State.OPEN
+        self.state = HalfState.OPEN
 
     def __repr__(self) -> str:
         return f"Half({self.name}, at {self.offset}, {self.checks} checks, {self.state.name})"
@@ -112,11 +112,11 @@ class TransactionTable:
         self.version += 1
         return self._schedule(half)
 
-    def begin(self, half: Half, state: State) -> None:
+    def begin(self, half: Half, state: HalfState) -> None:
         """Something about it is on its way to the store (COPYING or ENDING): it is not asked about meanwhile."""
         half.state = state
 
-    def reopen(self, half: Half, due: float, state: State = State.OPEN) -> bool:
+    def reopen(self, half: Half, due: float, state: HalfState = HalfState.OPEN) -> bool:
         """It could not be stored: look again at ``due``. True when that is the next deadline."""
         half.state = state
         half.due = due
@@ -131,7 +131,7 @@ class TransactionTable:
         self._open.move_to_end(half.name)
         self._next_half = max(self._next_half, offset + 1)
         self.version += 1
-        return half.state is State.COPYING and self.reopen(half, now + self._interval)
+        return half.state is HalfState.COPYING and self.reopen(half, now + self._interval)
 
     def ended(self, half: Half, op_offset: int) -> None:
         """Its op record is stored at ``op_offset`` of the op queue."""

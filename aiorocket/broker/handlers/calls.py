@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from aiorocket.broker.answers import keyed, plain_body, refuse
 from aiorocket.broker.core.groups import ConsumerGroup, GroupConfigs, GroupTable, Member
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.topics import Topic, TopicTable
 from aiorocket.errors import RemoteError, RequestTimeoutError, RocketError
 from aiorocket_protocol import (
@@ -57,7 +57,7 @@ class CallHandlers:
         topics: TopicTable,
         consumers: GroupTable,
         configs: GroupConfigs,
-        offsets: OffsetTable,
+        offsets: ConsumerOffsets,
         reset: Callable[[str, str, int], None],
         save: Callable[[], asyncio.Future[None]],
     ) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import refuse
-from aiorocket.broker.core.counters import Counters
+from aiorocket.broker.core.counters import GroupCounters
 from aiorocket.broker.core.locks import LockTable, QueueKey
 from aiorocket.broker.core.names import Refusal
 from aiorocket_protocol import (
@@ -51,7 +51,7 @@ class LockHandlers:
         server: RemotingServer,
         *,
         broker: str,
-        counters: Counters,
+        counters: GroupCounters,
         save: Callable[[], asyncio.Future[None]],
     ) -> None:
         self._loop = loop

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.groups import GroupConfigs
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.topics import TopicTable
 from aiorocket_protocol import (
     GetEarliestMsgStoretimeRequestHeader,
@@ -48,7 +48,7 @@ class OffsetHandlers:
         store: MessageStore,
         topics: TopicTable,
         configs: GroupConfigs,
-        offsets: OffsetTable,
+        offsets: ConsumerOffsets,
         stale: Callable[[str, str, int, str], Refusal | None],
     ) -> None:
         self._store = store
@@ -131,7 +131,7 @@ class OffsetHandlers:
 
 
 def warn_of_lower(
-    offsets: OffsetTable, connection: Connection, group: str, topic: str, queue_id: int, offset: int
+    offsets: ConsumerOffsets, connection: Connection, group: str, topic: str, queue_id: int, offset: int
 ) -> None:
     """A commit below the stored offset has been accepted, as resets and repairs need it; anything else is a mistake.
     Two clients of one id would make it with each pull: one line a minute for a group's topic."""

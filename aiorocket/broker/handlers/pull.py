@@ -16,7 +16,7 @@ from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.groups import GroupConfigs, GroupTable, Subscription
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.pull_checks import (
     FLAG_CLASS_FILTER,
     FLAG_COMMIT,
@@ -84,7 +84,7 @@ class PullHandlers:
         topics: TopicTable,
         groups: GroupTable,
         configs: GroupConfigs,
-        offsets: OffsetTable,
+        offsets: ConsumerOffsets,
         stale: Callable[[str, str, int, str], object | None] = lambda *_: None,
     ) -> None:
         self._loop = loop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiorocket.broker.core.counters import Counters
+from aiorocket.broker.core.counters import GroupCounters
 from aiorocket.broker.core.groups import GroupTable
 from aiorocket_protocol import (
     KVTable,
@@ -27,7 +27,7 @@ NO_TPS = "0.0 0.0 0.0"
 class QueryHandlers:
     """Handlers for 12, 28 and 33."""
 
-    def __init__(self, env: Env, *, store: MessageStore, consumers: GroupTable, counters: Counters) -> None:
+    def __init__(self, env: Env, *, store: MessageStore, consumers: GroupTable, counters: GroupCounters) -> None:
         self._counters = counters
         self._clock = env.clock
         self._store = store

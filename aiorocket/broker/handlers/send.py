@@ -13,7 +13,7 @@ from struct import pack
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
-from aiorocket.broker.core.counters import Counters
+from aiorocket.broker.core.counters import GroupCounters
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs
 from aiorocket.broker.core.names import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, Refusal
@@ -76,10 +76,10 @@ class SendHandlers:
         transactions: TransactionHandlers,
         topics_changed: Callable[[], None],
         has_locks: Callable[[str], bool] = lambda group: False,
-        counters: Counters | None = None,
+        counters: GroupCounters | None = None,
     ) -> None:
         self._has_locks = has_locks
-        self._counters = counters or Counters()
+        self._counters = counters or GroupCounters()
         self._clock = env.clock
         self._entropy = env.entropy
         self._config = config

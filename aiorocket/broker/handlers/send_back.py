@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.copies import store_copy
-from aiorocket.broker.core.counters import Counters, SendBack
+from aiorocket.broker.core.counters import GroupCounters, SendBack
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs
 from aiorocket.broker.core.names import SCHEDULE_TOPIC, Refusal, retry_topic
@@ -52,7 +52,7 @@ class SendBackHandler:
         configs: GroupConfigs,
         delays: DelaySchedule,
         topics_changed: Callable[[], None],
-        counters: Counters,
+        counters: GroupCounters,
         hooks: Sequence[Callable[[SendBack], None]],
     ) -> None:
         self._clock = env.clock

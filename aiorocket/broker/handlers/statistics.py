@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aiorocket.broker.answers import keyed, refuse
 from aiorocket.broker.core.groups import GroupTable
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.topics import TopicTable
 from aiorocket_protocol import (
     GetConsumeStatsRequestHeader,
@@ -49,7 +49,7 @@ class StatisticsHandlers:
         store: MessageStore,
         topics: TopicTable,
         consumers: GroupTable,
-        offsets: OffsetTable,
+        offsets: ConsumerOffsets,
     ) -> None:
         self._clock = clock
         self._broker = broker

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from aiorocket.broker.answers import plain_body, refuse
 from aiorocket.broker.core.groups import GroupConfig, GroupConfigs
 from aiorocket.broker.core.names import Refusal, is_system_topic
-from aiorocket.broker.core.offsets import OffsetTable
+from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.topics import Topic, TopicTable
 from aiorocket_protocol import (
     CreateTopicRequestHeader,
@@ -43,7 +43,7 @@ class TopicHandlers:
         store: MessageStore,
         topics: TopicTable,
         configs: GroupConfigs,
-        offsets: OffsetTable,
+        offsets: ConsumerOffsets,
         topic_version: Callable[[], DataVersion],
         save: Callable[[], Awaitable[None]],
         deleted: Callable[[Topic], None],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.send_checks import check_sizes
-from aiorocket.broker.core.transactions import HALF_TOPIC, State, immunity
+from aiorocket.broker.core.transactions import HALF_TOPIC, HalfState, immunity
 from aiorocket.broker.transaction_check import TransactionChecks, name_of
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
@@ -149,9 +149,9 @@ class TransactionHandlers:
         name = name_of(view)
         half = self._checks.table.get(name)
         commits = outcome == SYS_FLAG_TRANSACTION_COMMIT
-        if half is None or half.state is State.DISCARDED or (half.state is State.DELIVERED and not commits):
+        if half is None or half.state is HalfState.DISCARDED or (half.state is HalfState.DELIVERED and not commits):
             return _refused(ResponseCode.SYSTEM_ERROR, f"{_GONE}: the transaction of half message {name} has ended")
-        if half.state is State.ENDING:
+        if half.state is HalfState.ENDING:
             return _refused(ResponseCode.SYSTEM_ERROR, f"the transaction of half message {name} is being ended already")
 
         def ended(refusal: Refusal | None) -> None:

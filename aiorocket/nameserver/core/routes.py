@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from aiorocket_protocol import BrokerData, DataVersion, QueueData, TopicRouteData
 
-__all__ = ("Registration", "RouteTable")
+__all__ = ("BrokerReport", "RouteInfo")
 
 PERM_WRITE = 2
 
 
-class Registration(NamedTuple):
+class BrokerReport(NamedTuple):
     """What a broker says of itself. ``topics`` is None when it only renews its lease."""
 
     cluster: str
@@ -33,16 +33,16 @@ class Registration(NamedTuple):
 class _Broker:
     __slots__ = ("address", "cluster", "connection", "expiry", "seen", "version")
 
-    def __init__(self, registration: Registration, connection: Hashable, now: float, expiry: float) -> None:
-        self.cluster = registration.cluster
-        self.address = registration.address
+    def __init__(self, report: BrokerReport, connection: Hashable, now: float, expiry: float) -> None:
+        self.cluster = report.cluster
+        self.address = report.address
         self.connection = connection
         self.seen = now
         self.expiry = expiry
         self.version: DataVersion | None = None
 
 
-class RouteTable:
+class RouteInfo:
     """The name server's memory. ``connection`` is anything that stands for a live connection."""
 
     def __init__(self, expiry: float) -> None:
@@ -50,7 +50,7 @@ class RouteTable:
         self._brokers: dict[tuple[str, int], _Broker] = {}
         self._topics: dict[str, dict[str, QueueData]] = {}
 
-    def register(self, what: Registration, *, connection: Hashable, now: float) -> str | None:
+    def register(self, what: BrokerReport, *, connection: Hashable, now: float) -> str | None:
         """None when accepted, else why not (for the remark of a SYSTEM_ERROR)."""
         key = (what.name, what.broker_id)
         known = self._brokers.get(key)
