@@ -65,6 +65,13 @@ def test_who_is_cancelled_in_the_line_leaves_its_place() -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await asyncio.wait_for(tasks[2], 1)
+        assert [task.cancelled() for task in tasks] == [True, True, False]
+        # It has the one place there is: whoever went away has freed none but its own.
+        last = asyncio.ensure_future(backlog.acquire("b"))
+        await asyncio.sleep(1)
+        assert not last.done()
+        backlog.release("b")
+        await asyncio.wait_for(last, 1)
 
     simulate(main)
 
