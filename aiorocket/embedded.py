@@ -15,7 +15,6 @@ from typing import Any
 from aiorocket.broker.broker import Broker
 from aiorocket.client.pull.pull_consumer import PullConsumer
 from aiorocket.client.push.consumer import Consumer
-from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.transaction import TransactionProducer
 from aiorocket.client.session import Client
@@ -24,11 +23,9 @@ from aiorocket.errors import UsageError
 from aiorocket.model import check_topic
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.env import Env, real_env
-from aiorocket_protocol import CreateTopicRequestHeader, RequestCode
+from aiorocket_protocol import AUTO_CREATE_TOPIC, PERM_READ_WRITE, SINGLE_TAG, CreateTopicRequestHeader, RequestCode
 
 __all__ = ("Embedded", "embed")
-
-_READ_AND_WRITE = 6
 
 
 class Embedded:
@@ -90,7 +87,7 @@ class Embedded:
     async def create_topic(self, topic: str, queues: int = 4) -> None:
         """Create ``topic``, or change its number of queues. It has a route when this returns."""
         header = CreateTopicRequestHeader(
-            check_topic(topic), AUTO_CREATE_TOPIC, queues, queues, _READ_AND_WRITE, "SINGLE_TAG", False
+            check_topic(topic), AUTO_CREATE_TOPIC, queues, queues, PERM_READ_WRITE, SINGLE_TAG, False
         )
         async with self.client() as client:
             await client.call(self.broker.address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)

@@ -11,7 +11,12 @@ import time
 from typing import cast
 
 from aiorocket_protocol import (
+    ALL_TAGS,
+    AUTO_CREATE_TOPIC,
     MSGPACK,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    TAG,
     FrameSplitter,
     PullMessageRequestHeader,
     RemotingCommand,
@@ -22,7 +27,6 @@ from aiorocket_protocol import (
     encode,
 )
 
-SUSPEND, SUBSCRIPTION = 2, 4
 HOLD_MS = 15_000
 #: Connections opened at once; opening them all takes a hold, so that their holds end evenly spread, as they do in life.
 OPENING = 5
@@ -42,7 +46,8 @@ class Puller(asyncio.Protocol):
 
     def pull(self) -> None:
         header = PullMessageRequestHeader(
-            "parked", self.topic, self.queue_id, self.offset, 32, SUSPEND | SUBSCRIPTION, 0, HOLD_MS, 0, "*", "TAG"
+            "parked", self.topic, self.queue_id, self.offset, 32, PULL_SUSPEND | PULL_SUBSCRIPTION, 0, HOLD_MS, 0,
+            ALL_TAGS, TAG,
         )  # fmt: skip
         self.transport.write(encode(RemotingCommand.request(RequestCode.PULL_MESSAGE, header), MSGPACK))
 
@@ -62,7 +67,9 @@ class Sender(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def send(self, topic: str, queue_id: int) -> None:
-        header = SendMessageRequestHeaderV2("bench", topic, "TBW102", 4, queue_id, 0, int(time.time() * 1000), 0, "")
+        header = SendMessageRequestHeaderV2(
+            "bench", topic, AUTO_CREATE_TOPIC, 4, queue_id, 0, int(time.time() * 1000), 0, ""
+        )
         command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, body=b"wake")
         self.transport.write(encode(command, MSGPACK))
 

@@ -11,7 +11,6 @@ from aiorocket.broker.core.counters import GroupCounters, SendBack
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs, GroupTable
 from aiorocket.broker.core.locks import LockTable
-from aiorocket.broker.core.names import SCHEDULE_TOPIC
 from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.topics import Topic, TopicTable
 from aiorocket.broker.core.transactions import TransactionTable
@@ -40,7 +39,7 @@ from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket.storage.results import Recovery
 from aiorocket.storage.store import MessageStore
-from aiorocket_protocol import DataVersion, RecordView, RequestCode, tags_code
+from aiorocket_protocol import SCHEDULE_TOPIC, DataVersion, RecordView, RequestCode, tags_code
 
 __all__ = ("Broker",)
 

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from aiorocket.broker.copies import store_copy
 from aiorocket.broker.core.delay import DelaySchedule
-from aiorocket.broker.core.names import SCHEDULE_TOPIC
 from aiorocket.errors import RocketError, StoreError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import PutResult, PutStatus
-from aiorocket_protocol import ProtocolError, RecordView, encode_properties
+from aiorocket_protocol import SCHEDULE_TOPIC, ProtocolError, RecordView, encode_properties
 
 if TYPE_CHECKING:
     from aiorocket.runtime.clock import Clock

@@ -23,22 +23,14 @@ from aiorocket.broker.copies import store_copy
 from aiorocket.broker.core.groups import GroupTable
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.topics import TopicTable
-from aiorocket.broker.core.transactions import (
-    HALF_TOPIC,
-    MAX_CHECKS_TOPIC,
-    OP_TOPIC,
-    Half,
-    HalfState,
-    Stored,
-    TransactionTable,
-    decode_op,
-    encode_op,
-    immunity,
-)
+from aiorocket.broker.core.transactions import Half, HalfState, Stored, TransactionTable, decode_op, encode_op, immunity
 from aiorocket.errors import RocketError, StoreError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
+    HALF_TOPIC,
+    MAX_CHECKS_TOPIC,
+    OP_TOPIC,
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
     CheckTransactionStateRequestHeader,

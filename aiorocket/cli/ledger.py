@@ -9,8 +9,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from aiorocket.broker.broker import Broker
-from aiorocket.broker.core.names import SCHEDULE_TOPIC
-from aiorocket_protocol import PROPERTY_ORIGIN_MESSAGE_ID, RecordView, split_records
+from aiorocket_protocol import (
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    SCHEDULE_TOPIC,
+    RecordView,
+    dlq_topic,
+    retry_topic,
+    split_records,
+)
 
 __all__ = (
     "DEAD_TOPIC",
@@ -28,8 +34,8 @@ __all__ = (
 
 TOPIC = "demo"
 GROUP = "demo-readers"
-RETRY_TOPIC = f"%RETRY%{GROUP}"
-DEAD_TOPIC = f"%DLQ%{GROUP}"
+RETRY_TOPIC = retry_topic(GROUP)
+DEAD_TOPIC = dlq_topic(GROUP)
 QUEUES = 4
 
 #: The property that names a line for good: copies of its message on their way through retries carry it too.

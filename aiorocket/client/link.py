@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from aiorocket.runtime.env import Env
     from aiorocket_protocol import ConsumerData, RemotingCommand
 
-__all__ = ("INNER_PRODUCER", "GroupLink", "GroupMember", "Link", "Registry")
-
-#: RocketMQ's name for the producer inside every client; brokers and tools expect to see it.
-INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
+__all__ = ("GroupLink", "GroupMember", "Link", "Registry")
 
 
 class GroupMember(Protocol):

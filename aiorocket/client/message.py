@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from aiorocket.client.core.delays import level_for
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.exits import DeadLetter, Retry, Skip
-from aiorocket_protocol import PROPERTY_CONSUME_START_TIME, PROPERTY_RETRY_TOPIC, RecordView
+from aiorocket_protocol import PROPERTY_CONSUME_START_TIME, PROPERTY_RETRY_TOPIC, RETRY_PREFIX, RecordView
 
 if TYPE_CHECKING:
     from aiorocket.client.core.process_queue import ProcessQueue
@@ -19,7 +19,6 @@ __all__ = ("Message", "Settler", "Source", "exit_level")
 
 log = logging.getLogger("aiorocket.client")
 
-_RETRY_PREFIX = "%RETRY%"
 #: Delay level of a send-back that means: to the dead letters, now.
 DEAD_LETTER_LEVEL = -1
 
@@ -105,7 +104,7 @@ class Message(RecordView):
     def wire_topic(self) -> str:
         """The same as brokers know it."""
         topic = super().topic
-        if topic.startswith(_RETRY_PREFIX):
+        if topic.startswith(RETRY_PREFIX):
             return self.properties.get(PROPERTY_RETRY_TOPIC, topic)
         return topic
 

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aiorocket.client.core.retry import remote_error
 from aiorocket_protocol import (
+    ALL_TAGS,
+    PULL_SUBSCRIPTION,
+    TAG,
+    TOOLS_GROUP,
     GetMaxOffsetRequestHeader,
     GetMaxOffsetResponseHeader,
     GetMinOffsetRequestHeader,
@@ -28,12 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Bounds", "QueueScan")
 
-#: RocketMQ's group of administration tools; a pull needs a group that exists, and this one does everywhere.
-TOOLS_GROUP = "TOOLS_CONSUMER"
 #: Apache's brokers answer with 32 messages at most unless they are configured otherwise.
 _AT_ONCE = 256
-#: Of a pull's sysFlag: the subscription comes with the request. Neither commits nor waits.
-_SUBSCRIPTION = 4
 
 _FOUND = int(ResponseCode.SUCCESS)
 _END = int(ResponseCode.PULL_NOT_FOUND)
@@ -82,8 +82,8 @@ class QueueScan:
         offset = begin
         while offset < end:
             header = PullMessageRequestHeader(
-                TOOLS_GROUP, self.queue.topic, self.queue.queue_id, offset, min(_AT_ONCE, end - offset), _SUBSCRIPTION,
-                0, 0, 0, "*", "TAG",
+                TOOLS_GROUP, self.queue.topic, self.queue.queue_id, offset, min(_AT_ONCE, end - offset),
+                PULL_SUBSCRIPTION, 0, 0, 0, ALL_TAGS, TAG,
             )  # fmt: skip
             answer = await self._call(RequestCode.PULL_MESSAGE, header, _END, *_GO_ON)
             following = answer.read(PullMessageResponseHeader).next_begin_offset

@@ -11,6 +11,7 @@ from aiorocket.client.core.routes import TopicRoute
 from aiorocket.errors import NotConnectedError, RocketError, TopicNotFoundError
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import (
+    AUTO_CREATE_TOPIC,
     GetRouteInfoRequestHeader,
     ProtocolError,
     RemotingCommand,
@@ -24,12 +25,9 @@ if TYPE_CHECKING:
     from aiorocket.config import ClientConfig
     from aiorocket.remoting.client import RemotingClient
 
-__all__ = ("AUTO_CREATE_TOPIC", "RouteTable")
+__all__ = ("RouteTable",)
 
 log = logging.getLogger("aiorocket.client")
-
-#: The template topic of auto-creation: it has a route exactly when some broker creates topics by itself.
-AUTO_CREATE_TOPIC = "TBW102"
 
 _SUCCESS = int(ResponseCode.SUCCESS)
 _NO_ROUTE = int(ResponseCode.TOPIC_NOT_EXIST)

@@ -22,7 +22,7 @@ from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.core.routes import TopicRoute, parse_nameservers
 from aiorocket.client.group.filter_check import BROKER_VERSION
-from aiorocket.client.link import INNER_PRODUCER, GroupMember
+from aiorocket.client.link import GroupMember
 from aiorocket.client.route_table import RouteTable
 from aiorocket.config import ClientConfig
 from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, UsageError
@@ -35,6 +35,7 @@ from aiorocket.remoting.tls import client_context
 from aiorocket.runtime.env import Env, real_env
 from aiorocket.runtime.tasks import TaskScope, to_the_end
 from aiorocket_protocol import (
+    INNER_PRODUCER,
     HeartbeatData,
     ProtocolError,
     RemotingCommand,

@@ -26,6 +26,7 @@ from aiorocket.runtime.deadlines import TimeoutQueue
 from aiorocket.runtime.disk import Buffer
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import (
+    EXT_ACCEPT,
     JSON,
     MSGPACK,
     ROCKETMQ,
@@ -37,10 +38,9 @@ from aiorocket_protocol import (
     pack_host,
 )
 
-__all__ = ("ACCEPT", "Connection", "format_address", "serialize_type_of")
+__all__ = ("Connection", "format_address", "serialize_type_of")
 
-#: Ext field by which a JSON request says that it can read another serialisation.
-ACCEPT = "_accept"
+#: What EXT_ACCEPT says.
 _ACCEPT_MSGPACK = "msgpack"
 #: From this size on a part is handed to the socket as it is; below, copying it into one buffer is cheaper.
 _LARGE = 4096
@@ -160,7 +160,7 @@ class Connection(asyncio.BufferedProtocol):
         command.opaque = opaque
         kind = self._send_type
         if kind == JSON and self._upgrade and self._is_client:
-            command.ext = {**(command.ext or {}), ACCEPT: _ACCEPT_MSGPACK}
+            command.ext = {**(command.ext or {}), EXT_ACCEPT: _ACCEPT_MSGPACK}
         head = encode_head(command, kind)
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
         self._requests[opaque] = future
@@ -188,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
         self._opaque = command.opaque = (self._opaque + 1) & _MAX_OPAQUE
         command.flag |= 2
         if self._send_type == JSON and self._upgrade and self._is_client:
-            command.ext = {**(command.ext or {}), ACCEPT: _ACCEPT_MSGPACK}
+            command.ext = {**(command.ext or {}), EXT_ACCEPT: _ACCEPT_MSGPACK}
         self.send(command)
 
     def reply(self, request: RemotingCommand, response: RemotingCommand, pieces: Sequence[bytes] = ()) -> None:
@@ -198,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
         if request.flag & 2:
             return
         kind = request.serialize_type
-        if kind == JSON and self._upgrade and request.ext_value(ACCEPT) == _ACCEPT_MSGPACK:
+        if kind == JSON and self._upgrade and request.ext_value(EXT_ACCEPT) == _ACCEPT_MSGPACK:
             kind = MSGPACK
         response.opaque = request.opaque
         response.flag |= 1
@@ -226,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def reply_type(self, request: RemotingCommand) -> int:
         """The serialisation ``reply`` will use for ``request``; an answer's body is encoded in the same."""
-        if request.serialize_type == JSON and self._upgrade and request.ext_value(ACCEPT) == _ACCEPT_MSGPACK:
+        if request.serialize_type == JSON and self._upgrade and request.ext_value(EXT_ACCEPT) == _ACCEPT_MSGPACK:
             return MSGPACK
         return request.serialize_type
 

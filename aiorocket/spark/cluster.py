@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from aiorocket.client.core.namespace import unwrap, wrap
-from aiorocket.client.queue_scan import TOOLS_GROUP, Bounds, QueueScan
+from aiorocket.client.queue_scan import Bounds, QueueScan
 from aiorocket.errors import (
     NotConnectedError,
     ProtocolError,
@@ -24,6 +24,15 @@ from aiorocket.errors import (
 )
 from aiorocket.model import Queue
 from aiorocket_protocol import (
+    ALL_TAGS,
+    PERM_READ_WRITE,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    SYSTEM_GROUP_PREFIX,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
+    TAG,
+    TOOLS_GROUP,
     ClusterInfo,
     PullMessageRequestHeader,
     PullMessageResponseHeader,
@@ -57,20 +66,14 @@ T = TypeVar("T")
 _AT_ONCE = 256
 #: A driver that waits for messages shall still notice within this time that its query is being stopped.
 _LONGEST_WAIT = 0.5
-#: PullSysFlag: the broker may hold the pull; the subscription comes with it.
-_SUSPEND, _SUBSCRIPTION = 2, 4
 _FOUND = int(ResponseCode.SUCCESS)
 _NOTHING = (int(ResponseCode.PULL_NOT_FOUND), int(ResponseCode.PULL_RETRY_IMMEDIATELY))
 _OUTSIDE = int(ResponseCode.PULL_OFFSET_MOVED)
 _NO_OFFSET = int(ResponseCode.QUERY_NOT_FOUND)
 #: The broker is there and does not have the queue.
 _GONE = (int(ResponseCode.TOPIC_NOT_EXIST), int(ResponseCode.INVALID_PARAMETER))
-_READ_AND_WRITE = 6
-#: Topics that belong to the cluster itself and are no data of anybody's (RocketMQ's TopicValidator).
-_SYSTEM = re.compile(
-    r"TBW102|SCHEDULE_TOPIC_XXXX|BenchmarkTest|SELF_TEST_TOPIC|OFFSET_MOVED_EVENT|RMQ_SYS_.*|TRANS_CHECK_MAX_TIME_TOPIC"
-    r"|rmq_sys_.*|CID_RMQ_SYS_.*"
-)
+#: With SYSTEM_TOPICS: what belongs to the cluster itself and is no data of anybody's.
+_SYSTEM_PREFIXES = ("RMQ_SYS_", SYSTEM_TOPIC_PREFIX, SYSTEM_GROUP_PREFIX)
 
 
 async def address_of(client: Client, queue: Queue, *, refresh: bool = False) -> str:
@@ -123,7 +126,7 @@ async def queues(client: Client, options: SourceOptions) -> list[Queue]:
             if not route.subscribe:
                 raise UsageError(
                     f"topic {topic!r} may not be read (its permission lacks 4; older brokers make %DLQ% topics "
-                    f"write-only): set it with mqadmin updateTopicPerm -t {topic} -p {_READ_AND_WRITE}"
+                    f"write-only): set it with mqadmin updateTopicPerm -t {topic} -p {PERM_READ_WRITE}"
                 )
         found = [each for route in routes for each in route.subscribe]
     namespace = client.config.namespace
@@ -168,7 +171,8 @@ async def _matching(client: Client, pattern: str) -> list[str]:
     found = []
     for name in decode_body(TopicListBody, listed.body, listed.serialize_type).topics:
         topic = unwrap(namespace, name)
-        if wrap(namespace, topic) == name and name not in own and not _SYSTEM.fullmatch(name) and matches(topic):
+        system = name in SYSTEM_TOPICS or name.startswith(_SYSTEM_PREFIXES)
+        if wrap(namespace, topic) == name and name not in own and not system and matches(topic):
             found.append(topic)
     return sorted(set(found))
 
@@ -227,7 +231,7 @@ def _pull(client: Client, queue: Queue, offset: int, flags: int = 0, hold_ms: in
     """For one message, as the tools' group."""
     topic = wrap(client.config.namespace, queue.topic)
     return PullMessageRequestHeader(
-        TOOLS_GROUP, topic, queue.queue_id, offset, 1, _SUBSCRIPTION | flags, 0, hold_ms, 0, "*", "TAG"
+        TOOLS_GROUP, topic, queue.queue_id, offset, 1, PULL_SUBSCRIPTION | flags, 0, hold_ms, 0, ALL_TAGS, TAG
     )
 
 
@@ -307,7 +311,7 @@ async def _arrival(client: Client, queue: Queue, offset: int, limit: float) -> N
     """Ends when there is a message to read; otherwise never."""
     try:
         connection = await client.connection(await address_of(client, queue))
-        header = _pull(client, queue, offset, _SUSPEND, round(limit * 1000))
+        header = _pull(client, queue, offset, PULL_SUSPEND, round(limit * 1000))
         answer = await connection.request(RemotingCommand.request(RequestCode.PULL_MESSAGE, header), limit + 1.0)
         if answer.code == _FOUND:
             return

@@ -41,7 +41,13 @@ from aiorocket.model import TxState
 from aiorocket.spark.ledger import Entry, Ledger
 from aiorocket.spark.outgoing_rows import ATTEMPT, LEDGER, TXN, OutgoingRow
 from aiorocket.spark.sink_sending import Sent, send_rows
-from aiorocket_protocol import EndTransactionRequestHeader, RecordView, RequestCode, parse_offset_msg_id
+from aiorocket_protocol import (
+    MAX_CHECKS_TOPIC,
+    EndTransactionRequestHeader,
+    RecordView,
+    RequestCode,
+    parse_offset_msg_id,
+)
 
 if TYPE_CHECKING:
     from aiorocket.client.session import Client
@@ -53,8 +59,6 @@ _log = logging.getLogger(__name__)
 
 #: Behind the sink's group: the producers of half messages are a group of their own, whose members all can answer.
 HALF_GROUP = "_exactly_once"
-#: Where brokers put half messages that they gave up on.
-MAX_CHECKS_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 #: How much older than its immunity a half message may be for its batch to be committed: half of the seconds that a
 #: broker asks before it gives up (15 questions, 30 s apart).
 _NEEDED = 15 * 30.0 / 2

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.retry import BUSY_CODES, remote_error
-from aiorocket.client.queue_scan import TOOLS_GROUP
 from aiorocket.errors import (
     BackPressureError,
     BrokerBusyError,
@@ -34,6 +33,10 @@ from aiorocket.spark.bridge import holding
 from aiorocket.spark.cluster import address_of, has_master
 from aiorocket.spark.fetch_state import HEAD, Answer, Pace, Part, first_offset, within
 from aiorocket_protocol import (
+    ALL_TAGS,
+    PULL_SUBSCRIPTION,
+    TAG,
+    TOOLS_GROUP,
     PullMessageRequestHeader,
     PullMessageResponseHeader,
     RemotingCommand,
@@ -62,15 +65,13 @@ _PULL_BYTES = 1 << 20
 #: Offsets that a broker looks at for a pull with a filter, at least (Apache: 16,000 bytes of its consume queue).
 _SCAN = 800
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-#: PullSysFlag: the subscription comes with the pull. No commit, no waiting.
-_SUBSCRIPTION = 4
 
 _FOUND = int(ResponseCode.SUCCESS)
 _RETRY = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
 _EMPTY = (int(ResponseCode.PULL_NOT_FOUND), _RETRY, int(ResponseCode.PULL_OFFSET_MOVED))
 _GONE = (int(ResponseCode.TOPIC_NOT_EXIST), int(ResponseCode.INVALID_PARAMETER))
 #: "Not now": busy, an exception in the broker, GO_AWAY of a 5.x broker that shuts down.
-_LATER = BUSY_CODES | {int(ResponseCode.SYSTEM_ERROR), 1500}
+_LATER = BUSY_CODES | {int(ResponseCode.SYSTEM_ERROR), int(ResponseCode.GO_AWAY)}
 #: RocketMQ's name of the answer that passes on an administrator's reset of the group.
 _RESET = "OFFSET_RESET"
 #: GetMessageStatus: the file of these messages is being deleted. The code is that of "nothing matches the filter".
@@ -154,7 +155,7 @@ class _Reader:
         namespace = client.config.namespace
         self._group = wrap(namespace, settings.group_id) if settings.group_id else TOOLS_GROUP
         self._expression, self._type = settings.expression
-        self._filtered = (self._expression, self._type) != ("*", "TAG")
+        self._filtered = (self._expression, self._type) != (ALL_TAGS, TAG)
         limit = max(settings.pull_batch_size, _SCAN) if self._filtered else settings.pull_batch_size
         paces: dict[str, Pace] = {}
         self._parts: list[Part] = []
@@ -287,8 +288,8 @@ class _Reader:
                 heappop(self._gaps)
             header = PullMessageRequestHeader(
                 self._group, part.wire_topic, part.queue.queue_id, begin,
-                min(stop - begin, self._settings.pull_batch_size), _SUBSCRIPTION, 0, 0, 0, self._expression, self._type,
-                _PULL_BYTES,
+                min(stop - begin, self._settings.pull_batch_size), PULL_SUBSCRIPTION, 0, 0, 0,
+                self._expression, self._type, _PULL_BYTES,
             )  # fmt: skip
             pull = _Pull(part, begin, stop, self._loop.time())
             try:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.queue_scan import QueueScan
-from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.errors import (
     BrokerBusyError,
     ConnectionLostError,
@@ -29,7 +28,7 @@ from aiorocket.errors import (
     UsageError,
 )
 from aiorocket.model import OutgoingMessage, Queue, SendStatus, TxState
-from aiorocket_protocol import RecordView, RequestCode, SendMessageRequestHeaderV2
+from aiorocket_protocol import AUTO_CREATE_TOPIC, RecordView, RequestCode, SendMessageRequestHeaderV2
 
 if TYPE_CHECKING:
     from aiorocket.client.core.routes import TopicRoute

@@ -24,6 +24,7 @@ from aiorocket.spark.offsets import (
     topic_name,
 )
 from aiorocket.spark.option_text import OptionText
+from aiorocket_protocol import ALL_TAGS, SQL92, TAG
 
 __all__ = ("Connection", "OptionError", "Position", "SinkOptions", "SourceOptions")
 
@@ -179,8 +180,8 @@ class SourceOptions:
     def expression(self) -> tuple[str, str]:
         """What a pull carries: the filter expression and its type, ``("A || B", "TAG")`` or ``(…, "SQL92")``."""
         if self.sql_filter is not None:
-            return self.sql_filter, "SQL92"
-        return " || ".join(self.tags) or "*", "TAG"
+            return self.sql_filter, SQL92
+        return " || ".join(self.tags) or ALL_TAGS, TAG
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:

@@ -22,16 +22,14 @@ from aiorocket.errors import (
 )
 from aiorocket.model import Queue, SendReceipt, SendStatus
 from aiorocket.spark.outgoing_rows import OutgoingRow, RowError
-from aiorocket_protocol import SYS_FLAG_TRANSACTION_PREPARED, encode_batch
+from aiorocket_protocol import SYS_FLAG_TRANSACTION_PREPARED, VERSION_WITH_TIMERS, encode_batch
 
 if TYPE_CHECKING:
     from aiorocket.client.sending.producer import Producer
     from aiorocket.client.sending.publish import Publish
 
-__all__ = ("FIRST_WITH_TIMERS", "Sent", "send_rows")
+__all__ = ("Sent", "send_rows")
 
-#: MQVersion ordinal of 5.0.0. Older brokers do not know TIMER_DELIVER_MS and would deliver at once.
-FIRST_WITH_TIMERS = 413
 #: Bytes of a batch, with what each message adds to it; brokers take 4 MiB.
 _BATCH_BYTES = 1 << 20
 _ITEM_OVERHEAD = 96
@@ -162,10 +160,10 @@ async def _need_timers(producer: Producer, publish: Publish, where: str, timeout
     for address in sorted(publish.masters()):
         connection = await producer.client.member_connection(address, timeout)
         version = connection.data.get(BROKER_VERSION, 0)
-        if version < FIRST_WITH_TIMERS:
+        if version < VERSION_WITH_TIMERS:
             raise RowError(
                 f"{where}, column deliverTimestamp: broker {address} has version {version}, timer messages came with "
-                f"5.0.0 ({FIRST_WITH_TIMERS}): it would deliver at once. Use delayLevel"
+                f"5.0.0 ({VERSION_WITH_TIMERS}): it would deliver at once. Use delayLevel"
             )
 
 

@@ -9,21 +9,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from aiorocket.client.message import Message
-from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.client.session import Client
 from aiorocket.config import BrokerConfig, ClientConfig, ConsumerConfig, ProducerConfig, StoreConfig
 from aiorocket.model import Queue
 from aiorocket.testing.history import History
 from aiorocket.testing.machines import NAMESERVER_PORT, Handler, SimBroker, SimMember, SimNameServer, SimSender, Site
 from aiorocket.testing.sim import Simulation
-from aiorocket_protocol import CreateTopicRequestHeader, RecordView, RequestCode
+from aiorocket_protocol import (
+    AUTO_CREATE_TOPIC,
+    PERM_READ_WRITE,
+    SINGLE_TAG,
+    CreateTopicRequestHeader,
+    RecordView,
+    RequestCode,
+    dlq_topic,
+    retry_topic,
+)
 
 __all__ = ("SimCluster",)
 
 #: Stores of simulations are small: a whole file is copied at each of its syncs.
 SMALL_STORE = StoreConfig(segment_size=256 * 1024, min_free=256 * 1024, tail_cache=1 << 20)
-
-_READ_AND_WRITE = 6
 
 
 class SimCluster:
@@ -94,9 +100,7 @@ class SimCluster:
 
     async def create_topic(self, topic: str, queues: int = 4) -> None:
         """Create ``topic`` on every broker that runs; it has a route when this returns."""
-        header = CreateTopicRequestHeader(
-            topic, AUTO_CREATE_TOPIC, queues, queues, _READ_AND_WRITE, "SINGLE_TAG", False
-        )
+        header = CreateTopicRequestHeader(topic, AUTO_CREATE_TOPIC, queues, queues, PERM_READ_WRITE, SINGLE_TAG, False)
         host = self.sim.host("10.9.9.9")
 
         async def create() -> None:
@@ -206,7 +210,7 @@ class SimCluster:
             letters = found.setdefault(group, [])
             for broker in self.brokers:
                 if broker.running:
-                    for record in broker.messages(f"%DLQ%{group}"):
+                    for record in broker.messages(dlq_topic(group)):
                         letters.append(record)
                         self.history.add(
                             "dead", broker.address, record.body.decode(), group=group, attempt=record.reconsume_times
@@ -220,7 +224,7 @@ class SimCluster:
             if not each.running:
                 return -1
             for group, topics in groups.items():
-                left += sum(each.lag(group, topic) for topic in (*topics, f"%RETRY%{group}"))
+                left += sum(each.lag(group, topic) for topic in (*topics, retry_topic(group)))
             left += each.broker.delays.next_due() is not None
             left += each.broker.delays.in_flight
         return left

@@ -24,7 +24,7 @@ from aiorocket.runtime.env import Env
 from aiorocket.runtime.threads import loop_in_thread
 from aiorocket.testing.faults import WireFaults
 from aiorocket.testing.stored import stored_messages
-from aiorocket_protocol import RecordView
+from aiorocket_protocol import RecordView, dlq_topic
 
 __all__ = ("LocalRocketMQ", "TestClock", "broker_thread", "local_rocketmq")
 
@@ -132,7 +132,7 @@ class LocalRocketMQ:
 
     async def wait_dead_letter(self, group: str, timeout: float = 5.0) -> RecordView:
         """The next dead letter of ``group`` that was not returned before. TimeoutError after ``timeout`` seconds."""
-        topic = f"%DLQ%{group}"
+        topic = dlq_topic(group)
         try:
             async with asyncio.timeout(timeout):
                 while True:

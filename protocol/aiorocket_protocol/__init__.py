@@ -16,6 +16,7 @@ from aiorocket_protocol.headers import *
 from aiorocket_protocol.hosts import *
 from aiorocket_protocol.ids import *
 from aiorocket_protocol.limits import *
+from aiorocket_protocol.names import *
 from aiorocket_protocol.properties import *
 from aiorocket_protocol.record_layout import *
 from aiorocket_protocol.record_writer import *

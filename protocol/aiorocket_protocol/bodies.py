@@ -13,6 +13,7 @@ import msgpack
 from aiorocket_protocol import fastjson
 from aiorocket_protocol.command import MSGPACK
 from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.names import CLUSTERING, CONSUME_FROM_LAST_OFFSET, CONSUME_PASSIVELY, TAG
 from aiorocket_protocol.plain import Plain
 from aiorocket_protocol.record_layout import tags_code
 
@@ -257,7 +258,7 @@ class SubscriptionData(NamedTuple):
     tags_set: frozenset[str] = frozenset()
     code_set: frozenset[int] = frozenset()
     sub_version: int = 0
-    expression_type: str = "TAG"
+    expression_type: str = TAG
 
     @classmethod
     def parse(cls, topic: str, expression: str | None = "*", version: int = 0) -> Self:
@@ -302,7 +303,7 @@ class SubscriptionData(NamedTuple):
             frozenset(plain.texts("tagsSet")),
             frozenset(codes),
             plain.number("subVersion", 0),
-            plain.text("expressionType", "TAG"),  # the Node client leaves it out
+            plain.text("expressionType", TAG),  # the Node client leaves it out
         )
 
 
@@ -310,9 +311,9 @@ class ConsumerData(NamedTuple):
     """One consumer group of a client."""
 
     group: str
-    consume_type: str = "CONSUME_PASSIVELY"
-    message_model: str = "CLUSTERING"
-    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    consume_type: str = CONSUME_PASSIVELY
+    message_model: str = CLUSTERING
+    consume_from_where: str = CONSUME_FROM_LAST_OFFSET
     subscriptions: list[SubscriptionData] = []  # noqa: RUF012 - a NamedTuple field; never changed in place
     unit_mode: bool = False
 
@@ -331,9 +332,9 @@ class ConsumerData(NamedTuple):
         plain = Plain(value, "ConsumerData")
         return cls(
             plain.text("groupName"),
-            plain.text("consumeType", "CONSUME_PASSIVELY"),
-            plain.text("messageModel", "CLUSTERING"),
-            plain.text("consumeFromWhere", "CONSUME_FROM_LAST_OFFSET"),
+            plain.text("consumeType", CONSUME_PASSIVELY),
+            plain.text("messageModel", CLUSTERING),
+            plain.text("consumeFromWhere", CONSUME_FROM_LAST_OFFSET),
             [SubscriptionData.from_plain(item) for item in plain.items("subscriptionDataSet")],
             plain.flag("unitMode"),
         )
@@ -448,9 +449,9 @@ class ConsumerConnection(NamedTuple):
         return cls(
             [Connection.from_plain(item) for item in plain.items("connectionSet")],
             {str(topic): SubscriptionData.from_plain(item) for topic, item in table.items()},
-            plain.text("consumeType", "CONSUME_PASSIVELY"),
-            plain.text("messageModel", "CLUSTERING"),
-            plain.text("consumeFromWhere", "CONSUME_FROM_LAST_OFFSET"),
+            plain.text("consumeType", CONSUME_PASSIVELY),
+            plain.text("messageModel", CLUSTERING),
+            plain.text("consumeFromWhere", CONSUME_FROM_LAST_OFFSET),
         )
 
 

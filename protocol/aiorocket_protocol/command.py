@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.headers import REQUEST_HEADERS, SPECS
 from aiorocket_protocol.limits import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, MAX_FRAME
+from aiorocket_protocol.names import VERSION
 from aiorocket_protocol.spec import FieldSpec
 
 __all__ = (
@@ -31,7 +32,6 @@ __all__ = (
     "LANGUAGE_PYTHON",
     "MSGPACK",
     "ROCKETMQ",
-    "VERSION",
     "HeaderCodec",
     "RemotingCommand",
     "SerializeType",
@@ -58,9 +58,6 @@ LANGUAGE_NAMES: dict[int, str] = {
 }  # fmt: skip
 LANGUAGE_CODES: dict[str, int] = {name: code for code, name in LANGUAGE_NAMES.items()}
 LANGUAGE_JAVA, LANGUAGE_PYTHON, LANGUAGE_OTHER = 0, 3, 7
-
-#: MQVersion ordinal of 5.3.3, sent by clients and servers: peers decide on features by it, so it is never 0.
-VERSION = 479
 
 _pack_words = Struct(">II").pack
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from aiorocket_protocol import fastjson
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_FRAME
+from aiorocket_protocol.names import PERM_READ_WRITE, SINGLE_TAG
 from aiorocket_protocol.plain import Plain
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ class TopicConfig(NamedTuple):
     topic_name: str
     read_queue_nums: int = 8
     write_queue_nums: int = 8
-    perm: int = 6
-    topic_filter_type: str = "SINGLE_TAG"
+    perm: int = PERM_READ_WRITE
+    topic_filter_type: str = SINGLE_TAG
     topic_sys_flag: int = 0
     order: bool = False
     attributes: dict[str, str] = {}  # noqa: RUF012 - a NamedTuple field; never changed in place
@@ -67,8 +68,8 @@ class TopicConfig(NamedTuple):
             plain.text("topicName"),
             plain.number("readQueueNums", 8),
             plain.number("writeQueueNums", 8),
-            plain.number("perm", 6),
-            plain.text("topicFilterType", "SINGLE_TAG"),
+            plain.number("perm", PERM_READ_WRITE),
+            plain.text("topicFilterType", SINGLE_TAG),
             plain.number("topicSysFlag", 0),
             plain.flag("order"),
             plain.text_table("attributes"),

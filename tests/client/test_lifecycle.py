@@ -352,7 +352,7 @@ def test_filters_are_checked_by_the_broker_at_the_start() -> None:
 
 def test_brokers_that_are_too_old_for_sql_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(cluster: SimCluster) -> None:
-        monkeypatch.setattr("aiorocket.client.group.filter_check.FIRST_WITH_SQL", 10_000)
+        monkeypatch.setattr("aiorocket.client.group.filter_check.VERSION_WITH_SQL92", 10_000)
         member = await cluster.consumer("g", "t", sql="a > 1", start=False)
         with pytest.raises(UsageError, match=r"is older than 4\.1\.0"):
             await member.start()

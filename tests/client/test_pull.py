@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from aiorocket.client.core.assignment import share
-from aiorocket.client.core.pull_gate import COMMIT, DROPPED, SUBSCRIPTION, SUSPEND, Facts, Hold, gate, pull_flags
+from aiorocket.client.core.pull_gate import DROPPED, Facts, Hold, gate, pull_flags
 from aiorocket.client.message import Message
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.config import ConsumerConfig
@@ -22,6 +22,9 @@ from aiorocket.testing import Simulation, simulate
 from aiorocket.testing.cluster import SimCluster
 from aiorocket.testing.machines import SimMember
 from aiorocket_protocol import (
+    PULL_COMMIT,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
     PullMessageRequestHeader,
     PullMessageResponseHeader,
     RemotingCommand,
@@ -105,8 +108,8 @@ def test_who_looks_again_by_itself() -> None:
 
 
 def test_flags() -> None:
-    assert pull_flags(commit=True, suspend=True) == COMMIT | SUSPEND == 3
-    assert pull_flags(commit=False, suspend=False, subscription=True) == SUBSCRIPTION == 4
+    assert pull_flags(commit=True, suspend=True) == PULL_COMMIT | PULL_SUSPEND == 3
+    assert pull_flags(commit=False, suspend=False, subscription=True) == PULL_SUBSCRIPTION == 4
     with pytest.raises(UsageError, match="class filters are not supported"):
         pull_flags(commit=False, suspend=True, class_filter=True)
 
@@ -162,13 +165,13 @@ def test_a_long_poll_carries_the_commit_and_the_version() -> None:
         first, last = pulls.seen[0][1], pulls.seen[-1][1]
         # The first one asks what there is, the long polls begin after it.
         assert (first.sys_flag, first.commit_offset, first.suspend_timeout_millis) == (0, 0, 15_000)
-        assert pulls.seen[1][1].sys_flag == SUSPEND
+        assert pulls.seen[1][1].sys_flag == PULL_SUSPEND
         assert (first.subscription, first.expression_type) == (None, "TAG")
         assert last.queue_offset == 1
         await sender.send("t", "b")
         await asyncio.sleep(1)
         last = pulls.seen[-1][1]
-        assert (last.sys_flag & COMMIT, last.commit_offset >= 1) == (COMMIT, True)
+        assert (last.sys_flag & PULL_COMMIT, last.commit_offset >= 1) == (PULL_COMMIT, True)
         assert last.sub_version == member.consumer.subscription("t").sub_version
 
     run(scenario)
@@ -179,7 +182,7 @@ def test_the_expression_may_ride_along() -> None:
         pulls = Pulls(cluster)
         await cluster.consumer("g", "t", config=ConsumerConfig(post_subscription=True), tags="b || a")
         await asyncio.sleep(1)
-        assert pulls.seen[0][1].sys_flag & SUBSCRIPTION
+        assert pulls.seen[0][1].sys_flag & PULL_SUBSCRIPTION
         assert pulls.seen[0][1].subscription == "a || b"
 
     run(scenario)
@@ -190,7 +193,7 @@ def test_short_polls_ask_at_intervals() -> None:
         pulls = Pulls(cluster)
         await cluster.consumer("g", "t", config=ConsumerConfig(short_poll=2.0))
         await asyncio.sleep(9)
-        assert {header.sys_flag & SUSPEND for _, header in pulls.seen} == {0}
+        assert {header.sys_flag & PULL_SUSPEND for _, header in pulls.seen} == {0}
         assert pulls.gaps() == [2.0] * 4
 
     run(scenario)
@@ -213,7 +216,7 @@ def test_the_suggested_broker_is_followed_and_left_again() -> None:
         await sender.send("t", "b")
         await asyncio.sleep(1)
         # What is committed goes to the master only.
-        assert [(header.queue_offset, header.sys_flag) for _, header in slave.seen] == [(2, SUSPEND), (3, SUSPEND)]
+        assert [(header.queue_offset, header.sys_flag) for _, header in slave.seen] == [(2, 2), (3, 2)]
         assert [(header.queue_offset, header.sys_flag) for _, header in master.seen] == [(2, 3), (4, 3)]
         assert [header.commit_offset for _, header in master.seen] == [1, 4]  # the second one was still in work
 
@@ -641,7 +644,7 @@ def test_a_pull_carries_no_commit_from_before_one_that_led_back() -> None:
         await sender.send("t", "3")
         await asyncio.sleep(30)
         assert member.consumer.state().counters.backwards == 1
-        commits = [header.commit_offset for _, header in pulls.seen if header.sys_flag & COMMIT]
+        commits = [header.commit_offset for _, header in pulls.seen if header.sys_flag & PULL_COMMIT]
         assert commits == sorted(commits)
         assert commits[-1] == 4
 

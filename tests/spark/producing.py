@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.session import Client
 from aiorocket.errors import TopicNotFoundError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket.runtime import run
-from aiorocket_protocol import CreateTopicRequestHeader, RequestCode
+from aiorocket_protocol import AUTO_CREATE_TOPIC, CreateTopicRequestHeader, RequestCode
 
 Body = bytes | str | OutgoingMessage
 

@@ -112,7 +112,7 @@ def test_a_broker_that_does_not_know_timers_gets_no_row_with_one(
     nameserver: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_topic(nameserver, topic)
-    monkeypatch.setattr("aiorocket.spark.sink_sending.FIRST_WITH_TIMERS", 9999)
+    monkeypatch.setattr("aiorocket.spark.sink_sending.VERSION_WITH_TIMERS", 9999)
     frame = pa.RecordBatch.from_pydict({"body": ["1", "2"], "deliverTimestamp": pa.array([None, 2_000_000_000_000])})
     with pytest.raises(RowError, match=r"row 1, column deliverTimestamp: .* it would deliver at once"):
         write_batch(nameserver, frame, schema(body="string", deliverTimestamp="bigint"), topic=topic)

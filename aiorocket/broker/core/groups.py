@@ -11,13 +11,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from aiorocket.broker.core.names import SYSTEM_GROUPS, Refusal, is_group_name, retry_topic
+from aiorocket.broker.core.names import Refusal, is_group_name
 from aiorocket.broker.core.record_filter import RecordFilter
-from aiorocket_protocol import ResponseCode, SubscriptionData
+from aiorocket_protocol import (
+    CLUSTERING,
+    CONSUME_FROM_LAST_OFFSET,
+    CONSUME_PASSIVELY,
+    SYSTEM_GROUP_PREFIX,
+    SYSTEM_GROUPS,
+    TAG,
+    ResponseCode,
+    SubscriptionData,
+    retry_topic,
+)
 
 __all__ = ("ConsumerGroup", "GroupConfig", "GroupConfigs", "GroupTable", "Member", "Subscription")
-
-BROADCASTING = "BROADCASTING"
 
 
 class GroupConfig(NamedTuple):
@@ -89,7 +97,7 @@ class GroupConfigs:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"group {group!r:.300}: 1 to 248 of the characters % | a-z A-Z 0-9 _ - are allowed",
             )
-        if not self.auto_create and group not in SYSTEM_GROUPS and not group.startswith("CID_RMQ_SYS_"):
+        if not self.auto_create and group not in SYSTEM_GROUPS and not group.startswith(SYSTEM_GROUP_PREFIX):
             return Refusal(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"subscription group [{group}] does not exist, and groups are not created by being used here: "
@@ -181,9 +189,9 @@ class ConsumerGroup:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.consume_type = "CONSUME_PASSIVELY"
-        self.message_model = "CLUSTERING"
-        self.consume_from_where = "CONSUME_FROM_LAST_OFFSET"
+        self.consume_type = CONSUME_PASSIVELY
+        self.message_model = CLUSTERING
+        self.consume_from_where = CONSUME_FROM_LAST_OFFSET
         self.members: dict[Hashable, Member] = {}
         self.subscriptions: dict[str, Subscription] = {}
         #: Of the last heartbeat of version 2; None when there was none.
@@ -275,9 +283,9 @@ class GroupTable:
         version: int = 0,
         peer: str = "",
         subscriptions: Iterable[SubscriptionData] | None = None,
-        consume_type: str = "CONSUME_PASSIVELY",
-        message_model: str = "CLUSTERING",
-        consume_from_where: str = "CONSUME_FROM_LAST_OFFSET",
+        consume_type: str = CONSUME_PASSIVELY,
+        message_model: str = CLUSTERING,
+        consume_from_where: str = CONSUME_FROM_LAST_OFFSET,
     ) -> bool:
         """A heartbeat. True when the other members must rebalance: a new member, or another set of subscribed topics.
 
@@ -363,7 +371,7 @@ class GroupTable:
 
 def is_tag_type(expression_type: str | None) -> bool:
     """A missing type means TAG (ali-ons sends none)."""
-    return not expression_type or expression_type == "TAG"
+    return not expression_type or expression_type == TAG
 
 
 def _wish(group: str, subscriptions: Iterable[SubscriptionData]) -> Wish:
@@ -371,7 +379,7 @@ def _wish(group: str, subscriptions: Iterable[SubscriptionData]) -> Wish:
     return frozenset(
         (
             data.topic,
-            "TAG" if is_tag_type(data.expression_type) else data.expression_type,
+            TAG if is_tag_type(data.expression_type) else data.expression_type,
             " || ".join(sorted(data.tags_set)) or "*" if is_tag_type(data.expression_type) else data.sub_string,
         )
         for data in subscriptions

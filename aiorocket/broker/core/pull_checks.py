@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from aiorocket.broker.core.groups import BROADCASTING, ConsumerGroup, GroupConfig, Subscription, is_tag_type
+from aiorocket.broker.core.groups import ConsumerGroup, GroupConfig, Subscription, is_tag_type
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.topics import Topic
-from aiorocket_protocol import ResponseCode, SubscriptionData
+from aiorocket_protocol import ALL_TAGS, BROADCASTING, SQL92, ResponseCode, SubscriptionData
 
 __all__ = (
-    "FLAG_CLASS_FILTER",
-    "FLAG_COMMIT",
-    "FLAG_SUBSCRIPTION",
-    "FLAG_SUSPEND",
     "check_access",
     "check_filter_type",
     "parse_subscription",
     "registered_subscription",
 )
-
-SQL92 = "SQL92"
-
-#: Bits of a pull's sysFlag (5.1).
-FLAG_COMMIT = 1
-FLAG_SUSPEND = 2
-FLAG_SUBSCRIPTION = 4
-FLAG_CLASS_FILTER = 8
 
 
 def check_access(config: GroupConfig, topic: Topic | None, name: str, queue_id: int) -> Refusal | None:
@@ -63,7 +51,7 @@ def parse_subscription(
             return Refusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription: {known.error}")
         return check_filter_type(expression_type, property_filter) or known
     try:
-        return Subscription(SubscriptionData.parse(topic, expression or "*", version))
+        return Subscription(SubscriptionData.parse(topic, expression or ALL_TAGS, version))
     except ValueError as error:
         return Refusal(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}")
 

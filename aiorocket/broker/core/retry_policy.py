@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from aiorocket.broker.core.groups import GroupConfig
-from aiorocket.broker.core.names import dlq_topic, retry_topic
+from aiorocket_protocol import dlq_topic, retry_topic
 
 __all__ = ("Destination", "after_failure", "for_retry_send")
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from aiorocket.broker.core.groups import GroupConfigs
-from aiorocket.broker.core.names import FORBIDDEN_TOPICS, RETRY_PREFIX, Refusal
+from aiorocket.broker.core.names import FORBIDDEN_TOPICS, Refusal
 from aiorocket.broker.core.retry_policy import for_retry_send
-from aiorocket.broker.core.topics import PERM_WRITE, Topic, TopicTable
-from aiorocket_protocol import ResponseCode
+from aiorocket.broker.core.topics import Topic, TopicTable
+from aiorocket_protocol import PERM_WRITE, RETRY_PREFIX, ResponseCode
 from aiorocket_protocol.limits import MAX_PROPERTIES
 
 __all__ = ("Admitted", "SendFacts", "admit", "check_sizes", "property_value")

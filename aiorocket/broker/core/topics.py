@@ -9,25 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from aiorocket.broker.core.names import (
+from aiorocket.broker.core.names import FORBIDDEN_TOPICS, Refusal, is_system_topic, is_topic_name
+from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
+    BENCHMARK_TOPIC,
     DLQ_PREFIX,
-    FORBIDDEN_TOPICS,
+    HALF_TOPIC,
+    OFFSET_MOVED_TOPIC,
+    OP_TOPIC,
+    PERM_ALL,
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_READ_WRITE,
+    PERM_WRITE,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
-    Refusal,
-    is_system_topic,
-    is_topic_name,
+    SELF_TEST_TOPIC,
+    SINGLE_TAG,
+    ResponseCode,
 )
-from aiorocket_protocol import ResponseCode
 
-__all__ = ("PERM_INHERIT", "PERM_READ", "PERM_WRITE", "UNIT", "UNIT_SUB", "Topic", "TopicTable")
-
-PERM_INHERIT = 1
-PERM_WRITE = 2
-PERM_READ = 4
-PERM_READ_WRITE = PERM_READ | PERM_WRITE
-PERM_ALL = 7
+__all__ = ("UNIT", "UNIT_SUB", "Topic", "TopicTable")
 
 #: Bits of topicSysFlag: the topic belongs to one unit of a deployment in units; units subscribe to it.
 UNIT = 1
@@ -64,7 +66,7 @@ class Topic:
         *,
         order: bool = False,
         sys_flag: int = 0,
-        filter_type: str = "SINGLE_TAG",
+        filter_type: str = SINGLE_TAG,
         attributes: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
@@ -110,7 +112,7 @@ class Topic:
             int(data.get("perm", PERM_READ_WRITE)),
             order=bool(data.get("order", False)),
             sys_flag=int(data.get("topicSysFlag", 0)),
-            filter_type=str(data.get("topicFilterType", "SINGLE_TAG")),
+            filter_type=str(data.get("topicFilterType", SINGLE_TAG)),
             attributes=data.get("attributes") or {},
         )
 
@@ -244,14 +246,14 @@ def _built_in(broker: str, cluster: str, auto_create: bool, default_queues: int,
     """Section 7.1. Cluster and broker names that cannot be topic names get no topic."""
     if auto_create:
         yield Topic(AUTO_CREATE_TOPIC, default_queues, default_queues, PERM_ALL)
-    yield Topic("SELF_TEST_TOPIC", 1, 1)
-    yield Topic("OFFSET_MOVED_EVENT", 1, 1)
-    yield Topic("BenchmarkTest", 1024, 1024)
+    yield Topic(SELF_TEST_TOPIC, 1, 1)
+    yield Topic(OFFSET_MOVED_TOPIC, 1, 1)
+    yield Topic(BENCHMARK_TOPIC, 1024, 1024)
     if is_topic_name(cluster):
         yield Topic(cluster, 16, 16, PERM_ALL)
         yield Topic(f"{cluster}_REPLY_TOPIC"[:127], 1, 1)
     if is_topic_name(broker):
         yield Topic(broker, 1, 1, PERM_ALL)
     yield Topic(SCHEDULE_TOPIC, max(18, delay_levels), max(18, delay_levels))
-    yield Topic("RMQ_SYS_TRANS_HALF_TOPIC", 1, 1)
-    yield Topic("RMQ_SYS_TRANS_OP_HALF_TOPIC", 1, 1)
+    yield Topic(HALF_TOPIC, 1, 1)
+    yield Topic(OP_TOPIC, 1, 1)

@@ -15,9 +15,6 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 __all__ = (
-    "HALF_TOPIC",
-    "MAX_CHECKS_TOPIC",
-    "OP_TOPIC",
     "Half",
     "HalfState",
     "Stored",
@@ -27,11 +24,6 @@ __all__ = (
     "immunity",
     "is_transactional",
 )
-
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-#: Where messages go whose producer never said how they ended.
-MAX_CHECKS_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 
 #: Op records that share one entry of memory.
 _BLOCK = 256

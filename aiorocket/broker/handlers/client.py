@@ -13,20 +13,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
 from aiorocket.broker.answers import plain_body, refuse
-from aiorocket.broker.core.groups import (
-    BROADCASTING,
-    ConsumerGroup,
-    GroupConfigs,
-    GroupTable,
-    Member,
-    is_tag_type,
-)
-from aiorocket.broker.core.names import Refusal, retry_topic
+from aiorocket.broker.core.groups import ConsumerGroup, GroupConfigs, GroupTable, Member, is_tag_type
+from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.pull_checks import check_filter_type
 from aiorocket.broker.core.topics import UNIT_SUB, TopicTable
 from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket_protocol import (
+    BROADCASTING,
     LANGUAGE_NAMES,
     ConsumerConnection,
     ConsumerListBody,
@@ -41,6 +35,7 @@ from aiorocket_protocol import (
     UnregisterClientRequestHeader,
     decode_body,
     encode_body,
+    retry_topic,
 )
 from aiorocket_protocol import Connection as ConnectionData
 

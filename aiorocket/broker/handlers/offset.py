@@ -13,6 +13,7 @@ from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.topics import TopicTable
 from aiorocket_protocol import (
+    EXT_EPOCH,
     GetEarliestMsgStoretimeRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,
     GetMaxOffsetRequestHeader,
@@ -89,7 +90,7 @@ class OffsetHandlers:
             return refuse(config)
         if topic not in self._topics:
             return _unknown(topic)
-        epoch = command.ext_value("_epoch")
+        epoch = command.ext_value(EXT_EPOCH)
         if epoch is not None and (refusal := self._stale(group, topic, header.queue_id, epoch)) is not None:
             return refuse(refusal)
         waiting = self._offsets.waiting_reset(group, topic, header.queue_id)

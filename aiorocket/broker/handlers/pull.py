@@ -18,10 +18,6 @@ from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.pull_checks import (
-    FLAG_CLASS_FILTER,
-    FLAG_COMMIT,
-    FLAG_SUBSCRIPTION,
-    FLAG_SUSPEND,
     check_access,
     parse_subscription,
     registered_subscription,
@@ -32,7 +28,17 @@ from aiorocket.broker.handlers.offset import warn_of_lower
 from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import ReadResult, ReadStatus
-from aiorocket_protocol import PullMessageRequestHeader, PullMessageResponseHeader, RemotingCommand, ResponseCode
+from aiorocket_protocol import (
+    EXT_EPOCH,
+    PULL_CLASS_FILTER,
+    PULL_COMMIT,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    PullMessageRequestHeader,
+    PullMessageResponseHeader,
+    RemotingCommand,
+    ResponseCode,
+)
 
 if TYPE_CHECKING:
     from aiorocket.config import BrokerConfig
@@ -46,7 +52,7 @@ _new = tuple.__new__
 MAX_PARSED = 4096
 #: Above every offset.
 _EVERY = 1 << 63
-_OWN_FILTER = FLAG_SUBSCRIPTION | FLAG_CLASS_FILTER
+_OWN_FILTER = PULL_SUBSCRIPTION | PULL_CLASS_FILTER
 
 #: Statuses of an empty pull that long polling turns into a wait, given that the offset asked for is the queue's end.
 _HELD = frozenset({ReadStatus.OFFSET_OVERFLOW_ONE, ReadStatus.OFFSET_FOUND_NULL})
@@ -135,9 +141,9 @@ class PullHandlers:
             answer = self._reset_answer(connection, header)
             if answer is not None:
                 return answer
-        if flags & FLAG_COMMIT:
+        if flags & PULL_COMMIT:
             ext = command.ext
-            epoch = ext.get("_epoch") if ext else None
+            epoch = ext.get(EXT_EPOCH) if ext else None
             ours = epoch is None or self._stale(group, topic_name, queue_id, epoch) is None
             if ours and self._offsets.commit(group, topic_name, queue_id, header.commit_offset):
                 warn_of_lower(self._offsets, connection, group, topic_name, queue_id, header.commit_offset)
@@ -150,7 +156,7 @@ class PullHandlers:
         if result.status is ReadStatus.FOUND:
             connection.reply(command, _found(result), result.pieces)
             return None
-        if flags & FLAG_SUSPEND and header.suspend_timeout_millis > 0 and _is_at_end(result, offset):
+        if flags & PULL_SUSPEND and header.suspend_timeout_millis > 0 and _is_at_end(result, offset):
             waiting = _Waiting(connection, command, header, result)
             pull = ParkedPull((topic_name, queue_id), offset, accept, connection, waiting)
             if self.polls.park(pull, header.suspend_timeout_millis / 1000, self._loop.time()):
@@ -282,7 +288,7 @@ class PullHandlers:
         return min(asked, self._max_bytes) if asked else self._max_bytes
 
     def _parse(self, header: PullMessageRequestHeader) -> Subscription | Refusal:
-        if header.sys_flag & FLAG_CLASS_FILTER:
+        if header.sys_flag & PULL_CLASS_FILTER:
             return Refusal(
                 ResponseCode.SYSTEM_ERROR,
                 "class filters (sysFlag 8, classFilterMode) are not served: RocketMQ removed its filter servers too; "

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from aiorocket.broker.core.counters import GroupCounters
 from aiorocket.broker.core.groups import GroupTable
 from aiorocket_protocol import (
+    VERSION,
+    VERSION_NAME,
     KVTable,
     RemotingCommand,
     ResponseCode,
@@ -60,8 +62,8 @@ class QueryHandlers:
             "bootTimestamp": str(self._boot),
             "runtime": f"[ {(now - self._boot) // 1000} seconds ]",
             "brokerActive": "true",
-            "brokerVersion": "479",
-            "brokerVersionDesc": "V5_3_3",
+            "brokerVersion": str(VERSION),
+            "brokerVersionDesc": VERSION_NAME,
             "commitLogMinOffset": str(store.min_physical),
             "commitLogMaxOffset": str(store.max_physical),
             "commitLogDiskRatio": "0.0",

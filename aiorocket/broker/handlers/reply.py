@@ -20,6 +20,7 @@ from aiorocket.broker.core.send_checks import check_sizes
 from aiorocket.errors import RocketError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
+    DEFAULT_REGION,
     ProtocolError,
     RemotingCommand,
     ReplyMessageRequestHeader,
@@ -203,6 +204,6 @@ class ReplyHandlers:
 
 
 def _answer(msg_id: str, queue_id: int, offset: int, error: str | None) -> RemotingCommand:
-    header = SendMessageResponseHeader(msg_id, queue_id, offset, None, None, None, "DefaultRegion", "true")
+    header = SendMessageResponseHeader(msg_id, queue_id, offset, None, None, None, DEFAULT_REGION, "true")
     code = ResponseCode.SUCCESS if error is None else ResponseCode.SYSTEM_ERROR
     return RemotingCommand.response(code, header, remark=error)

@@ -16,7 +16,7 @@ from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.core.counters import GroupCounters
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs
-from aiorocket.broker.core.names import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, Refusal
+from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.send_checks import Admitted, SendFacts, admit, check_sizes, property_value
 from aiorocket.broker.core.topics import Topic, TopicTable
 from aiorocket.broker.core.transactions import is_transactional
@@ -24,7 +24,11 @@ from aiorocket.broker.handlers.transaction import TransactionHandlers
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
+    DEFAULT_REGION,
+    DLQ_PREFIX,
     LANGUAGE_PYTHON,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
     VERSION,
     BatchItem,
     ProtocolError,
@@ -49,7 +53,6 @@ if TYPE_CHECKING:
 
 __all__ = ("SendHandlers",)
 
-MSG_REGION = "DefaultRegion"
 TRACE_ON = "true"
 #: sysFlag bits that only the broker sets on stored messages.
 TRANSACTION_BITS = 0x0C
@@ -178,7 +181,7 @@ class SendHandlers:
                     unique,
                     None,
                     None,
-                    MSG_REGION,
+                    DEFAULT_REGION,
                     TRACE_ON,
                 ),
             )
@@ -387,7 +390,7 @@ class SendHandlers:
             hosts_and_places = chain.from_iterable(zip(repeat(host), places))
             ids = pack(">" + "8sq" * len(places), *hosts_and_places).hex(",", 16).upper()
             answer = SendMessageResponseHeader(
-                ids, queue_id, result.queue_offset, unique, unique, None, MSG_REGION, TRACE_ON
+                ids, queue_id, result.queue_offset, unique, unique, None, DEFAULT_REGION, TRACE_ON
             )
             connection.reply(command, RemotingCommand.response(0, answer))
 

@@ -12,12 +12,14 @@ from aiorocket.broker.copies import store_copy
 from aiorocket.broker.core.counters import GroupCounters, SendBack
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs
-from aiorocket.broker.core.names import SCHEDULE_TOPIC, Refusal, retry_topic
+from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.retry_policy import after_failure
-from aiorocket.broker.core.topics import PERM_WRITE, UNIT_SUB, Topic, TopicTable
+from aiorocket.broker.core.topics import UNIT_SUB, Topic, TopicTable
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
+    PERM_WRITE,
+    SCHEDULE_TOPIC,
     ConsumerSendMsgBackRequestHeader,
     ProtocolError,
     RecordView,
@@ -25,6 +27,7 @@ from aiorocket_protocol import (
     ResponseCode,
     decode_properties,
     encode_properties,
+    retry_topic,
     tags_code,
 )
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.send_checks import check_sizes
-from aiorocket.broker.core.transactions import HALF_TOPIC, HalfState, immunity
+from aiorocket.broker.core.transactions import HalfState, immunity
 from aiorocket.broker.transaction_check import TransactionChecks, name_of
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
+    DEFAULT_REGION,
+    HALF_TOPIC,
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_ROLLBACK,
@@ -103,7 +105,7 @@ class TransactionHandlers:
                 unique,
                 None,
                 None,
-                "DefaultRegion",
+                DEFAULT_REGION,
                 "true",
             )
             connection.reply(command, RemotingCommand.response(0, answer))

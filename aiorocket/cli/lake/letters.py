@@ -17,14 +17,13 @@ from aiorocket.cli.lake.options import (
     time_option,
 )
 from aiorocket.cli.lake.running import Interrupts, run_step
+from aiorocket_protocol import DLQ_PREFIX
 
 if TYPE_CHECKING:
     from aiorocket.spark.steps.inputs import Input
     from aiorocket.spark.steps.report import ProgressCall, StepReport
 
 __all__ = ("replay", "triage")
-
-_PREFIX = "%DLQ%"
 
 
 @click.command()
@@ -101,4 +100,4 @@ def _letters(
     group: str, archive_path: str | None, name_server: str, since: datetime | None, until: datetime | None,
     options: dict[str, str],
 ) -> Input:  # fmt: skip
-    return make_input(archive_path, _PREFIX + group.removeprefix(_PREFIX), name_server, since, until, options)
+    return make_input(archive_path, DLQ_PREFIX + group.removeprefix(DLQ_PREFIX), name_server, since, until, options)

@@ -13,13 +13,16 @@ from aiorocket.client.admin.replay import Replay, ReplayOutcome, ReplayReport
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.queue_scan import QueueScan
-from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.errors import NotConnectedError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue, check_group, check_topic
 from aiorocket_protocol import (
+    AUTO_CREATE_TOPIC,
+    PERM_READ_WRITE,
+    SINGLE_TAG,
     CreateTopicRequestHeader,
     RecordView,
     RequestCode,
+    dlq_topic,
 )
 
 if TYPE_CHECKING:
@@ -29,9 +32,7 @@ __all__ = ("DeadLetters", "DeadMessage")
 
 log = logging.getLogger("aiorocket.client")
 
-_DLQ_PREFIX = "%DLQ%"
 _MARKS_PREFIX = "%REPLAYED%"
-_READ_AND_WRITE = 6
 
 Moment = datetime | int
 
@@ -50,7 +51,7 @@ class DeadLetters:
         self.group = check_group(group)
         self._namespace = client.config.namespace
         #: As brokers know them, with the namespace.
-        self.topic = check_topic(_DLQ_PREFIX + wrap(self._namespace, group))
+        self.topic = check_topic(dlq_topic(wrap(self._namespace, group)))
         self.marks_topic = check_topic(_MARKS_PREFIX + wrap(self._namespace, group))
         self._client = client
 
@@ -186,9 +187,7 @@ class DeadLetters:
         return await self._client.route(self.topic, refresh=refresh)
 
     async def _configure(self, address: str, topic: str, queues: int) -> None:
-        header = CreateTopicRequestHeader(
-            topic, AUTO_CREATE_TOPIC, queues, queues, _READ_AND_WRITE, "SINGLE_TAG", False
-        )
+        header = CreateTopicRequestHeader(topic, AUTO_CREATE_TOPIC, queues, queues, PERM_READ_WRITE, SINGLE_TAG, False)
         await self._client.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
 

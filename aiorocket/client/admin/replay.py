@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.routes import TopicRoute
-from aiorocket.client.link import INNER_PRODUCER, Link
+from aiorocket.client.link import Link
 from aiorocket.client.sending.attempts import Attempts, Letter
 from aiorocket.client.sending.publish import Publish
 from aiorocket.config import ProducerConfig
@@ -27,11 +27,13 @@ from aiorocket.errors import RemoteError, RocketError, UsageError
 from aiorocket.model import Queue, SendReceipt, SendStatus
 from aiorocket_protocol import (
     COMPRESSION_MASK,
+    INNER_PRODUCER,
     MAX_PROPERTIES,
     PROPERTY_DLQ_ORIGIN_TOPIC,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
     RESERVED,
+    RETRY_PREFIX,
     SYS_FLAG_COMPRESSED,
     ProtocolError,
     RemotingCommand,
@@ -47,7 +49,6 @@ __all__ = ("REPLAY_ID", "Replay", "ReplayOutcome", "ReplayReport")
 #: Property of a replayed message: which dead letter it is a copy of. Copies of one dead letter have the same.
 REPLAY_ID = "REPLAY_ID"
 
-_RETRY_PREFIX = "%RETRY%"
 _KEPT_FLAGS = SYS_FLAG_COMPRESSED | COMPRESSION_MASK
 #: Of the names RocketMQ reserves, those that are about the message; all others tell of its way so far.
 _KEPT = frozenset(
@@ -190,7 +191,7 @@ class Replay:
         properties = {
             name: value for name, value in message.properties.items() if name not in RESERVED or name in _KEPT
         }
-        if topic.startswith(_RETRY_PREFIX) and origin:
+        if topic.startswith(RETRY_PREFIX) and origin:
             # What a consumer of retries takes for the topic. Elsewhere the broker sets it with the next failure; the
             # old one would then lead back here from any other topic.
             properties[PROPERTY_RETRY_TOPIC] = origin

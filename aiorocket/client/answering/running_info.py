@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from aiorocket.client.core.pull_cursor import PullCursor
 from aiorocket.client.pull.fetcher import PullFetcher
 from aiorocket.model import Queue
-from aiorocket_protocol import MSGPACK, MessageQueue, encode_body
+from aiorocket_protocol import MSGPACK, VERSION_NAME, MessageQueue, encode_body
 
 if TYPE_CHECKING:
     from aiorocket.client.core.stats import ConsumeStats
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 __all__ = ("Informant", "queue_key", "running_info", "task_dump", "to_commit")
 
 _MIB = 1 << 20
-#: RocketMQ's name for the version number every frame carries (479).
-_VERSION_NAME = "V5_3_3"
 #: Frames of one task in a dump; a coroutine that awaits deeper than that is cut.
 _DEPTH = 40
 
@@ -115,7 +113,7 @@ def properties(consumer: Informant) -> dict[str, str]:
     """Every option of the consumer, and who and what it is, as text."""
     client, data = consumer.client.config, consumer.consumer_data()
     found: dict[str, object] = {
-        "PROP_CLIENT_VERSION": _VERSION_NAME,
+        "PROP_CLIENT_VERSION": VERSION_NAME,
         "PROP_CONSUMEORDERLY": consumer.is_orderly,
         "PROP_CONSUMER_START_TIMESTAMP": consumer.started_ms,
         "PROP_CONSUME_TYPE": data.consume_type,

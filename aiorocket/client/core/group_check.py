@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aiorocket_protocol import ConsumerConnection, ConsumerData, SubscriptionData
+from aiorocket_protocol import TAG, ConsumerConnection, ConsumerData, SubscriptionData
 
 __all__ = ("differences",)
 
@@ -37,5 +37,5 @@ def _without(subscriptions: Iterable[SubscriptionData], topic: str) -> list[Subs
 
 def _filter(subscription: SubscriptionData) -> tuple[str, object]:
     """Tags in any order are the same filter."""
-    tags = subscription.expression_type == "TAG" and subscription.tags_set
+    tags = subscription.expression_type == TAG and subscription.tags_set
     return subscription.expression_type, tags if tags else subscription.sub_string

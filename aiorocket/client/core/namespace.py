@@ -8,25 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from aiorocket_protocol import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+
 __all__ = ("unwrap", "wrap")
 
 _SEPARATOR = "%"
-_OUTER: Final = ("%RETRY%", "%DLQ%")
-#: What every broker has, whoever uses it.
-_SYSTEM: Final = frozenset(
-    (
-        "TBW102",
-        "SCHEDULE_TOPIC_XXXX",
-        "BenchmarkTest",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "RMQ_SYS_TRACE_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-    )
-)
-_SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
+_OUTER: Final = (RETRY_PREFIX, DLQ_PREFIX)
+#: Names that belong to the cluster; its topics without a prefix are SYSTEM_TOPICS.
+_SYSTEM_PREFIXES: Final = (SYSTEM_TOPIC_PREFIX, SYSTEM_GROUP_PREFIX)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -40,7 +29,7 @@ def _split(name: str) -> tuple[str, str]:
 def wrap(namespace: str, name: str) -> str:
     """The wire name of the topic or group ``name``. System names, names that carry the namespace already and everything
     in namespace "" stay as they are."""
-    if not namespace or not name or name in _SYSTEM or name.startswith(_SYSTEM_PREFIXES):
+    if not namespace or not name or name in SYSTEM_TOPICS or name.startswith(_SYSTEM_PREFIXES):
         return name
     outer, rest = _split(name)
     own = namespace + _SEPARATOR

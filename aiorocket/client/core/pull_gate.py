@@ -5,14 +5,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from aiorocket.errors import UsageError
+from aiorocket_protocol import PULL_COMMIT, PULL_SUBSCRIPTION, PULL_SUSPEND
 
-__all__ = ("CLASS_FILTER", "COMMIT", "LITE", "SUBSCRIPTION", "SUSPEND", "Facts", "Hold", "gate", "pull_flags")
-
-COMMIT: Final = 1
-SUSPEND: Final = 2
-SUBSCRIPTION: Final = 4
-CLASS_FILTER: Final = 8
-LITE: Final = 16
+__all__ = ("Facts", "Hold", "gate", "pull_flags")
 
 
 class Facts(NamedTuple):
@@ -67,4 +62,4 @@ def pull_flags(*, commit: bool, suspend: bool, subscription: bool = False, class
     """The sysFlag of a pull. UsageError for class filters: code that a broker runs is nothing we ever send."""
     if class_filter:
         raise UsageError("class filters are not supported (RocketMQ 5 has none either): use tags or sql=")
-    return commit * COMMIT | suspend * SUSPEND | subscription * SUBSCRIPTION
+    return commit * PULL_COMMIT | suspend * PULL_SUSPEND | subscription * PULL_SUBSCRIPTION

@@ -59,8 +59,8 @@ _BY_CODE: Final[dict[int, Verdict]] = {
     ResponseCode.MESSAGE_ILLEGAL: _REFUSED,
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED: _REFUSED,
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: _REFUSED,
-    29: _REFUSED,  # INVALID_PARAMETER of 5.x
-    1500: _ELSEWHERE,  # GO_AWAY of 5.x: the broker is shutting down and took nothing
+    ResponseCode.INVALID_PARAMETER: _REFUSED,
+    ResponseCode.GO_AWAY: _ELSEWHERE,  # the broker is shutting down and took nothing
 }
 
 _UNKNOWN_CODE = Verdict(False, True)

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from aiorocket.model import Queue
-from aiorocket_protocol import TopicRouteData
+from aiorocket_protocol import MASTER_ID, PERM_READ, PERM_WRITE, TopicRouteData
 
-__all__ = ("MASTER_ID", "PERM_READ", "PERM_WRITE", "TopicRoute", "parse_nameservers")
-
-PERM_READ = 4
-PERM_WRITE = 2
-MASTER_ID = 0
+__all__ = ("TopicRoute", "parse_nameservers")
 
 
 class TopicRoute:

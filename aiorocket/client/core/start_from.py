@@ -7,6 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from aiorocket.errors import UsageError
+from aiorocket_protocol import CONSUME_FROM_FIRST_OFFSET, CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_TIMESTAMP
 
 __all__ = ("Ask", "Start", "StartFrom", "parse_start", "question")
 
@@ -24,9 +25,9 @@ class StartFrom(NamedTuple):
 
 
 _WIRE = {
-    "first": "CONSUME_FROM_FIRST_OFFSET",
-    "last": "CONSUME_FROM_LAST_OFFSET",
-    "time": "CONSUME_FROM_TIMESTAMP",
+    "first": CONSUME_FROM_FIRST_OFFSET,
+    "last": CONSUME_FROM_LAST_OFFSET,
+    "time": CONSUME_FROM_TIMESTAMP,
 }
 
 

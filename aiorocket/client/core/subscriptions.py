@@ -6,13 +6,9 @@ from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from aiorocket.errors import UsageError
-from aiorocket_protocol import ProtocolError, SubscriptionData
+from aiorocket_protocol import ALL_TAGS, SQL92, ProtocolError, SubscriptionData
 
-__all__ = ("ALL_TAGS", "SQL92", "Registration", "Subscriptions", "check_filter", "check_tags")
-
-ALL_TAGS = "*"
-#: The expression type of a subscription that is not by tags.
-SQL92 = "SQL92"
+__all__ = ("Registration", "Subscriptions", "check_filter", "check_tags")
 
 S = TypeVar("S")
 

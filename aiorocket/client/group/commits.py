@@ -12,6 +12,7 @@ from aiorocket.client.core.offsets import OffsetTable
 from aiorocket.client.core.retry import remote_error
 from aiorocket.errors import NotConnectedError, RocketError
 from aiorocket_protocol import (
+    EXT_EPOCH,
     ProtocolError,
     QueryConsumerOffsetRequestHeader,
     QueryConsumerOffsetResponseHeader,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from aiorocket.client.group.member import Member, Position, Reader
     from aiorocket.model import Queue
 
-__all__ = ("EPOCH", "Commits", "RemoteOffsets")
+__all__ = ("Commits", "RemoteOffsets")
 
 log = logging.getLogger("aiorocket.client")
 
@@ -33,8 +34,6 @@ _NO_OFFSET = int(ResponseCode.QUERY_NOT_FOUND)
 _REFUSED = int(ResponseCode.NO_PERMISSION)
 #: How our broker's remark begins when the queue has had another owner since the lock was granted.
 _STALE = "stale epoch"
-#: The ext field that says under which ownership of the queue something is committed.
-EPOCH = "_epoch"
 
 
 class Commits:
@@ -145,7 +144,7 @@ class RemoteOffsets:
             for queue, offset in due:
                 header = UpdateConsumerOffsetRequestHeader(group, queue.topic, queue.queue_id, offset)
                 epoch = leases.epoch(queue) if leases is not None else None
-                ext = None if epoch is None else {EPOCH: str(epoch)}
+                ext = None if epoch is None else {EXT_EPOCH: str(epoch)}
                 command = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header, ext=ext)
                 waiting.append(connection.request(command, client.config.remoting.request_timeout))
         except (RocketError, ProtocolError) as error:

@@ -6,19 +6,17 @@ from typing import TYPE_CHECKING
 
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.errors import UsageError
-from aiorocket_protocol import RemotingCommand, RequestCode, encode_body
+from aiorocket_protocol import VERSION_WITH_SQL92, RemotingCommand, RequestCode, encode_body
 
 if TYPE_CHECKING:
     from aiorocket.client.group.member import Reader
     from aiorocket.remoting.connection import Connection
     from aiorocket_protocol import SubscriptionData
 
-__all__ = ("BROKER_VERSION", "FIRST_WITH_SQL", "check_expression")
+__all__ = ("BROKER_VERSION", "check_expression")
 
 #: Where a connection keeps the version its broker gave in the answer to a heartbeat.
 BROKER_VERSION = "client.broker_version"
-#: MQVersion ordinal of 4.1.0-SNAPSHOT; older brokers take any expression for tags. Java's client asks for the same.
-FIRST_WITH_SQL = 232
 
 
 async def check_expression(consumer: Reader, connection: Connection, subscription: SubscriptionData) -> None:
@@ -28,8 +26,8 @@ async def check_expression(consumer: Reader, connection: Connection, subscriptio
     what = f"broker {connection.peer} refuses {subscription.expression_type} {subscription.sub_string!r} of topic "
     what += repr(unwrap(client.config.namespace, subscription.topic))
     version = connection.data.get(BROKER_VERSION, 0)
-    if version < FIRST_WITH_SQL:
-        raise UsageError(f"{what}: its version {version} is older than 4.1.0 ({FIRST_WITH_SQL}): use tags")
+    if version < VERSION_WITH_SQL92:
+        raise UsageError(f"{what}: its version {version} is older than 4.1.0 ({VERSION_WITH_SQL92}): use tags")
     body = {
         "clientId": client.client_id,
         "group": consumer.wire_group,

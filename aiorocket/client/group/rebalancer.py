@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from aiorocket.client.core.assignment import TopicView, diff, wanted_queues
 from aiorocket.client.core.balance import find_strategy, in_namespace
 from aiorocket.client.core.routes import TopicRoute
-from aiorocket.client.core.subscriptions import SQL92
 from aiorocket.client.group.filter_check import check_expression
 from aiorocket.client.group.start_offset import start_offset
 from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, TopicNotFoundError, UsageError
 from aiorocket_protocol import (
+    SQL92,
     ConsumerListBody,
     GetConsumerListByGroupRequestHeader,
     ProtocolError,

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.pull_cursor import PullBuffer, PullCursor
-from aiorocket.client.core.pull_gate import LITE, pull_flags
+from aiorocket.client.core.pull_gate import pull_flags
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.group.member import Reader
 from aiorocket.client.message import Message, Settler
 from aiorocket.errors import NotConnectedError, RemoteError, RocketError
 from aiorocket_protocol import (
+    PULL_LITE,
     ProtocolError,
     PullMessageRequestHeader,
     PullMessageResponseHeader,
@@ -184,7 +185,7 @@ class PullFetcher:
         held = self.last_error is None
         header = PullMessageRequestHeader(
             consumer.wire_group, queue.topic, queue.queue_id, offset, config.pull_batch_size,
-            pull_flags(commit=False, suspend=held, subscription=True) | LITE, 0, int(config.hold * 1000), 0,
+            pull_flags(commit=False, suspend=held, subscription=True) | PULL_LITE, 0, int(config.hold * 1000), 0,
             subscription.sub_string, subscription.expression_type,
         )  # fmt: skip
         request = _PULL if _NO_LITE in connection.data else _LITE_PULL

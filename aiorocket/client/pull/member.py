@@ -7,13 +7,20 @@ from collections.abc import Iterable
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.start_from import StartFrom
-from aiorocket.client.core.subscriptions import ALL_TAGS, SQL92
 from aiorocket.client.link import GroupLink
 from aiorocket.client.message import Message
 from aiorocket.client.state import Counters
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue, check_group, check_topic
-from aiorocket_protocol import ConsumerData, SubscriptionData
+from aiorocket_protocol import (
+    ALL_TAGS,
+    CLUSTERING,
+    CONSUME_ACTIVELY,
+    SQL92,
+    ConsumerData,
+    SubscriptionData,
+    retry_topic,
+)
 
 __all__ = ("PullMember",)
 
@@ -33,7 +40,7 @@ class PullMember:
         self._namespace = client.config.namespace
         #: With the namespace, as brokers know it.
         self.wire_group = check_group(wrap(self._namespace, group))
-        self.retry_topic = check_topic("%RETRY%" + self.wire_group)
+        self.retry_topic = check_topic(retry_topic(self.wire_group))
         self.counters = Counters()
         self._lifecycle = Lifecycle(f"pull consumer {group!r}")
         #: "subscribe" or "assign", once one of them was called.
@@ -45,7 +52,7 @@ class PullMember:
         """As heartbeats carry it. In RocketMQ an assigned consumer names its group and no topics."""
         subscriptions = list(self._subscriptions.values()) if self._mode == "subscribe" else []
         start = next(iter(self._starts.values()), StartFrom("last")).wire
-        return ConsumerData(self.wire_group, "CONSUME_ACTIVELY", "CLUSTERING", start, subscriptions)
+        return ConsumerData(self.wire_group, CONSUME_ACTIVELY, CLUSTERING, start, subscriptions)
 
     def topics(self) -> list[str]:
         return list(self._subscriptions)

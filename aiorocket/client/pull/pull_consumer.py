@@ -14,7 +14,7 @@ from aiorocket.client.core.balance import find_strategy
 from aiorocket.client.core.lifecycle import State
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.start_from import Start, parse_start
-from aiorocket.client.core.subscriptions import ALL_TAGS, SQL92, check_filter
+from aiorocket.client.core.subscriptions import check_filter
 from aiorocket.client.group.commits import Commits, RemoteOffsets
 from aiorocket.client.group.filter_check import check_expression
 from aiorocket.client.group.group_check import check_group_agrees
@@ -34,7 +34,7 @@ from aiorocket.errors import NotConnectedError, UsageError
 from aiorocket.model import Queue, check_topic
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope, to_the_end
-from aiorocket_protocol import SubscriptionData
+from aiorocket_protocol import ALL_TAGS, SQL92, SubscriptionData
 
 __all__ = ("PullConsumer",)
 

@@ -42,13 +42,12 @@ from aiorocket.errors import UsageError
 from aiorocket.model import Queue, check_group, check_topic
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope, to_the_end
-from aiorocket_protocol import ConsumerData, SubscriptionData
+from aiorocket_protocol import ConsumerData, SubscriptionData, retry_topic
 
 __all__ = ("Consumer",)
 
 log = logging.getLogger("aiorocket.client")
 
-_RETRY_PREFIX = "%RETRY%"
 _LONGEST_SWEEP = 60.0
 
 
@@ -92,7 +91,7 @@ class Consumer(Listening):
         self.wire_group = check_group(wrap(self._namespace, group))
         #: Every member has all queues (``ConsumerConfig.message_model``).
         self.broadcasting = self.config.message_model == "broadcasting"
-        self.retry_topic = check_topic(_RETRY_PREFIX + self.wire_group)
+        self.retry_topic = check_topic(retry_topic(self.wire_group))
         self._lifecycle = Lifecycle(f"consumer {group!r}")
         self.stream = MessageStream(self._lifecycle.need_running)
         self._topics = Topics(None if self.broadcasting else self.retry_topic, self.stream)

@@ -16,11 +16,11 @@ from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.process_queue import Limits, ProcessQueue
 from aiorocket.client.core.pull_gate import DROPPED, Facts, gate, pull_flags
 from aiorocket.client.core.retry import remote_error
-from aiorocket.client.group.commits import EPOCH
 from aiorocket.client.message import Message
 from aiorocket.errors import NotConnectedError, RemoteError, RocketError
 from aiorocket.model import Queue
 from aiorocket_protocol import (
+    EXT_EPOCH,
     ProtocolError,
     PullMessageRequestHeader,
     PullMessageResponseHeader,
@@ -214,7 +214,7 @@ class Fetcher:
             subscription.sub_string if config.post_subscription else None, subscription.expression_type,
         )  # fmt: skip
         epoch = consumer.leases.epoch(queue) if consumer.leases is not None else None
-        request = RemotingCommand.request(_PULL, header, ext=None if epoch is None else {EPOCH: str(epoch)})
+        request = RemotingCommand.request(_PULL, header, ext=None if epoch is None else {EXT_EPOCH: str(epoch)})
         began = self.last_pull = self._client.loop.time()
         answer = await connection.request(request, config.pull_timeout)
         if process_queue.dropped:  # in the moment before this task was told

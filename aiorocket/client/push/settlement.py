@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.exits import DeadLetter, Retry
-from aiorocket.client.link import INNER_PRODUCER
 from aiorocket.client.message import DEAD_LETTER_LEVEL, Message, exit_level
 from aiorocket.client.sending.attempts import Attempts, Letter
 from aiorocket.client.sending.publish import Publish
@@ -18,6 +17,7 @@ from aiorocket.errors import NotConnectedError, RocketError
 from aiorocket.model import Queue, SendReceipt, SendStatus
 from aiorocket_protocol import (
     COMPRESSION_MASK,
+    INNER_PRODUCER,
     PROPERTY_CONSUME_START_TIME,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,

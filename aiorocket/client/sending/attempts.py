@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple, Protocol
 from aiorocket.client.core.latency import LatencyTable
 from aiorocket.client.core.retry import STORED_CODES, judge, remote_error
 from aiorocket.client.link import Link
-from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.client.sending.publish import Publish, Target
 from aiorocket.client.sending.send_hooks import SendContext, SendHook, run_after_send, run_before_send
 from aiorocket.config import ProducerConfig
@@ -18,6 +17,7 @@ from aiorocket.errors import BackPressureError, NotConnectedError, RocketError, 
 from aiorocket.model import Queue, SendReceipt
 from aiorocket.remoting.connection import Connection
 from aiorocket_protocol import (
+    AUTO_CREATE_TOPIC,
     ProtocolError,
     RemotingCommand,
     RequestCode,

@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from aiorocket.client.core.lifecycle import State
 from aiorocket.client.message import Message
-from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.client.sending.attempts import Letter
 from aiorocket.client.sending.bulk import Item, SendOutcome, send_batch, send_many
 from aiorocket.client.sending.outgoing import property_text
@@ -23,6 +22,7 @@ from aiorocket.errors import RocketError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt, SendStatus, check_group
 from aiorocket.runtime.env import Env
 from aiorocket_protocol import (
+    AUTO_CREATE_TOPIC,
     LANGUAGE_PYTHON,
     VERSION,
     ProtocolError,

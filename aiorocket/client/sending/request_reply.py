@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from aiorocket.client.core.retry import STORED_CODES, judge, remote_error
 from aiorocket.client.message import Message
-from aiorocket.client.route_table import AUTO_CREATE_TOPIC
 from aiorocket.client.sending.outgoing import property_text
 from aiorocket.client.sending.publish import Publish
 from aiorocket.errors import RequestTimeoutError, RocketError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.runtime.deadlines import TimeoutQueue
 from aiorocket_protocol import (
+    AUTO_CREATE_TOPIC,
     PROPERTY_CLUSTER,
     PROPERTY_CORRELATION_ID,
     PROPERTY_MSG_TYPE,

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 
-from aiorocket_protocol import BrokerData, DataVersion, QueueData, TopicRouteData
+from aiorocket_protocol import PERM_WRITE, BrokerData, DataVersion, QueueData, TopicRouteData
 
 __all__ = ("BrokerReport", "RouteInfo")
-
-PERM_WRITE = 2
 
 
 class BrokerReport(NamedTuple):

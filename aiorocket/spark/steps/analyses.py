@@ -17,6 +17,7 @@ from aiorocket.spark.steps.inputs import Input
 from aiorocket.spark.steps.report import ProgressCall, StepReport
 from aiorocket.spark.steps.run import PORTION, Made, Output, add, whole
 from aiorocket.spark.steps.table import Table
+from aiorocket_protocol import DLQ_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -227,7 +228,7 @@ def run_triage(
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Part ``causes``: the dead letters by group, topic, tag and cause, as ``dead_letters.triage`` has them."""
-    from aiorocket.spark.steps.dead_letters import CAUSES, DLQ_PREFIX, make_readable, triage
+    from aiorocket.spark.steps.dead_letters import CAUSES, make_readable, triage
 
     if given.topic is not None and given.topic.startswith(DLQ_PREFIX):
         make_readable(given.name_server or "", given.topic.removeprefix(DLQ_PREFIX), **_loose(given))
@@ -253,7 +254,7 @@ def run_replay(
 ) -> StepReport:
     """``replay.replay`` of the rows of ``given`` that ``where`` (SQL on the row's columns) selects."""
     from aiorocket.spark.planner import QueueRange
-    from aiorocket.spark.steps.dead_letters import DLQ_PREFIX, make_readable
+    from aiorocket.spark.steps.dead_letters import make_readable
     from aiorocket.spark.steps.inputs import open_rows
     from aiorocket.spark.steps.replay import replay
 

@@ -21,11 +21,10 @@ from aiorocket.errors import UsageError
 from aiorocket.spark import bridge
 from aiorocket.spark.options import Connection, SourceOptions
 from aiorocket.spark.steps.fields import QUEUE, need
-from aiorocket_protocol import PROPERTY_DLQ_ORIGIN_TOPIC, PROPERTY_RETRY_TOPIC
+from aiorocket_protocol import DLQ_PREFIX, PROPERTY_DLQ_ORIGIN_TOPIC, PROPERTY_RETRY_TOPIC
 
-__all__ = ("AGES", "CAUSES", "DLQ_PREFIX", "describe", "make_readable", "top_causes", "triage")
+__all__ = ("AGES", "CAUSES", "describe", "make_readable", "top_causes", "triage")
 
-DLQ_PREFIX = "%DLQ%"
 #: Properties in which applications say what went wrong; the first that a message has counts.
 CAUSES = ("EXCEPTION", "exception", "ERROR", "error", "DLQ_REASON", "x-exception-message")
 #: Age buckets: name and seconds below which a letter belongs to it. What is older is ``older``.

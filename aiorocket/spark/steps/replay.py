@@ -21,9 +21,10 @@ from aiorocket.client.admin.replay import ReplayOutcome
 from aiorocket.errors import UsageError
 from aiorocket.spark import bridge
 from aiorocket.spark.options import Connection
-from aiorocket.spark.steps.dead_letters import DLQ_PREFIX, connection
+from aiorocket.spark.steps.dead_letters import connection
 from aiorocket.spark.steps.fields import QUEUE, need
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
+from aiorocket_protocol import DLQ_PREFIX
 
 __all__ = ("MOST", "replay")
 
