@@ -259,7 +259,7 @@ class Broker:
             counters=self.counters,
             hooks=self.on_send_back,
         )
-        queries = QueryHandlers(env, store=store, consumers=self.consumers, counters=self.counters)
+        queries = QueryHandlers(store)
         admin = TopicHandlers(
             store=store,
             topics=topics,
@@ -305,14 +305,13 @@ class Broker:
             code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.all_groups,
             code.DELETE_SUBSCRIPTIONGROUP: admin.delete_group,
             code.GET_SUBSCRIPTIONGROUP_CONFIG: admin.group_config,
-            code.GET_CONSUMER_CONNECTION_LIST: clients.consumer_connections,
-            code.GET_PRODUCER_CONNECTION_LIST: clients.producer_connections,
-            code.GET_BROKER_RUNTIME_INFO: queries.runtime_info,
             code.INVOKE_BROKER_TO_RESET_OFFSET: calls.reset_offset,
             code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: calls.consumer_status,
             code.GET_CONSUMER_RUNNING_INFO: calls.running_info,
             code.CONSUME_MESSAGE_DIRECTLY: calls.consume_directly,
-            **StatisticsHandlers(env.clock, config.name, store, topics, self.consumers, offsets).codes(),
+            **StatisticsHandlers(
+                env.clock, config.name, store, topics, self.consumers, self.producers, offsets, self.counters
+            ).codes(),
         }
         local = is_loopback(config.host)
         for number, handler in table.items():

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from aiorocket.broker.answers import plain_body, refuse
-from aiorocket.broker.core.groups import ConsumerGroup, GroupConfigs, GroupTable, Member, is_tag_type
+from aiorocket.broker.core.groups import ConsumerGroup, GroupConfigs, GroupTable, is_tag_type
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.pull_checks import check_filter_type
 from aiorocket.broker.core.topics import UNIT_SUB, TopicTable
@@ -21,12 +21,8 @@ from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket_protocol import (
     BROADCASTING,
-    LANGUAGE_NAMES,
-    ConsumerConnection,
     ConsumerListBody,
-    GetConsumerConnectionListRequestHeader,
     GetConsumerListByGroupRequestHeader,
-    GetProducerConnectionListRequestHeader,
     HeartbeatData,
     NotifyConsumerIdsChangedRequestHeader,
     RemotingCommand,
@@ -37,7 +33,6 @@ from aiorocket_protocol import (
     encode_body,
     retry_topic,
 )
-from aiorocket_protocol import Connection as ConnectionData
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
@@ -170,34 +165,6 @@ class ClientHandlers:
                 return RemotingCommand.response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
         return RemotingCommand.response()
 
-    def consumer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Code 203."""
-        group = command.read(GetConsumerConnectionListRequestHeader).consumer_group
-        live = self._consumers.get(group)
-        if live is None:
-            return RemotingCommand.response(
-                ResponseCode.CONSUMER_NOT_ONLINE, remark=f"the consumer group[{group:.255}] not online"
-            )
-        answer = ConsumerConnection(
-            connections=_connections(live.members.values()),
-            subscriptions={topic: known.data for topic, known in live.subscriptions.items()},
-            consume_type=live.consume_type,
-            message_model=live.message_model,
-            consume_from_where=live.consume_from_where,
-        )
-        return RemotingCommand.response(body=encode_body(answer, connection.reply_type(command)))
-
-    def producer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Code 204."""
-        group = command.read(GetProducerConnectionListRequestHeader).producer_group
-        live = self._producers.get(group)
-        if live is None:
-            return RemotingCommand.response(
-                ResponseCode.SYSTEM_ERROR, remark=f"the producer group[{group:.255}] not exist"
-            )
-        plain = {"connectionSet": [data.to_plain() for data in _connections(live.members.values())]}
-        return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
-
     def lost(self, connection: Connection) -> None:
         """A connection ended: its members are gone, the others learn it."""
         for group in self._consumers.lost(connection):
@@ -262,15 +229,3 @@ class ClientHandlers:
                 connection.oneway(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True))
             except RocketError:
                 continue  # closed or not reading: it will find out by itself within its 20 s
-
-
-def _connections(members: Iterable[Member]) -> list[ConnectionData]:
-    return [
-        ConnectionData(
-            client_addr=member.peer,
-            client_id=member.client_id,
-            language=LANGUAGE_NAMES.get(member.language, "OTHER"),
-            version=member.version,
-        )
-        for member in members
-    ]

@@ -1,5 +1,7 @@
-"""How far a group is, and what a topic holds: GET_TOPIC_STATS_INFO (202), GET_CONSUME_STATS (208),
-QUERY_TOPIC_CONSUME_BY_WHO (300) and QUERY_CONSUME_TIME_SPAN (303): what mqadmin topicStatus and consumerProgress ask.
+"""How far a group is, what a topic holds, who is connected and how the broker is: GET_TOPIC_STATS_INFO (202),
+GET_CONSUME_STATS (208), QUERY_TOPIC_CONSUME_BY_WHO (300), QUERY_CONSUME_TIME_SPAN (303), the connections of a group
+(203, 204) and GET_BROKER_RUNTIME_INFO (28). mqadmin's topicStatus, consumerProgress, consumerConnection,
+producerConnection, brokerStatus and clusterList ask these.
 
 Everything is read from the store and the offsets at the moment of asking. Rates (consumeTps, topicPutTps) are left out,
 not reported as 0: nothing counts messages per topic or group here.
@@ -8,16 +10,25 @@ not reported as 0: nothing counts messages per topic or group here.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import keyed, refuse
-from aiorocket.broker.core.groups import GroupTable
+from aiorocket.broker.core.counters import GroupCounters
+from aiorocket.broker.core.groups import GroupTable, Member
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.topics import TopicTable
 from aiorocket_protocol import (
+    LANGUAGE_NAMES,
+    VERSION,
+    VERSION_NAME,
+    ConsumerConnection,
+    GetConsumerConnectionListRequestHeader,
     GetConsumeStatsRequestHeader,
+    GetProducerConnectionListRequestHeader,
     GetTopicStatsInfoRequestHeader,
+    KVTable,
     MessageQueue,
     QueryConsumeTimeSpanRequestHeader,
     QueryTopicConsumeByWhoRequestHeader,
@@ -26,6 +37,7 @@ from aiorocket_protocol import (
     ResponseCode,
     encode_body,
 )
+from aiorocket_protocol import Connection as ConnectionData
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
@@ -37,10 +49,11 @@ __all__ = ("StatisticsHandlers",)
 
 #: Queues looked at before others have their turn: each may cost a read of the disk.
 TURN = 64
+NO_TPS = "0.0 0.0 0.0"
 
 
 class StatisticsHandlers:
-    """Handlers for 202, 208, 300 and 303."""
+    """Handlers for 28, 202, 203, 204, 208, 300 and 303."""
 
     def __init__(
         self,
@@ -49,14 +62,19 @@ class StatisticsHandlers:
         store: MessageStore,
         topics: TopicTable,
         consumers: GroupTable,
+        producers: GroupTable,
         offsets: ConsumerOffsets,
+        counters: GroupCounters,
     ) -> None:
         self._clock = clock
         self._broker = broker
         self._store = store
         self._topics = topics
         self._consumers = consumers
+        self._producers = producers
         self._offsets = offsets
+        self._counters = counters
+        self._boot = clock.wall_ms()
 
     def codes(self) -> dict[int, RequestHandler]:
         """Which handler serves which code; all of them are administrative."""
@@ -65,6 +83,9 @@ class StatisticsHandlers:
             RequestCode.GET_CONSUME_STATS: self.consume_stats,
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.consumed_by,
             RequestCode.QUERY_CONSUME_TIME_SPAN: self.time_span,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
+            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
         }
 
     async def topic_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -144,6 +165,83 @@ class StatisticsHandlers:
             )
         return _answer(connection, command, {"consumeTimeSpanSet": spans})
 
+    def consumer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 203."""
+        group = command.read(GetConsumerConnectionListRequestHeader).consumer_group
+        live = self._consumers.get(group)
+        if live is None:
+            return RemotingCommand.response(
+                ResponseCode.CONSUMER_NOT_ONLINE, remark=f"the consumer group[{group:.255}] not online"
+            )
+        answer = ConsumerConnection(
+            connections=_connections(live.members.values()),
+            subscriptions={topic: known.data for topic, known in live.subscriptions.items()},
+            consume_type=live.consume_type,
+            message_model=live.message_model,
+            consume_from_where=live.consume_from_where,
+        )
+        return RemotingCommand.response(body=encode_body(answer, connection.reply_type(command)))
+
+    def producer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 204."""
+        group = command.read(GetProducerConnectionListRequestHeader).producer_group
+        live = self._producers.get(group)
+        if live is None:
+            return RemotingCommand.response(
+                ResponseCode.SYSTEM_ERROR, remark=f"the producer group[{group:.255}] not exist"
+            )
+        plain = {"connectionSet": [data.to_plain() for data in _connections(live.members.values())]}
+        return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
+
+    def runtime_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 28: what mqadmin's clusterList and brokerStatus read, as text."""
+        store = self._store
+        now = self._clock.wall_ms()
+        table = {
+            "bootTimestamp": str(self._boot),
+            "runtime": f"[ {(now - self._boot) // 1000} seconds ]",
+            "brokerActive": "true",
+            "brokerVersion": str(VERSION),
+            "brokerVersionDesc": VERSION_NAME,
+            "commitLogMinOffset": str(store.min_physical),
+            "commitLogMaxOffset": str(store.max_physical),
+            "commitLogDiskRatio": "0.0",
+            "consumeQueueDiskRatio": "0.0",
+            "earliestMessageTimeStamp": str(self._boot),
+            "startAcceptSendRequestTimeStamp": "0",
+            "sendThreadPoolQueueSize": "0",
+            "sendThreadPoolQueueCapacity": "0",
+            "sendThreadPoolQueueHeadWaitTimeMills": "0",
+            "pullThreadPoolQueueSize": "0",
+            "pullThreadPoolQueueCapacity": "0",
+            "pullThreadPoolQueueHeadWaitTimeMills": "0",
+            "pageCacheLockTimeMills": "0",
+            "dispatchBehindBytes": "0",
+            "putTps": NO_TPS,
+            "getFoundTps": NO_TPS,
+            "getMissTps": NO_TPS,
+            "getTotalTps": NO_TPS,
+            "getTransferredTps": NO_TPS,
+            "getTransferedTps": NO_TPS,
+            "msgPutTotalYesterdayMorning": "0",
+            "msgPutTotalTodayMorning": "0",
+            "msgPutTotalTodayNow": "0",
+            "msgGetTotalYesterdayMorning": "0",
+            "msgGetTotalTodayMorning": "0",
+            "msgGetTotalTodayNow": "0",
+            "timerReadBehind": "0",
+            "timerOffsetBehind": "0",
+            "timerCongestNum": "0",
+            "timerEnqueueTps": "0.0",
+            "timerDequeueTps": "0.0",
+            "consumerGroups": str(sum(1 for _ in self._consumers)),
+            **self._counters.report(),
+        }
+        for live in self._consumers:
+            if difference := live.difference():
+                table[f"subscriptionsDiffer_{live.name}"] = difference
+        return RemotingCommand.response(body=encode_body(KVTable(table), connection.reply_type(command)))
+
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self._broker, queue_id)
 
@@ -165,3 +263,15 @@ def _unknown(topic: str) -> Refusal:
 def _answer(connection: Connection, command: RemotingCommand, plain: dict[str, Any]) -> RemotingCommand:
     kind = connection.reply_type(command)
     return RemotingCommand.response(body=encode_body(keyed(plain, kind), kind))
+
+
+def _connections(members: Iterable[Member]) -> list[ConnectionData]:
+    return [
+        ConnectionData(
+            client_addr=member.peer,
+            client_id=member.client_id,
+            language=LANGUAGE_NAMES.get(member.language, "OTHER"),
+            version=member.version,
+        )
+        for member in members
+    ]
