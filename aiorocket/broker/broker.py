@@ -32,14 +32,14 @@ from aiorocket.broker.state import BrokerState
 from aiorocket.broker.transaction_check import TransactionChecks
 from aiorocket.config import BrokerConfig
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.processors import ProcessorTable, RequestHandler
+from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket.storage.results import Recovery
 from aiorocket.storage.store import MessageStore
-from aiorocket_protocol import SCHEDULE_TOPIC, DataVersion, RecordView, RequestCode, tags_code
+from aiorocket_protocol import SCHEDULE_TOPIC, DataVersion, RecordView, tags_code
 
 __all__ = ("Broker",)
 
@@ -270,54 +270,16 @@ class Broker:
             deleted=self._topic_deleted,
         )
         self._delivery = DelayDelivery(loop, env.clock, self.delays, store)
-        code = RequestCode
-        table: dict[int, RequestHandler] = {
-            code.SEND_MESSAGE: sends.send,
-            code.SEND_MESSAGE_V2: sends.send_v2,
-            code.SEND_BATCH_MESSAGE: sends.send_batch,
-            code.END_TRANSACTION: halves.end,
-            code.SEND_REPLY_MESSAGE: replies.reply,
-            code.SEND_REPLY_MESSAGE_V2: replies.reply_v2,
-            code.PULL_MESSAGE: pulls.pull,
-            code.LITE_PULL_MESSAGE: pulls.pull,
-            code.QUERY_CONSUMER_OFFSET: positions.query,
-            code.UPDATE_CONSUMER_OFFSET: positions.update,
-            code.SEARCH_OFFSET_BY_TIMESTAMP: positions.search,
-            code.GET_MAX_OFFSET: positions.maximum,
-            code.GET_MIN_OFFSET: positions.minimum,
-            code.GET_EARLIEST_MSG_STORETIME: positions.earliest_time,
-            code.HEART_BEAT: clients.heartbeat,
-            code.UNREGISTER_CLIENT: clients.unregister,
-            code.GET_CONSUMER_LIST_BY_GROUP: clients.consumer_list,
-            code.CHECK_CLIENT_CONFIG: clients.check_client_config,
-            code.LOCK_BATCH_MQ: locks.lock,
-            code.UNLOCK_BATCH_MQ: locks.unlock,
-            code.CONSUMER_SEND_MSG_BACK: backs.send_back,
-            code.VIEW_MESSAGE_BY_ID: queries.view_message,
-            code.QUERY_MESSAGE: queries.query_message,
-        }
-        administration: dict[int, RequestHandler] = {
-            code.UPDATE_AND_CREATE_TOPIC: admin.create_topic,
-            code.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
-            code.GET_ALL_TOPIC_CONFIG: admin.all_topics,
-            code.GET_TOPIC_CONFIG: admin.topic_config,
-            code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: admin.put_group,
-            code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.all_groups,
-            code.DELETE_SUBSCRIPTIONGROUP: admin.delete_group,
-            code.GET_SUBSCRIPTIONGROUP_CONFIG: admin.group_config,
-            code.INVOKE_BROKER_TO_RESET_OFFSET: calls.reset_offset,
-            code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: calls.consumer_status,
-            code.GET_CONSUMER_RUNNING_INFO: calls.running_info,
-            code.CONSUME_MESSAGE_DIRECTLY: calls.consume_directly,
-            **StatisticsHandlers(
-                env.clock, config.name, store, topics, self.consumers, self.producers, offsets, self.counters
-            ).codes(),
-        }
+        statistics = StatisticsHandlers(
+            env.clock, config.name, store, topics, self.consumers, self.producers, offsets, self.counters
+        )
+        for each in (sends, halves, replies, pulls, positions, clients, locks, backs, queries):
+            for code, handler in each.codes().items():
+                self._processors.add(code, handler)
         local = is_loopback(config.host)
-        for number, handler in table.items():
-            self._processors.add(number, handler)
-        for number, handler in administration.items():
-            self._processors.add(number, handler if local else only_local)
+        for administration in (admin, calls, statistics):
+            for code, handler in administration.codes().items():
+                self._processors.add(code, handler if local else only_local)
 
     def clock_changed(self) -> None:
         """The wall clock was set: delayed messages that are due now need not wait for the next look at it."""

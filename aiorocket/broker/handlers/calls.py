@@ -36,6 +36,7 @@ from aiorocket_protocol import (
 if TYPE_CHECKING:
     from aiorocket.config import BrokerConfig
     from aiorocket.remoting.connection import Connection
+    from aiorocket.remoting.processors import RequestHandler
     from aiorocket.storage.store import MessageStore
 
 __all__ = ("CallHandlers",)
@@ -69,6 +70,14 @@ class CallHandlers:
         self._offsets = offsets
         self._reset = reset
         self._save = save
+
+    def codes(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset_offset,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.consumer_status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+        }
 
     # ---- one client
 

@@ -36,6 +36,7 @@ from aiorocket_protocol import (
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
+    from aiorocket.remoting.processors import RequestHandler
 
 __all__ = ("ClientHandlers",)
 
@@ -66,6 +67,14 @@ class ClientHandlers:
         self._to_notify: dict[str, None] = {}
         self._consumer_expiry = DeadlineDriver(loop, consumers.next_deadline, self._consumers_expired)
         self._producer_expiry = DeadlineDriver(loop, producers.next_deadline, self._producers_expired)
+
+    def codes(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.HEART_BEAT: self.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: self.unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
+            RequestCode.CHECK_CLIENT_CONFIG: self.check_client_config,
+        }
 
     def close(self) -> None:
         self._consumer_expiry.close()

@@ -21,6 +21,7 @@ from aiorocket_protocol import (
     MessageQueue,
     ProtocolError,
     RemotingCommand,
+    RequestCode,
     ResponseCode,
     decode_body,
     encode_body,
@@ -28,6 +29,7 @@ from aiorocket_protocol import (
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
+    from aiorocket.remoting.processors import RequestHandler
     from aiorocket.remoting.server import RemotingServer
 
 __all__ = ("MAX_QUEUES", "LockHandlers")
@@ -68,6 +70,12 @@ class LockHandlers:
         #: (group, client id) → number of the newest connection it asked for locks on, and when it last did.
         self._locked: dict[tuple[str, str], tuple[int, float]] = {}
         self._kept = KEPT
+
+    def codes(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.LOCK_BATCH_MQ: self.lock,
+            RequestCode.UNLOCK_BATCH_MQ: self.unlock,
+        }
 
     def lock(
         self, connection: Connection, command: RemotingCommand

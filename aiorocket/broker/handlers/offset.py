@@ -23,6 +23,7 @@ from aiorocket_protocol import (
     QueryConsumerOffsetRequestHeader,
     QueryConsumerOffsetResponseHeader,
     RemotingCommand,
+    RequestCode,
     ResponseCode,
     SearchOffsetRequestHeader,
     SearchOffsetResponseHeader,
@@ -31,6 +32,7 @@ from aiorocket_protocol import (
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
+    from aiorocket.remoting.processors import RequestHandler
     from aiorocket.storage.store import MessageStore
 
 __all__ = ("OffsetHandlers", "warn_of_lower")
@@ -57,6 +59,16 @@ class OffsetHandlers:
         self._configs = configs
         self._offsets = offsets
         self._stale = stale
+
+    def codes(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.QUERY_CONSUMER_OFFSET: self.query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search,
+            RequestCode.GET_MAX_OFFSET: self.maximum,
+            RequestCode.GET_MIN_OFFSET: self.minimum,
+            RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
+        }
 
     def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 14. A group without an offset starts a young topic at 0: whoever subscribed before the first message

@@ -37,12 +37,14 @@ from aiorocket_protocol import (
     PullMessageRequestHeader,
     PullMessageResponseHeader,
     RemotingCommand,
+    RequestCode,
     ResponseCode,
 )
 
 if TYPE_CHECKING:
     from aiorocket.config import BrokerConfig
     from aiorocket.remoting.connection import Connection
+    from aiorocket.remoting.processors import RequestHandler
     from aiorocket.storage.store import MessageStore
 
 __all__ = ("PullHandlers",)
@@ -110,6 +112,12 @@ class PullHandlers:
         self.polls = LongPolls(config.max_hold)
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
         self._ending: deque[ParkedPull] = deque()
+
+    def codes(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.PULL_MESSAGE: self.pull,
+            RequestCode.LITE_PULL_MESSAGE: self.pull,
+        }
 
     def pull(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """One pull: None when it is parked or answered already."""

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from aiorocket_protocol import (
     RemotingCommand,
+    RequestCode,
     ResponseCode,
     ViewMessageRequestHeader,
 )
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
+    from aiorocket.remoting.processors import RequestHandler
     from aiorocket.storage.store import MessageStore
 
 __all__ = ("QueryHandlers",)
@@ -22,6 +24,12 @@ class QueryHandlers:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
+
+    def codes(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.VIEW_MESSAGE_BY_ID: self.view_message,
+            RequestCode.QUERY_MESSAGE: self.query_message,
+        }
 
     def view_message(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 33: the stored record at a physical offset."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from aiorocket.broker.handlers.send import SendHandlers
     from aiorocket.config import BrokerConfig
     from aiorocket.remoting.connection import Connection
+    from aiorocket.remoting.processors import RequestHandler
     from aiorocket.runtime.env import Env
     from aiorocket.storage.store import MessageStore
 
@@ -73,6 +74,12 @@ class ReplyHandlers:
         self._address = address
         self._producers = producers
         self._sends = sends
+
+    def codes(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.SEND_REPLY_MESSAGE: self.reply,
+            RequestCode.SEND_REPLY_MESSAGE_V2: self.reply_v2,
+        }
 
     def reply(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Code 324."""

@@ -33,6 +33,7 @@ from aiorocket_protocol import (
     BatchItem,
     ProtocolError,
     RemotingCommand,
+    RequestCode,
     ResponseCode,
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
@@ -48,6 +49,7 @@ from aiorocket_protocol.limits import MAX_PROPERTIES
 if TYPE_CHECKING:
     from aiorocket.config import BrokerConfig
     from aiorocket.remoting.connection import Connection
+    from aiorocket.remoting.processors import RequestHandler
     from aiorocket.runtime.env import Env
     from aiorocket.storage.store import MessageStore
 
@@ -101,6 +103,13 @@ class SendHandlers:
         self._store_host = store_host
         self._id_prefix = store_host.hex().upper()
         self._unique = UniqueIds(store_host[:-4], env.entropy.randrange(1 << 16), env.entropy.randrange(1 << 31))
+
+    def codes(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.SEND_MESSAGE: self.send,
+            RequestCode.SEND_MESSAGE_V2: self.send_v2,
+            RequestCode.SEND_BATCH_MESSAGE: self.send_batch,
+        }
 
     def send(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Code 10."""

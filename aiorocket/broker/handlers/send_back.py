@@ -24,6 +24,7 @@ from aiorocket_protocol import (
     ProtocolError,
     RecordView,
     RemotingCommand,
+    RequestCode,
     ResponseCode,
     decode_properties,
     encode_properties,
@@ -33,6 +34,7 @@ from aiorocket_protocol import (
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
+    from aiorocket.remoting.processors import RequestHandler
     from aiorocket.runtime.env import Env
     from aiorocket.storage.store import MessageStore
 
@@ -67,6 +69,9 @@ class SendBackHandler:
         self._topics_changed = topics_changed
         self._counters = counters
         self._hooks = hooks
+
+    def codes(self) -> dict[int, RequestHandler]:
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """The message named by its physical offset, with one more failed attempt."""

@@ -3,8 +3,9 @@ GET_CONSUME_STATS (208), QUERY_TOPIC_CONSUME_BY_WHO (300), QUERY_CONSUME_TIME_SP
 (203, 204) and GET_BROKER_RUNTIME_INFO (28). mqadmin's topicStatus, consumerProgress, consumerConnection,
 producerConnection, brokerStatus and clusterList ask these.
 
-Everything is read from the store and the offsets at the moment of asking. Rates (consumeTps, topicPutTps) are left out,
-not reported as 0: nothing counts messages per topic or group here.
+Everything is read from the store and the offsets at the moment of asking. Rates of topics and groups (topicPutTps,
+consumeTps) are left out, not reported as 0: nothing counts their messages. The broker's own rates in 28 are zeros,
+because mqadmin's clusterList reads them as numbers.
 """
 
 from __future__ import annotations
@@ -77,7 +78,6 @@ class StatisticsHandlers:
         self._boot = clock.wall_ms()
 
     def codes(self) -> dict[int, RequestHandler]:
-        """Which handler serves which code; all of them are administrative."""
         return {
             RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
             RequestCode.GET_CONSUME_STATS: self.consume_stats,

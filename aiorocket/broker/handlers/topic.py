@@ -22,12 +22,14 @@ from aiorocket_protocol import (
     GetSubscriptionGroupConfigRequestHeader,
     GetTopicConfigRequestHeader,
     RemotingCommand,
+    RequestCode,
     ResponseCode,
     encode_body,
 )
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
+    from aiorocket.remoting.processors import RequestHandler
     from aiorocket.storage.store import MessageStore
 
 __all__ = ("TopicHandlers", "only_local")
@@ -55,6 +57,18 @@ class TopicHandlers:
         self._topic_version = topic_version
         self._save = save
         self._deleted = deleted
+
+    def codes(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self.create_topic,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete_topic,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
+            RequestCode.GET_TOPIC_CONFIG: self.topic_config,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.put_group,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.group_config,
+        }
 
     async def create_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 17: create, or change what exists."""

@@ -25,6 +25,7 @@ from aiorocket_protocol import (
     ProtocolError,
     RecordView,
     RemotingCommand,
+    RequestCode,
     ResponseCode,
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
@@ -37,6 +38,7 @@ from aiorocket_protocol import (
 if TYPE_CHECKING:
     from aiorocket.config import BrokerConfig
     from aiorocket.remoting.connection import Connection
+    from aiorocket.remoting.processors import RequestHandler
     from aiorocket.runtime.env import Env
     from aiorocket.storage.store import MessageStore
 
@@ -62,6 +64,9 @@ class TransactionHandlers:
         self._store_host = store_host
         self._checks = checks
         self._cluster = config.cluster
+
+    def codes(self) -> dict[int, RequestHandler]:
+        return {RequestCode.END_TRANSACTION: self.end}
 
     def store_half(
         self,
