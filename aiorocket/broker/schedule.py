@@ -17,7 +17,16 @@ from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.errors import RocketError, StoreError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import PutResult, PutStatus
-from aiorocket_protocol import SCHEDULE_TOPIC, ProtocolError, RecordView, encode_properties
+from aiorocket_protocol import (
+    PROPERTY_DELAY,
+    PROPERTY_REAL_QID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_WAIT,
+    SCHEDULE_TOPIC,
+    ProtocolError,
+    RecordView,
+    encode_properties,
+)
 
 if TYPE_CHECKING:
     from aiorocket.runtime.clock import Clock
@@ -134,10 +143,10 @@ class DelayDelivery:
         view = RecordView(data, 0, len(data))
         try:
             properties = dict(view.properties)
-            topic = properties.pop("REAL_TOPIC")
-            queue_id = int(properties.pop("REAL_QID"))
-            properties.pop("DELAY", None)
-            properties["WAIT"] = "false"
+            topic = properties.pop(PROPERTY_REAL_TOPIC)
+            queue_id = int(properties.pop(PROPERTY_REAL_QID))
+            properties.pop(PROPERTY_DELAY, None)
+            properties[PROPERTY_WAIT] = "false"
             text = encode_properties(properties)
         except (KeyError, ValueError, ProtocolError) as error:
             self._give_up(level, offset, error)

@@ -31,6 +31,15 @@ from aiorocket_protocol import (
     HALF_TOPIC,
     MAX_CHECKS_TOPIC,
     OP_TOPIC,
+    PROPERTY_PGROUP,
+    PROPERTY_REAL_QID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TAGS,
+    PROPERTY_TRAN_MSG,
+    PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
+    PROPERTY_TRANSACTION_CHECK_TIMES,
+    PROPERTY_UNIQ_KEY,
+    PROPERTY_WAIT,
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
     CheckTransactionStateRequestHeader,
@@ -64,7 +73,7 @@ SETTLE = 2.0
 
 _OK = PutStatus.OK
 _OP_CODE = tags_code("d")
-_OP_PROPERTIES = encode_properties({"TAGS": "d"})
+_OP_PROPERTIES = encode_properties({PROPERTY_TAGS: "d"})
 
 #: Called with None when the transaction has ended, else with the reason why it has not.
 Ended = Callable[[Refusal | None], None]
@@ -146,7 +155,7 @@ class TransactionChecks:
     def _halves(self, offset: int) -> Iterator[Stored]:
         for at, view in self._records(HALF_TOPIC, offset):
             values = view.properties
-            checks = values.get("TRANSACTION_CHECK_TIMES", "0")
+            checks = values.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0")
             yield Stored(
                 at,
                 view.physical_offset,
@@ -170,10 +179,10 @@ class TransactionChecks:
             return
         try:
             properties = dict(view.properties)
-            topic = properties.pop("REAL_TOPIC")
-            queue_id = int(properties.pop("REAL_QID"))
-            properties.pop("TRAN_MSG", None)
-            properties["WAIT"] = "false"
+            topic = properties.pop(PROPERTY_REAL_TOPIC)
+            queue_id = int(properties.pop(PROPERTY_REAL_QID))
+            properties.pop(PROPERTY_TRAN_MSG, None)
+            properties[PROPERTY_WAIT] = "false"
             text = encode_properties(properties)
         except (KeyError, ValueError, ProtocolError) as error:
             ended(Refusal(1, f"the half message at {view.physical_offset} does not say where it belongs: {error!r}"))
@@ -285,13 +294,13 @@ class TransactionChecks:
         view = RecordView(data, 0, len(data))
         try:
             properties = dict(view.properties)
-            real = properties["REAL_TOPIC"].encode(), int(properties["REAL_QID"])
+            real = properties[PROPERTY_REAL_TOPIC].encode(), int(properties[PROPERTY_REAL_QID])
             if self.table.is_hopeless(half):
                 self._give_up(half, view)
                 return
-            properties["TRANSACTION_CHECK_TIMES"] = str(half.checks + 1)
-            properties["TRAN_PREPARED_QUEUE_OFFSET"] = str(half.name)
-            properties["WAIT"] = "false"
+            properties[PROPERTY_TRANSACTION_CHECK_TIMES] = str(half.checks + 1)
+            properties[PROPERTY_TRAN_PREPARED_QUEUE_OFFSET] = str(half.name)
+            properties[PROPERTY_WAIT] = "false"
             text = encode_properties(properties)
         except (KeyError, ValueError, ProtocolError) as error:
             _log.error("half message %d cannot be used: %r; its transaction ends here", half.offset, error)
@@ -323,7 +332,8 @@ class TransactionChecks:
         """Asked often enough: the message goes where an administrator finds it."""
         _log.warning(
             "transaction of half message %d (%s, group %s) ended after %d checks without an answer; it is in %s",
-            half.name, view.properties.get("REAL_TOPIC"), view.properties.get("PGROUP"), half.checks, MAX_CHECKS_TOPIC,
+            half.name, view.properties.get(PROPERTY_REAL_TOPIC), view.properties.get(PROPERTY_PGROUP), half.checks,
+            MAX_CHECKS_TOPIC,
         )  # fmt: skip
         version = self._topics.version
         self._topics.ensure(MAX_CHECKS_TOPIC, 1)
@@ -336,10 +346,10 @@ class TransactionChecks:
         """Send CHECK_TRANSACTION_STATE for a copy that is stored. Without a connection this check is lost, as at
         Apache's."""
         values = view.properties
-        connection = self._connection(values.get("PGROUP", ""))
+        connection = self._connection(values.get(PROPERTY_PGROUP, ""))
         if connection is None:
             return
-        unique = values.get("UNIQ_KEY")
+        unique = values.get(PROPERTY_UNIQ_KEY)
         header = CheckTransactionStateRequestHeader(
             copy.queue_offset,
             copy.physical_offset,
@@ -388,7 +398,7 @@ class TransactionChecks:
 
 def name_of(view: RecordView) -> int:
     """The transaction a half message belongs to: the queue offset of its first half message."""
-    first = view.properties.get("TRAN_PREPARED_QUEUE_OFFSET", "")
+    first = view.properties.get(PROPERTY_TRAN_PREPARED_QUEUE_OFFSET, "")
     return int(first) if first.isascii() and first.isdigit() and len(first) < 20 else view.queue_offset
 
 

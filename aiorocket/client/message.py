@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Protocol
 from aiorocket.client.core.delays import level_for
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.exits import DeadLetter, Retry, Skip
-from aiorocket_protocol import PROPERTY_CONSUME_START_TIME, PROPERTY_RETRY_TOPIC, RETRY_PREFIX, RecordView
+from aiorocket_protocol import (
+    PROPERTY_CONSUME_START_TIME,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_SHARDING_KEY,
+    RETRY_PREFIX,
+    RecordView,
+)
 
 if TYPE_CHECKING:
     from aiorocket.client.core.process_queue import ProcessQueue
     from aiorocket.model import Queue
 
 __all__ = ("Message", "Settler", "Source", "exit_level")
+
+_SHARDING_KEY = PROPERTY_SHARDING_KEY.encode()
 
 log = logging.getLogger("aiorocket.client")
 
@@ -168,7 +176,7 @@ class Message(RecordView):
 
     @property
     def sharding_key(self) -> str | None:
-        return self._property("__SHARDINGKEY", b"__SHARDINGKEY")
+        return self._property(PROPERTY_SHARDING_KEY, _SHARDING_KEY)
 
     @property
     def settled(self) -> bool:

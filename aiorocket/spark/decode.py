@@ -27,6 +27,9 @@ from aiorocket.spark.decode_slowly import MAX_MILLIS, MAX_OFFSET, check_body, ch
 from aiorocket.spark.property_columns import PropertyTable, as_text, bad_text, cut, numbers
 from aiorocket_protocol import (
     MAX_PROPERTIES,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
     RECORD_MAGIC_V1,
     RECORD_MAGIC_V2,
     SYS_FLAG_BORN_HOST_V6,
@@ -281,8 +284,8 @@ def _column(name: str, rows: _Rows, table: PropertyTable | None, legacy: bool) -
     if name == "properties":
         return table.json() if legacy else table.map()
     if name == "msgId":
-        return table.values("UNIQ_KEY", otherwise=lambda: _offset_msg_ids(rows))
-    return table.values("KEYS" if name == "keys" else "TAGS")
+        return table.values(PROPERTY_UNIQ_KEY, otherwise=lambda: _offset_msg_ids(rows))
+    return table.values(PROPERTY_KEYS if name == "keys" else PROPERTY_TAGS)
 
 
 def _int(field: str) -> Callable[[_Rows], pa.Array]:

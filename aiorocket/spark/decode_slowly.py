@@ -12,6 +12,9 @@ import pyarrow as pa
 from aiorocket.spark.columns import arrow_schema
 from aiorocket_protocol import (
     COMPRESSION_MASK,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
     RECORD_MAGIC_V1,
     SYS_FLAG_COMPRESSED,
     ProtocolError,
@@ -140,10 +143,10 @@ _GETTERS: dict[str, Callable[[_Row], object]] = {
     "brokerName": lambda row: row.broker_name,
     "queueId": lambda row: row.view.queue_id,
     "queueOffset": lambda row: row.view.queue_offset,
-    "msgId": lambda row: row.properties.get("UNIQ_KEY") or row.view.offset_msg_id,
+    "msgId": lambda row: row.properties.get(PROPERTY_UNIQ_KEY) or row.view.offset_msg_id,
     "offsetMsgId": lambda row: row.view.offset_msg_id,
-    "keys": lambda row: row.properties.get("KEYS"),
-    "tags": lambda row: row.properties.get("TAGS"),
+    "keys": lambda row: row.properties.get(PROPERTY_KEYS),
+    "tags": lambda row: row.properties.get(PROPERTY_TAGS),
     "properties": lambda row: list(row.properties.items()),
     "propertiesJson": lambda row: json_text(row.properties),
     "bornTimestamp": lambda row: _micros(row.view.born_timestamp),

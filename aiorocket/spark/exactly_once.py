@@ -43,6 +43,9 @@ from aiorocket.spark.outgoing_rows import ATTEMPT, LEDGER, TXN, OutgoingRow
 from aiorocket.spark.sink_sending import Sent, send_rows
 from aiorocket_protocol import (
     MAX_CHECKS_TOPIC,
+    PROPERTY_CHECK_IMMUNITY_TIME,
+    PROPERTY_PGROUP,
+    PROPERTY_TRAN_MSG,
     EndTransactionRequestHeader,
     RecordView,
     RequestCode,
@@ -162,8 +165,8 @@ class HalfSink:
         clock, sent = self.client.env.clock, list[Sent]()
         halves.oldest = halves.oldest or clock.wall_ms()
         half = (
-            f"TRAN_MSG\x01true\x02PGROUP\x01{self.producer.wire_group}\x02"
-            f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{immunity(options)}\x02"
+            f"{PROPERTY_TRAN_MSG}\x01true\x02{PROPERTY_PGROUP}\x01{self.producer.wire_group}\x02"
+            f"{PROPERTY_CHECK_IMMUNITY_TIME}\x01{immunity(options)}\x02"
         )
         try:
             await send_rows(

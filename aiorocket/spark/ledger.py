@@ -28,7 +28,7 @@ from aiorocket.errors import (
     UsageError,
 )
 from aiorocket.model import OutgoingMessage, Queue, SendStatus, TxState
-from aiorocket_protocol import AUTO_CREATE_TOPIC, RecordView, RequestCode, SendMessageRequestHeaderV2
+from aiorocket_protocol import AUTO_CREATE_TOPIC, PROPERTY_UNIQ_KEY, RecordView, RequestCode, SendMessageRequestHeaderV2
 
 if TYPE_CHECKING:
     from aiorocket.client.core.routes import TopicRoute
@@ -309,7 +309,7 @@ class Ledger:
         # By a first message, since that needs no administrator's rights: a mark that means nothing.
         header = SendMessageRequestHeaderV2(
             self._producer.wire_group, self._name, AUTO_CREATE_TOPIC, 1, 0, 0, client.env.clock.wall_ms(), 0,
-            f"UNIQ_KEY\x01{self._producer.next_id()}\x02", 0, False, None, False, broker,
+            f"{PROPERTY_UNIQ_KEY}\x01{self._producer.next_id()}\x02", 0, False, None, False, broker,
         )  # fmt: skip
         await client.call(address, RequestCode.SEND_MESSAGE_V2, header, body=encode(Mark("", 0)))
         _log.info("made the ledger %s on %s", self.topic, broker)

@@ -14,7 +14,36 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aiorocket.client.sending.outgoing import property_text
 from aiorocket.errors import UsageError
 from aiorocket.model import check_topic
-from aiorocket_protocol import MAX_PROPERTIES, RESERVED
+from aiorocket_protocol import (
+    MAX_PROPERTIES,
+    PROPERTY_BORN_HOST,
+    PROPERTY_BORN_TIMESTAMP,
+    PROPERTY_CHECK_IMMUNITY_TIME,
+    PROPERTY_CLUSTER,
+    PROPERTY_CONSUME_START_TIME,
+    PROPERTY_CRC32,
+    PROPERTY_DELAY,
+    PROPERTY_EXTEND_UNIQ_INFO,
+    PROPERTY_INNER_BASE,
+    PROPERTY_INNER_NUM,
+    PROPERTY_INSTANCE_ID,
+    PROPERTY_KEYS,
+    PROPERTY_MAX_OFFSET,
+    PROPERTY_MIN_OFFSET,
+    PROPERTY_MSG_REGION,
+    PROPERTY_PGROUP,
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TAGS,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TRACE_CONTEXT,
+    PROPERTY_TRACE_ON,
+    PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
+    PROPERTY_TRANSACTION_CHECK_TIMES,
+    PROPERTY_TRANSACTION_ID,
+    PROPERTY_UNIQ_KEY,
+    PROPERTY_WAIT,
+    RESERVED,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,16 +60,38 @@ _OURS = (TXN, ATTEMPT, LEDGER)
 #: Names of RocketMQ's own among the properties of a message that was read, which only tell of that message: the new one
 #: gets its own, or none (those of a transaction mean nothing in a message that is delivered).
 _OF_THE_OLD_ONE = frozenset(
-    ("UNIQ_KEY", "EXTEND_UNIQ_INFO", "INSTANCE_ID", "WAIT", "CLUSTER", "MSG_REGION", "TRACE_ON", "TRACE_CONTEXT",
-     "__CRC32#", "__BORNHOST", "BORN_TIMESTAMP", "MIN_OFFSET", "MAX_OFFSET", "INNER_NUM", "INNER_BASE",
-     "CONSUME_START_TIME", "PGROUP", "CHECK_IMMUNITY_TIME_IN_SECONDS", "TRAN_PREPARED_QUEUE_OFFSET",
-     "TRANSACTION_CHECK_TIMES", "__transactionId__")
-)  # fmt: skip
+    (
+        PROPERTY_UNIQ_KEY,
+        PROPERTY_EXTEND_UNIQ_INFO,
+        PROPERTY_INSTANCE_ID,
+        PROPERTY_WAIT,
+        PROPERTY_CLUSTER,
+        PROPERTY_MSG_REGION,
+        PROPERTY_TRACE_ON,
+        PROPERTY_TRACE_CONTEXT,
+        PROPERTY_CRC32,
+        PROPERTY_BORN_HOST,
+        PROPERTY_BORN_TIMESTAMP,
+        PROPERTY_MIN_OFFSET,
+        PROPERTY_MAX_OFFSET,
+        PROPERTY_INNER_NUM,
+        PROPERTY_INNER_BASE,
+        PROPERTY_CONSUME_START_TIME,
+        PROPERTY_PGROUP,
+        PROPERTY_CHECK_IMMUNITY_TIME,
+        PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
+        PROPERTY_TRANSACTION_CHECK_TIMES,
+        PROPERTY_TRANSACTION_ID,
+    )
+)
 #: What columns say. The first three are left out too where a column says it; the other two would delay the new message.
 _COLUMN_OF = {
-    "KEYS": "keys", "TAGS": "tags", "__SHARDINGKEY": "shardingKey", "DELAY": "delayLevel",
-    "TIMER_DELIVER_MS": "deliverTimestamp",
-}  # fmt: skip
+    PROPERTY_KEYS: "keys",
+    PROPERTY_TAGS: "tags",
+    PROPERTY_SHARDING_KEY: "shardingKey",
+    PROPERTY_DELAY: "delayLevel",
+    PROPERTY_TIMER_DELIVER_MS: "deliverTimestamp",
+}
 
 _INTEGERS = ("int", "bigint", "smallint", "tinyint")
 #: Every column there may be, with Spark's simple names of its types.
@@ -60,7 +111,7 @@ _BY_LOWER = {name.lower(): name for name in COLUMNS}
 
 #: Stands for the message id until there is one: property texts begin with it.
 _ID = "0" * 32
-_CUT = len("UNIQ_KEY\x01") + len(_ID) + 1
+_CUT = len(f"{PROPERTY_UNIQ_KEY}\x01") + len(_ID) + 1
 _MAX_LEVEL = 18
 #: Property texts of so many characters fit, whatever these are.
 _SHORT = (MAX_PROPERTIES - _CUT) // 4
@@ -126,9 +177,11 @@ class Columns:
             raise UsageError("column brokerName needs column queueId: together they name a queue")
         self.topic = topic
         self.transactional = transactional
-        said = {name for name in ("KEYS", "TAGS", "__SHARDINGKEY") if _COLUMN_OF[name] in self.index}
+        said = {
+            name for name in (PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_SHARDING_KEY) if _COLUMN_OF[name] in self.index
+        }
         if "queueId" in self.index:
-            said.add("__SHARDINGKEY")
+            said.add(PROPERTY_SHARDING_KEY)
         #: Properties that are passed over.
         self.left_out = _OF_THE_OLD_ONE | said
 

@@ -22,7 +22,14 @@ from aiorocket.errors import (
 )
 from aiorocket.model import Queue, SendReceipt, SendStatus
 from aiorocket.spark.outgoing_rows import OutgoingRow, RowError
-from aiorocket_protocol import SYS_FLAG_TRANSACTION_PREPARED, VERSION_WITH_TIMERS, encode_batch
+from aiorocket_protocol import (
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_UNIQ_KEY,
+    PROPERTY_WAIT,
+    SYS_FLAG_TRANSACTION_PREPARED,
+    VERSION_WITH_TIMERS,
+    encode_batch,
+)
 
 if TYPE_CHECKING:
     from aiorocket.client.sending.producer import Producer
@@ -35,7 +42,7 @@ _BATCH_BYTES = 1 << 20
 _ITEM_OVERHEAD = 96
 _PAUSE = 0.05
 _NOT_NOW = (BrokerBusyError, BackPressureError, NotConnectedError)
-_ITEM_HEAD = "UNIQ_KEY\x01"
+_ITEM_HEAD = f"{PROPERTY_UNIQ_KEY}\x01"
 
 
 class Sent(NamedTuple):
@@ -218,12 +225,20 @@ def _letter(
             for row, msg_id in zip(part, ids, strict=True)
         ]
         return Letter(
-            publish.name, encode_batch(items), "WAIT\x01true\x02", ids[0], 0, 0, born, True, producer.wire_group
+            publish.name,
+            encode_batch(items),
+            f"{PROPERTY_WAIT}\x01true\x02",
+            ids[0],
+            0,
+            0,
+            born,
+            True,
+            producer.wire_group,
         )
     (row,) = part
     text = f"{_ITEM_HEAD}{ids[0]}\x02{row.tail}{system}{half or ''}"
     if row.deliver_ms is not None:
-        text += f"TIMER_DELIVER_MS\x01{row.deliver_ms}\x02"
+        text += f"{PROPERTY_TIMER_DELIVER_MS}\x01{row.deliver_ms}\x02"
     body, flag = row.body, 0 if half is None else SYS_FLAG_TRANSACTION_PREPARED
     if len(body) >= compress_over:
         body, bits = squeeze(body, producer.config.compress_level)

@@ -9,6 +9,7 @@ from aiorocket_protocol.limits import MAX_PROPERTIES
 
 __all__ = (
     "RESERVED",
+    "TIMER_PREFIX",
     "TRANSIENT_PREFIX",
     "check_user_properties",
     "decode_properties",
@@ -139,6 +140,8 @@ PROPERTY_BORN_TIMESTAMP = "BORN_TIMESTAMP"
 
 #: Names that only RocketMQ itself may set.
 RESERVED: frozenset[str] = frozenset(value for name, value in list(globals().items()) if name.startswith("PROPERTY_"))
+#: Names with this prefix ask for delivery at a time of one's own, or were left by it.
+TIMER_PREFIX = "TIMER_"
 #: Names with this prefix are for the way through the broker and not stored.
 TRANSIENT_PREFIX = "__RMQ.TRANSIENT."
 

@@ -15,7 +15,14 @@ from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.hosts import unpack_host
 from aiorocket_protocol.ids import offset_msg_id
 from aiorocket_protocol.limits import MAX_PROPERTIES
-from aiorocket_protocol.properties import decode_properties, find_property
+from aiorocket_protocol.properties import (
+    PROPERTY_DELAY,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    decode_properties,
+    find_property,
+)
 from aiorocket_protocol.record_layout import (
     ANY_V6,
     BLANK_SIZE,
@@ -39,6 +46,8 @@ _unpack_long = _LONG.unpack_from
 _unpack_frame = Struct(">ii28xi44xi").unpack_from
 #: Smallest record: no body, no topic, no properties.
 _MIN_SIZE = V4_HEAD + 3
+
+_TAGS, _KEYS, _UNIQ_KEY, _DELAY = map(str.encode, (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY, PROPERTY_DELAY))
 
 Buffer = bytes | bytearray | memoryview
 V = TypeVar("V", bound="RecordView")
@@ -205,22 +214,22 @@ class RecordView:
 
     @property
     def tag(self) -> str:
-        return self._property("TAGS", b"TAGS") or ""
+        return self._property(PROPERTY_TAGS, _TAGS) or ""
 
     @property
     def keys(self) -> list[str]:
-        return (self._property("KEYS", b"KEYS") or "").split()
+        return (self._property(PROPERTY_KEYS, _KEYS) or "").split()
 
     @property
     def delay_level(self) -> int:
         """The delay level asked for; 0 for none or for text that is no number."""
-        text = self._property("DELAY", b"DELAY") or ""
+        text = self._property(PROPERTY_DELAY, _DELAY) or ""
         return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
     @property
     def msg_id(self) -> str:
         """UNIQ_KEY, else the offset id."""
-        return self._property("UNIQ_KEY", b"UNIQ_KEY") or self.offset_msg_id
+        return self._property(PROPERTY_UNIQ_KEY, _UNIQ_KEY) or self.offset_msg_id
 
     @property
     def offset_msg_id(self) -> str:

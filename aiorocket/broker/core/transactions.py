@@ -14,6 +14,8 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
+from aiorocket_protocol import PROPERTY_CHECK_IMMUNITY_TIME, PROPERTY_TRAN_MSG
+
 __all__ = (
     "Half",
     "HalfState",
@@ -226,12 +228,12 @@ class TransactionTable:
 def is_transactional(values: Mapping[str, str], *, retried: bool) -> bool:
     """Is this message sent within a transaction? Clients before 4.6.1 leave the property on messages that come back for
     a retry; those are ordinary (``retried``)."""
-    return values.get("TRAN_MSG", "").lower() == "true" and not retried
+    return values.get(PROPERTY_TRAN_MSG, "").lower() == "true" and not retried
 
 
 def immunity(values: Mapping[str, str]) -> float | None:
     """Seconds for which a message does not want to be asked about, None when it says nothing that is a number."""
-    text = values.get("CHECK_IMMUNITY_TIME_IN_SECONDS", "")
+    text = values.get(PROPERTY_CHECK_IMMUNITY_TIME, "")
     return float(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 

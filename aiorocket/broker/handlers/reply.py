@@ -21,6 +21,11 @@ from aiorocket.errors import RocketError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     DEFAULT_REGION,
+    PROPERTY_CLUSTER,
+    PROPERTY_PUSH_REPLY_TIME,
+    PROPERTY_REPLY_TO_CLIENT,
+    PROPERTY_TAGS,
+    SYS_FLAG_TRANSACTION_MASK,
     ProtocolError,
     RemotingCommand,
     ReplyMessageRequestHeader,
@@ -47,8 +52,6 @@ __all__ = ("ReplyHandlers",)
 
 _log = logging.getLogger("aiorocket.broker")
 
-#: sysFlag bits that only the broker sets on stored messages.
-TRANSACTION_BITS = 0x0C
 #: Bytes of properties for the time of the push.
 ROOM_FOR_PUSH = 64
 
@@ -100,7 +103,7 @@ class ReplyHandlers:
             return refuse(admitted)
         topic, queue_id, _ = admitted
         values = decode_properties((header.properties or "").encode())
-        values["CLUSTER"] = self._config.cluster
+        values[PROPERTY_CLUSTER] = self._config.cluster
         try:
             stored = encode_properties(values)
         except ProtocolError as error:  # too long by what was added
@@ -111,7 +114,7 @@ class ReplyHandlers:
 
         def pushed(error: str | None) -> None:
             if self._config.store_replies:
-                self._keep(connection, command, header, topic.name, queue_id, stored, values.get("TAGS"), error)
+                self._keep(connection, command, header, topic.name, queue_id, stored, values.get(PROPERTY_TAGS), error)
             else:
                 connection.reply(command, _answer("0", queue_id, 0, error))
 
@@ -127,7 +130,7 @@ class ReplyHandlers:
         pushed: Callable[[str | None], None],
     ) -> None:
         """Send 326; ``pushed`` is called with None when the asker took it, else with what went wrong."""
-        asker = values.get("REPLY_TO_CLIENT")
+        asker = values.get(PROPERTY_REPLY_TO_CLIENT)
         if asker is None:
             pushed("reply message properties[REPLY_TO_CLIENT] is null")
             return
@@ -148,7 +151,7 @@ class ReplyHandlers:
             connection.peer,
             self._address,
             now,
-            encode_properties({**values, "PUSH_REPLY_TIME": str(now)}).decode(),
+            encode_properties({**values, PROPERTY_PUSH_REPLY_TIME: str(now)}).decode(),
             header.reconsume_times,
             header.unit_mode,
         )
@@ -198,7 +201,7 @@ class ReplyHandlers:
                 command.body,
                 properties,
                 flag=header.flag,
-                sys_flag=header.sys_flag & ~TRANSACTION_BITS,
+                sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
                 born_timestamp=header.born_timestamp,
                 born_host=connection.peer_host,
                 reconsume_times=header.reconsume_times or 0,

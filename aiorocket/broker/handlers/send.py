@@ -27,8 +27,18 @@ from aiorocket_protocol import (
     DEFAULT_REGION,
     DLQ_PREFIX,
     LANGUAGE_PYTHON,
+    PROPERTY_CLUSTER,
+    PROPERTY_DELAY,
+    PROPERTY_TAGS,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SEC,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TRAN_MSG,
+    PROPERTY_UNIQ_KEY,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
+    SYS_FLAG_TRANSACTION_MASK,
+    TIMER_PREFIX,
     VERSION,
     BatchItem,
     ProtocolError,
@@ -56,8 +66,10 @@ if TYPE_CHECKING:
 __all__ = ("SendHandlers",)
 
 TRACE_ON = "true"
-#: sysFlag bits that only the broker sets on stored messages.
-TRANSACTION_BITS = 0x0C
+# How a property begins in a property string, as text and as bytes.
+_UNIQ_KEY, _TRAN_MSG = f"{PROPERTY_UNIQ_KEY}\x01", f"{PROPERTY_TRAN_MSG}\x01"
+_TAGS, _DELAY = f"{PROPERTY_TAGS}\x01", f"{PROPERTY_DELAY}\x01"
+_TAGS_BYTES, _DELAY_BYTES, _TIMER_BYTES = _TAGS.encode(), _DELAY.encode(), TIMER_PREFIX.encode()
 #: A topic has few tags; a client that makes up a new one per message must not fill the memory with their hashes.
 MAX_TAG_CACHE = 1024
 
@@ -97,7 +109,7 @@ class SendHandlers:
         self._transactions = transactions
         self._topics_changed = topics_changed
         self._max_body = config.max_message_size
-        self._cluster = f"CLUSTER\x01{config.cluster}\x02"
+        self._cluster = f"{PROPERTY_CLUSTER}\x01{config.cluster}\x02"
         self._max_user_properties = MAX_PROPERTIES - len(self._cluster.encode()) - 64
         #: An offset id is the store's host and the physical offset in hex; the host never changes.
         self._store_host = store_host
@@ -137,14 +149,14 @@ class SendHandlers:
             or not 0 <= queue_id < topic.max_queues
             or len(body) > self._max_body
             or len(properties) > self._max_user_properties
-            or "DELAY\x01" in properties
-            or "TRAN_MSG\x01" in properties
-            or "TIMER_" in properties
+            or _DELAY in properties
+            or _TRAN_MSG in properties
+            or TIMER_PREFIX in properties
         ):
             return self._send_checked(connection, command, header)
         code = 0
-        if "TAGS\x01" in properties:
-            tag = property_value(properties, "TAGS")
+        if _TAGS in properties:
+            tag = property_value(properties, PROPERTY_TAGS)
             if tag is not None:
                 code = topic.tag_codes.get(tag) or self._tag_code(topic, tag)
         self._store_one(
@@ -166,12 +178,12 @@ class SendHandlers:
     ) -> None:
         """Give the message to the store; its callback answers. Appends what a broker adds: CLUSTER, and UNIQ_KEY when
         missing."""
-        unique = property_value(properties, "UNIQ_KEY") if "UNIQ_KEY\x01" in properties else None
+        unique = property_value(properties, PROPERTY_UNIQ_KEY) if _UNIQ_KEY in properties else None
         if properties and properties[-1] != "\x02":
             properties += "\x02"
         if unique is None:
             unique = self._unique.next(self._clock.wall_ms())
-            properties += f"UNIQ_KEY\x01{unique}\x02"
+            properties += f"{_UNIQ_KEY}{unique}\x02"
         shown_queue = queue_id if answer_queue is None else answer_queue
 
         prefix = self._id_prefix
@@ -203,7 +215,7 @@ class SendHandlers:
                 command.body,
                 (properties + self._cluster).encode(),
                 flag=header.flag,
-                sys_flag=header.sys_flag & ~TRANSACTION_BITS,
+                sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
                 born_timestamp=header.born_timestamp,
                 born_host=connection.peer_host,
                 reconsume_times=reconsume_times,
@@ -272,15 +284,15 @@ class SendHandlers:
         refusal = _unserved(values, transactional)
         if refusal is not None:
             return refuse(refusal)
-        values.pop("CLUSTER", None)
+        values.pop(PROPERTY_CLUSTER, None)
         if transactional:
-            values.setdefault("UNIQ_KEY", self._unique.next(self._clock.wall_ms()))
+            values.setdefault(PROPERTY_UNIQ_KEY, self._unique.next(self._clock.wall_ms()))
             return self._transactions.store_half(connection, command, header, topic.name, queue_id, values)
-        tag = values.get("TAGS")
+        tag = values.get(PROPERTY_TAGS)
         code = tags_code(tag) if tag else 0
         level = 0 if dead else _delay_level(values)
         if dead:
-            values.pop("DELAY", None)
+            values.pop(PROPERTY_DELAY, None)
         name, store_queue = topic.name, queue_id
         if level > 0:
             level = self._delays.clamp(level)
@@ -337,15 +349,15 @@ class SendHandlers:
             extra += b"\x02"
         # What is rare is looked for in all of them at once.
         every = b"".join([own + b"\0" for _, _, own in messages])
-        if b"DELAY\x01" in extra or b"TIMER_" in extra or b"DELAY\x01" in every or b"TIMER_" in every:
+        if _DELAY_BYTES in extra or _TIMER_BYTES in extra or _DELAY_BYTES in every or _TIMER_BYTES in every:
             refusal = _unserved_batch(messages, extra)
             if refusal is not None:
                 return refuse(refusal)
         suffix = extra + self._cluster.encode()
         codes = self._batch_codes(topic, messages, extra, every)
         unique = (
-            property_value(header.properties, "UNIQ_KEY")
-            if header.properties and "UNIQ_KEY\x01" in header.properties
+            property_value(header.properties, PROPERTY_UNIQ_KEY)
+            if header.properties and _UNIQ_KEY in header.properties
             else None
         )
         self._store_batch(connection, command, header, topic.name, queue_id, messages, codes, suffix, unique)
@@ -358,23 +370,23 @@ class SendHandlers:
             for index, (body, flag, own) in enumerate(messages):
                 if own and own[-1] != 2:
                     messages[index] = (body, flag, own + b"\x02")
-        tagged = extra.startswith(b"TAGS\x01") or b"\x02TAGS\x01" in extra
-        if not tagged and b"TAGS\x01" not in every:
+        tagged = extra.startswith(_TAGS_BYTES) or b"\x02" + _TAGS_BYTES in extra
+        if not tagged and _TAGS_BYTES not in every:
             return [0] * len(messages)
         codes: list[int] = []
         start, code = b"", 0  # how the property string of the tagged message before began, and what that tag is
         for _, _, own in messages:
             if not tagged:
-                if b"TAGS\x01" not in own:
+                if _TAGS_BYTES not in own:
                     codes.append(0)
                     continue
-                if start and own.startswith(start) and not own.rfind(b"TAGS\x01"):
+                if start and own.startswith(start) and not own.rfind(_TAGS_BYTES):
                     codes.append(code)
                     continue
-            tag = property_value((own + extra).decode("utf-8", "replace"), "TAGS")
+            tag = property_value((own + extra).decode("utf-8", "replace"), PROPERTY_TAGS)
             code = 0 if tag is None else topic.tag_codes.get(tag) or self._tag_code(topic, tag)
             codes.append(code)
-            start = f"TAGS\x01{tag}\x02".encode() if tag else b""
+            start = f"{_TAGS}{tag}\x02".encode() if tag else b""
         return codes
 
     def _store_batch(
@@ -410,7 +422,7 @@ class SendHandlers:
                 items,
                 codes,
                 suffix,
-                sys_flag=header.sys_flag & ~TRANSACTION_BITS,
+                sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
                 born_timestamp=header.born_timestamp,
                 born_host=connection.peer_host,
                 done=done,
@@ -423,18 +435,18 @@ class SendHandlers:
 
 def _delay_level(values: dict[str, str]) -> int:
     try:
-        return int(values.get("DELAY", "0"))
+        return int(values.get(PROPERTY_DELAY, "0"))
     except ValueError:
         return 0
 
 
 def _unserved_batch(messages: list[BatchItem], extra: bytes) -> Refusal | None:
     shared = decode_properties(extra)
-    if "DELAY" in shared:
+    if PROPERTY_DELAY in shared:
         return Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be delayed (property DELAY)")
     for _, _, own in messages:
         values = decode_properties(own)
-        if values.get("DELAY"):
+        if values.get(PROPERTY_DELAY):
             return Refusal(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed (property DELAY)")
         refusal = _unserved(values | shared, transactional=True)
         if refusal is not None:
@@ -446,7 +458,7 @@ def _unserved(values: dict[str, str], transactional: bool) -> Refusal | None:
     """Promises this broker cannot keep are refused, never broken in silence. A transactional message loses its delay
     level, so that does not stand in for its timer."""
     if (transactional or _delay_level(values) <= 0) and any(
-        name in values for name in ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
+        name in values for name in (PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS)
     ):
         return Refusal(
             ResponseCode.MESSAGE_ILLEGAL, "this broker does not serve timer messages (TIMER_*); use a delay level"

@@ -19,7 +19,15 @@ from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     PERM_WRITE,
+    PROPERTY_DELAY,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    PROPERTY_WAIT,
     SCHEDULE_TOPIC,
+    SYS_FLAG_STORE_HOST_V6,
+    SYS_FLAG_TRANSACTION_MASK,
     ConsumerSendMsgBackRequestHeader,
     ProtocolError,
     RecordView,
@@ -39,6 +47,9 @@ if TYPE_CHECKING:
     from aiorocket.storage.store import MessageStore
 
 __all__ = ("SendBackHandler",)
+
+#: No copy is of a transaction, and the store sets the bit of its own host.
+_NOT_COPIED = SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_STORE_HOST_V6
 
 
 _log = logging.getLogger("aiorocket.broker")
@@ -103,13 +114,13 @@ class SendBackHandler:
         if dead:
             topic = self._topic(where.topic, where.queues, 0)
         properties = _properties(view)
-        properties.setdefault("RETRY_TOPIC", view.topic)
-        properties.setdefault("ORIGIN_MESSAGE_ID", view.offset_msg_id)
-        properties["WAIT"] = "false"
-        properties.pop("DELAY", None)
+        properties.setdefault(PROPERTY_RETRY_TOPIC, view.topic)
+        properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, view.offset_msg_id)
+        properties[PROPERTY_WAIT] = "false"
+        properties.pop(PROPERTY_DELAY, None)
         name = topic.name
         queue_id = self._entropy.randrange(max(1, topic.write_queues))
-        tag = properties.get("TAGS")
+        tag = properties.get(PROPERTY_TAGS)
         code = tags_code(tag) if tag else 0
         if where.delay_level > 0:
             level = self._delays.clamp(where.delay_level)
@@ -120,10 +131,10 @@ class SendBackHandler:
         event = SendBack(
             group=config.name,
             peer=connection.peer,
-            topic=properties["RETRY_TOPIC"],
+            topic=properties[PROPERTY_RETRY_TOPIC],
             destination=topic.name,
-            message_id=properties.get("UNIQ_KEY") or view.offset_msg_id,
-            origin_message_id=properties["ORIGIN_MESSAGE_ID"],
+            message_id=properties.get(PROPERTY_UNIQ_KEY) or view.offset_msg_id,
+            origin_message_id=properties[PROPERTY_ORIGIN_MESSAGE_ID],
             reconsume_times=view.reconsume_times + 1,
             delay_level=0 if name != SCHEDULE_TOPIC else queue_id + 1,
             dead=dead,
@@ -144,7 +155,7 @@ class SendBackHandler:
                 encode_properties(properties),
                 done,
                 code=code,
-                sys_flag=view.sys_flag & ~0x2C,  # no transaction; the store sets the bit of its own host
+                sys_flag=view.sys_flag & ~_NOT_COPIED,
                 reconsume_times=view.reconsume_times + 1,
             )
         except StoreError as error:

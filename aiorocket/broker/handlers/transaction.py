@@ -18,6 +18,12 @@ from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     DEFAULT_REGION,
     HALF_TOPIC,
+    PROPERTY_DELAY,
+    PROPERTY_PGROUP,
+    PROPERTY_TAGS,
+    PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
+    PROPERTY_TRANSACTION_CHECK_TIMES,
+    PROPERTY_UNIQ_KEY,
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_ROLLBACK,
@@ -84,9 +90,9 @@ class TransactionHandlers:
                 f"the broker[{self._config.name}] sending transaction message is forbidden (reject_transactions)",
             )
         # A delay is dropped (6.17); what names an earlier check is the broker's own.
-        for name in ("DELAY", "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET"):
+        for name in (PROPERTY_DELAY, PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET):
             values.pop(name, None)
-        unique = values["UNIQ_KEY"]
+        unique = values[PROPERTY_UNIQ_KEY]
         values.update(REAL_TOPIC=topic, REAL_QID=str(queue_id), __transactionId__=unique, CLUSTER=self._cluster)
         try:
             text = encode_properties(values)
@@ -96,7 +102,7 @@ class TransactionHandlers:
         if refusal is not None:
             return refuse(refusal)
         wait = immunity(values)
-        tag = values.get("TAGS")
+        tag = values.get(PROPERTY_TAGS)
 
         def done(result: PutResult) -> None:
             if result.status is not PutStatus.OK:
@@ -182,10 +188,10 @@ class TransactionHandlers:
                     f"the message is {age} ms old and asked to be left alone for {wait:g} s only "
                     "(CHECK_IMMUNITY_TIME_IN_SECONDS): it can be ended by answering a check",
                 )
-        if values.get("PGROUP") != header.producer_group:
+        if values.get(PROPERTY_PGROUP) != header.producer_group:
             return Refusal(
                 ResponseCode.SYSTEM_ERROR,
-                f"The producer group wrong: the half message is of {values.get('PGROUP')!r:.255}, "
+                f"The producer group wrong: the half message is of {values.get(PROPERTY_PGROUP)!r:.255}, "
                 f"not of {header.producer_group!r:.255}",
             )
         if view.queue_offset != header.tran_state_table_offset:

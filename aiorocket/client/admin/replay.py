@@ -29,9 +29,17 @@ from aiorocket_protocol import (
     COMPRESSION_MASK,
     INNER_PRODUCER,
     MAX_PROPERTIES,
+    PROPERTY_BUYER_ID,
     PROPERTY_DLQ_ORIGIN_TOPIC,
+    PROPERTY_EXTEND_UNIQ_INFO,
+    PROPERTY_INSTANCE_ID,
+    PROPERTY_KEYS,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TAGS,
+    PROPERTY_TRACE_CONTEXT,
+    PROPERTY_UNIQ_KEY,
     RESERVED,
     RETRY_PREFIX,
     SYS_FLAG_COMPRESSED,
@@ -52,9 +60,18 @@ REPLAY_ID = "REPLAY_ID"
 _KEPT_FLAGS = SYS_FLAG_COMPRESSED | COMPRESSION_MASK
 #: Of the names RocketMQ reserves, those that are about the message; all others tell of its way so far.
 _KEPT = frozenset(
-    ("KEYS", "TAGS", "UNIQ_KEY", "EXTEND_UNIQ_INFO", "BUYER_ID", "__SHARDINGKEY", "INSTANCE_ID", "TRACE_CONTEXT",
-     PROPERTY_ORIGIN_MESSAGE_ID)
-)  # fmt: skip
+    (
+        PROPERTY_KEYS,
+        PROPERTY_TAGS,
+        PROPERTY_UNIQ_KEY,
+        PROPERTY_EXTEND_UNIQ_INFO,
+        PROPERTY_BUYER_ID,
+        PROPERTY_SHARDING_KEY,
+        PROPERTY_INSTANCE_ID,
+        PROPERTY_TRACE_CONTEXT,
+        PROPERTY_ORIGIN_MESSAGE_ID,
+    )
+)
 _SEND_TIMEOUT = 5.0
 #: Without its mark a message is sent again one day: worth waiting for a broker that restarts.
 _MARK_TIMEOUT = 15.0
@@ -205,7 +222,7 @@ class Replay:
         )  # fmt: skip
         deadline = self._client.loop.time() + _SEND_TIMEOUT
         publish = await self._open(topic)
-        key = properties.get("__SHARDINGKEY")
+        key = properties.get(PROPERTY_SHARDING_KEY)
         if key:
             return await self._attempts.keyed(publish, key, letter, deadline)
         return await self._attempts.run(publish, publish.next(), letter, deadline)
@@ -239,7 +256,7 @@ class Replay:
     async def _store_mark(self, broker_name: str, key: str, said: dict[str, Any]) -> None:
         topic, now = self._letters.marks_topic, self._client.env.clock.wall_ms()
         letter = Letter(
-            topic, json.dumps(said).encode(), _text({"KEYS": key}), key, 0, 0, now, group=INNER_PRODUCER
+            topic, json.dumps(said).encode(), _text({PROPERTY_KEYS: key}), key, 0, 0, now, group=INNER_PRODUCER
         )  # fmt: skip
         publish = await self._open(topic)
         deadline = self._client.loop.time() + _MARK_TIMEOUT

@@ -18,9 +18,15 @@ from aiorocket.model import Queue, SendReceipt, SendStatus
 from aiorocket_protocol import (
     COMPRESSION_MASK,
     INNER_PRODUCER,
+    PROPERTY_CLUSTER,
     PROPERTY_CONSUME_START_TIME,
+    PROPERTY_DELAY,
     PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_REAL_QID,
+    PROPERTY_REAL_TOPIC,
     PROPERTY_RETRY_TOPIC,
+    PROPERTY_TRAN_MSG,
+    PROPERTY_WAIT,
     SYS_FLAG_COMPRESSED,
     ConsumerSendMsgBackRequestHeader,
     ProtocolError,
@@ -44,7 +50,17 @@ _FIRST_RETRY_LEVEL = 3
 #: Of the stored record only how the body is compressed goes into the copy.
 _KEPT_FLAGS = SYS_FLAG_COMPRESSED | COMPRESSION_MASK
 #: Properties that say where a message was on its way to here; a copy must not repeat them.
-_NOT_COPIED = frozenset(("TRAN_MSG", "DELAY", "REAL_TOPIC", "REAL_QID", "CLUSTER", "WAIT", PROPERTY_CONSUME_START_TIME))
+_NOT_COPIED = frozenset(
+    (
+        PROPERTY_TRAN_MSG,
+        PROPERTY_DELAY,
+        PROPERTY_REAL_TOPIC,
+        PROPERTY_REAL_QID,
+        PROPERTY_CLUSTER,
+        PROPERTY_WAIT,
+        PROPERTY_CONSUME_START_TIME,
+    )
+)
 
 
 class Returner(Protocol):
@@ -198,7 +214,7 @@ class Settlement:
         properties[PROPERTY_RETRY_TOPIC] = message.wire_topic
         properties[PROPERTY_ORIGIN_MESSAGE_ID] = message.properties.get(PROPERTY_ORIGIN_MESSAGE_ID, message.msg_id)
         if not dead:
-            properties["DELAY"] = str(delay_level or _FIRST_RETRY_LEVEL + times - 1)
+            properties[PROPERTY_DELAY] = str(delay_level or _FIRST_RETRY_LEVEL + times - 1)
         text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
         letter = Letter(
             topic, message.raw_body, text, message.msg_id, message.sys_flag & _KEPT_FLAGS, message.flag,

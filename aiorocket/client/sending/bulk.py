@@ -12,7 +12,7 @@ from aiorocket.client.sending.outgoing import property_text
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket.runtime.tasks import TaskScope
-from aiorocket_protocol import BatchItem, encode_batch
+from aiorocket_protocol import PROPERTY_UNIQ_KEY, PROPERTY_WAIT, BatchItem, encode_batch
 
 if TYPE_CHECKING:
     from aiorocket.client.sending.posting import Posting
@@ -24,6 +24,8 @@ Item = bytes | OutgoingMessage
 _new = tuple.__new__
 #: Bytes of the batch encoding per message beside body and properties.
 _ITEM_OVERHEAD = 22
+#: The property string of a message that has nothing but its id.
+_ID_ONLY = PROPERTY_UNIQ_KEY.encode() + b"\x01%b\x02"
 
 
 class SendOutcome(NamedTuple):
@@ -75,7 +77,7 @@ async def _send_batch(
     for msg_id, message in zip(ids, messages, strict=True):
         if type(message) is bytes:
             if not system and message:
-                items.append((message, 0, b"UNIQ_KEY\x01%b\x02" % msg_id.encode()))
+                items.append((message, 0, _ID_ONLY % msg_id.encode()))
                 continue
             body, flag = message, 0
             text = property_text(msg_id, "", (), None, None, 0, system)
@@ -105,7 +107,7 @@ async def _send_batch(
             "key, or queue="
         )
     born = producer.client.env.clock.wall_ms()
-    letter = Letter(publish.name, batch, "WAIT\x01true\x02", ids[0], 0, 0, born, True, producer.wire_group)
+    letter = Letter(publish.name, batch, f"{PROPERTY_WAIT}\x01true\x02", ids[0], 0, 0, born, True, producer.wire_group)
     with producer.counted():
         first = await producer.place(publish, queue, sharding_key, letter, deadline)
     offset_ids = first.offset_msg_id.split(",")

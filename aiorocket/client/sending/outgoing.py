@@ -11,6 +11,11 @@ from aiorocket_protocol import (
     COMPRESSION_ZLIB,
     COMPRESSION_ZSTD,
     MAX_PROPERTIES,
+    PROPERTY_DELAY,
+    PROPERTY_KEYS,
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
     SYS_FLAG_COMPRESSED,
     ProtocolError,
     check_user_properties,
@@ -27,6 +32,11 @@ COMPRESSIONS = {"zlib": COMPRESSION_ZLIB, "lz4": COMPRESSION_LZ4, "zstd": COMPRE
 
 _NAME_END = "\x01"
 _VALUE_END = "\x02"
+_UNIQ_KEY = PROPERTY_UNIQ_KEY + _NAME_END
+_TAGS = PROPERTY_TAGS + _NAME_END
+_KEYS = PROPERTY_KEYS + _NAME_END
+_SHARDING_KEY = PROPERTY_SHARDING_KEY + _NAME_END
+_DELAY = PROPERTY_DELAY + _NAME_END
 
 
 def property_text(
@@ -40,24 +50,24 @@ def property_text(
 ) -> str:
     """The property string of a message that has more than an id. ``system`` are reserved ones, which we set ourselves.
     UsageError names what cannot be stored."""
-    parts = ["UNIQ_KEY\x01", msg_id, "\x02"]
+    parts = [_UNIQ_KEY, msg_id, "\x02"]
     if tag:
         if "||" in tag or tag != tag.strip():
             raise UsageError(f"tag {tag!r}: a message has one tag, without '||' and without blanks at its ends")
-        parts += ("TAGS\x01", tag, "\x02")
+        parts += (_TAGS, tag, "\x02")
     if keys:
         if isinstance(keys, str):
             raise UsageError(f"keys={keys!r}: a sequence of keys is needed, such as [{keys!r}]")
         joined = " ".join(keys)
         if not joined.strip() or any(not key or " " in key for key in keys):
             raise UsageError(f"keys={keys!r}: keys are joined by blanks, so none may be empty or contain one")
-        parts += ("KEYS\x01", joined, "\x02")
+        parts += (_KEYS, joined, "\x02")
     if sharding_key:
-        parts += ("__SHARDINGKEY\x01", sharding_key, "\x02")
+        parts += (_SHARDING_KEY, sharding_key, "\x02")
     if delay_level:
         if not 0 < delay_level <= 18:
             raise UsageError(f"delay_level={delay_level}: 1 to 18, or 0 for at once")
-        parts += ("DELAY\x01", str(delay_level), "\x02")
+        parts += (_DELAY, str(delay_level), "\x02")
     if properties:
         try:
             check_user_properties(properties)

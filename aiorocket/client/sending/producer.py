@@ -24,6 +24,7 @@ from aiorocket.runtime.env import Env
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
     LANGUAGE_PYTHON,
+    PROPERTY_UNIQ_KEY,
     VERSION,
     ProtocolError,
     RemotingCommand,
@@ -36,6 +37,7 @@ __all__ = ("Producer",)
 
 _SEND = int(RequestCode.SEND_MESSAGE_V2)
 _OK = SendStatus.SEND_OK
+_ID_BEGIN = PROPERTY_UNIQ_KEY + "\x01"
 # A NamedTuple's own constructor is a Python function; this is half its price, twice per message.
 _header: Callable[[tuple[object, ...]], SendMessageRequestHeaderV2] = partial(tuple.__new__, SendMessageRequestHeaderV2)
 _receipt: Callable[[tuple[object, ...]], SendReceipt] = partial(tuple.__new__, SendReceipt)
@@ -192,7 +194,7 @@ class Producer(Posting):
         if tag or keys or properties or sharding_key or delay_level or self.system:
             text = property_text(msg_id, tag, keys, properties, sharding_key, delay_level, self.system)
         else:
-            text = "UNIQ_KEY\x01" + msg_id + "\x02"
+            text = _ID_BEGIN + msg_id + "\x02"
         sys_flag = 0
         if len(body) >= self.config.compress_over:
             body, sys_flag = self._fit(body)
