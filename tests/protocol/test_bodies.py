@@ -63,7 +63,14 @@ BODIES: dict[type[Any], st.SearchStrategy[Any]] = {
     ClusterInfo: st.builds(
         ClusterInfo, st.dictionaries(TEXT, broker_datas, max_size=2), st.dictionaries(TEXT, st.lists(TEXT, max_size=2))
     ),
-    HeartbeatData: st.builds(HeartbeatData, TEXT, st.lists(TEXT, max_size=2), st.lists(consumers, max_size=2)),
+    HeartbeatData: st.builds(
+        HeartbeatData,
+        TEXT,
+        st.lists(TEXT, max_size=2),
+        st.lists(consumers, max_size=2),
+        fingerprint=INT64,
+        without_sub=st.booleans(),
+    ),
     ConsumerListBody: st.builds(ConsumerListBody, st.lists(TEXT)),
     GroupListBody: st.builds(GroupListBody, st.lists(TEXT)),
     TopicListBody: st.builds(TopicListBody, st.lists(TEXT)),
