@@ -1,5 +1,5 @@
-"""Loops for the tests, the check that no test leaves a task, thread or socket behind, and what to type to see a failing
-seed again."""
+"""How tests share the cores, loops for them, the check that none leaves a task, thread or socket behind, and what to
+type to see a failing seed again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import os
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -18,11 +19,36 @@ import pytest_asyncio
 from aiorocket.runtime import new_event_loop
 from aiorocket.testing import SimLoop
 
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
 # No test is a measurement: an example that is slow on a busy machine is no failure. What hangs meets pytest's timeout.
 hypothesis.settings.register_profile("aiorocket", deadline=None)
 hypothesis.settings.load_profile("aiorocket")
 
+#: What each of these shares is dear to start (a JVM, Apache's servers): one worker runs it all. Files of other folders
+#: go to any worker that is free.
+_ONE_WORKER = {"tests/spark", "tests/interop"}
+
 _PATIENCE = 100  # times 10 ms for closing sockets and ending threads to be gone
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One for each core when folders run; none, which is this process alone, for single files and for ``-s``."""
+    folders = all(Path(name).is_dir() for name in config.args)
+    return None if folders and config.option.capture != "no" else 0
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            folder = file.rpartition("/")[0]
+            return folder if folder in _ONE_WORKER else file
+
+    return Files(config, log)
 
 
 def pytest_asyncio_loop_factories(
