@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aiorocket.client.admin.replay import REPLAY_ID as REPLAY_ID
     from aiorocket.client.admin.replay import ReplayOutcome as ReplayOutcome
     from aiorocket.client.admin.replay import ReplayReport as ReplayReport
+    from aiorocket.client.app import Client as Client
     from aiorocket.client.core.balance import fixed as fixed
     from aiorocket.client.core.balance import machine_room as machine_room
     from aiorocket.client.core.balance import machine_room_nearby as machine_room_nearby
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from aiorocket.client.sending.transaction import Transaction as Transaction
     from aiorocket.client.sending.transaction import TransactionProducer as TransactionProducer
     from aiorocket.client.sending.transaction import TransactionResult as TransactionResult
-    from aiorocket.client.session import Client as Client
     from aiorocket.client.state import ConsumerState as ConsumerState
     from aiorocket.config import BrokerConfig as BrokerConfig
     from aiorocket.config import ClientConfig as ClientConfig
@@ -88,6 +88,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "broker.core.counters": "SendBack",
     "client.admin.admin": "Admin",
+    "client.app": "Client",
     "client.push.batch_listener": "Batch",
     "client.sending.bulk": "SendOutcome",
     "client.push.consumer": "Consumer",
@@ -104,7 +105,6 @@ _HOMES = {
     "client.admin.replay": "REPLAY_ID ReplayOutcome ReplayReport",
     "client.push.router": "Router",
     "client.sending.send_hooks": "SendContext SendHook",
-    "client.session": "Client",
     "client.state": "ConsumerState",
     "client.push.status": (
         "ConsumeConcurrentlyContext ConsumeConcurrentlyStatus ConsumeOrderlyContext ConsumeOrderlyStatus"

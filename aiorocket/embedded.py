@@ -7,18 +7,30 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from aiorocket.broker.broker import Broker
+from aiorocket.client.app import Client
+from aiorocket.client.group.rebalance_hooks import QueuesHook, RebalanceHooks
 from aiorocket.client.pull.pull_consumer import PullConsumer
 from aiorocket.client.push.consumer import Consumer
+from aiorocket.client.push.hooks import ConsumeHook
+from aiorocket.client.push.router import Router
 from aiorocket.client.sending.producer import Producer
-from aiorocket.client.sending.transaction import TransactionProducer
-from aiorocket.client.session import Client
-from aiorocket.config import BrokerConfig, Flush, NameServerConfig
+from aiorocket.client.sending.send_hooks import SendHook
+from aiorocket.client.sending.transaction import Checker, TransactionProducer
+from aiorocket.config import (
+    BrokerConfig,
+    ClientConfig,
+    ConsumerConfig,
+    Flush,
+    NameServerConfig,
+    ProducerConfig,
+    PullConsumerConfig,
+)
 from aiorocket.errors import UsageError
 from aiorocket.model import check_topic
 from aiorocket.nameserver.server import NameServer
@@ -63,26 +75,67 @@ class Embedded:
     def nameservers(self) -> tuple[str, ...]:
         return (self.nameserver.address,)
 
-    def client(self, group: str | None = None, **options: Any) -> Client:
+    def client(self, group: str | None = None, *, config: ClientConfig | None = None, env: Env | None = None) -> Client:
         """A client, to be started by the caller."""
-        return Client(nameservers=self.nameservers, group=group, **options)
+        return Client(nameservers=self.nameservers, group=group, config=config, env=env)
 
-    def producer(self, group: str = "embedded-producer", **options: Any) -> Producer:
-        """A producer with a client of its own, to be started by the caller. ``options`` as of ``Producer``."""
-        return Producer(group, nameservers=self.nameservers, **options)
+    def producer(
+        self,
+        group: str = "embedded-producer",
+        *,
+        config: ProducerConfig | None = None,
+        env: Env | None = None,
+        hooks: Iterable[SendHook] = (),
+    ) -> Producer:
+        """A ``Producer`` with a client of its own, to be started by the caller."""
+        return Producer(group, nameservers=self.nameservers, config=config, env=env, hooks=hooks)
 
-    def transaction_producer(self, group: str = "embedded-transactions", **options: Any) -> TransactionProducer:
-        """As ``producer``; it needs a checker. ``options`` as of ``TransactionProducer``."""
-        return TransactionProducer(group, nameservers=self.nameservers, **options)
+    def transaction_producer(
+        self,
+        group: str = "embedded-transactions",
+        *,
+        config: ProducerConfig | None = None,
+        env: Env | None = None,
+        hooks: Iterable[SendHook] = (),
+        checker: Checker | None = None,
+    ) -> TransactionProducer:
+        """As ``producer``; it needs a checker."""
+        return TransactionProducer(
+            group, nameservers=self.nameservers, config=config, env=env, hooks=hooks, checker=checker
+        )
 
-    def consumer(self, group: str | None = None, **options: Any) -> Consumer:
-        """A consumer with a client of its own, so that several can be members of one group. ``options`` as of
-        ``Consumer``."""
-        return Consumer(group, nameservers=self.nameservers, **options)
+    def consumer(
+        self,
+        group: str | None = None,
+        *,
+        config: ConsumerConfig | None = None,
+        env: Env | None = None,
+        router: Router | None = None,
+        hooks: Iterable[ConsumeHook] = (),
+        on_assigned: QueuesHook | None = None,
+        on_revoked: QueuesHook | None = None,
+    ) -> Consumer:
+        """A ``Consumer`` with a client of its own, so that several can be members of one group."""
+        return Consumer(
+            group, nameservers=self.nameservers, config=config, env=env, router=router, hooks=hooks,
+            on_assigned=on_assigned, on_revoked=on_revoked,
+        )  # fmt: skip
 
-    def pull_consumer(self, group: str, **options: Any) -> PullConsumer:
-        """As ``consumer``; ``options`` as of ``PullConsumer``."""
-        return PullConsumer(group, nameservers=self.nameservers, **options)
+    def pull_consumer(
+        self,
+        group: str,
+        *,
+        config: PullConsumerConfig | None = None,
+        env: Env | None = None,
+        hooks: RebalanceHooks | None = None,
+        on_assigned: QueuesHook | None = None,
+        on_revoked: QueuesHook | None = None,
+    ) -> PullConsumer:
+        """As ``consumer``, a ``PullConsumer``."""
+        return PullConsumer(
+            group, nameservers=self.nameservers, config=config, env=env, hooks=hooks, on_assigned=on_assigned,
+            on_revoked=on_revoked,
+        )  # fmt: skip
 
     async def create_topic(self, topic: str, queues: int = 4) -> None:
         """Create ``topic``, or change its number of queues. It has a route when this returns."""

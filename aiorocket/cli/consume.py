@@ -16,8 +16,8 @@ from aiorocket.cli.counts import counted
 from aiorocket.cli.options import nameserver_option
 from aiorocket.cli.positions import Positions
 from aiorocket.cli.running import INTERRUPTED, run, stop_signals
+from aiorocket.client.app import Client
 from aiorocket.client.message import Message
-from aiorocket.client.session import Client
 from aiorocket.config import ConsumerConfig
 from aiorocket.errors import RemoteError
 from aiorocket.model import Queue, check_group, check_topic

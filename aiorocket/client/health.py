@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
+from aiorocket.client.session import Session
 from aiorocket.client.state import ConsumerState
-
-if TYPE_CHECKING:
-    from aiorocket.client.route_table import RouteTable
-    from aiorocket.remoting.client import RemotingClient
 
 __all__ = ("BrokerHealth", "ConsumerHealth", "Health", "look")
 
@@ -61,20 +58,7 @@ class Health:
         return asdict(self)
 
 
-class _Looked(Protocol):
-    """A client as it is looked at."""
-
-    @property
-    def started(self) -> bool: ...
-    @property
-    def client_id(self) -> str: ...
-    @property
-    def remoting(self) -> RemotingClient: ...
-    @property
-    def routes(self) -> RouteTable: ...
-
-
-def look(client: _Looked, states: Iterable[ConsumerState], waiting: Iterable[str] = ()) -> Health:
+def look(client: Session, states: Iterable[ConsumerState], waiting: Iterable[str] = ()) -> Health:
     """The health of ``client`` with consumers in these states, and the groups ``waiting`` to be started."""
     consumers = tuple(map(_consumer, states))
     if not client.started:

@@ -1,86 +1,61 @@
-"""What producers, consumers and their parts ask of the Client they share, by role; and who a Client knows."""
+"""Who registers with a ``Session``: what heartbeats say of a group, and what brokers ask of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    import asyncio
+from aiorocket.client.core.stats import ConsumeStats
+from aiorocket.client.message import Message
+from aiorocket.client.state import ConsumerState
+from aiorocket.config import ConsumerConfig, PullConsumerConfig
+from aiorocket.model import Queue
+from aiorocket.remoting.connection import Connection
+from aiorocket_protocol import CheckTransactionStateRequestHeader, ConsumerData, SubscriptionData
 
-    from aiorocket.client.core.routes import TopicRoute
-    from aiorocket.client.route_table import RouteTable
-    from aiorocket.client.state import ConsumerState
-    from aiorocket.config import ClientConfig
-    from aiorocket.remoting.client import RemotingClient
-    from aiorocket.remoting.connection import Connection
-    from aiorocket.runtime.env import Env
-    from aiorocket_protocol import ConsumerData, RemotingCommand
-
-__all__ = ("GroupLink", "GroupMember", "Link", "Registry")
+__all__ = ("GroupMember", "GroupProducer")
 
 
 class GroupMember(Protocol):
-    """A consumer as its client sees it."""
-
-    def consumer_data(self) -> ConsumerData: ...
-
-    def rebalance_now(self) -> None: ...
-
-    def state(self) -> ConsumerState: ...
-
-
-class Link(Protocol):
-    """The way to brokers: routes, connections, requests. The methods are described at ``Client``."""
+    """A consumer, of whichever kind. Topics and queues are by their names on the wire, but for those in ``state``."""
 
     @property
-    def config(self) -> ClientConfig: ...
+    def config(self) -> ConsumerConfig | PullConsumerConfig: ...
     @property
-    def env(self) -> Env: ...
+    def started_ms(self) -> int: ...
     @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
+    def is_orderly(self) -> bool: ...
     @property
-    def remoting(self) -> RemotingClient: ...
-    @property
-    def routes(self) -> RouteTable: ...
-    @property
-    def client_id(self) -> str: ...
+    def stats(self) -> ConsumeStats | None: ...
 
-    async def route(self, topic: str, *, timeout: float | None = None, refresh: bool = False) -> TopicRoute: ...
-    async def connection(self, address: str, timeout: float | None = None) -> Connection: ...
-    async def call(
-        self,
-        address: str,
-        code: int,
-        header: tuple[Any, ...] | None = None,
-        *,
-        body: bytes = b"",
-        timeout: float | None = None,
-        accept: Iterable[int] = (0,),
-    ) -> RemotingCommand: ...
+    def consumer_data(self) -> ConsumerData:
+        """As heartbeats carry it."""
 
+    def topics(self) -> list[str]:
+        """Every topic subscribed to."""
 
-class GroupLink(Link, Protocol):
-    """A Link for one that speaks as a group: brokers are told of the group before they serve it."""
+    def subscription(self, topic: str) -> SubscriptionData: ...
 
-    @property
-    def local_ip(self) -> str: ...
+    def state(self) -> ConsumerState:
+        """What it is doing right now."""
 
-    def need_running(self) -> None: ...
-    def start_task(self, coro: Any, *, name: str) -> asyncio.Task[Any]: ...
-    def watch_routes(self, callback: Callable[[TopicRoute], None]) -> Callable[[], None]: ...
-    async def member_connection(self, address: str, timeout: float | None = None) -> Connection: ...
-    def told(self, address: str) -> bool: ...
-    def forget_told(self, connection: Connection) -> None: ...
-    def subscriptions_changed(self) -> None: ...
+    def rebalance_now(self) -> None:
+        """The members of the group changed (40): look at once who gets which queue."""
+
+    async def reset_offsets(self, topic: str, offsets: Mapping[Queue, int]) -> None:
+        """Go on at these offsets (220)."""
+
+    async def consume_directly(self, record: bytes, broker_name: str) -> dict[str, Any] | None:
+        """Give the stored message to its listener, outside of all consumption (309). The body of the answer; None when
+        there are no listeners here, UsageError when none is for its topic."""
 
 
-class Registry(Link, Protocol):
-    """A Link that brokers send requests over: it knows whom they are for, by group on the wire."""
+class GroupProducer(Protocol):
+    """A producer."""
 
-    @property
-    def producers(self) -> Mapping[str, object]: ...
-    @property
-    def consumers(self) -> Mapping[str, GroupMember]: ...
+    def check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> bool:
+        """The broker asks (39) how the transaction of the half message in ``record`` ended. Answered later by a request
+        of its own; False when there are no transactions here."""
 
-    def start_task(self, coro: Any, *, name: str) -> asyncio.Task[Any]: ...
+    def take_reply(self, correlation_id: str, reply: Message) -> bool:
+        """A reply has come (326). False when no request of this producer had that id."""

@@ -3,12 +3,12 @@ wish. Nobody settles them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.message import Message
+from aiorocket.client.route_table import RouteTable
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
+from aiorocket.remoting.connection import Connection
 from aiorocket_protocol import (
     PROPERTY_ARRIVE_TIME,
     ProtocolError,
@@ -18,10 +18,6 @@ from aiorocket_protocol import (
     pack_host,
     split_records,
 )
-
-if TYPE_CHECKING:
-    from aiorocket.client.link import Link
-    from aiorocket.remoting.connection import Connection
 
 __all__ = ("Origin", "broker_of", "from_record", "from_reply")
 
@@ -55,15 +51,17 @@ class Origin:
         """Nothing is counted."""
 
 
-def from_record(client: Link, record: bytes, broker_name: str, origin: type[Origin] = Origin) -> Message:
+def from_record(namespace: str, record: bytes, broker_name: str, origin: type[Origin] = Origin) -> Message:
     """The message of a stored record that a broker sent (39, 309). ProtocolError for damage."""
     messages = split_records(record, Message)
     if len(messages) != 1:
         raise ProtocolError(f"one record is needed, {len(messages)} came", where="pushed message")
-    return _ready(client, messages[0], broker_name, origin)
+    return _ready(namespace, messages[0], broker_name, origin)
 
 
-def from_reply(client: Link, header: ReplyMessageRequestHeader, body: bytes, broker_name: str, now_ms: int) -> Message:
+def from_reply(
+    namespace: str, header: ReplyMessageRequestHeader, body: bytes, broker_name: str, now_ms: int
+) -> Message:
     """The reply in a 326. It arrived at ``now_ms``, which becomes its property ARRIVE_TIME as in Java."""
     text = (header.properties or "").removesuffix("\x02")
     text = f"{text}\x02" if text else ""
@@ -74,20 +72,20 @@ def from_reply(client: Link, header: ReplyMessageRequestHeader, body: bytes, bro
         store_timestamp=header.store_timestamp, store_host=_host(header.store_host),
         reconsume_times=header.reconsume_times or 0,
     )  # fmt: skip
-    return _ready(client, Message(record, 0, len(record)), broker_name, Origin)
+    return _ready(namespace, Message(record, 0, len(record)), broker_name, Origin)
 
 
-def broker_of(client: Link, connection: Connection) -> str:
+def broker_of(routes: RouteTable, connection: Connection) -> str:
     """The name of the broker that a connection leads to; its address while no route names it."""
     address = str(connection.data.get("address", connection.peer))
-    return client.routes.broker_name(address) or address
+    return routes.broker_name(address) or address
 
 
-def _ready(client: Link, message: Message, broker_name: str, origin: type[Origin]) -> Message:
+def _ready(namespace: str, message: Message, broker_name: str, origin: type[Origin]) -> Message:
     message.holder = None
     # Of a retry this is the retry topic, as of any message that was pulled from there.
     topic = RecordView(message.buffer, message.start, message.end).topic
-    message.source = origin(client.config.namespace, Queue(topic, broker_name, message.queue_id))
+    message.source = origin(namespace, Queue(topic, broker_name, message.queue_id))
     return message
 
 

@@ -27,7 +27,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.link import Link
+    from aiorocket.client.session import Session
     from aiorocket.model import Queue
 
 __all__ = ("Bounds", "QueueScan")
@@ -53,7 +53,7 @@ class Bounds(NamedTuple):
 class QueueScan:
     """One queue at the broker with ``address``. RemoteError and connection errors are the client's own."""
 
-    def __init__(self, client: Link, queue: Queue, address: str) -> None:
+    def __init__(self, client: Session, queue: Queue, address: str) -> None:
         self.queue = queue
         self._client = client
         self._address = address

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.routes import TopicRoute
+from aiorocket.config import ClientConfig
 from aiorocket.errors import NotConnectedError, RocketError, TopicNotFoundError
+from aiorocket.remoting.client import RemotingClient
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
@@ -21,10 +22,6 @@ from aiorocket_protocol import (
     decode_body,
 )
 
-if TYPE_CHECKING:
-    from aiorocket.config import ClientConfig
-    from aiorocket.remoting.client import RemotingClient
-
 __all__ = ("RouteTable",)
 
 log = logging.getLogger("aiorocket.client")
@@ -33,17 +30,12 @@ _SUCCESS = int(ResponseCode.SUCCESS)
 _NO_ROUTE = int(ResponseCode.TOPIC_NOT_EXIST)
 
 
-class _Owner(Protocol):
-    config: ClientConfig
-    remoting: RemotingClient
-
-
 class RouteTable:
     """``get`` answers from memory or from the name servers; ``known`` only from memory, for the hot path."""
 
-    def __init__(self, owner: _Owner) -> None:
-        self._config = owner.config
-        self._remoting = owner.remoting
+    def __init__(self, config: ClientConfig, remoting: RemotingClient) -> None:
+        self._config = config
+        self._remoting = remoting
         self._routes: dict[str, TopicRoute] = {}
         self._asking: dict[str, asyncio.Task[TopicRoute | Exception]] = {}
         self._watchers: list[Callable[[TopicRoute], None]] = []

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from aiorocket.client.access import signer_of
-from aiorocket.client.answering import requests
-from aiorocket.client.app import AppMethods
+from aiorocket.client.answering import consumer_requests, producer_requests
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.core.routes import TopicRoute, parse_nameservers
-from aiorocket.client.group.filter_check import BROKER_VERSION
-from aiorocket.client.link import GroupMember
+from aiorocket.client.link import GroupMember, GroupProducer
 from aiorocket.client.route_table import RouteTable
 from aiorocket.config import ClientConfig
 from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, UsageError
-from aiorocket.model import check_group
 from aiorocket.remoting.address import parse_address
 from aiorocket.remoting.client import RemotingClient
 from aiorocket.remoting.connection import Connection
@@ -44,30 +41,32 @@ from aiorocket_protocol import (
     encode_body,
 )
 
-__all__ = ("Client",)
+__all__ = ("Session",)
 
 log = logging.getLogger("aiorocket.client")
 
-#: Where a connection keeps the number of the registration that was last told over it.
-_TOLD = "client.registration"
+T = TypeVar("T")
+
+#: Where a connection keeps the number of the registration that its latest heartbeat carried, and the version its broker
+#: gave in the answer.
+_REGISTRATION = "client.registration"
+_BROKER_VERSION = "client.broker_version"
 
 #: How soon to try again to reach brokers that did not answer a heartbeat.
 _HEARTBEAT_RETRY = 2.0
 
 
-class Client(AppMethods):
-    """Connections, routes and heartbeats for any number of producers and consumers.
+class Session:
+    """Connections, routes and heartbeats for any number of producer and consumer groups.
 
-    ``nameservers`` is ``"host:port[;host:port]"`` or a sequence of them and wins over the one in ``config``.
-    ``group`` is the default of ``producer()``, ``consumer()`` and so on. Nothing is opened before ``start()`` or
-    ``async with``; an object is used once.
+    ``nameservers`` is ``"host:port[;host:port]"`` or a sequence of them and wins over the one in ``config``. Nothing is
+    opened before ``start()`` or ``async with``; an object is used once.
     """
 
     def __init__(
         self,
         *,
         nameservers: str | Sequence[str] | None = None,
-        group: str | None = None,
         config: ClientConfig | None = None,
         env: Env | None = None,
     ) -> None:
@@ -75,17 +74,29 @@ class Client(AppMethods):
         if nameservers is not None:
             config = replace(config, nameservers=parse_nameservers(nameservers))
         self.config = config
-        self.group = None if group is None else check_group(group)
         self._own_env = env is None
         self.env = env or real_env()
         self._lifecycle = Lifecycle("this Client")
         self._ended = asyncio.Event()
         self._instance = config.instance or self.env.entropy.token(8).hex()
-        self.producers: dict[str, object] = {}
+        #: By group, as brokers know it.
+        self.producers: dict[str, GroupProducer] = {}
         self.consumers: dict[str, GroupMember] = {}
         # Rises with every change of what a heartbeat says; a connection remembers which one it carried last.
         self._registration = 0
         self._heartbeats: dict[Connection, asyncio.Task[Exception | None]] = {}
+        self._heartbeat_due = asyncio.Event()
+        self._scope = TaskScope("client")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        processors = ProcessorTable()
+        self.remoting = RemotingClient(self.env, config.remoting, processors, on_close=self._on_close)
+        self.routes = RouteTable(config, self.remoting)
+        clock = self.env.clock
+        for code, handler in {
+            **consumer_requests.handlers(self.consumers, config, clock, self.start_task),
+            **producer_requests.handlers(self.producers, config, clock, self.routes),
+        }.items():
+            processors.add(code, handler)
 
     # -- life --
 
@@ -97,16 +108,8 @@ class Client(AppMethods):
             parse_address(address)
         signer, tls = signer_of(self.config, self.env.disk), client_context(self.config.tls)
         self._lifecycle.move("start")
-        self.loop = asyncio.get_running_loop()
-        self._scope = TaskScope("client")
-        processors = ProcessorTable()
-        for code, handler in requests.handlers(self).items():
-            processors.add(code, handler)
-        self.remoting = RemotingClient(
-            self.env, self.config.remoting, processors, on_close=self._on_close, signer=signer, tls=tls
-        )
-        self.routes = RouteTable(self)
-        self._heartbeat_due = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.remoting.secure(signer, tls)
         self._scope.start(self._heartbeat_forever(), name="heartbeat")
         self._scope.start(self.routes.refresh_forever(), name="routes")
         self._lifecycle.move("started")
@@ -127,9 +130,12 @@ class Client(AppMethods):
                 ends.push_async_callback(self.env.disk.close)
             for close in (self.remoting.close, self.routes.close, self._scope.close):
                 ends.push_async_callback(to_the_end, close)
-            await self._close_app()
+            await self._stop_members()
 
-    async def __aenter__(self) -> Client:
+    async def _stop_members(self) -> None:
+        """What is to end while there still are connections. Of a Session, nothing: who registers leaves by itself."""
+
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -142,13 +148,20 @@ class Client(AppMethods):
         """UsageError unless started and not stopped."""
         self._lifecycle.need_running()
 
-    def start_task(self, coro: Any, *, name: str) -> asyncio.Task[Any]:
+    def start_task(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         """A task that ends with this client at the latest."""
         return self._scope.start(coro, name=name)
 
     @property
     def started(self) -> bool:
         return self._lifecycle.running
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop it was started in. UsageError before that."""
+        if self._loop is None:
+            raise UsageError("this Client is not started: use 'async with' or await start() first")
+        return self._loop
 
     @property
     def client_id(self) -> str:
@@ -161,7 +174,7 @@ class Client(AppMethods):
 
     # -- groups --
 
-    def add_producer(self, group: str, producer: object) -> None:
+    def add_producer(self, group: str, producer: GroupProducer) -> None:
         """Register a producer group with this client; UsageError when it is there already."""
         if group in self.producers:
             raise UsageError(
@@ -244,9 +257,15 @@ class Client(AppMethods):
         """A connection over which the broker knows our groups and subscriptions: a pull before that is answered with
         24."""
         connection = await self.connection(address, timeout)
-        if connection.data.get(_TOLD) != self._registration:
-            await self._tell(connection)
+        if connection.data.get(_REGISTRATION) != self._registration:
+            await self._register(connection)
         return connection
+
+    def broker_version(self, connection: Connection) -> int:
+        """What the broker said of itself (an ordinal of RocketMQ's MQVersion) in the answer to the latest heartbeat
+        over ``connection``; 0 before that."""
+        version: int = connection.data.get(_BROKER_VERSION, 0)
+        return version
 
     async def call(
         self,
@@ -282,41 +301,41 @@ class Client(AppMethods):
         results = await asyncio.gather(*(self._heartbeat_to(address) for address in addresses))
         return {address: error for address, error in zip(addresses, results, strict=True) if error is not None}
 
-    def told(self, address: str) -> bool:
+    def registered(self, address: str) -> bool:
         """The broker at ``address`` knows our groups as they are now, over the connection that is open."""
         connection = self.remoting.live(address)
-        return connection is not None and connection.data.get(_TOLD) == self._registration
+        return connection is not None and connection.data.get(_REGISTRATION) == self._registration
 
-    def forget_told(self, connection: Connection) -> None:
-        """The broker says that it does not know us: the next ``member_connection`` tells it again."""
-        connection.data.pop(_TOLD, None)
+    def forget_registration(self, connection: Connection) -> None:
+        """The broker says that it does not know us: the next ``member_connection`` sends another heartbeat."""
+        connection.data.pop(_REGISTRATION, None)
 
     async def _heartbeat_to(self, address: str) -> Exception | None:
         try:
-            await self._tell(await self.connection(address))
+            await self._register(await self.connection(address))
         except (RocketError, ProtocolError) as error:
             return error
         return None
 
-    async def _tell(self, connection: Connection) -> None:
+    async def _register(self, connection: Connection) -> None:
         """One heartbeat at a time per connection; whoever comes meanwhile waits for it and asks for another if it is
         old."""
         running = self._heartbeats.get(connection)
         # One that is done is still there until its callback has run: to await it again would never let that happen.
         while running is not None and not running.done():
             await asyncio.shield(running)
-            if connection.data.get(_TOLD) == self._registration:
+            if connection.data.get(_REGISTRATION) == self._registration:
                 return
             running = self._heartbeats.get(connection)
         if self._scope.closed:
             raise NotConnectedError("this client was stopped")
-        task = self._heartbeats[connection] = self._scope.start(self._send_heartbeat(connection), name="tell")
-        task.add_done_callback(partial(self._told_ended, connection))
+        task = self._heartbeats[connection] = self._scope.start(self._send_heartbeat(connection), name="heartbeat-now")
+        task.add_done_callback(partial(self._heartbeat_ended, connection))
         error = await asyncio.shield(task)
         if error is not None:
             raise error
 
-    def _told_ended(self, connection: Connection, task: object) -> None:
+    def _heartbeat_ended(self, connection: Connection, task: object) -> None:
         if self._heartbeats.get(connection) is task:  # a newer one may have taken its place
             del self._heartbeats[connection]
 
@@ -330,8 +349,8 @@ class Client(AppMethods):
                 raise remote_error(response.code, response.remark, request="HEART_BEAT", address=connection.peer)
         except (RocketError, ProtocolError) as error:
             return error
-        connection.data[_TOLD] = registration
-        connection.data[BROKER_VERSION] = response.version
+        connection.data[_REGISTRATION] = registration
+        connection.data[_BROKER_VERSION] = response.version
         return None
 
     async def _heartbeat_forever(self) -> None:

@@ -11,16 +11,26 @@ __all__ = ("ConsumerState", "Counters", "QueueState")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueState:
-    """One assigned queue. ``blocked`` says which limit holds back the next pull ("messages", "bytes", "span", "paused",
-    "buffer"); ``last_pull`` is in loop time."""
+    """One assigned queue. ``done`` is the offset a commit would store now, ``committed`` the one that is stored (-1 for
+    none). What is cached lies between the offsets ``first_cached`` and ``last_cached``, both 0 when it is nothing.
+    ``blocked`` says which limit holds back the next pull ("messages", "bytes", "span", "paused", "buffer"); ``dropped``
+    that it is about to be begun anew. ``locked``: the broker's lock is held, as of ``last_lock``. Times are loop times.
+    """
 
     queue: Queue
     next_offset: int
+    done: int
     committed: int
     cached: int
     cached_bytes: int
+    first_cached: int
+    last_cached: int
+    dropped: bool
     blocked: str | None
+    locked: bool
+    last_lock: float | None
     last_pull: float | None
+    last_consume: float | None
     last_error: str | None
 
 

@@ -52,16 +52,9 @@ class RemotingClient:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._make: Callable[..., Connection] = Connection
-        if signer is not None:
-            from aiorocket.remoting.signed import SignedConnection
-
-            self._make = partial(SignedConnection, signer)
-            config = replace(config, serializer="json")
-        self.config = config
         self._tls: dict[str, Any] = {}
-        if tls is not None:
-            limit = config.connect_timeout
-            self._tls = {"ssl": tls, "ssl_handshake_timeout": limit, "ssl_shutdown_timeout": limit}
+        self.config = config
+        self.secure(signer, tls)
         self._env = env
         self._processors = processors if processors is not None else ProcessorTable()
         self._on_close = on_close
@@ -72,6 +65,17 @@ class RemotingClient:
         self._sweeper: Sweeper | None = None
         self._shared = memoryview(bytearray(READ_SIZE))
         self._closed = False
+
+    def secure(self, signer: Signer | None, tls: ssl.SSLContext | None) -> None:
+        """Sign, and encrypt, on every connection that is made from now on; None changes nothing."""
+        if signer is not None:
+            from aiorocket.remoting.signed import SignedConnection
+
+            self._make = partial(SignedConnection, signer)
+            self.config = replace(self.config, serializer="json")
+        if tls is not None:
+            limit = self.config.connect_timeout
+            self._tls = {"ssl": tls, "ssl_handshake_timeout": limit, "ssl_shutdown_timeout": limit}
 
     def live(self, address: str) -> Connection | None:
         """The open connection to ``address``, or None: then ``await connect(address)``."""

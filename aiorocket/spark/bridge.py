@@ -23,7 +23,7 @@ from aiorocket.errors import RequestTimeoutError, UsageError
 from aiorocket.runtime.loop import new_event_loop
 
 if TYPE_CHECKING:
-    from aiorocket.client.session import Client
+    from aiorocket.client.app import Client
     from aiorocket.config import ClientConfig
     from aiorocket.spark.options import Connection
 
@@ -235,7 +235,7 @@ async def client(connection: Connection) -> Client:
     async with bridge.making:
         cached = bridge.clients.get(connection)
         if cached is None or not cached.client.started:
-            from aiorocket.client.session import Client
+            from aiorocket.client.app import Client
 
             made = Client(config=client_config(connection))
             await made.start()

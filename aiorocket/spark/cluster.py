@@ -49,8 +49,8 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
+    from aiorocket.client.app import Client
     from aiorocket.client.core.routes import TopicRoute
-    from aiorocket.client.session import Client
     from aiorocket.spark.options import SourceOptions
 
 __all__ = (

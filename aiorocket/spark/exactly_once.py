@@ -53,7 +53,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.session import Client
+    from aiorocket.client.app import Client
     from aiorocket.spark.options import SinkOptions
 
 __all__ = ("HALF_GROUP", "HalfSink", "Halves", "OpenBatchError")
@@ -345,7 +345,7 @@ class HalfSink:
                     raise NotConnectedError(f"broker {broker_name!r} has no master just now")
                 connection = await self.client.member_connection(address)
                 if again:
-                    self.client.forget_told(connection)
+                    self.client.forget_registration(connection)
                     await self.client.member_connection(address)
             except (RocketError, ProtocolError) as error:
                 away.append(f"{broker_name}: {error}")

@@ -45,7 +45,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.session import Client
+    from aiorocket.client.app import Client
     from aiorocket.spark.options import SourceOptions
     from aiorocket.spark.planner import QueueRange
 

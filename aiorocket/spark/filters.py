@@ -20,7 +20,7 @@ from aiorocket.spark.planner import QueueRange
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-    from aiorocket.client.session import Client
+    from aiorocket.client.app import Client
     from aiorocket.spark.options import SourceOptions
 
 __all__ = ("Pushed", "push")

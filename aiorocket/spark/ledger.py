@@ -31,9 +31,9 @@ from aiorocket.model import OutgoingMessage, Queue, SendStatus, TxState
 from aiorocket_protocol import AUTO_CREATE_TOPIC, PROPERTY_UNIQ_KEY, RecordView, RequestCode, SendMessageRequestHeaderV2
 
 if TYPE_CHECKING:
+    from aiorocket.client.app import Client
     from aiorocket.client.core.routes import TopicRoute
     from aiorocket.client.sending.posting import Posting
-    from aiorocket.client.session import Client
 
 __all__ = ("Entry", "Fold", "Ledger", "Mark", "Record", "decode", "encode", "lower_bound", "search")
 

@@ -12,8 +12,8 @@ from aiorocket.spark.offsets import EARLIEST, LATEST, OptionError
 from aiorocket.spark.options import Position
 
 if TYPE_CHECKING:
+    from aiorocket.client.app import Client
     from aiorocket.client.queue_scan import Bounds
-    from aiorocket.client.session import Client
     from aiorocket.model import Queue
     from aiorocket.spark.options import SourceOptions
 

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.client.group.filter_check import BROKER_VERSION
 from aiorocket.client.sending.attempts import Letter
 from aiorocket.client.sending.outgoing import squeeze
 from aiorocket.errors import (
@@ -166,7 +165,7 @@ async def _need_timers(producer: Producer, publish: Publish, where: str, timeout
     """RowError unless every broker of the topic knows timer messages; one that has them switched off says so itself."""
     for address in sorted(publish.masters()):
         connection = await producer.client.member_connection(address, timeout)
-        version = connection.data.get(BROKER_VERSION, 0)
+        version = producer.client.broker_version(connection)
         if version < VERSION_WITH_TIMERS:
             raise RowError(
                 f"{where}, column deliverTimestamp: broker {address} has version {version}, timer messages came with "

@@ -33,8 +33,8 @@ from aiorocket.spark.positions import present, starting_offsets
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from aiorocket.client.app import Client
     from aiorocket.client.queue_scan import Bounds
-    from aiorocket.client.session import Client
     from aiorocket.spark.options import SourceOptions
 
 __all__ = ("StreamReader",)

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from aiorocket.broker.broker import Broker
 from aiorocket.broker.core.offsets import ConsumerOffsets
+from aiorocket.client.app import Client
 from aiorocket.client.exits import DeadLetter, Skip
 from aiorocket.client.message import Message
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.push.router import Router
 from aiorocket.client.sending.producer import Producer
-from aiorocket.client.session import Client
 from aiorocket.config import BrokerConfig, ClientConfig, ConsumerConfig, NameServerConfig, ProducerConfig
 from aiorocket.errors import RocketError, SendError
 from aiorocket.model import Queue, SendReceipt

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from aiohttp import web
 
+from aiorocket.client.app import Client
 from aiorocket.client.push.router import Router
-from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig
 
 __all__ = ("MQ", "readiness", "rocketmq_ctx")

@@ -16,7 +16,7 @@ import pytest
 import aiorocket.cli.demo as demo_module
 from aiorocket.cli.lines import Line
 from aiorocket.cli.positions import Positions
-from aiorocket.client.session import Client
+from aiorocket.client.app import Client
 from aiorocket.runtime import loop as event_loop
 
 TEXT = Path(demo_module.__file__).with_name("demo.txt")

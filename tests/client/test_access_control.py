@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from aiorocket.client.access import signer_of
+from aiorocket.client.app import Client
 from aiorocket.client.message import Message
-from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig, RemotingConfig, TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket.remoting import ProcessorTable, RemotingClient, RemotingServer

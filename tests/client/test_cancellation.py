@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from aiorocket.client.app import Client
 from aiorocket.client.exits import Retry
 from aiorocket.client.group.rebalance_hooks import RebalanceHooks
 from aiorocket.client.message import Message
@@ -18,7 +19,6 @@ from aiorocket.client.push.batch_listener import Batch
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.push.router import Router
 from aiorocket.client.sending.transaction import Transaction, TransactionProducer
-from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig, ConsumerConfig, PullConsumerConfig
 from aiorocket.model import Queue, TxState
 from aiorocket.runtime.env import Env

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from aiorocket.client.app import Client
 from aiorocket.client.push.leases import Leases
-from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig, ConsumerConfig, RemotingConfig
 from aiorocket.errors import ConfigError
 from aiorocket.model import Queue

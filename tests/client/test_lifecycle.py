@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from aiorocket.client.app import Client
 from aiorocket.client.core.group_check import differences
 from aiorocket.client.message import Message
 from aiorocket.client.pull.pull_consumer import PullConsumer
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.sending.producer import Producer
-from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig, ConsumerConfig, ProducerConfig, PullConsumerConfig, RemotingConfig
 from aiorocket.errors import ConfigError, RequestTimeoutError, RocketError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiorocket.client.app import Client
 from aiorocket.client.core.offsets import OffsetTable, read_offset_file, write_offset_file
 from aiorocket.client.group.local_offsets import LocalOffsets, offset_path
 from aiorocket.client.message import Message
-from aiorocket.client.session import Client
 from aiorocket.config import BrokerConfig, ConsumerConfig
 from aiorocket.errors import StoreError
 from aiorocket.model import Queue

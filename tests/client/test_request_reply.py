@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from aiorocket.client.app import Client
 from aiorocket.client.message import Message
 from aiorocket.client.pushed import from_record
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.request_reply import Requests
-from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig, ProducerConfig
 from aiorocket.errors import RequestTimeoutError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue

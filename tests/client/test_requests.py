@@ -27,7 +27,7 @@ from aiorocket import (
     Router,
     embed,
 )
-from aiorocket.client.answering.requests import ResetOffsetBody, handlers
+from aiorocket.client.answering.consumer_requests import ResetOffsetBody, handlers
 from aiorocket.client.answering.running_info import task_dump
 from aiorocket.client.push.status import ConsumeConcurrentlyStatus, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from aiorocket.config import RemotingConfig
@@ -71,7 +71,7 @@ class Asker:
 
 async def ask(client: Client, code: int, header: Any, body: bytes = b"", kind: int = JSON) -> RemotingCommand:
     """The client's own answer."""
-    found: Any = handlers(client)[code]
+    found: Any = handlers(client.consumers, client.config, client.env.clock, client.start_task)[code]
     # As it comes from the wire: its header is read from text.
     command = RemotingCommand.request(code, header, body=body)
     answer = found(Asker(kind), command)

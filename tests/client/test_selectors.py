@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from aiorocket.client.app import Client
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.send_hooks import SendContext
-from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig, ProducerConfig
 from aiorocket.errors import ConfigError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue

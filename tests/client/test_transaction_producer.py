@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from aiorocket.client.app import Client
 from aiorocket.client.message import Message
 from aiorocket.client.sending.transaction import Transaction, TransactionProducer
-from aiorocket.client.session import Client
 from aiorocket.config import ClientConfig, ProducerConfig
 from aiorocket.errors import SendError, UsageError
 from aiorocket.model import OutgoingMessage, TxState

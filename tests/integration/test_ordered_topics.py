@@ -10,7 +10,7 @@ import pytest
 
 from aiorocket import Embedded, Message, OutgoingMessage, Producer, Queue, Router, SendError, embed
 from aiorocket.broker.broker import Broker
-from aiorocket.client.session import Client
+from aiorocket.client.app import Client
 from aiorocket.config import BrokerConfig, ClientConfig
 from aiorocket_protocol import CreateTopicRequestHeader, PutKVConfigRequestHeader, RequestCode
 

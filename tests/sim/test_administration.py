@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from aiorocket.client.app import Client
 from aiorocket.client.message import Message
-from aiorocket.client.session import Client
 from aiorocket.errors import RemoteError
 from aiorocket.testing import SimBroker, SimCluster, Simulation, check, checkers, simulate
 from aiorocket_protocol import (

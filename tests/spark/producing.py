@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from aiorocket.client.app import Client
 from aiorocket.client.sending.producer import Producer
-from aiorocket.client.session import Client
 from aiorocket.errors import TopicNotFoundError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket.runtime import run

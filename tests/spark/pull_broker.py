@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from aiorocket.client.session import Client
+from aiorocket.client.app import Client
 from aiorocket.config import ClientConfig, RemotingConfig
 from aiorocket.model import Queue
 from aiorocket.remoting.connection import Connection

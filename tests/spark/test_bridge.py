@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from aiorocket.client.session import Client
+from aiorocket.client.app import Client
 from aiorocket.config import TlsConfig
 from aiorocket.errors import RequestTimeoutError, UsageError
 from aiorocket.spark import bridge

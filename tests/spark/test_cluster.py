@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import aiorocket
-from aiorocket.client.session import Client
+from aiorocket.client.app import Client
 from aiorocket.config import ClientConfig
 from aiorocket.embedded import Embedded
 from aiorocket.errors import NotConnectedError, RemoteError, TopicNotFoundError, UsageError

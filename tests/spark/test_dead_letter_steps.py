@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql import functions as F
 
 from aiorocket.client.admin.admin import Admin
+from aiorocket.client.app import Client
 from aiorocket.client.exits import DeadLetter
 from aiorocket.client.message import Message
 from aiorocket.client.push.consumer import Consumer
-from aiorocket.client.session import Client
 from aiorocket.errors import UsageError
 from aiorocket.model import OutgoingMessage
 from aiorocket.runtime import run

@@ -15,8 +15,8 @@ import pytest
 from aiorocket.broker import Broker
 from aiorocket.broker.handlers.transaction import TransactionHandlers
 from aiorocket.broker.transaction_check import name_of
+from aiorocket.client.app import Client
 from aiorocket.client.queue_scan import QueueScan
-from aiorocket.client.session import Client
 from aiorocket.config import BrokerConfig, ClientConfig, NameServerConfig, StoreConfig
 from aiorocket.errors import RocketError
 from aiorocket.model import TxState

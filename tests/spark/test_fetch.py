@@ -17,7 +17,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import aiorocket
-from aiorocket.client.session import Client
+from aiorocket.client.app import Client
 from aiorocket.embedded import Embedded
 from aiorocket.errors import ProtocolError, RemoteError, RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as F
 
-from aiorocket.client.session import Client
+from aiorocket.client.app import Client
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime import run

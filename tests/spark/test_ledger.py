@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiorocket.client.app import Client
 from aiorocket.client.sending.producer import Producer
-from aiorocket.client.session import Client
 from aiorocket.embedded import embed
 from aiorocket.errors import TopicNotFoundError, UsageError
 from aiorocket.model import Queue, TxState

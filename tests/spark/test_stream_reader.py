@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
+from aiorocket.client.app import Client
 from aiorocket.client.queue_scan import Bounds
-from aiorocket.client.session import Client
 from aiorocket.errors import NotConnectedError, TopicNotFoundError
 from aiorocket.model import Queue
 from aiorocket.runtime import run

@@ -20,8 +20,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from aiorocket.client.app import Client
 from aiorocket.client.queue_scan import QueueScan
-from aiorocket.client.session import Client
 from aiorocket.errors import TopicNotFoundError
 from aiorocket.runtime import run
 from aiorocket.spark.sink import BatchWriter, StreamWriter, Written, batch_writer, stream_writer

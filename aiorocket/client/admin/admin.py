@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from aiorocket.client.admin.dead_letters import DeadLetters
-from aiorocket.client.session import Client
+from aiorocket.client.session import Session
 from aiorocket.errors import UsageError
 from aiorocket.runtime.env import Env
 
@@ -21,13 +21,13 @@ class Admin:
         self,
         *,
         nameservers: str | Sequence[str] | None = None,
-        client: Client | None = None,
+        client: Session | None = None,
         env: Env | None = None,
     ) -> None:
         if client is not None and (nameservers is not None or env is not None):
             raise UsageError("an Admin takes either client= or nameservers= and env=: the client has them already")
         self._own_client = client is None
-        self.client = client or Client(nameservers=nameservers, env=env)
+        self.client = client or Session(nameservers=nameservers, env=env)
 
     async def start(self) -> None:
         """Nothing is asked of the network before the first call."""

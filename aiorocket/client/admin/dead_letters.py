@@ -26,7 +26,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.link import Link
+    from aiorocket.client.session import Session
 
 __all__ = ("DeadLetters", "DeadMessage")
 
@@ -47,7 +47,7 @@ class DeadLetters:
     topic write permission only) reading changes that permission first.
     """
 
-    def __init__(self, client: Link, group: str) -> None:
+    def __init__(self, client: Session, group: str) -> None:
         self.group = check_group(group)
         self._namespace = client.config.namespace
         #: As brokers know them, with the namespace.

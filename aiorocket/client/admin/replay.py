@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.routes import TopicRoute
-from aiorocket.client.link import Link
 from aiorocket.client.sending.attempts import Attempts, Letter
 from aiorocket.client.sending.publish import Publish
+from aiorocket.client.session import Session
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import RemoteError, RocketError, UsageError
 from aiorocket.model import Queue, SendReceipt, SendStatus
@@ -122,7 +122,7 @@ class Replay:
     def __init__(
         self,
         letters: _Marks,
-        client: Link,
+        client: Session,
         to: str | None,
         rate: float | None,
         dry_run: bool,

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Mapping
 
+from aiorocket.client.link import GroupProducer
 from aiorocket.client.pushed import broker_of, from_reply
+from aiorocket.client.route_table import RouteTable
+from aiorocket.config import ClientConfig
+from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import RequestHandler
+from aiorocket.runtime.clock import Clock
 from aiorocket_protocol import (
     PROPERTY_CORRELATION_ID,
     PROPERTY_PGROUP,
@@ -18,44 +23,23 @@ from aiorocket_protocol import (
     split_records,
 )
 
-if TYPE_CHECKING:
-    from aiorocket.client.link import Registry
-    from aiorocket.client.sending.request_reply import Requests
-    from aiorocket.remoting.connection import Connection
-
-__all__ = ("Asks", "Checks", "handlers")
+__all__ = ("handlers",)
 
 log = logging.getLogger("aiorocket.client")
 
 
-@runtime_checkable
-class Checks(Protocol):
-    """A producer of transactions."""
-
-    def check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> None:
-        """A broker wants to know how the transaction of the half message in ``record`` ended."""
-
-
-@runtime_checkable
-class Asks(Protocol):
-    """A producer that may wait for replies."""
-
-    @property
-    def requests(self) -> Requests: ...
-
-
-def handlers(client: Registry) -> dict[int, RequestHandler]:
-    """By request code, for the processor table of ``client``."""
+def handlers(
+    producers: Mapping[str, GroupProducer], config: ClientConfig, clock: Clock, routes: RouteTable
+) -> dict[int, RequestHandler]:
+    """By request code. ``producers`` by group, as they are when a request comes; ``routes`` name the brokers."""
 
     def check_transaction(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """39, one-way: the producer of the half message's group answers by an END_TRANSACTION of its own."""
         header = command.read(CheckTransactionStateRequestHeader)
         record = bytes(command.body)
         group = _group_of(split_records(record))
-        producer = client.producers.get(group)
-        if isinstance(producer, Checks):
-            producer.check(connection, header, record)
-        else:
+        producer = producers.get(group)
+        if producer is None or not producer.check(connection, header, record):
             log.warning("%s asks for transactions of group %r, which is none here", connection.peer, group)
         return RemotingCommand.response()
 
@@ -63,14 +47,9 @@ def handlers(client: Registry) -> dict[int, RequestHandler]:
         """326: the reply to a request of one of our producers. Answered with success also when it comes too late, as
         Java does: the replier cannot do anything about it."""
         header = command.read(ReplyMessageRequestHeader)
-        now_ms = client.env.clock.wall_ms()
-        message = from_reply(client, header, bytes(command.body), broker_of(client, connection), now_ms)
-        correlation_id = message.properties.get(PROPERTY_CORRELATION_ID, "")
-        for producer in client.producers.values():
-            if isinstance(producer, Asks) and producer.requests.owns(correlation_id):
-                producer.requests.complete(correlation_id, message)
-                break
-        else:
+        reply = from_reply(config.namespace, header, command.body, broker_of(routes, connection), clock.wall_ms())
+        correlation_id = reply.properties.get(PROPERTY_CORRELATION_ID, "")
+        if not any(producer.take_reply(correlation_id, reply) for producer in producers.values()):
             log.warning("%s brought a reply to request %r, which none here has sent", connection.peer, correlation_id)
         return RemotingCommand.response()
 

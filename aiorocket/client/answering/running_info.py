@@ -3,53 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any
 
-from aiorocket.client.core.pull_cursor import PullCursor
-from aiorocket.client.pull.fetcher import PullFetcher
+from aiorocket.client.core.namespace import wrap
+from aiorocket.client.core.stats import ConsumeStats
+from aiorocket.client.link import GroupMember
+from aiorocket.client.state import QueueState
+from aiorocket.config import ClientConfig
 from aiorocket.model import Queue
+from aiorocket.runtime.clock import Clock
 from aiorocket_protocol import MSGPACK, VERSION_NAME, MessageQueue, encode_body
 
-if TYPE_CHECKING:
-    from aiorocket.client.core.stats import ConsumeStats
-    from aiorocket.client.link import Link
-    from aiorocket.client.push.fetcher import Fetcher
-    from aiorocket.client.push.leases import Leases
-    from aiorocket.config import ConsumerConfig, PullConsumerConfig
-    from aiorocket_protocol import ConsumerData, SubscriptionData
-
-__all__ = ("Informant", "queue_key", "running_info", "task_dump", "to_commit")
+__all__ = ("queue_key", "queues_of", "running_info", "task_dump")
 
 _MIB = 1 << 20
 #: Frames of one task in a dump; a coroutine that awaits deeper than that is cut.
 _DEPTH = 40
-
-
-@runtime_checkable
-class Informant(Protocol):
-    """A consumer, of whichever kind, as administrators see it through brokers."""
-
-    @property
-    def client(self) -> Link: ...
-    @property
-    def config(self) -> ConsumerConfig | PullConsumerConfig: ...
-    @property
-    def started_ms(self) -> int: ...
-    @property
-    def is_orderly(self) -> bool: ...
-    @property
-    def leases(self) -> Leases | None: ...
-    @property
-    def stats(self) -> ConsumeStats | None: ...
-
-    def consumer_data(self) -> ConsumerData: ...
-    def topics(self) -> list[str]: ...
-    def subscription(self, topic: str) -> SubscriptionData: ...
-    def fetchers(self) -> Sequence[Fetcher | PullFetcher]: ...
-    async def reset_offsets(self, topic: str, offsets: Mapping[Queue, int]) -> None: ...
 
 
 def queue_key(queue: Queue, serialize_type: int) -> Any:
@@ -59,23 +31,27 @@ def queue_key(queue: Queue, serialize_type: int) -> Any:
     return encode_body(key, 0).decode() if serialize_type == MSGPACK else key
 
 
-def to_commit(fetcher: Fetcher | PullFetcher) -> int:
-    """The offset a member would commit of this queue now."""
-    return fetcher.cursor.done if isinstance(fetcher, PullFetcher) else fetcher.process_queue.committable()
+def queues_of(member: GroupMember, namespace: str) -> list[tuple[Queue, QueueState]]:
+    """What each queue is doing, by its name on the wire."""
+    return [(each.queue._replace(topic=wrap(namespace, each.queue.topic)), each) for each in member.state().queues]
 
 
-def running_info(consumer: Informant, serialize_type: int, *, dump: bool) -> dict[str, Any]:
+def running_info(
+    consumer: GroupMember, client: ClientConfig, clock: Clock, serialize_type: int, *, dump: bool
+) -> dict[str, Any]:
     """The body of the answer. ``dump`` adds what every task of this loop waits for, in the place of Java's stacks of
     threads."""
     subscriptions = [consumer.subscription(topic) for topic in consumer.topics()]
     stats = consumer.stats
+    loop, wall_ms = asyncio.get_running_loop().time(), clock.wall_ms()
     return {
         "jstack": task_dump() if dump else None,
         "mqPopTable": {},
         "mqTable": {
-            queue_key(fetcher.queue, serialize_type): _queue_info(consumer, fetcher) for fetcher in consumer.fetchers()
+            queue_key(queue, serialize_type): _queue_info(state, loop, wall_ms)
+            for queue, state in queues_of(consumer, client.namespace)
         },
-        "properties": properties(consumer),
+        "properties": properties(consumer, client),
         "statusTable": {} if stats is None else {each.topic: _status(stats, each.topic) for each in subscriptions},
         "subscriptionSet": [each.to_plain() for each in subscriptions],
         "userConsumerInfo": {},
@@ -109,9 +85,9 @@ _JAVA: dict[str, tuple[tuple[str, ...], Callable[[Any], object]]] = {
 }
 
 
-def properties(consumer: Informant) -> dict[str, str]:
+def properties(consumer: GroupMember, client: ClientConfig) -> dict[str, str]:
     """Every option of the consumer, and who and what it is, as text."""
-    client, data = consumer.client.config, consumer.consumer_data()
+    data = consumer.consumer_data()
     found: dict[str, object] = {
         "PROP_CLIENT_VERSION": VERSION_NAME,
         "PROP_CONSUMEORDERLY": consumer.is_orderly,
@@ -148,33 +124,24 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _queue_info(consumer: Informant, fetcher: Fetcher | PullFetcher) -> dict[str, Any]:
+def _queue_info(state: QueueState, now: float, wall_ms: int) -> dict[str, Any]:
     """ProcessQueueInfo. Java's names, with its typo."""
-    queue, leases = fetcher.queue, consumer.leases
-    loop, wall = asyncio.get_running_loop(), consumer.client.env.clock.wall_ms()
-    cache = fetcher.cursor if isinstance(fetcher, PullFetcher) else fetcher.process_queue
-    least = cache.position if isinstance(cache, PullCursor) else cache.committable()
     return {
-        "cachedMsgCount": cache.count,
-        "cachedMsgMaxOffset": least + cache.span() if cache.count else 0,
-        "cachedMsgMinOffset": least if cache.count else 0,
-        "cachedMsgSizeInMiB": cache.size // _MIB,
-        "commitOffset": to_commit(fetcher),
-        "droped": cache.dropped,
-        "lastConsumeTimestamp": _wall(fetcher.last_consume, loop.time(), wall),
-        "lastLockTimestamp": _wall(_locked_at(leases, queue), loop.time(), wall),
-        "lastPullTimestamp": _wall(fetcher.last_pull, loop.time(), wall),
-        "locked": leases is not None and leases.valid(queue, loop.time()),
+        "cachedMsgCount": state.cached,
+        "cachedMsgMaxOffset": state.last_cached,
+        "cachedMsgMinOffset": state.first_cached,
+        "cachedMsgSizeInMiB": state.cached_bytes // _MIB,
+        "commitOffset": state.done,
+        "droped": state.dropped,
+        "lastConsumeTimestamp": _wall(state.last_consume, now, wall_ms),
+        "lastLockTimestamp": _wall(state.last_lock, now, wall_ms),
+        "lastPullTimestamp": _wall(state.last_pull, now, wall_ms),
+        "locked": state.locked,
         "transactionMsgCount": 0,
         "transactionMsgMaxOffset": 0,
         "transactionMsgMinOffset": 0,
         "tryUnlockTimes": 0,
     }
-
-
-def _locked_at(leases: Leases | None, queue: Queue) -> float | None:
-    until = float("-inf") if leases is None else leases.until(queue)
-    return until - leases.table.validity if leases is not None and until > 0 else None
 
 
 def _wall(then: float | None, now: float, wall_ms: int) -> int:

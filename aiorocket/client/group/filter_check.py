@@ -13,10 +13,7 @@ if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
     from aiorocket_protocol import SubscriptionData
 
-__all__ = ("BROKER_VERSION", "check_expression")
-
-#: Where a connection keeps the version its broker gave in the answer to a heartbeat.
-BROKER_VERSION = "client.broker_version"
+__all__ = ("check_expression",)
 
 
 async def check_expression(consumer: Reader, connection: Connection, subscription: SubscriptionData) -> None:
@@ -25,7 +22,7 @@ async def check_expression(consumer: Reader, connection: Connection, subscriptio
     client = consumer.client
     what = f"broker {connection.peer} refuses {subscription.expression_type} {subscription.sub_string!r} of topic "
     what += repr(unwrap(client.config.namespace, subscription.topic))
-    version = connection.data.get(BROKER_VERSION, 0)
+    version = client.broker_version(connection)
     if version < VERSION_WITH_SQL92:
         raise UsageError(f"{what}: its version {version} is older than 4.1.0 ({VERSION_WITH_SQL92}): use tags")
     body = {

@@ -18,7 +18,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.link import Link
+    from aiorocket.client.session import Session
     from aiorocket.config import ConsumerConfig, PullConsumerConfig
     from aiorocket_protocol import ConsumerData
 
@@ -35,7 +35,7 @@ class _Newcomer(Protocol):
     """The member that is about to join."""
 
     @property
-    def client(self) -> Link: ...
+    def client(self) -> Session: ...
     @property
     def config(self) -> ConsumerConfig | PullConsumerConfig: ...
     @property

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from aiorocket.client.core.process_queue import ProcessQueue
     from aiorocket.client.core.start_from import Start, StartFrom
     from aiorocket.client.core.stats import ConsumeStats
-    from aiorocket.client.link import GroupLink
     from aiorocket.client.message import Message
     from aiorocket.client.push.backlog import Backlog
     from aiorocket.client.push.hooks import ConsumeHook
     from aiorocket.client.push.leases import Leases
     from aiorocket.client.push.settlement import Settlement
     from aiorocket.client.push.stream import MessageStream
+    from aiorocket.client.session import Session
     from aiorocket.client.state import Counters
     from aiorocket.config import ConsumerConfig
     from aiorocket.model import Queue
@@ -56,7 +56,7 @@ class Reader(Protocol):
     """One that asks brokers about queues in the name of a group. Queues and topics are by their names on the wire."""
 
     @property
-    def client(self) -> GroupLink: ...
+    def client(self) -> Session: ...
     @property
     def group(self) -> str: ...
     @property
@@ -116,7 +116,7 @@ class Deliverer(Protocol):
     """On whose behalf listeners are called: what the deliveries of one consumer share."""
 
     @property
-    def client(self) -> GroupLink: ...
+    def client(self) -> Session: ...
     @property
     def config(self) -> ConsumerConfig: ...
     @property

@@ -267,7 +267,7 @@ class Rebalancer:
                     listed = decode_body(ConsumerListBody, answer.body, answer.serialize_type).consumer_ids
                 if self._client.client_id not in listed:
                     # It has forgotten us, or has not noticed us yet.
-                    self._client.forget_told(connection)
+                    self._client.forget_registration(connection)
                     raise NotConnectedError(f"{address} does not list this client in group {self._consumer.group!r}")
                 members = listed
             except UsageError:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.start_from import StartFrom
-from aiorocket.client.link import GroupLink
 from aiorocket.client.message import Message
+from aiorocket.client.session import Session
 from aiorocket.client.state import Counters
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue, check_group, check_topic
@@ -34,8 +34,8 @@ class PullMember:
     is_orderly = False
     stats = None
 
-    def __init__(self, group: str, client: GroupLink) -> None:
-        self.client: GroupLink = client
+    def __init__(self, group: str, client: Session) -> None:
+        self.client: Session = client
         self.group = check_group(group)
         self._namespace = client.config.namespace
         #: With the namespace, as brokers know it.
@@ -88,6 +88,9 @@ class PullMember:
             f"message {message.msg_id} was fetched by a PullConsumer, which has no retries: seek back to "
             f"{message.queue_offset} in {message.queue}, or commit past it"
         )
+
+    async def consume_directly(self, record: bytes, broker_name: str) -> None:
+        """There are no listeners here (309)."""
 
     def count_skipped(self) -> None:
         self.counters.skipped += 1

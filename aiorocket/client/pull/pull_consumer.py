@@ -27,7 +27,7 @@ from aiorocket.client.pull.fetcher import PullFetcher
 from aiorocket.client.pull.member import PullMember
 from aiorocket.client.pull.queues import PullQueues
 from aiorocket.client.queue_scan import QueueScan
-from aiorocket.client.session import Client
+from aiorocket.client.session import Session
 from aiorocket.client.state import ConsumerState
 from aiorocket.config import PullConsumerConfig
 from aiorocket.errors import NotConnectedError, UsageError
@@ -54,14 +54,14 @@ class PullConsumer(PullMember):
     and ``seek``; a ``fetch`` that runs meanwhile goes on with the other queues.
     """
 
-    client: Client
+    client: Session
 
     def __init__(
         self,
         group: str,
         *,
         nameservers: str | Sequence[str] | None = None,
-        client: Client | None = None,
+        client: Session | None = None,
         config: PullConsumerConfig | None = None,
         hooks: RebalanceHooks | None = None,
         on_assigned: QueuesHook | None = None,
@@ -73,7 +73,7 @@ class PullConsumer(PullMember):
         if hooks is not None and (on_assigned is not None or on_revoked is not None):
             raise UsageError("a PullConsumer takes either hooks= or on_assigned= and on_revoked=")
         self._own_client = client is None
-        super().__init__(group, client or Client(nameservers=nameservers, env=env))
+        super().__init__(group, client or Session(nameservers=nameservers, env=env))
         self.config = config or PullConsumerConfig()
         find_strategy(self.config.allocate)
         self.on_assigned = hooks.on_assigned if hooks is not None else on_assigned

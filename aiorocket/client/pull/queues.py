@@ -182,10 +182,17 @@ class PullQueues:
         return QueueState(
             queue=fetcher.shown,
             next_offset=cursor.next_offset,
+            done=cursor.done,
             committed=self._commits.offsets.committed(fetcher.queue),
             cached=cursor.count,
             cached_bytes=cursor.size,
+            first_cached=cursor.position if cursor.count else 0,
+            last_cached=cursor.position + cursor.span() if cursor.count else 0,
+            dropped=cursor.dropped,
             blocked=fetcher.blocked,
+            locked=False,
+            last_lock=None,
             last_pull=fetcher.last_pull,
+            last_consume=fetcher.last_consume,
             last_error=fetcher.last_error,
         )

@@ -99,15 +99,23 @@ class Assigned:
         return tuple(self._state(self.fetchers[queue]) for queue in sorted(self.fetchers))
 
     def _state(self, fetcher: Fetcher) -> QueueState:
-        process_queue = fetcher.process_queue
+        process_queue, leases = fetcher.process_queue, self._consumer.leases
+        done, cached = process_queue.committable(), process_queue.count
         return QueueState(
             queue=fetcher.shown,
             next_offset=process_queue.next_offset,
+            done=done,
             committed=self._commits.offsets.committed(fetcher.queue),
-            cached=process_queue.count,
+            cached=cached,
             cached_bytes=process_queue.size,
+            first_cached=done if cached else 0,
+            last_cached=done + process_queue.span() if cached else 0,
+            dropped=process_queue.dropped,
             blocked=fetcher.blocked,
+            locked=leases is not None and leases.valid(fetcher.queue, self._consumer.client.loop.time()),
+            last_lock=leases.last_lock(fetcher.queue) if leases is not None else None,
             last_pull=fetcher.last_pull,
+            last_consume=fetcher.last_consume,
             last_error=fetcher.last_error,
         )
 

@@ -35,7 +35,7 @@ from aiorocket.client.push.settlement import Settlement
 from aiorocket.client.push.sinks import Sink, end_work, make_sink
 from aiorocket.client.push.stream import MessageStream
 from aiorocket.client.push.topics import Taker, Topics
-from aiorocket.client.session import Client
+from aiorocket.client.session import Session
 from aiorocket.client.state import ConsumerState, Counters
 from aiorocket.config import ConsumerConfig
 from aiorocket.errors import UsageError
@@ -68,7 +68,7 @@ class Consumer(Listening):
         group: str | None = None,
         *,
         nameservers: str | Sequence[str] | None = None,
-        client: Client | None = None,
+        client: Session | None = None,
         config: ConsumerConfig | None = None,
         env: Env | None = None,
         router: Router | None = None,
@@ -85,7 +85,7 @@ class Consumer(Listening):
         super().__init__(group)
         self.config = config or ConsumerConfig()
         self._own_client = client is None
-        self.client = client or Client(nameservers=nameservers, env=env)
+        self.client = client or Session(nameservers=nameservers, env=env)
         self._namespace = self.client.config.namespace
         #: With the namespace, as brokers know it; so are the names of topics and queues in here.
         self.wire_group = check_group(wrap(self._namespace, group))

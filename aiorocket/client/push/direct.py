@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from aiorocket.client.exits import DeadLetter, Retry, Skip, failure_of
 from aiorocket.client.message import Message
@@ -20,9 +20,8 @@ from aiorocket.client.pushed import Origin
 
 if TYPE_CHECKING:
     from aiorocket.client.push.router import Listener
-    from aiorocket.config import ConsumerConfig
 
-__all__ = ("Listens", "Looked", "consume_directly")
+__all__ = ("Inspected", "consume_directly")
 
 log = logging.getLogger("aiorocket.client")
 
@@ -41,19 +40,7 @@ _BY_ORDERLY_STATUS = {
 }
 
 
-@runtime_checkable
-class Listens(Protocol):
-    """A consumer with listeners that can be called out of turn."""
-
-    @property
-    def config(self) -> ConsumerConfig: ...
-    @property
-    def group(self) -> str: ...
-
-    def listener_of(self, topic: str, tag: str) -> Listener | None: ...
-
-
-class Looked(Origin):
+class Inspected(Origin):
     """Of a message that a listener may try to settle as any other: it came too late for that."""
 
     __slots__ = ()
@@ -62,8 +49,8 @@ class Looked(Origin):
         return False
 
 
-async def consume_directly(consumer: Listens, listener: Listener, message: Message) -> dict[str, Any]:
-    """Call the listener and say what came of it. The answer's body."""
+async def consume_directly(group: str, listener: Listener, message: Message, batch_size: int) -> dict[str, Any]:
+    """Call the listener and say what came of it. The answer's body. ``batch_size`` is for listeners that name none."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     context, remark = ConsumeOrderlyContext(message.queue), None
@@ -75,7 +62,7 @@ async def consume_directly(consumer: Listens, listener: Listener, message: Messa
                     raise TypeError(f"a listener in status mode returned {status!r}: a ConsumeOrderlyStatus or None")
                 result = _BY_ORDERLY_STATUS[status]
             else:
-                call = _kind(consumer, listener)(listener.handler, [message])
+                call = _kind(listener, batch_size)(listener.handler, [message])
                 failures = await call.run()
                 result = "CR_LATER" if failures and call.kind is ConsumeReturnType.SUCCESS else _BY_KIND[call.kind]
     except Skip:
@@ -85,7 +72,7 @@ async def consume_directly(consumer: Listens, listener: Listener, message: Messa
     except BaseException as error:  # noqa: BLE001 - the application's failure is the answer
         result = "CR_THROW_EXCEPTION"
         remark = "".join(traceback.format_exception(failure_of(error, asyncio.current_task())))[-4000:]
-    log.info("message %s consumed directly by group %s: %s", message.msg_id, consumer.group, result)
+    log.info("message %s consumed directly by group %s: %s", message.msg_id, group, result)
     return {
         "autoCommit": context.auto_commit,
         "consumeResult": result,
@@ -95,10 +82,10 @@ async def consume_directly(consumer: Listens, listener: Listener, message: Messa
     }
 
 
-def _kind(consumer: Listens, listener: Listener) -> type[Call]:
+def _kind(listener: Listener, batch_size: int) -> type[Call]:
     if listener.mode == "batch":
         return BatchCall
     if listener.status:
         return StatusCall
-    size = 1 if listener.order_by is not None else listener.batch_size or consumer.config.batch_size
+    size = 1 if listener.order_by is not None else listener.batch_size or batch_size
     return Call if size > 1 else SingleCall

@@ -249,7 +249,7 @@ class Fetcher:
             return self._illegal(answer.read(PullMessageResponseHeader).next_begin_offset)
         error = remote_error(code, answer.remark, request="PULL_MESSAGE", address=address)
         if code in _UNKNOWN_TO_BROKER:
-            self._client.forget_told(connection)
+            self._client.forget_registration(connection)
         raise error
 
     def _take(self, data: bytes, next_offset: int, subscription: SubscriptionData) -> list[Message]:

@@ -25,7 +25,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.link import Link
+    from aiorocket.client.session import Session
     from aiorocket.config import ConsumerConfig
 
 __all__ = ("Leases", "Lessee")
@@ -37,7 +37,7 @@ class Lessee(Protocol):
     """Whose the locks are."""
 
     @property
-    def client(self) -> Link: ...
+    def client(self) -> Session: ...
     @property
     def config(self) -> ConsumerConfig: ...
     @property
@@ -76,6 +76,11 @@ class Leases:
     def until(self, queue: Queue) -> float:
         """The end of the lease in loop time; minus infinity when it is not held."""
         return self.table.until(queue)
+
+    def last_lock(self, queue: Queue) -> float | None:
+        """When the latest request that got the lock was sent, in loop time; None when it is not held."""
+        until = self.until(queue)
+        return until - self.table.validity if until > 0 else None
 
     def epoch(self, queue: Queue) -> int | None:
         """The number our broker gave this ownership; None from a broker that has none. It differs after a lost lease

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.stats import SAMPLE_INTERVAL, ConsumeStats
+from aiorocket.client.push.direct import Inspected, consume_directly
 from aiorocket.client.push.router import Handler, Listener, Router
+from aiorocket.client.pushed import from_record
+from aiorocket.config import ConsumerConfig
 from aiorocket.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ class Listening(Router):
     """The part of a Consumer that is about listeners: a Router whose listeners run here."""
 
     group: str
+    config: ConsumerConfig
     stats: ConsumeStats
     _namespace: str
     _lifecycle: Lifecycle
@@ -56,6 +60,15 @@ class Listening(Router):
         takes the tag."""
         found = [each for each in self.listeners if unwrap(self._namespace, each.topic) == topic]
         return next((each for each in found if not each.tags or tag in each.tags), found[0] if found else None)
+
+    async def consume_directly(self, record: bytes, broker_name: str) -> dict[str, Any]:
+        """Give the stored message to its listener, outside of all consumption (309). The body of the answer; UsageError
+        when no listener is for its topic."""
+        message = from_record(self._namespace, record, broker_name, Inspected)
+        listener = self.listener_of(message.topic, message.tag)
+        if listener is None:
+            raise UsageError(f"consumer group {self.group} has no listener for topic {message.topic}")
+        return await consume_directly(self.group, listener, message, self.config.batch_size)
 
     def _before_start(self) -> None:
         if self._lifecycle.state is not State.NEW:

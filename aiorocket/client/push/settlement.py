@@ -36,7 +36,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.link import Link
+    from aiorocket.client.session import Session
     from aiorocket.client.state import Counters
     from aiorocket.config import ConsumerConfig
 
@@ -67,7 +67,7 @@ class Returner(Protocol):
     """In whose name messages go back."""
 
     @property
-    def client(self) -> Link: ...
+    def client(self) -> Session: ...
     @property
     def config(self) -> ConsumerConfig: ...
     @property

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple, Protocol
 
 from aiorocket.client.core.latency import LatencyTable
 from aiorocket.client.core.retry import STORED_CODES, judge, remote_error
-from aiorocket.client.link import Link
 from aiorocket.client.sending.publish import Publish, Target
 from aiorocket.client.sending.send_hooks import SendContext, SendHook, run_after_send, run_before_send
+from aiorocket.client.session import Session
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import BackPressureError, NotConnectedError, RocketError, SendError, UsageError
 from aiorocket.model import Queue, SendReceipt
@@ -65,7 +65,7 @@ class Attempts:
 
     def __init__(
         self,
-        client: Link,
+        client: Session,
         config: ProducerConfig,
         opener: _Opener,
         receipt: Receipt,

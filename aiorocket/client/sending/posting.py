@@ -12,11 +12,11 @@ from typing import Any
 from aiorocket.client.core.lifecycle import Lifecycle
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.routes import TopicRoute
-from aiorocket.client.link import GroupLink
 from aiorocket.client.sending.attempts import Attempts, Letter
 from aiorocket.client.sending.outgoing import COMPRESSIONS, property_text, squeeze
 from aiorocket.client.sending.publish import Publish
 from aiorocket.client.sending.send_hooks import SendHook
+from aiorocket.client.session import Session
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import NotConnectedError, SendError, TopicNotFoundError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt, SendStatus, check_group, check_topic
@@ -46,9 +46,9 @@ _FIRST_PAUSE = 0.05
 class Posting:
     """The part of a ``Producer`` that is not its verbs."""
 
-    def __init__(self, group: str, client: GroupLink, config: ProducerConfig, hooks: Iterable[SendHook]) -> None:
+    def __init__(self, group: str, client: Session, config: ProducerConfig, hooks: Iterable[SendHook]) -> None:
         self.group = check_group(group)
-        self.client: GroupLink = client
+        self.client: Session = client
         self.config = config
         namespace = client.config.namespace
         #: The group as brokers know it.

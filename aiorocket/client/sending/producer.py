@@ -16,16 +16,18 @@ from aiorocket.client.sending.outgoing import property_text
 from aiorocket.client.sending.posting import ONE_OR_THE_OTHER, Posting, Selector, as_bytes, as_message
 from aiorocket.client.sending.request_reply import Requests, reply, request
 from aiorocket.client.sending.send_hooks import SendHook
-from aiorocket.client.session import Client
+from aiorocket.client.session import Session
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import RocketError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt, SendStatus, check_group
+from aiorocket.remoting.connection import Connection
 from aiorocket.runtime.env import Env
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
     LANGUAGE_PYTHON,
     PROPERTY_UNIQ_KEY,
     VERSION,
+    CheckTransactionStateRequestHeader,
     ProtocolError,
     RemotingCommand,
     RequestCode,
@@ -52,14 +54,14 @@ class Producer(Posting):
     or broker. ``hooks`` are called around every attempt to send.
     """
 
-    client: Client
+    client: Session
 
     def __init__(
         self,
         group: str,
         *,
         nameservers: str | Sequence[str] | None = None,
-        client: Client | None = None,
+        client: Session | None = None,
         config: ProducerConfig | None = None,
         env: Env | None = None,
         hooks: Iterable[SendHook] = (),
@@ -68,7 +70,7 @@ class Producer(Posting):
             raise UsageError("a Producer takes either client= or nameservers= and env=: the client has them already")
         check_group(group)
         self._own_client = client is None
-        client = client or Client(nameservers=nameservers, env=env)
+        client = client or Session(nameservers=nameservers, env=env)
         super().__init__(group, client, config or ProducerConfig(), hooks)
         self._ended = asyncio.Event()
 
@@ -383,6 +385,16 @@ class Producer(Posting):
         has the reply. SendError when it does not get it, because it has gone or is out of reach; UsageError for a
         message that asks for no reply."""
         await reply(self, request, as_bytes(body), properties, timeout)
+
+    # -- what brokers ask --
+
+    def check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> bool:
+        """There are no transactions here; a TransactionProducer has some."""
+        return False
+
+    def take_reply(self, correlation_id: str, reply: Message) -> bool:
+        """A reply has come (326). False when no request of this producer had that id."""
+        return self._requests.complete(correlation_id, reply)
 
     @property
     def requests(self) -> Requests:

@@ -34,8 +34,8 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.link import GroupLink, Link
     from aiorocket.client.sending.posting import Posting
+    from aiorocket.client.session import Session
     from aiorocket.config import ProducerConfig
     from aiorocket.model import SendReceipt
 
@@ -80,19 +80,18 @@ class Requests:
         finally:
             self._waiting.pop(number, None)
 
-    def owns(self, correlation_id: str) -> bool:
-        """Whether a request of this producer had that id."""
+    def complete(self, correlation_id: str, reply: Message) -> bool:
+        """A reply has come. False when no request of this producer had that id."""
         number = correlation_id.removeprefix(self._prefix)
-        return correlation_id.startswith(self._prefix) and len(number) == _NUMBER and _HEX.issuperset(number)
-
-    def complete(self, correlation_id: str, message: Message) -> None:
-        """The reply to one of ours is here."""
-        future = self._waiting.pop(int(correlation_id[len(self._prefix) :], 16), None)
+        if not (correlation_id.startswith(self._prefix) and len(number) == _NUMBER and _HEX.issuperset(number)):
+            return False
+        future = self._waiting.pop(int(number, 16), None)
         if future is None or future.done():
             self.late += 1
             log.info("the reply to request %s came too late", correlation_id)
         else:
-            future.set_result(message)
+            future.set_result(reply)
+        return True
 
     def close(self) -> None:
         self._timeouts.close()
@@ -106,7 +105,7 @@ class _Requester(Protocol):
     """A producer that sends a request and waits."""
 
     @property
-    def client(self) -> GroupLink: ...
+    def client(self) -> Session: ...
     @property
     def config(self) -> ProducerConfig: ...
     @property
@@ -164,16 +163,18 @@ async def request(
     return answer
 
 
-async def _introduce(client: GroupLink, publish: Publish, deadline: float) -> None:
+async def _introduce(client: Session, publish: Publish, deadline: float) -> None:
     """See to it that the brokers of the topic know us before a reply can come to one of them."""
-    strangers = sorted(address for address in publish.masters() if not client.told(address))
+    strangers = sorted(address for address in publish.masters() if not client.registered(address))
     if strangers:
-        telling = [client.start_task(_tell(client, address), name=f"introduce-{address}") for address in strangers]
+        registering = [
+            client.start_task(_register(client, address), name=f"register-{address}") for address in strangers
+        ]
         left = deadline - client.loop.time()
-        await asyncio.wait(telling, timeout=max(0.0, min(_INTRODUCTION, left / 2)))
+        await asyncio.wait(registering, timeout=max(0.0, min(_INTRODUCTION, left / 2)))
 
 
-async def _tell(client: GroupLink, address: str) -> None:
+async def _register(client: Session, address: str) -> None:
     try:
         await client.member_connection(address)
     except (RocketError, ProtocolError) as error:
@@ -232,7 +233,7 @@ async def reply(
         raise SendError(f"{what}: {failed}", may_be_stored=judge(failed).may_be_stored) from failed
 
 
-async def _broker_of(client: Link, request: Message) -> str:
+async def _broker_of(client: Session, request: Message) -> str:
     """The address of the broker that ``request`` came from: by the route, else the one in the record."""
     try:
         route = await client.route(request.wire_topic)

@@ -17,7 +17,7 @@ from aiorocket.client.pushed import broker_of, from_record
 from aiorocket.client.sending.posting import as_message
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.send_hooks import SendHook
-from aiorocket.client.session import Client
+from aiorocket.client.session import Session
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import RocketError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt, SendStatus, TxState
@@ -75,7 +75,7 @@ class TransactionProducer(Producer):
         group: str,
         *,
         nameservers: str | Sequence[str] | None = None,
-        client: Client | None = None,
+        client: Session | None = None,
         config: ProducerConfig | None = None,
         env: Env | None = None,
         hooks: Iterable[SendHook] = (),
@@ -205,23 +205,24 @@ class TransactionProducer(Producer):
 
     # -- check-back --
 
-    def check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> None:
+    def check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> bool:
         """The broker asks (39) what became of a half message of this group."""
         if not self._lifecycle.running:
-            return
+            return True
         if len(self._checks) >= self.config.max_waiting_checks:
             self.dropped_checks += 1
             log.warning(
                 "%d checks of transactions wait, the one of message %s is left to the broker's next round",
                 len(self._checks), header.msg_id,
             )  # fmt: skip
-            return
+            return True
         self._checks.start(self._check(connection, header, record), name=str(header.msg_id))
+        return True
 
     async def _check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> None:
         state, remark, msg_id, topic = TxState.UNKNOWN, None, header.msg_id or "", header.topic
         try:
-            message = from_record(self.client, record, broker_of(self.client, connection))
+            message = from_record(self.client.config.namespace, record, broker_of(self.client.routes, connection))
             msg_id, topic = message.msg_id, topic or message.wire_topic
             async with self._check_turns:
                 state = _as_state(await _call(self._checker, message))

@@ -1,16 +1,19 @@
-"""What brokers ask of a client: which code is answered by whom."""
+"""What brokers ask of the consumers of a client, and the answers."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol
 
-from aiorocket.client.answering import producer_requests
-from aiorocket.client.answering.running_info import Informant, queue_key, running_info, to_commit
-from aiorocket.client.push.direct import Listens, Looked, consume_directly
-from aiorocket.client.pushed import from_record
+from aiorocket.client.answering.running_info import queue_key, queues_of, running_info
+from aiorocket.client.link import GroupMember
+from aiorocket.config import ClientConfig
 from aiorocket.model import Queue
+from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import RequestHandler
+from aiorocket.runtime.clock import Clock
 from aiorocket_protocol import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
@@ -25,10 +28,6 @@ from aiorocket_protocol import (
     decode_body,
     encode_body,
 )
-
-if TYPE_CHECKING:
-    from aiorocket.client.link import Registry
-    from aiorocket.remoting.connection import Connection
 
 __all__ = ("ResetOffsetBody", "handlers")
 
@@ -61,13 +60,22 @@ class ResetOffsetBody(dict[Queue, int]):
         return found
 
 
-def handlers(client: Registry) -> dict[int, RequestHandler]:
-    """By request code, for the processor table of ``client``."""
+class StartTask(Protocol):
+    """``Session.start_task``."""
+
+    def __call__(self, coro: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]: ...
+
+
+def handlers(
+    consumers: Mapping[str, GroupMember], config: ClientConfig, clock: Clock, start_task: StartTask
+) -> dict[int, RequestHandler]:
+    """By request code. ``consumers`` by group, as they are when a request comes; ``start_task`` runs what outlives the
+    connection that it came on."""
 
     def members_changed(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """40, one-way: the group changed, look at once who gets which queue."""
         group = command.read(NotifyConsumerIdsChangedRequestHeader).consumer_group
-        member = client.consumers.get(group)
+        member = consumers.get(group)
         if member is not None:
             member.rebalance_now()
         return RemotingCommand.response()
@@ -75,49 +83,44 @@ def handlers(client: Registry) -> dict[int, RequestHandler]:
     def info(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """307: what the consumer is doing."""
         header = command.read(GetConsumerRunningInfoRequestHeader)
-        consumer = _member(client, header.consumer_group)
-        if consumer is None:
+        member = consumers.get(header.consumer_group)
+        if member is None:
             return _unknown(header.consumer_group)
         kind = connection.reply_type(command)
-        plain = running_info(consumer, kind, dump=bool(header.jstack_enable))
+        plain = running_info(member, config, clock, kind, dump=bool(header.jstack_enable))
         return RemotingCommand.response(body=encode_body(plain, kind))
 
     async def directly(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """309: consume the message in the body now. A pull consumer has nobody who could, and is unknown as in Java."""
         header = command.read(ConsumeMessageDirectlyResultRequestHeader)
-        consumer = _consumer(client, header.consumer_group)
-        if consumer is None:
+        member = consumers.get(header.consumer_group)
+        plain = None if member is None else await member.consume_directly(command.body, header.broker_name or "")
+        if plain is None:
             return _unknown(header.consumer_group)
-        message = from_record(client, command.body, header.broker_name or "", Looked)
-        listener = consumer.listener_of(message.topic, message.tag)
-        if listener is None:
-            remark = f"consumer group {consumer.group} has no listener for topic {message.topic}"
-            return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=remark)
-        plain = await consume_directly(consumer, listener, message)
         return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
 
     def status(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """221: how far this member is in a topic. Empty when the group is not here, as in Java."""
         header = command.read(GetConsumerStatusRequestHeader)
-        consumer = _member(client, header.group)
+        member = consumers.get(header.group)
         kind = connection.reply_type(command)
         offsets = {
-            queue_key(fetcher.queue, kind): to_commit(fetcher)
-            for fetcher in (consumer.fetchers() if consumer is not None else ())
-            if fetcher.queue.topic == header.topic
+            queue_key(queue, kind): state.done
+            for queue, state in (queues_of(member, config.namespace) if member is not None else ())
+            if queue.topic == header.topic
         }
         return RemotingCommand.response(body=encode_body({"consumerTable": {}, "messageQueueTable": offsets}, kind))
 
     def reset(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """220, one-way: begin again at other offsets. It outlives the connection it came on."""
         header = command.read(ResetOffsetRequestHeader)
-        consumer = _member(client, header.group)
-        if consumer is None:
+        member = consumers.get(header.group)
+        if member is None:
             return _unknown(header.group)
         table = decode_body(ResetOffsetBody, command.body, command.serialize_type)
         wanted = {queue: max(0, offset) for queue, offset in table.items() if queue.topic == header.topic}
         log.warning("group %s: %s resets %d queues of %s", header.group, connection.peer, len(wanted), header.topic)
-        client.start_task(consumer.reset_offsets(header.topic, wanted), name="reset-offsets")
+        start_task(member.reset_offsets(header.topic, wanted), name="reset-offsets")
         return RemotingCommand.response()
 
     return {
@@ -126,20 +129,7 @@ def handlers(client: Registry) -> dict[int, RequestHandler]:
         RequestCode.CONSUME_MESSAGE_DIRECTLY: directly,
         RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: status,
         RequestCode.RESET_CONSUMER_CLIENT_OFFSET: reset,
-        **producer_requests.handlers(client),
     }
-
-
-def _consumer(client: Registry, group: str) -> Listens | None:
-    """The one with listeners of the group on this client."""
-    member = client.consumers.get(group)
-    return member if isinstance(member, Listens) else None
-
-
-def _member(client: Registry, group: str) -> Informant | None:
-    """The consumer of the group on this client, of whichever kind."""
-    member = client.consumers.get(group)
-    return member if isinstance(member, Informant) else None
 
 
 def _unknown(group: str) -> RemotingCommand:
