@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -167,9 +168,12 @@ def test_correlation_ids_of_others_are_not_ours(number: str) -> None:
     loop = asyncio.new_event_loop()
     try:
         requests = Requests(loop, bytes(8))
-        assert not requests.owns("0" * 16 + number)
-        assert not requests.owns("F" * 32)
-        assert requests.owns("0" * 31 + "A")
+        reply: Any = None
+        assert not requests.complete("0" * 16 + number, reply)
+        assert not requests.complete("F" * 32, reply)
+        assert requests.late == 0
+        assert requests.complete("0" * 31 + "A", reply)
+        assert requests.late == 1
         requests.close()
     finally:
         loop.close()
@@ -259,7 +263,7 @@ def request_at(broker: FakeBroker, producer: Producer, **changes: str) -> Messag
     text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items() if value)
     kept = broker.kept[0]
     kept.header = kept.header._replace(properties=text)
-    return from_record(producer.client, broker.record(kept, queue_offset=0, physical_offset=0), broker.name)
+    return from_record("", broker.record(kept, queue_offset=0, physical_offset=0), broker.name)
 
 
 def test_a_reply_goes_to_the_requests_broker_with_what_the_requester_needs() -> None:

@@ -1,0 +1,75 @@
+"""What people write is checked before it runs: no public call takes options that nothing knows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import aiorocket
+from aiorocket import Client, Consumer, Embedded, Producer, PullConsumer, TransactionProducer, UsageError
+
+#: What a factory knows itself.
+_GIVEN = {"self", "group", "nameservers", "client"}
+
+
+def public_calls() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The functions of this project among the public names, and the public methods of its public classes."""
+    for name in aiorocket.__all__:
+        value = getattr(aiorocket, name)
+        calls = inspect.getmembers(value, inspect.isfunction) if inspect.isclass(value) else [("", value)]
+        for method, call in calls:
+            if getattr(call, "__module__", "").startswith("aiorocket") and (
+                method == "__init__" or not method.startswith("_")
+            ):
+                yield f"{name}.{method}", call
+
+
+def parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(call).parameters)
+
+
+def test_no_public_call_swallows_what_nobody_knows() -> None:
+    """Else a misspelt option is no error for mypy, and no editor completes it."""
+    calls = dict(public_calls())
+    assert {"Client.consumer", "Embedded.producer", "Client.send", "Consumer.__init__"} <= calls.keys()
+    swallowing = [
+        name for name, call in calls.items() if any(each.kind is each.VAR_KEYWORD for each in parameters(call).values())
+    ]
+    assert swallowing == []
+
+
+@pytest.mark.parametrize(
+    ("factory", "made", "given"),
+    [
+        (Client.producer, Producer, {"env"}),
+        (Client.transaction_producer, TransactionProducer, {"env"}),
+        (Client.consumer, Consumer, {"env"}),
+        (Client.pull_consumer, PullConsumer, {"env"}),
+        (Embedded.client, Client, set()),
+        (Embedded.producer, Producer, set()),
+        (Embedded.transaction_producer, TransactionProducer, set()),
+        (Embedded.consumer, Consumer, set()),
+        (Embedded.pull_consumer, PullConsumer, set()),
+    ],
+)
+def test_a_factory_takes_the_options_of_what_it_makes(factory: Callable[..., Any], made: type, given: set[str]) -> None:
+    wanted = {name: each for name, each in parameters(made).items() if name not in _GIVEN | given}
+    taken = {name: each for name, each in parameters(factory).items() if name not in _GIVEN}
+    assert taken == wanted
+
+
+@pytest.mark.parametrize("verb", ["send", "send_oneway"])
+def test_a_client_sends_as_a_producer_does(verb: str) -> None:
+    assert inspect.signature(getattr(Client, verb)) == inspect.signature(getattr(Producer, verb))
+
+
+def test_a_client_is_whole_before_its_start() -> None:
+    client = Client(nameservers="127.0.0.1:1", group="g")
+    assert client.routes.known("t") is None
+    assert client.remoting.connections == []
+    assert client.health().reasons == ("the client is not running",)
+    with pytest.raises(UsageError, match="not started"):
+        _ = client.loop
