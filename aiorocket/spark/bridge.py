@@ -25,7 +25,7 @@ from aiorocket.runtime.loop import new_event_loop
 if TYPE_CHECKING:
     from aiorocket.client.app import Client
     from aiorocket.config import ClientConfig
-    from aiorocket.spark.options import Connection
+    from aiorocket.spark.options import ConnectionOptions
 
 __all__ = ("call", "client", "client_config", "close", "holding", "iterate")
 
@@ -220,7 +220,7 @@ class _Cached:
         await self.client.stop()
 
 
-async def client(connection: Connection) -> Client:
+async def client(connection: ConnectionOptions) -> Client:
     """A started Client for ``connection``: the same one for the same connection, for as long as it is used.
 
     It is stopped when it was neither asked for nor ``holding`` nor given to a producer for ``idle_timeout`` seconds.
@@ -260,7 +260,7 @@ def holding(client: Client) -> Iterator[None]:
             each.used()
 
 
-def client_config(connection: Connection) -> ClientConfig:
+def client_config(connection: ConnectionOptions) -> ClientConfig:
     """The settings of a client for ``connection``. ConfigError when they contradict each other."""
     from aiorocket.config import ClientConfig, TlsConfig
 

@@ -26,7 +26,7 @@ from aiorocket.spark.offsets import (
 from aiorocket.spark.option_text import OptionText
 from aiorocket_protocol import ALL_TAGS, SQL92, TAG
 
-__all__ = ("Connection", "OptionError", "Position", "SinkOptions", "SourceOptions")
+__all__ = ("ConnectionOptions", "OptionError", "Position", "SinkOptions", "SourceOptions")
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class ConnectionOptions:
     """How to reach a cluster; equal connections share one client in a process. Times in seconds.
 
     ``credentials_file`` is read where the connection is opened (driver and executors), so that the secret is not in
@@ -61,7 +61,7 @@ class Connection:
     idle_timeout: float = 60.0
 
     @classmethod
-    def read(cls, text: OptionText) -> Connection:
+    def read(cls, text: OptionText) -> ConnectionOptions:
         servers = text.one_of("nameServer", "endpoints")
         if servers is None:
             hint = "" if text.given else _NO_OPTIONS
@@ -142,7 +142,7 @@ class SourceOptions:
     ``for_batch`` and ``for_stream`` check what only the use shows, and fill in where reading starts and ends.
     """
 
-    connection: Connection
+    connection: ConnectionOptions
     #: One of these three is given.
     topics: tuple[str, ...] = ()
     topic_pattern: str | None = None
@@ -191,7 +191,7 @@ class SourceOptions:
         """
         text = OptionText(options)
         found = cls(
-            connection=Connection.read(text),
+            connection=ConnectionOptions.read(text),
             topics=_topics(text),
             topic_pattern=text.pattern("topicPattern"),
             assign=parse_queues(text.text("assign") or "", option="assign") if "assign" in text else (),
@@ -270,7 +270,7 @@ class SinkOptions:
     messages alone (a batch should take less), ``check_round`` how long they take to ask about all that are open.
     """
 
-    connection: Connection
+    connection: ConnectionOptions
     topic: str | None = None
     mode: Literal["atLeastOnce", "idempotent", "exactlyOnce"] = "atLeastOnce"
     group_id: str | None = None
@@ -298,7 +298,7 @@ class SinkOptions:
             case "exactlyOnce":
                 mode = "exactlyOnce"
         return cls(
-            connection=Connection.read(text),
+            connection=ConnectionOptions.read(text),
             topic=topic_name(topic, "topic") if topic else None,
             mode=mode,
             group_id=_group(text),

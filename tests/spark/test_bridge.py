@@ -17,7 +17,7 @@ from aiorocket.client.app import Client
 from aiorocket.config import TlsConfig
 from aiorocket.errors import RequestTimeoutError, UsageError
 from aiorocket.spark import bridge
-from aiorocket.spark.options import Connection
+from aiorocket.spark.options import ConnectionOptions
 from tests.spark.producing import create_topic
 
 
@@ -192,11 +192,11 @@ def test_dropped_in_the_loop_itself_it_does_not_wait() -> None:
     assert counter.closed.wait(5)
 
 
-def connection(nameserver: str, **options: object) -> Connection:
-    return Connection(name_servers=(nameserver,), **options)  # type: ignore[arg-type]
+def connection(nameserver: str, **options: object) -> ConnectionOptions:
+    return ConnectionOptions(name_servers=(nameserver,), **options)  # type: ignore[arg-type]
 
 
-async def same(*connections: Connection) -> list[Client]:
+async def same(*connections: ConnectionOptions) -> list[Client]:
     return [await bridge.client(each) for each in connections]
 
 

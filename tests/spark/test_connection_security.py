@@ -9,12 +9,12 @@ import pytest
 from aiorocket.config import TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket.spark.bridge import client_config
-from aiorocket.spark.options import Connection, SourceOptions
+from aiorocket.spark.options import ConnectionOptions, SourceOptions
 
 OPTIONS = {"nameServer": "127.0.0.1:9876", "topic": "t"}
 
 
-def connection(**options: str) -> Connection:
+def connection(**options: str) -> ConnectionOptions:
     return SourceOptions.parse({**OPTIONS, **options}).connection
 
 

@@ -23,7 +23,7 @@ from aiorocket.model import TxState
 from aiorocket.nameserver import NameServer
 from aiorocket.spark.exactly_once import HalfSink, Halves
 from aiorocket.spark.ledger import Ledger
-from aiorocket.spark.options import Connection, SinkOptions
+from aiorocket.spark.options import ConnectionOptions, SinkOptions
 from aiorocket.spark.outgoing_rows import ATTEMPT, LEDGER, TXN, OutgoingRow
 from aiorocket.testing import SimHost, Simulation, simulate
 from aiorocket_protocol import EndTransactionRequestHeader, RecordView
@@ -36,7 +36,11 @@ pytestmark = [
 
 NAMES = "10.0.0.1:9876"
 OPTIONS = SinkOptions(
-    connection=Connection(name_servers=(NAMES,)), topic="out", mode="exactlyOnce", check_immunity=20, check_round=35
+    connection=ConnectionOptions(name_servers=(NAMES,)),
+    topic="out",
+    mode="exactlyOnce",
+    check_immunity=20,
+    check_round=35,
 )
 QUERY = "q"
 ROWS = 6

@@ -29,10 +29,10 @@ from pyspark.sql.datasource import (
 from aiorocket.model import Queue
 from aiorocket.spark import cluster
 from aiorocket.spark.filters import Pushed, push
-from aiorocket.spark.options import Connection, SourceOptions
+from aiorocket.spark.options import ConnectionOptions, SourceOptions
 from aiorocket.spark.planner import QueueRange
 
-OPTIONS = SourceOptions(connection=Connection(name_servers=("a:1",)), topics=("t",))
+OPTIONS = SourceOptions(connection=ConnectionOptions(name_servers=("a:1",)), topics=("t",))
 QUEUES = [Queue(topic, broker, number) for topic in ("orders", "other") for broker in ("a", "b") for number in (0, 1)]
 RANGES = [QueueRange(queue, 10, 20) for queue in QUEUES]
 

@@ -11,7 +11,7 @@ import pytest
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.option_text import NAMES
-from aiorocket.spark.options import Connection, OptionError, Position, SinkOptions, SourceOptions
+from aiorocket.spark.options import ConnectionOptions, OptionError, Position, SinkOptions, SourceOptions
 
 BASE = {"nameServer": "127.0.0.1:9876", "topic": "orders"}
 
@@ -22,7 +22,7 @@ def source(**options: str) -> SourceOptions:
 
 def test_the_least_there_can_be() -> None:
     options = source()
-    assert options.connection == Connection(name_servers=("127.0.0.1:9876",))
+    assert options.connection == ConnectionOptions(name_servers=("127.0.0.1:9876",))
     assert options.topics == ("orders",)
     assert options.expression == ("*", "TAG")
     assert options.fail_on_data_loss and options.include_properties and options.decompress
@@ -66,7 +66,7 @@ def test_every_source_option_is_read() -> None:
         "pushDown": "true",
     }
     options = SourceOptions.parse(given)
-    assert options.connection == Connection(
+    assert options.connection == ConnectionOptions(
         name_servers=("a:9876", "b:9877", "c:1"), namespace="ns", access_key="me", secret_key="hidden-1",
         security_token="hidden-2", tls=True, tls_ca="ca.pem", tls_cert="cert.pem", tls_key="key.pem", tls_verify=False,
         idle_timeout=120.0,
@@ -230,7 +230,7 @@ def test_what_is_wrong_with_a_sink_is_said(options: dict[str, str], says: str) -
 
 
 def test_each_option_has_a_field_and_each_field_an_option() -> None:
-    kinds = [*fields(Connection), *fields(SourceOptions), *fields(SinkOptions)]
+    kinds = [*fields(ConnectionOptions), *fields(SourceOptions), *fields(SinkOptions)]
     known = {each.name.replace("_", "").lower() for each in kinds} - {"connection", "given"}
     spoken = {name.lower() for name in NAMES}
     own_words = {

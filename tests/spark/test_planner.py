@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorocket.model import Queue
-from aiorocket.spark.options import Connection, SourceOptions
+from aiorocket.spark.options import ConnectionOptions, SourceOptions
 from aiorocket.spark.planner import MERGE_ROWS, SPLIT_ROWS, QueueRange, admit, plan
 
-CONNECTION = Connection(name_servers=("127.0.0.1:9876",))
+CONNECTION = ConnectionOptions(name_servers=("127.0.0.1:9876",))
 
 
 def options(

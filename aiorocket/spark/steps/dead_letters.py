@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from aiorocket.client.admin.admin import Admin
 from aiorocket.errors import UsageError
 from aiorocket.spark import bridge
-from aiorocket.spark.options import Connection, SourceOptions
+from aiorocket.spark.options import ConnectionOptions, SourceOptions
 from aiorocket.spark.steps.fields import QUEUE, need
 from aiorocket_protocol import DLQ_PREFIX, PROPERTY_DLQ_ORIGIN_TOPIC, PROPERTY_RETRY_TOPIC
 
@@ -136,13 +136,13 @@ def make_readable(name_server: str, group: str, *, timeout: float = 30.0, **opti
     bridge.call(_make_readable, connection(name_server, options), group, timeout=timeout)
 
 
-def connection(name_server: str, options: dict[str, object]) -> Connection:
+def connection(name_server: str, options: dict[str, object]) -> ConnectionOptions:
     """The connection that the source would make of these options."""
     given = {"nameServer": name_server, "topic": DLQ_PREFIX, **{name: str(value) for name, value in options.items()}}
     return SourceOptions.parse(given).connection
 
 
-async def _make_readable(where: Connection, group: str) -> None:
+async def _make_readable(where: ConnectionOptions, group: str) -> None:
     client = await bridge.client(where)
     with bridge.holding(client):
         async with Admin(client=client) as admin:

@@ -20,7 +20,7 @@ from aiorocket.client.admin.dead_letters import DeadMessage
 from aiorocket.client.admin.replay import ReplayOutcome
 from aiorocket.errors import UsageError
 from aiorocket.spark import bridge
-from aiorocket.spark.options import Connection
+from aiorocket.spark.options import ConnectionOptions
 from aiorocket.spark.steps.dead_letters import connection
 from aiorocket.spark.steps.fields import QUEUE, need
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
@@ -112,7 +112,7 @@ def replay(
 
 @dataclass(frozen=True)
 class _Settings:
-    connection: Connection
+    connection: ConnectionOptions
     dry_run: bool
     rate: float | None
     limit: int | None
