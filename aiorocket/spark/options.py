@@ -26,7 +26,7 @@ from aiorocket.spark.offsets import (
 from aiorocket.spark.option_text import OptionText
 from aiorocket_protocol import ALL_TAGS, SQL92, TAG
 
-__all__ = ("ConnectionOptions", "OptionError", "Position", "SinkOptions", "SourceOptions")
+__all__ = ("ConnectionOptions", "OffsetSpec", "OptionError", "SinkOptions", "SourceOptions")
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class ConnectionOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class OffsetSpec:
     """Where reading starts or ends, before anybody was asked about it.
 
     ``offsets`` belongs to the kind "offsets" (with EARLIEST and LATEST in it), ``millis`` to "timestamp", ``by_queue``
@@ -112,7 +112,7 @@ class Position:
         return self.by_queue.get(queue, self.by_topic.get(queue.topic))
 
     @classmethod
-    def read(cls, text: OptionText, side: str) -> Position | None:
+    def read(cls, text: OptionText, side: str) -> OffsetSpec | None:
         """From ``startingOffsets``, ``startingTimestamp`` or ``startingOffsetsByTimestamp`` (``side`` "starting")."""
         name = text.only(f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp")
         value = text.text(name) if name else None
@@ -147,8 +147,8 @@ class SourceOptions:
     topics: tuple[str, ...] = ()
     topic_pattern: str | None = None
     assign: tuple[Queue, ...] = ()
-    starting: Position | None = None
-    ending: Position | None = None
+    starting: OffsetSpec | None = None
+    ending: OffsetSpec | None = None
     #: What to do where nothing was stored at a starting timestamp or later: fail, or begin at the end.
     starting_offsets_by_timestamp_strategy: Literal["error", "latest"] = "error"
     max_offsets_per_trigger: int | None = None
@@ -195,8 +195,8 @@ class SourceOptions:
             topics=_topics(text),
             topic_pattern=text.pattern("topicPattern"),
             assign=parse_queues(text.text("assign") or "", option="assign") if "assign" in text else (),
-            starting=Position.read(text, "starting"),
-            ending=Position.read(text, "ending"),
+            starting=OffsetSpec.read(text, "starting"),
+            ending=OffsetSpec.read(text, "ending"),
             starting_offsets_by_timestamp_strategy=_strategy(text),
             max_offsets_per_trigger=text.optional_number("maxOffsetsPerTrigger"),
             min_offsets_per_trigger=text.optional_number("minOffsetsPerTrigger"),
@@ -225,8 +225,8 @@ class SourceOptions:
 
     def for_batch(self) -> SourceOptions:
         """Self, with earliest to latest where nothing was said. Stream-only options get a warning and are ignored."""
-        starting = self.starting or Position(kind="earliest")
-        ending = self.ending or Position(kind="latest")
+        starting = self.starting or OffsetSpec(kind="earliest")
+        ending = self.ending or OffsetSpec(kind="latest")
         if starting.kind == "latest" or LATEST in starting.offsets.values():
             raise OptionError("startingOffsets=latest makes no batch query: give earliest, an offset or a time")
         if ending.kind == "earliest" or EARLIEST in ending.offsets.values():
@@ -240,15 +240,15 @@ class SourceOptions:
         """Self, beginning at the latest offsets where nothing was said. OptionError for an end: a stream has none."""
         if refused := [name for name in _BATCH_ONLY if name in self.given]:
             raise OptionError(f"{', '.join(refused)}: a stream has no end; use a batch query (spark.read) for that")
-        return replace(self, starting=self.starting or Position(kind="latest"))
+        return replace(self, starting=self.starting or OffsetSpec(kind="latest"))
 
     def _check(self, text: OptionText) -> None:
         if not (self.topics or self.topic_pattern or self.assign):
             raise OptionError("what to read is missing: give one of topic, topicPattern and assign")
         text.only("topic", "topicPattern", "assign")
         text.excludes("tags", "sqlFilter")
-        for side, position in (("startingOffsets", self.starting), ("endingOffsets", self.ending)):
-            if position is not None and position.kind == "group" and self.group_id is None:
+        for side, spec in (("startingOffsets", self.starting), ("endingOffsets", self.ending)):
+            if spec is not None and spec.kind == "group" and self.group_id is None:
                 raise OptionError(f"{side}=group needs groupId: the group whose offsets are meant")
         if self.commit_offsets and self.group_id is None:
             raise OptionError("commitOffsets=true needs groupId: the group to commit for")
@@ -363,7 +363,7 @@ def _columns(text: OptionText) -> tuple[str, ...]:
     return text.names("columns", tuple(ROW_COLUMNS))
 
 
-def _check_order(starting: Position, ending: Position) -> None:
+def _check_order(starting: OffsetSpec, ending: OffsetSpec) -> None:
     """The rules of the Kafka source: the same queues on both sides, and no end before its start."""
     pairs: list[tuple[str, Mapping[Queue, int], Mapping[Queue, int]]] = []
     if starting.kind == ending.kind == "offsets":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from aiorocket.spark import cluster
 from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.offsets import EARLIEST, LATEST, OptionError
-from aiorocket.spark.options import Position
+from aiorocket.spark.options import OffsetSpec
 
 if TYPE_CHECKING:
     from aiorocket.client.app import Client
@@ -47,29 +47,29 @@ async def starting_offsets(client: Client, options: SourceOptions, bounds: Mappi
     one that is not read, or nothing was stored at a timestamp or later and
     ``startingOffsetsByTimestampStrategy`` is ``error``. DataLossError, or with ``failOnDataLoss=false`` a warning and
     the nearest offset there is, when an offset lies outside what the broker has."""
-    position = options.starting or Position(kind="earliest")
+    spec = options.starting or OffsetSpec(kind="earliest")
     latest_instead = options.starting_offsets_by_timestamp_strategy == "latest"
-    found = await _resolved(client, options, position, bounds, "starting", latest_instead)
+    found = await _resolved(client, options, spec, bounds, "starting", latest_instead)
     return {queue: _within(queue, found[queue], bounds[queue], options, "starting") for queue in bounds}
 
 
 async def ending_offsets(client: Client, options: SourceOptions, bounds: Mapping[Queue, Bounds]) -> dict[Queue, int]:
     """The offset behind the last one to read of each queue, by ``options.ending`` (None: latest). As
     ``starting_offsets``; where nothing was stored at a timestamp or later, it is the end of the queue."""
-    position = options.ending or Position(kind="latest")
-    found = await _resolved(client, options, position, bounds, "ending", True)
+    spec = options.ending or OffsetSpec(kind="latest")
+    found = await _resolved(client, options, spec, bounds, "ending", True)
     return {queue: _within(queue, found[queue], bounds[queue], options, "ending") for queue in bounds}
 
 
 async def _resolved(
     client: Client,
     options: SourceOptions,
-    position: Position,
+    spec: OffsetSpec,
     bounds: Mapping[Queue, Bounds],
     side: str,
     latest_instead: bool,
 ) -> dict[Queue, int]:
-    match position.kind:
+    match spec.kind:
         case "earliest":
             return {queue: each.begin for queue, each in bounds.items()}
         case "latest":
@@ -79,10 +79,10 @@ async def _resolved(
             committed = await cluster.committed(client, options.group_id or "", list(bounds))
             return {queue: bounds[queue].begin if (at := committed.get(queue)) is None else at for queue in bounds}
         case "offsets":
-            _same_queues(f"{side}Offsets", bounds, position.offsets)
-            return {queue: _given(position.offsets[queue], each) for queue, each in bounds.items()}
+            _same_queues(f"{side}Offsets", bounds, spec.offsets)
+            return {queue: _given(spec.offsets[queue], each) for queue, each in bounds.items()}
         case _:
-            return await _at_times(client, position, bounds, side, latest_instead)
+            return await _at_times(client, spec, bounds, side, latest_instead)
 
 
 def _given(offset: int, bounds: Bounds) -> int:
@@ -102,21 +102,21 @@ def _same_queues(option: str, bounds: Iterable[Queue], given: Iterable[Queue]) -
 
 
 async def _at_times(
-    client: Client, position: Position, bounds: Mapping[Queue, Bounds], side: str, latest_instead: bool
+    client: Client, spec: OffsetSpec, bounds: Mapping[Queue, Bounds], side: str, latest_instead: bool
 ) -> dict[Queue, int]:
     times: dict[int, list[Queue]] = {}
     missing: list[Queue] = []
     for queue in sorted(bounds):
-        millis = position.millis_for(queue)
+        millis = spec.millis_for(queue)
         if millis is None:
             missing.append(queue)
         else:
             times.setdefault(millis, []).append(queue)
     if missing:
         raise OptionError(f"{side}OffsetsByTimestamp must name every queue or topic, and leaves out {_list(missing)}")
-    if position.kind == "timestamps":
-        strange = sorted(queue for queue in position.by_queue if queue not in bounds)
-        topics = sorted(position.by_topic.keys() - {queue.topic for queue in bounds})
+    if spec.kind == "timestamps":
+        strange = sorted(queue for queue in spec.by_queue if queue not in bounds)
+        topics = sorted(spec.by_topic.keys() - {queue.topic for queue in bounds})
         if strange or topics:
             named = _list(strange) or ", ".join(topics)
             raise OptionError(f"{side}OffsetsByTimestamp names {named}, which is not read")

@@ -11,7 +11,7 @@ import pytest
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.option_text import NAMES
-from aiorocket.spark.options import ConnectionOptions, OptionError, Position, SinkOptions, SourceOptions
+from aiorocket.spark.options import ConnectionOptions, OffsetSpec, OptionError, SinkOptions, SourceOptions
 
 BASE = {"nameServer": "127.0.0.1:9876", "topic": "orders"}
 
@@ -72,8 +72,8 @@ def test_every_source_option_is_read() -> None:
         idle_timeout=120.0,
     )  # fmt: skip
     assert options.topics == ("a", "%DLQ%g")
-    assert options.starting == Position(kind="offsets", offsets={Queue("a", "b", 0): 5})
-    assert options.ending == Position(kind="latest")
+    assert options.starting == OffsetSpec(kind="offsets", offsets={Queue("a", "b", 0): 5})
+    assert options.ending == OffsetSpec(kind="latest")
     assert options.starting_offsets_by_timestamp_strategy == "latest"
     assert (options.max_offsets_per_trigger, options.min_offsets_per_trigger) == (1000, 10)
     assert options.max_trigger_delay == 1.5
@@ -94,7 +94,7 @@ def test_the_other_ways_to_say_what_and_where() -> None:
     assert assign.expression == ("a > 5", "SQL92")
     assert SourceOptions.parse({"nameServer": "a:1", "topicPattern": "orders-.*"}).topic_pattern == "orders-.*"
     assert source(tags="*").tags == ()
-    assert source(startingOffsets="Group", groupId="g").starting == Position(kind="group")
+    assert source(startingOffsets="Group", groupId="g").starting == OffsetSpec(kind="group")
     timed = source(startingTimestamp="1700000000000").starting
     assert timed is not None and timed.millis_for(Queue("t", "b", 0)) == 1_700_000_000_000
     by = source(startingOffsetsByTimestamp='{"t":{"b":{"0":5}},"u":6}').starting
@@ -170,7 +170,7 @@ def test_what_is_wrong_is_said(options: dict[str, str], says: str) -> None:
 
 def test_a_batch_has_an_end_and_no_triggers(caplog: pytest.LogCaptureFixture) -> None:
     options = source(maxOffsetsPerTrigger="5", commitOffsets="true", groupId="g").for_batch()
-    assert (options.starting, options.ending) == (Position(kind="earliest"), Position(kind="latest"))
+    assert (options.starting, options.ending) == (OffsetSpec(kind="earliest"), OffsetSpec(kind="latest"))
     assert "maxOffsetsPerTrigger, commitOffsets: ignored in a batch query" in caplog.text
     assert caplog.records[0].levelno == logging.WARNING
     for wrong in (
@@ -187,8 +187,8 @@ def test_a_batch_has_an_end_and_no_triggers(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_stream_has_no_end() -> None:
-    assert source().for_stream().starting == Position(kind="latest")
-    assert source(startingOffsets="earliest").for_stream().starting == Position(kind="earliest")
+    assert source().for_stream().starting == OffsetSpec(kind="latest")
+    assert source(startingOffsets="earliest").for_stream().starting == OffsetSpec(kind="earliest")
     for name, value in (("endingOffsets", "latest"), ("endingTimestamp", "5"), ("endingOffsetsByTimestamp", '{"t":5}')):
         with pytest.raises(OptionError, match=f"{name}: a stream has no end"):
             source(**{name: value}).for_stream()

@@ -187,7 +187,7 @@ class Run:
 async def _look(options: SourceOptions, known: Mapping[Queue, int]) -> tuple[dict[Queue, int], dict[Queue, Bounds]]:
     from aiorocket.client.core.namespace import wrap
     from aiorocket.spark import cluster
-    from aiorocket.spark.options import Position
+    from aiorocket.spark.options import OffsetSpec
     from aiorocket.spark.positions import starting_offsets
 
     client = await shared_client(options.connection)
@@ -195,7 +195,7 @@ async def _look(options: SourceOptions, known: Mapping[Queue, int]) -> tuple[dic
     stored = {queue: queue._replace(topic=wrap(options.connection.namespace, queue.topic)) for queue in bounds}
     begins = {name: known[name] for name in stored.values() if name in known}
     new = {queue: each for queue, each in bounds.items() if stored[queue] not in known}
-    starting = options.starting or Position(kind="earliest")
+    starting = options.starting or OffsetSpec(kind="earliest")
     if starting.kind == "offsets":
         given = {queue: offset for queue, offset in starting.offsets.items() if queue in new}
         starting = replace(starting, offsets=given)
