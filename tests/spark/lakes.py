@@ -10,7 +10,7 @@ import pyarrow as pa
 from aiorocket.model import Queue
 from aiorocket.spark.columns import ROW_COLUMNS, arrow_schema
 from aiorocket.spark.steps.hours import HourWriter
-from aiorocket.spark.steps.manifest import Archive, Commit, Origin, Span, State, lasting, spans
+from aiorocket.spark.steps.manifest import Archive, Commit, FileOrigin, Snapshot, Span, lasting, spans
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HOUR = 3_600_000_000
@@ -42,16 +42,18 @@ def make(path: object, *, format: str = "parquet", columns: Iterable[str] = ROW_
     return Archive.create(str(path), format=format, columns=list(columns), **more)
 
 
-def add(archive: Archive, ranges: Mapping[Queue, Iterable[int]], minutes: int = 1, state: State | None = None) -> State:
+def add(
+    archive: Archive, ranges: Mapping[Queue, Iterable[int]], minutes: int = 1, snapshot: Snapshot | None = None
+) -> Snapshot:
     """Archives these offsets as one commit, as direct mode does; each range counts from its first to its last.
-    ``state`` is what the writer knows of the archive, if that is not all."""
-    state = archive.state() if state is None else state
-    staging = f"_staging/{state.last + 1:010d}-hand"
+    ``snapshot`` is what the writer knows of the archive, if that is not all."""
+    snapshot = archive.snapshot() if snapshot is None else snapshot
+    staging = f"_staging/{snapshot.last + 1:010d}-hand"
     writer = HourWriter(archive.folder, staging)
     for queue, offsets in ranges.items():
         writer.add(queue, rows_of(queue, offsets, minutes, archive.columns))
-    placed, moves = lasting(writer.finish(), staging, Origin(False, state.last + 1))
+    placed, moves = lasting(writer.finish(), staging, FileOrigin(False, snapshot.last + 1))
     archive.folder.move(moves)
     archive.folder.remove_tree(staging)
     counted = spans(placed)
-    return archive.publish(state, Commit(placed, {queue: Span(*counted[queue]) for queue in counted}))
+    return archive.publish(snapshot, Commit(placed, {queue: Span(*counted[queue]) for queue in counted}))

@@ -61,7 +61,7 @@ class Lake:
         return archive_step(self.spark, str(self.path), self.nameserver, self.topic, **options)
 
     def manifest_rows(self) -> int:
-        return Archive.open(str(self.path)).state().rows
+        return Archive.open(str(self.path)).snapshot().rows
 
     def check(self) -> None:
         """All that was sent is there, once, by the files themselves."""
@@ -156,7 +156,7 @@ def test_direct_tasks_leave_nothing_visible_before_the_manifest(lake: Lake) -> N
     assert report.rows_out == 0 and report.complete
 
     # A task that was tried twice: a file of its own name, which nobody named.
-    some = next(iter(Archive.open(str(lake.path)).state().files)).path
+    some = next(iter(Archive.open(str(lake.path)).snapshot().files)).path
     copy(lake.path / some, (lake.path / some).with_name("0000000000-retried-0000.parquet"))
     lake.check()
 
@@ -216,7 +216,7 @@ def test_what_retention_took_is_an_error_or_a_gap(lake: Lake, monkeypatch: pytes
     report = lake.archive(mode="direct", failOnDataLoss=False)
     assert not report.complete and report.missing == {queue: 5} and report.rows_out == 27
     assert report.details["gaps"] == [[*queue, 2, 7]]
-    assert Archive.open(str(lake.path)).state().missing() == {queue: 5}
+    assert Archive.open(str(lake.path)).snapshot().missing() == {queue: 5}
     assert lake.archive(mode="direct").complete  # of what this run did, nothing is missing
 
 
@@ -236,8 +236,8 @@ def test_verify_finds_files_that_are_not_what_the_manifest_says(spark: SparkSess
     queue = Queue("t", "b", 0)
     archive = make(tmp_path)
     for begin in (0, 10, 20):
-        state = add(archive, {queue: range(begin, begin + 10)})
-    first, second, _ = (tmp_path / each.path for each in state.files)
+        snapshot = add(archive, {queue: range(begin, begin + 10)})
+    first, second, _ = (tmp_path / each.path for each in snapshot.files)
     copy(first, second)
     with pytest.raises(RocketError, match="has rows twice"):
         verify(spark, str(tmp_path))

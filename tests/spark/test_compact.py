@@ -57,13 +57,13 @@ def test_compaction_survives_a_crash_at_every_step(spark: SparkSession, tmp_path
     archive = make(tmp_path, format="delta")
     fill(archive)
     sync_delta(archive)
-    before, first = rows(spark, tmp_path), archive.state()
+    before, first = rows(spark, tmp_path), archive.snapshot()
     assert len(before) == 180 and len(first.files) == 9
 
     for name in ("written", "moved"):
         with pytest.raises(CrashError):
             compact(spark, str(tmp_path), on_step=crash_at(name))
-        assert archive.state() == first
+        assert archive.snapshot() == first
     assert len(on_disk(tmp_path)) == 9 + 3
     with pytest.raises(CrashError):  # the manifest has the new files, the Delta table the old ones
         compact(spark, str(tmp_path), on_step=crash_at("published"))
@@ -73,14 +73,14 @@ def test_compaction_survives_a_crash_at_every_step(spark: SparkSession, tmp_path
     report = compact(spark, str(tmp_path), keep=3600)
     assert report.rows_in == 0 and report.details["generations"] == 0  # nothing is left to do but to clean
     assert len(on_disk(tmp_path)) == 9 + 3  # the old ones may be in use; what the crashes left is gone
-    state = archive.state()
-    assert len(state.files) == 6 and state.missing() == {DLQ: 45} == report.missing
+    snapshot = archive.snapshot()
+    assert len(snapshot.files) == 6 and snapshot.missing() == {DLQ: 45} == report.missing
     table = deltalake.DeltaTable(str(tmp_path / "data"))
-    assert {Path(uri).name for uri in table.file_uris()} == {Path(each.path).name for each in state.files}
+    assert {Path(uri).name for uri in table.file_uris()} == {Path(each.path).name for each in snapshot.files}
     assert table.to_pyarrow_table(columns=["queueOffset"]).num_rows == 180
 
     assert compact(spark, str(tmp_path), keep=0).details["removed"] == 6
-    assert on_disk(tmp_path) == {each.path for each in state.files}
+    assert on_disk(tmp_path) == {each.path for each in snapshot.files}
     assert [each.name for each in (tmp_path / "_manifest").iterdir()] == ["compact-0000000001.json"]
     assert not list((tmp_path / "_staging").iterdir())
     assert rows(spark, tmp_path) == before
@@ -90,12 +90,12 @@ def test_files_are_sorted_and_near_their_target(spark: SparkSession, tmp_path: P
     archive = make(tmp_path)
     for begin in range(0, 50, 10):
         add(archive, {Q0: range(begin, begin + 10), Q1: range(begin, begin + 10), DLQ: range(begin, begin + 10)})
-    size = archive.state().select(["007"])[0].bytes
+    size = archive.snapshot().select(["007"])[0].bytes
     said: list[Progress] = []
     report = compact(spark, str(tmp_path), topics=["007"], target_bytes=size * 9 // 4, keep=0, on_progress=said.append)
     assert (report.rows_in, report.rows_out) == (100, 100) and said[-1].done_rows == 100
-    state = archive.state()
-    noon = state.select(["007"])
+    snapshot = archive.snapshot()
+    noon = snapshot.select(["007"])
     assert len(noon) == 3 and report.details["removed"] == 5
     ends = []
     for each in sorted(noon, key=lambda each: (min(each.queues), each.queues[min(each.queues)].begin)):
@@ -104,10 +104,10 @@ def test_files_are_sorted_and_near_their_target(spark: SparkSession, tmp_path: P
         assert keys == sorted(keys)
         ends += [keys[0], keys[-1]]
     assert ends == sorted(ends)  # and they follow each other
-    assert len(state.select(["%DLQ%g"])) == 5  # not asked for
+    assert len(snapshot.select(["%DLQ%g"])) == 5  # not asked for
 
     add(archive, {Q0: range(50, 55)})  # the archive goes on after a generation
-    assert archive.state().queues[Q0] == (0, 55, 55) and len(rows(spark, tmp_path)) == 155
+    assert archive.snapshot().queues[Q0] == (0, 55, 55) and len(rows(spark, tmp_path)) == 155
 
 
 def test_nothing_is_replaced_when_a_row_is_lost_or_another_run_was_quicker(
@@ -116,7 +116,7 @@ def test_nothing_is_replaced_when_a_row_is_lost_or_another_run_was_quicker(
     archive = make(tmp_path)
     for begin in (0, 5):
         add(archive, {Q0: range(begin, begin + 5)})
-    before = archive.state()
+    before = archive.snapshot()
 
     def other(at: str) -> None:
         if at == "moved":
@@ -124,13 +124,13 @@ def test_nothing_is_replaced_when_a_row_is_lost_or_another_run_was_quicker(
 
     with pytest.raises(ArchiveConflictError, match="written by another run"):
         compact(spark, str(tmp_path), on_step=other)
-    assert archive.state().files == before.files
+    assert archive.snapshot().files == before.files
 
     real = hours_module.count_files
     monkeypatch.setattr(hours_module, "count_files", lambda *given: real(*given)[1:])
     with pytest.raises(RocketError, match="nothing was replaced"):
         compact(spark, str(tmp_path))
-    assert archive.state().files == before.files
+    assert archive.snapshot().files == before.files
     with pytest.raises(UsageError, match="target_bytes=0"):
         compact(spark, str(tmp_path), target_bytes=0)
 
@@ -140,13 +140,13 @@ def test_the_archive_goes_on_and_readers_read_on_beside_a_compaction(spark: Spar
     for begin in (0, 5):
         add(archive, {Q0: range(begin, begin + 5)})
     reader = archive_rows(spark, str(tmp_path))  # read when everything is over
-    stale, seen = [archive.state()], []
+    stale, seen = [archive.snapshot()], []
 
     def beside(at: str) -> None:
         # The archive step does not read the manifest again between its batches.
         begin = stale[0].queues[Q0].end
-        stale[0] = add(archive, {Q0: range(begin, begin + 5)}, state=stale[0])
-        seen.append((at, archive.state().rows))
+        stale[0] = add(archive, {Q0: range(begin, begin + 5)}, snapshot=stale[0])
+        seen.append((at, archive.snapshot().rows))
 
     report = compact(spark, str(tmp_path), on_step=beside)
     assert seen == [("written", 15), ("moved", 20), ("published", 25), ("synced", 30), ("cleaned", 35)]

@@ -116,7 +116,7 @@ def test_decode_adds_what_is_new_and_goes_on_after_a_crash(spark: SparkSession, 
     with pytest.raises(ConnectionAbortedError):
         run_decode(spark, given, output, using="text", max_rows=25, on_progress=crash)
     table = Table.there(output.path or "")
-    assert table is not None and table.state().rows_in == 25
+    assert table is not None and table.snapshot().rows_in == 25
     # As a run leaves it that ended between its files and its record.
     stray = tmp_path / "out" / "decoded" / "run=0000000001" / "part-0.parquet"
     stray.parent.mkdir()
@@ -150,7 +150,7 @@ def test_what_is_gone_before_it_was_decoded_stops_the_run_or_counts_as_missing(
         run_decode(spark, given, output, using="text")
     found = run_decode(spark, replace(given, options={"failOnDataLoss": "false"}), output, using="text")
     assert (found.rows_in, found.ranges, found.missing, found.complete) == (4, {Q0: (2, 9)}, {Q0: 3}, False)
-    assert (table.state().ranges, table.state().missing) == ({Q0: (0, 9)}, {Q0: 3})
+    assert (table.snapshot().ranges, table.snapshot().missing) == ({Q0: (0, 9)}, {Q0: 3})
     shown = lake("show", tmp_path / "out")
     assert (shown.exit_code, "INCOMPLETE: 3 rows were missing" in shown.output) == (1, True)
 
@@ -179,7 +179,7 @@ def test_bad_bodies_are_quarantined_with_their_reason(
     assert "1 quarantined: malformed JSON" in result.stdout
     assert "complete: 10 rows = sum of end - begin over 4 queues" in result.stdout
     table = Table.there(str(tmp_path / "out"))
-    assert table is not None and (table.state().rows("decoded"), table.state().rows("quarantine")) == (8, 2)
+    assert table is not None and (table.snapshot().rows("decoded"), table.snapshot().rows("quarantine")) == (8, 2)
     shown = lake("show", tmp_path / "out")
     assert (shown.exit_code, "made of 10 rows in 1 run" in shown.output) == (0, True), shown.output
 
@@ -285,8 +285,8 @@ def test_a_delta_log_that_a_crash_left_behind_is_made_up_for(
     assert DeltaTable(f"{path}/rows").to_pyarrow_table().num_rows == 2
     again = Table.open(path, "x", {}, "delta")
     assert sorted(DeltaTable(f"{path}/rows").to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2, 3, 4]
-    assert (again.state().ranges, again.state().rows("rows"), again.state().rows_in) == ({Q0: (0, 5)}, 5, 5)
-    assert Table.open(path, "x", {}, "delta").state() == again.state()
+    assert (again.snapshot().ranges, again.snapshot().rows("rows"), again.snapshot().rows_in) == ({Q0: (0, 5)}, 5, 5)
+    assert Table.open(path, "x", {}, "delta").snapshot() == again.snapshot()
     assert DeltaTable(f"{path}/rows").version() == 2
     with pytest.raises(UsageError, match="format='delta', now format='parquet'"):
         Table.open(path, "x", {})

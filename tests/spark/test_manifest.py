@@ -23,9 +23,9 @@ from aiorocket.spark.steps.hours import HourWriter, count_files
 from aiorocket.spark.steps.manifest import (
     Commit,
     DataFile,
-    Origin,
+    FileOrigin,
+    Snapshot,
     Span,
-    State,
     lasting,
     partition_folder,
     partition_of,
@@ -50,21 +50,21 @@ def commit(queue: Queue, begin: int, end: int, rows: int | None = None, **more: 
 
 def test_commits_follow_each_other(tmp_path: Path) -> None:
     archive = make(tmp_path)
-    state = archive.publish(archive.state(), commit(Q0, 5, 10, query="q", batch=3))
-    state = archive.publish(state, commit(Q1, 0, 4))
-    assert archive.state() == state and Archive.open(str(tmp_path)).state() == state
-    assert (state.queues[Q0], state.rows, state.missing()) == ((5, 10, 5), 9, {})
-    assert state.done("q", 3) and state.done("q", 2) and not state.done("q", 4) and not state.done("r", 0)
+    snapshot = archive.publish(archive.snapshot(), commit(Q0, 5, 10, query="q", batch=3))
+    snapshot = archive.publish(snapshot, commit(Q1, 0, 4))
+    assert archive.snapshot() == snapshot and Archive.open(str(tmp_path)).snapshot() == snapshot
+    assert (snapshot.queues[Q0], snapshot.rows, snapshot.missing()) == ((5, 10, 5), 9, {})
+    assert snapshot.done("q", 3) and snapshot.done("q", 2) and not snapshot.done("q", 4) and not snapshot.done("r", 0)
     assert [name.name for name in sorted((tmp_path / "_manifest").iterdir())] == ["0000000000.json", "0000000001.json"]
 
 
 def test_of_two_writers_one_fails_and_changes_nothing(tmp_path: Path) -> None:
     archive = make(tmp_path)
-    state = archive.state()
-    first = archive.publish(state, commit(Q0, 0, 10))
+    snapshot = archive.snapshot()
+    first = archive.publish(snapshot, commit(Q0, 0, 10))
     with pytest.raises(ArchiveConflictError, match="written by another run"):
-        archive.publish(state, commit(Q0, 0, 20))
-    assert archive.state() == first
+        archive.publish(snapshot, commit(Q0, 0, 20))
+    assert archive.snapshot() == first
     archive.publish_generation(first, [], [])
     with pytest.raises(ArchiveConflictError, match="written by another run"):
         archive.publish_generation(first, [], [])
@@ -73,16 +73,16 @@ def test_of_two_writers_one_fails_and_changes_nothing(tmp_path: Path) -> None:
 def test_a_writer_that_compaction_overtook_fails_too(tmp_path: Path) -> None:
     # Its number is free again: the file of it is gone, and a generation stands for what it held.
     archive = make(tmp_path)
-    old = archive.state()
-    state = archive.publish(old, commit(Q0, 0, 10))
-    archive.forget_replaced(archive.publish_generation(state, [], []))
+    old = archive.snapshot()
+    snapshot = archive.publish(old, commit(Q0, 0, 10))
+    archive.forget_replaced(archive.publish_generation(snapshot, [], []))
     with pytest.raises(ArchiveConflictError, match="by another run"):
         archive.publish(old, Commit([file("mine", Q0, 0, 20)], {Q0: Span(0, 20, 20)}))
-    assert archive.state().queues[Q0] == (0, 10, 10)
-    later = archive.publish(state, commit(Q0, 10, 20))  # as the archive step beside a compaction
-    assert archive.state().queues == later.queues
+    assert archive.snapshot().queues[Q0] == (0, 10, 10)
+    later = archive.publish(snapshot, commit(Q0, 10, 20))  # as the archive step beside a compaction
+    assert archive.snapshot().queues == later.queues
     for _ in range(2):
-        archive.forget_replaced(archive.publish_generation(archive.state(), [], []))
+        archive.forget_replaced(archive.publish_generation(archive.snapshot(), [], []))
     names = sorted(each.name for each in (tmp_path / "_manifest").iterdir())
     with pytest.raises(ArchiveConflictError, match="by another run"):
         archive.publish_generation(replace(later, generation=1), [], [])
@@ -90,43 +90,43 @@ def test_a_writer_that_compaction_overtook_fails_too(tmp_path: Path) -> None:
 
 
 def test_offsets_that_are_there_do_not_come_again(tmp_path: Path) -> None:
-    state = State().plus(commit(Q0, 0, 10))
+    snapshot = Snapshot().plus(commit(Q0, 0, 10))
     with pytest.raises(ArchiveConflictError, match="offsets 9 to 9 are archived already"):
-        state.plus(commit(Q0, 9, 12))
+        snapshot.plus(commit(Q0, 9, 12))
     with pytest.raises(UsageError, match="8 rows in files, 9 said"):
-        state.plus(Commit([file("x", Q0, 10, 20, 8)], {Q0: Span(10, 20, 9)}))
+        snapshot.plus(Commit([file("x", Q0, 10, 20, 8)], {Q0: Span(10, 20, 9)}))
     with pytest.raises(UsageError, match="the batch says"):
-        state.plus(Commit([file("x", Q0, 10, 21)], {Q0: Span(10, 20, 10)}))
+        snapshot.plus(Commit([file("x", Q0, 10, 21)], {Q0: Span(10, 20, 10)}))
 
 
 def test_gaps_and_lost_rows_are_missing_not_hidden(tmp_path: Path) -> None:
     archive = make(tmp_path)
-    state = archive.publish(archive.state(), commit(Q0, 0, 10))
-    state = archive.publish(state, commit(Q0, 13, 20))  # 10 to 12 were gone at the broker
-    state = archive.publish(state, commit(Q0, 20, 30, rows=4))
-    assert archive.state().gaps == ((Q0, 10, 13),)
-    assert state.missing() == {Q0: 9}
-    state = archive.publish_generation(state, [], [])
-    assert archive.state().gaps == ((Q0, 10, 13),) and archive.state().missing() == {Q0: 9}
+    snapshot = archive.publish(archive.snapshot(), commit(Q0, 0, 10))
+    snapshot = archive.publish(snapshot, commit(Q0, 13, 20))  # 10 to 12 were gone at the broker
+    snapshot = archive.publish(snapshot, commit(Q0, 20, 30, rows=4))
+    assert archive.snapshot().gaps == ((Q0, 10, 13),)
+    assert snapshot.missing() == {Q0: 9}
+    snapshot = archive.publish_generation(snapshot, [], [])
+    assert archive.snapshot().gaps == ((Q0, 10, 13),) and archive.snapshot().missing() == {Q0: 9}
 
 
 def test_a_generation_replaces_files_and_nothing_else(tmp_path: Path) -> None:
     archive = make(tmp_path)
-    state = add(archive, {Q0: range(10)})
-    state = add(archive, {Q0: range(10, 20)})
-    old = [each.path for each in state.files]
+    snapshot = add(archive, {Q0: range(10)})
+    snapshot = add(archive, {Q0: range(10, 20)})
+    old = [each.path for each in snapshot.files]
     with pytest.raises(RocketError, match="nothing was replaced"):
-        archive.publish_generation(state, old, [file("data/new", Q0, 0, 20, 19)])
+        archive.publish_generation(snapshot, old, [file("data/new", Q0, 0, 20, 19)])
     with pytest.raises(UsageError, match="is no file of this archive"):
-        archive.publish_generation(state, ["data/else"], [])
+        archive.publish_generation(snapshot, ["data/else"], [])
     new = file("x", Q0, 0, 20)
     new = DataFile(f"{old[0].rpartition('/')[0]}/new.parquet", 20, 5, new.queues)
-    after = archive.publish_generation(state, old, [new])
+    after = archive.publish_generation(snapshot, old, [new])
     assert [each.path for each in after.files] == [new.path] and after.rows == 20 and after.generation == 1
     assert [(each.path, each.generation) for each in after.superseded] == [(old[0], 1), (old[1], 1)]
     later = archive.publish(after, commit(Q0, 20, 21))
-    archive.forget_replaced(archive.state())
-    assert archive.state() == later
+    archive.forget_replaced(archive.snapshot())
+    assert archive.snapshot() == later
     names = sorted(each.name for each in (tmp_path / "_manifest").iterdir())
     assert names == ["0000000002.json", "compact-0000000001.json"]
 
@@ -134,10 +134,10 @@ def test_a_generation_replaces_files_and_nothing_else(tmp_path: Path) -> None:
 def test_a_lost_commit_is_an_error_not_a_gap(tmp_path: Path) -> None:
     archive = make(tmp_path)
     for begin in (0, 10, 20):
-        archive.publish(archive.state(), commit(Q0, begin, begin + 10))
+        archive.publish(archive.snapshot(), commit(Q0, begin, begin + 10))
     (tmp_path / "_manifest" / "0000000001.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"0000000001\.json is not there, 0000000002\.json is"):
-        archive.state()
+        archive.snapshot()
 
 
 def test_an_archive_is_opened_as_it_was_begun(tmp_path: Path) -> None:
@@ -159,21 +159,21 @@ def test_an_archive_is_opened_as_it_was_begun(tmp_path: Path) -> None:
 @given(st.lists(st.tuples(st.sampled_from("ccccgf"), st.integers(0, 3), st.integers(0, 5)), max_size=12))
 def test_what_is_read_back_is_what_was_written(steps: list[tuple[str, int, int]]) -> None:
     with TemporaryDirectory() as path:
-        archive, state, ends = make(path), State(), {Q0: 0, Q1: 0}
+        archive, snapshot, ends = make(path), Snapshot(), {Q0: 0, Q1: 0}
         for kind, skip, size in steps:
-            before = state
+            before = snapshot
             if kind == "c":
                 queue = (Q0, Q1)[size % 2]
                 begin = ends[queue] + skip
                 ends[queue] = begin + size
-                state = archive.publish(state, commit(queue, begin, begin + size))
+                snapshot = archive.publish(snapshot, commit(queue, begin, begin + size))
             elif kind == "g":
-                state = archive.publish_generation(state, [each.path for each in state.files[:0]], [])
+                snapshot = archive.publish_generation(snapshot, [each.path for each in snapshot.files[:0]], [])
             else:
-                archive.forget_replaced(state)
+                archive.forget_replaced(snapshot)
                 continue
-            assert state.version == before.version + 1
-            assert archive.state() == state
+            assert snapshot.version == before.version + 1
+            assert archive.snapshot() == snapshot
 
 
 @given(st.from_regex(r"[%|a-zA-Z0-9_-]{1,40}", fullmatch=True), st.integers(0, 600_000))
@@ -185,13 +185,13 @@ def test_a_folder_tells_topic_and_hour(topic: str, number: int) -> None:
 
 def test_files_are_chosen_by_topic_and_hour(tmp_path: Path) -> None:
     archive = make(tmp_path)
-    state = add(archive, {Q0: range(180), DLQ: range(5)})  # three hours from noon on
-    assert len(state.files) == 4 and len(state.select(["orders"])) == 3 and len(state.select([DLQ.topic])) == 1
+    snapshot = add(archive, {Q0: range(180), DLQ: range(5)})  # three hours from noon on
+    assert len(snapshot.files) == 4 and len(snapshot.select(["orders"])) == 3 and len(snapshot.select([DLQ.topic])) == 1
     one = datetime(2026, 3, 1, 13, 30, tzinfo=UTC)
-    assert [partition_of(each.path)[2] for each in state.select(["orders"], since=one)] == ["13", "14"]
-    assert [partition_of(each.path)[2] for each in state.select(["orders"], until=one)] == ["12", "13"]
+    assert [partition_of(each.path)[2] for each in snapshot.select(["orders"], since=one)] == ["13", "14"]
+    assert [partition_of(each.path)[2] for each in snapshot.select(["orders"], until=one)] == ["12", "13"]
     with pytest.raises(UsageError, match="has no time zone"):
-        state.select(since=datetime(2026, 3, 1))
+        snapshot.select(since=datetime(2026, 3, 1))
 
 
 def test_hours_are_written_and_counted_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,54 +244,54 @@ def test_delta_follows_the_manifest(tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake")
     archive = make(tmp_path, format="delta")
     assert sync_delta(archive) is None  # nothing there yet
-    state = add(archive, {Q0: range(90), DLQ: range(5)})
+    snapshot = add(archive, {Q0: range(90), DLQ: range(5)})
     sync_delta(archive)
     assert sync_delta(archive) is None  # a replay: the application transaction is there
     add(archive, {Q0: range(90, 100)})
-    state = add(archive, {Q0: range(100, 110)})  # a crash before both: the next call brings them together
+    snapshot = add(archive, {Q0: range(100, 110)})  # a crash before both: the next call brings them together
     table_path = str(tmp_path / "data")
     assert deltalake.DeltaTable(table_path).to_pyarrow_table().num_rows == 95
     sync_delta(archive)
     table = deltalake.DeltaTable(table_path)
-    assert table.transaction_version(archive.id) == state.last == 2
+    assert table.transaction_version(archive.id) == snapshot.last == 2
     rows = table.to_pyarrow_table()
     assert sorted(rows["topic"].to_pylist()) == [DLQ.topic] * 5 + ["orders"] * 110
-    assert {Path(uri).name for uri in table.file_uris()} == {Path(each.path).name for each in state.files}
+    assert {Path(uri).name for uri in table.file_uris()} == {Path(each.path).name for each in snapshot.files}
 
-    before = state.files
+    before = snapshot.files
     old = [each for each in before if "hour=13" in each.path]
     staging = HourWriter(archive.folder, "_staging/c")
     staging.add(Q0, rows_of(Q0, range(60, 110)))
-    placed, moves = lasting(staging.finish(), "_staging/c", Origin(True, 1))
+    placed, moves = lasting(staging.finish(), "_staging/c", FileOrigin(True, 1))
     archive.folder.move(moves)
-    state = archive.publish_generation(state, [each.path for each in old], placed)
+    snapshot = archive.publish_generation(snapshot, [each.path for each in old], placed)
     sync_delta(archive)
     table = deltalake.DeltaTable(table_path)
-    assert {Path(uri).name for uri in table.file_uris()} == {Path(each.path).name for each in state.files}
+    assert {Path(uri).name for uri in table.file_uris()} == {Path(each.path).name for each in snapshot.files}
     assert table.to_pyarrow_table().num_rows == 115
     log = sorted((tmp_path / "data" / "_delta_log").glob("*.json"))[-1].read_text()
     assert '"dataChange":true' not in log  # those who follow changes see no row again
 
-    # An archive step that began before the compaction goes on from the state it knows.
+    # An archive step that began before the compaction goes on from the snapshot it knows.
     stale = add(archive, {Q0: range(110, 112)})
-    stale = State(last=stale.last, files=(*before, stale.files[-1]), queues=stale.queues)
+    stale = Snapshot(last=stale.last, files=(*before, stale.files[-1]), queues=stale.queues)
     sync_delta(archive, stale)
     table = deltalake.DeltaTable(table_path)
-    assert {Path(uri).name for uri in table.file_uris()} == {Path(each.path).name for each in archive.state().files}
+    assert {Path(uri).name for uri in table.file_uris()} == {Path(each.path).name for each in archive.snapshot().files}
 
 
 def test_delta_that_another_tool_rewrote_is_refused(tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake")
     archive = make(tmp_path, format="delta")
     add(archive, {Q0: range(10)})
-    state = add(archive, {Q0: range(10, 20)})
+    snapshot = add(archive, {Q0: range(10, 20)})
     sync_delta(archive)
     deltalake.DeltaTable(str(tmp_path / "data")).optimize.compact()
-    old = [each.path for each in state.files]
+    old = [each.path for each in snapshot.files]
     new = DataFile(f"{old[0].rpartition('/')[0]}/new.parquet", 20, 5, {Q0: Span(0, 20, 20)})
     with pytest.raises(UsageError, match="another tool has rewritten it"):
         check_delta(archive, old)
-    archive.publish_generation(state, old, [new])
+    archive.publish_generation(snapshot, old, [new])
     with pytest.raises(UsageError, match="another tool has rewritten it"):
         sync_delta(archive)
 

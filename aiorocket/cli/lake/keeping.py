@@ -207,15 +207,15 @@ def show(path: str, as_json: bool) -> None:
 
 
 def _show_archive(path: str, there: Any, as_json: bool) -> int:
-    state = there.state()
-    missing = {} if there.filtered else state.missing()
-    size = sum(file.bytes for file in state.files)
+    snapshot = there.snapshot()
+    missing = {} if there.filtered else snapshot.missing()
+    size = sum(file.bytes for file in snapshot.files)
     if as_json:
         value = {
             "path": path, "format": there.format, "columns": there.columns, "filtered": there.filtered,
-            "rows": state.rows, "files": len(state.files), "bytes": size, "version": state.version,
-            "queues": [[*queue, *state.queues[queue]] for queue in sorted(state.queues)],
-            "gaps": [[*queue, begin, end] for queue, begin, end in state.gaps],
+            "rows": snapshot.rows, "files": len(snapshot.files), "bytes": size, "version": snapshot.version,
+            "queues": [[*queue, *snapshot.queues[queue]] for queue in sorted(snapshot.queues)],
+            "gaps": [[*queue, begin, end] for queue, begin, end in snapshot.gaps],
             "missing": [[*queue, missing[queue]] for queue in sorted(missing)], "complete": not missing,
         }  # fmt: skip
         click.echo(json.dumps(value, ensure_ascii=False))
@@ -225,40 +225,41 @@ def _show_archive(path: str, there: Any, as_json: bool) -> int:
             queue.topic, queue.broker_name, str(queue.queue_id), f"{each.begin:,}", f"{each.end:,}", f"{each.rows:,}",
             f"{each.missing:,}" if each.missing else "",
         )
-        for queue, each in sorted(state.queues.items())
+        for queue, each in sorted(snapshot.queues.items())
     ]  # fmt: skip
     if rows:
         columns = ("topic", "broker", "queue", "begin", "end", "rows", "missing")
         table(f"Archive {path}", columns, rows, pretty=sys.stdout.isatty())
-    files = plural(len(state.files), "file")
-    click.echo(f"{plural(state.rows, 'row')} in {files}, {size / _MIB:,.1f} MiB, {there.format}")
+    files = plural(len(snapshot.files), "file")
+    click.echo(f"{plural(snapshot.rows, 'row')} in {files}, {size / _MIB:,.1f} MiB, {there.format}")
     if there.filtered:
         click.echo("no proof: it is an archive of a selection")
     elif missing:
         click.echo(f"INCOMPLETE: {plural(sum(missing.values()), 'row')} missing in {plural(len(missing), 'queue')}")
     elif rows:
-        click.echo(complete(state.rows, len(rows)))
+        click.echo(complete(snapshot.rows, len(rows)))
     return 1 if missing else 0
 
 
 def _show_table(path: str, there: Any, as_json: bool) -> int:
-    state = there.state()
-    parts = sorted({file.part for file in state.files})
+    snapshot = there.snapshot()
+    parts = sorted({file.part for file in snapshot.files})
     if as_json:
         value = {
             "path": path, "step": there.step, "format": there.format, "settings": there.settings,
-            "runs": state.last + 1, "rows_in": state.rows_in, "parts": {part: state.rows(part) for part in parts},
-            "ranges": [[*queue, *state.ranges[queue]] for queue in sorted(state.ranges)],
-            "missing": [[*queue, state.missing[queue]] for queue in sorted(state.missing)],
+            "runs": snapshot.last + 1, "rows_in": snapshot.rows_in,
+            "parts": {part: snapshot.rows(part) for part in parts},
+            "ranges": [[*queue, *snapshot.ranges[queue]] for queue in sorted(snapshot.ranges)],
+            "missing": [[*queue, snapshot.missing[queue]] for queue in sorted(snapshot.missing)],
         }  # fmt: skip
         click.echo(json.dumps(value, ensure_ascii=False))
-        return 1 if state.missing else 0
-    rows: list[Row] = [(part, f"{state.rows(part):,}") for part in parts]
+        return 1 if snapshot.missing else 0
+    rows: list[Row] = [(part, f"{snapshot.rows(part):,}") for part in parts]
     table(f"Table {path}: {there.step}, {there.format}", ("part", "rows"), rows, pretty=sys.stdout.isatty())
-    click.echo(f"made of {plural(state.rows_in, 'row')} in {plural(state.last + 1, 'run')}")
-    if state.missing:
-        click.echo(f"INCOMPLETE: {plural(sum(state.missing.values()), 'row')} were missing in what it is made of")
-    return 1 if state.missing else 0
+    click.echo(f"made of {plural(snapshot.rows_in, 'row')} in {plural(snapshot.last + 1, 'run')}")
+    if snapshot.missing:
+        click.echo(f"INCOMPLETE: {plural(sum(snapshot.missing.values()), 'row')} were missing in what it is made of")
+    return 1 if snapshot.missing else 0
 
 
 def _starting(text: str | None) -> dict[str, str]:

@@ -95,7 +95,7 @@ def run_decode(
     wrote: Any = report.details["wrote"]
     table = Table.there(output.path) if output.path is not None else None
     bad = table.rows(spark, "quarantine") if table else None
-    if bad is not None and table is not None and table.state().rows("quarantine"):
+    if bad is not None and table is not None and table.snapshot().rows("quarantine"):
         reasons = {row["reason"]: row["count"] for row in bad.groupBy("reason").count().collect()}
     return _with(
         report, decoded=wrote.get("decoded", 0), quarantined=wrote.get("quarantine", 0),

@@ -125,7 +125,7 @@ class _Stream:
     def _checkpoint(self) -> bool:
         """Whether there is a checkpoint to go on from. One that ends before the manifest, because direct mode went on
         without it, is removed: it would read again what is archived."""
-        folder, archived = self._run.archive.folder, self._run.state.queues
+        folder, archived = self._run.archive.folder, self._run.snapshot.queues
         batches = [int(name) for name in folder.names(f"{CHECKPOINT}/offsets") if name.isdigit()]
         ends = self._logged(max(batches)) if batches else {}
         if any(queue in archived and archived[queue].end > end for queue, end in ends.items()):
@@ -160,8 +160,8 @@ class _Stream:
     def _check_goal(self) -> None:
         """Spark says it is done: is what the brokers had at the start?"""
         for queue, end in self._run.goal.ends.items():
-            state = self._run.state.queues.get(queue)
-            reached = self._run.goal.begins[queue] if state is None else state.end
+            snapshot = self._run.snapshot.queues.get(queue)
+            reached = self._run.goal.begins[queue] if snapshot is None else snapshot.end
             if reached < end:
                 raise RocketError(
                     f"{queue}: the query ended at offset {reached}, and the broker had {end}: its checkpoint "
@@ -182,7 +182,7 @@ class _Stream:
 
         run = self._run
         query = json.loads(run.archive.folder.read(f"{CHECKPOINT}/metadata"))["id"]
-        if run.state.done(query, batch):
+        if run.snapshot.done(query, batch):
             return
         staging = run.staging()
         write_hours(with_hours(df), run.archive.folder.uri(staging))
@@ -207,8 +207,8 @@ class _Stream:
         it, where the archive ends or the run was told to begin."""
         if queue in before:
             return before[queue]
-        if queue in self._run.state.queues:
-            return self._run.state.queues[queue].end
+        if queue in self._run.snapshot.queues:
+            return self._run.snapshot.queues[queue].end
         # After a crash in the first batch it may begin before what this run looked up.
         first = held[queue].begin if queue in held else ends[queue]
         return min(first, self._run.goal.begins.get(queue, first))

@@ -20,7 +20,7 @@ from aiorocket.spark.steps.manifest import (
     Archive,
     ArchiveConflictError,
     Commit,
-    Origin,
+    FileOrigin,
     Span,
     lasting,
 )
@@ -74,7 +74,7 @@ class Run:
             raise UsageError("decompress=false: an archive holds bodies as they were sent, leave the option out")
         filtered = bool(self.options.tags or self.options.sql_filter)
         self.archive = Archive.create(path, format=format, columns=columns, filtered=filtered)
-        self.before = self.state = self.archive.state()
+        self.before = self.snapshot = self.archive.snapshot()
         self.goal = Goal({}, {})
         self.bounds: Mapping[Queue, Bounds] = {}
         self._looked = False
@@ -86,8 +86,8 @@ class Run:
     def _tidy(self) -> None:
         """Removes what crashed runs left in ``_staging``: of batches that are in the archive, or that come next."""
         for name in {each.split("/")[1] for each in self.archive.folder.walk(STAGING)}:
-            origin = Origin.of(name)
-            if origin is not None and not origin.compacted and origin.number <= self.state.last + 1:
+            origin = FileOrigin.of(name)
+            if origin is not None and not origin.compacted and origin.number <= self.snapshot.last + 1:
                 self.archive.folder.remove_tree(f"{STAGING}/{name}")
 
     def step(self, name: str) -> None:
@@ -96,7 +96,7 @@ class Run:
 
     def staging(self) -> str:
         """A folder of its own for the files of the next commit."""
-        return f"{STAGING}/{Origin(False, self.state.last + 1)}-{Entropy().token(4).hex()}"
+        return f"{STAGING}/{FileOrigin(False, self.snapshot.last + 1)}-{Entropy().token(4).hex()}"
 
     def find_goal(self, *, note: bool) -> None:
         """Looks up what there is to do: from the archive's end, or for a new queue from where the options say, to
@@ -104,19 +104,19 @@ class Run:
 
         With ``note`` the manifest gets to know where new queues begin: what "latest" is now, or the offset of a group,
         is another one in the next run, and what came in between would be left out."""
-        known = {**self.goal.begins, **{queue: each.end for queue, each in self.state.queues.items()}}
+        known = {**self.goal.begins, **{queue: each.end for queue, each in self.snapshot.queues.items()}}
         options = replace(self.options, starting=None) if self._looked else self.options
         begins, bounds = call(_look, options, known)
         self.goal = Goal(begins, {queue: max(begins[queue], bounds[queue].end) for queue in begins})
         self.bounds = bounds
         self._looked = True
-        new = {queue: Span(at, at, 0) for queue, at in begins.items() if queue not in self.state.queues}
+        new = {queue: Span(at, at, 0) for queue, at in begins.items() if queue not in self.snapshot.queues}
         if note and new and options.starting is not None and options.starting.kind != "earliest":
-            self.before = self.state = self.archive.publish(self.state, Commit([], new))
+            self.before = self.snapshot = self.archive.publish(self.snapshot, Commit([], new))
 
     def publish(self, staging: str, commit: Commit) -> None:
         """Moves the files that a batch wrote below ``staging`` to their places and makes them visible, together."""
-        placed, moves = lasting(commit.files, staging, Origin(False, self.state.last + 1))
+        placed, moves = lasting(commit.files, staging, FileOrigin(False, self.snapshot.last + 1))
         try:
             self.archive.folder.move(moves)
         except FileNotFoundError as error:
@@ -125,7 +125,7 @@ class Run:
                 "meanwhile: nothing of this batch is in the archive. Run one at a time"
             ) from error
         self.step("moved")
-        self.state = self.archive.publish(self.state, replace(commit, files=placed))
+        self.snapshot = self.archive.publish(self.snapshot, replace(commit, files=placed))
         self.archive.folder.remove_tree(staging)
         self.step("published")
         self.sync()
@@ -136,21 +136,21 @@ class Run:
         if self.archive.format == "delta":
             from aiorocket.spark.steps.delta import sync_delta
 
-            sync_delta(self.archive, self.state)
+            sync_delta(self.archive, self.snapshot)
 
     def tell(self) -> None:
         if self._on_progress is None:
             return
         done = sum(end - begin for begin, end in self._ranges().values())
         goal = {queue: (self.goal.begins[queue], end) for queue, end in self.goal.ends.items()}
-        rows = self.state.rows - self.before.rows
-        text = f"batch {self.state.last}: {rows:,} rows in {len(self.state.files) - len(self.before.files)} files"
+        rows = self.snapshot.rows - self.before.rows
+        text = f"batch {self.snapshot.last}: {rows:,} rows in {len(self.snapshot.files) - len(self.before.files)} files"
         self._on_progress(Progress("archive", done, max(total(goal.values()), done), text))
 
     def _ranges(self) -> dict[Queue, tuple[int, int]]:
         """What this run has archived of each queue."""
         ranges = {}
-        for queue, after in self.state.queues.items():
+        for queue, after in self.snapshot.queues.items():
             before = self.before.queues.get(queue)
             begin = after.begin if before is None else before.end
             if after.end > begin:
@@ -160,7 +160,7 @@ class Run:
     def report(self, mode: str) -> StepReport:
         ranges = self._ranges()
         rows, missing = 0, {}
-        for queue, after in self.state.queues.items():
+        for queue, after in self.snapshot.queues.items():
             before = self.before.queues.get(queue)
             came = after.rows - (before.rows if before else 0)
             rows += came
@@ -169,15 +169,15 @@ class Run:
         details: dict[str, object] = {
             "mode": mode,
             "format": self.archive.format,
-            "batches": self.state.last - self.before.last,
-            "archive_rows": self.state.rows,
-            "gaps": [[*queue, begin, end] for queue, begin, end in self.state.gaps[len(self.before.gaps) :]],
+            "batches": self.snapshot.last - self.before.last,
+            "archive_rows": self.snapshot.rows,
+            "gaps": [[*queue, begin, end] for queue, begin, end in self.snapshot.gaps[len(self.before.gaps) :]],
             "proof": "count = end - begin for every queue",
         }
         if self.archive.filtered:
             missing = {}
             details["proof"] = "none: a filter was given, and what it left out cannot be told from what is missing"
-        new = self.state.files[len(self.before.files) :]
+        new = self.snapshot.files[len(self.before.files) :]
         return StepReport(
             "archive", total(ranges.values()), rows, ranges, tuple(file.path for file in new),
             perf_counter() - self.began, missing, details,

@@ -20,8 +20,8 @@ from aiorocket.spark.steps.manifest import (
     Archive,
     ArchiveConflictError,
     DataFile,
-    Origin,
-    State,
+    FileOrigin,
+    Snapshot,
     lasting,
 )
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
@@ -37,7 +37,7 @@ _ORDER = ("brokerName", "queueId", "queueOffset")
 _ROUND_FOLDERS, _ROUND_TARGETS = 64, 4
 
 
-class _Group(NamedTuple):
+class _FileGroup(NamedTuple):
     """Files of one hour to be written anew, as ``parts`` files."""
 
     folder: str
@@ -78,49 +78,49 @@ def compact(
     began = perf_counter()
     step = on_step or (lambda name: None)
     archive = Archive.open(path)
-    first = state = archive.state()
-    _sync(archive, state)
-    groups = _groups(state, target_bytes, topics)
+    first = snapshot = archive.snapshot()
+    _sync(archive, snapshot)
+    groups = _groups(snapshot, target_bytes, topics)
     rows, done, new = sum(group.rows for group in groups), 0, list[str]()
     for some in _rounds(groups, target_bytes):
-        state = archive.state()  # the archive step may have gone on
-        state, files = _rewrite(spark, archive, state, some, step)
+        snapshot = archive.snapshot()  # the archive step may have gone on
+        snapshot, files = _rewrite(spark, archive, snapshot, some, step)
         new += [file.path for file in files]
         done += sum(file.rows for file in files)
-        _sync(archive, state)
+        _sync(archive, snapshot)
         step("synced")
         if on_progress is not None:
             on_progress(Progress("compact", done, rows, f"{len(some)} hours in {len(files)} files"))
-    removed = _clean(archive, state, keep)
+    removed = _clean(archive, snapshot, keep)
     step("cleaned")
     replaced = sum(len(group.files) for group in groups)
     return StepReport(
-        "compact", rows, done, {queue: (each.begin, each.end) for queue, each in state.queues.items()}, tuple(new),
-        perf_counter() - began, {} if archive.filtered else state.missing(),
+        "compact", rows, done, {queue: (each.begin, each.end) for queue, each in snapshot.queues.items()}, tuple(new),
+        perf_counter() - began, {} if archive.filtered else snapshot.missing(),
         {
             "files_before": len(first.files), "files_after": len(first.files) - replaced + len(new),
             "bytes_before": sum(group.bytes for group in groups),
-            "bytes_after": sum(file.bytes for file in state.files if file.path in set(new)),
-            "generations": state.generation - first.generation, "removed": removed,
-            "waiting": len([old for old in state.superseded if archive.folder.exists(old.path)]),
+            "bytes_after": sum(file.bytes for file in snapshot.files if file.path in set(new)),
+            "generations": snapshot.generation - first.generation, "removed": removed,
+            "waiting": len([old for old in snapshot.superseded if archive.folder.exists(old.path)]),
         },
     )  # fmt: skip
 
 
-def _groups(state: State, target: int, topics: Sequence[str] | None) -> list[_Group]:
+def _groups(snapshot: Snapshot, target: int, topics: Sequence[str] | None) -> list[_FileGroup]:
     folders: dict[str, list[DataFile]] = {}
-    for file in state.select(topics):
+    for file in snapshot.select(topics):
         if file.bytes < target // 2:
             folders.setdefault(file.path.rpartition("/")[0], []).append(file)
     return [
-        _Group(folder, files, -(-sum(file.bytes for file in files) // target))
+        _FileGroup(folder, files, -(-sum(file.bytes for file in files) // target))
         for folder, files in sorted(folders.items())
         if len(files) > 1
     ]
 
 
-def _rounds(groups: Iterable[_Group], target: int) -> Iterable[list[_Group]]:
-    some: list[_Group] = []
+def _rounds(groups: Iterable[_FileGroup], target: int) -> Iterable[list[_FileGroup]]:
+    some: list[_FileGroup] = []
     for group in groups:
         some.append(group)
         if len(some) >= _ROUND_FOLDERS or sum(each.bytes for each in some) >= target * _ROUND_TARGETS:
@@ -131,15 +131,15 @@ def _rounds(groups: Iterable[_Group], target: int) -> Iterable[list[_Group]]:
 
 
 def _rewrite(
-    spark: SparkSession, archive: Archive, state: State, groups: list[_Group], step: Callable[[str], object]
-) -> tuple[State, list[DataFile]]:
+    spark: SparkSession, archive: Archive, snapshot: Snapshot, groups: list[_FileGroup], step: Callable[[str], object]
+) -> tuple[Snapshot, list[DataFile]]:
     from aiorocket.spark.steps.hours import written_files
 
     if archive.format == "delta":
         from aiorocket.spark.steps.delta import check_delta
 
         check_delta(archive, [file.path for group in groups for file in group.files])
-    origin = Origin(True, state.generation + 1)
+    origin = FileOrigin(True, snapshot.generation + 1)
     staging = f"{STAGING}/{origin}-{Entropy().token(4).hex()}"
     # One job for all hours that become one file each. A job of its own for an hour that is larger than a file.
     single = [file for group in groups if group.parts == 1 for file in group.files]
@@ -164,10 +164,10 @@ def _rewrite(
             "meanwhile: nothing was replaced. Run one at a time"
         ) from error
     step("moved")
-    state = archive.publish_generation(state, [file.path for group in groups for file in group.files], placed)
+    snapshot = archive.publish_generation(snapshot, [file.path for group in groups for file in group.files], placed)
     archive.folder.remove_tree(staging)
     step("published")
-    return state, placed
+    return snapshot, placed
 
 
 def _write(df: DataFrame, location: str) -> None:
@@ -177,24 +177,24 @@ def _write(df: DataFrame, location: str) -> None:
     write_hours(df.sortWithinPartitions("topic", "dt", "hour", *_ORDER), location)
 
 
-def _sync(archive: Archive, state: State) -> None:
+def _sync(archive: Archive, snapshot: Snapshot) -> None:
     if archive.format == "delta":
         from aiorocket.spark.steps.delta import sync_delta
 
-        sync_delta(archive, state)
+        sync_delta(archive, snapshot)
 
 
-def _clean(archive: Archive, state: State, keep: float) -> int:
+def _clean(archive: Archive, snapshot: Snapshot, keep: float) -> int:
     """Removes replaced files whose time has come, and what crashed runs left: files whose number says that their commit
     or generation has been decided, and that are not part of it. How many data files were removed."""
-    archive.forget_replaced(state)
+    archive.forget_replaced(snapshot)
     for name in {each.split("/")[1] for each in archive.folder.walk(STAGING)}:
-        if (origin := Origin.of(name)) is not None and origin.decided(state):
+        if (origin := FileOrigin.of(name)) is not None and origin.decided(snapshot):
             archive.folder.remove_tree(f"{STAGING}/{name}")
     oldest = WallClock().wall_ms() - keep * 1000
-    removed = sum(archive.folder.remove(old.path) for old in state.superseded if old.at_ms <= oldest)
-    known = {file.path for file in state.files} | {old.path for old in state.superseded}
+    removed = sum(archive.folder.remove(old.path) for old in snapshot.superseded if old.at_ms <= oldest)
+    known = {file.path for file in snapshot.files} | {old.path for old in snapshot.superseded}
     for name in archive.folder.walk(DATA):
-        if name not in known and (origin := Origin.of(name)) is not None and origin.decided(state):
+        if name not in known and (origin := FileOrigin.of(name)) is not None and origin.decided(snapshot):
             removed += archive.folder.remove(name)
     return removed

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from aiorocket.errors import UsageError
 from aiorocket.runtime.clock import WallClock
-from aiorocket.spark.steps.manifest import DATA, Origin, State, partition_of
+from aiorocket.spark.steps.manifest import DATA, FileOrigin, Snapshot, partition_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,22 +29,23 @@ _COMPACTED = "/compacted"
 _PARTITIONS = ("topic", "dt", "hour")
 
 
-def sync_delta(archive: Archive, state: State | None = None) -> int | None:
-    """Brings the table to ``state`` (the archive as it is now); its new Delta version, None when it was there already.
+def sync_delta(archive: Archive, snapshot: Snapshot | None = None) -> int | None:
+    """Brings the table to ``snapshot`` (the archive as it is now); its new Delta version, None when it was there
+    already.
 
-    A state that is behind the table is no harm: what the table has heard of is left alone. UsageError where deltalake
-    is not installed, or files that have to leave the table are not in it any more.
+    A snapshot that is behind the table is no harm: what the table has heard of is left alone. UsageError where
+    deltalake is not installed, or files that have to leave the table are not in it any more.
     """
     deltalake = _deltalake()
-    state = archive.state() if state is None else state
+    snapshot = archive.snapshot() if snapshot is None else snapshot
     schema = _schema(archive)
     uri = archive.folder.uri(DATA)
     if not deltalake.DeltaTable.is_deltatable(uri):
-        if not state.files:
+        if not snapshot.files:
             return None
         deltalake.DeltaTable.create(uri, schema, mode="ignore", partition_by=list(_PARTITIONS))
     table = deltalake.DeltaTable(uri)
-    known = State(
+    known = Snapshot(
         last=_or(table.transaction_version(archive.id), -1),
         generation=_or(table.transaction_version(archive.id + _COMPACTED), 0),
     )
@@ -52,21 +53,23 @@ def sync_delta(archive: Archive, state: State | None = None) -> int | None:
 
     now = WallClock().wall_ms()
     # What came and went since the last Delta commit never was in the table.
-    stale = [old.path for old in state.superseded if old.generation > known.generation and _heard_of(old.path, known)]
+    stale = [
+        old.path for old in snapshot.superseded if old.generation > known.generation and _heard_of(old.path, known)
+    ]
     check_delta(archive, stale, table)
-    new = [file for file in state.files if not _heard_of(file.path, known)]
+    new = [file for file in snapshot.files if not _heard_of(file.path, known)]
     if not (stale or new):
         return None
     # Readers of changes pass over a rewrite. After a crash it may come together with new rows: then they see it all.
-    rewrite = bool(stale) and state.last <= known.last
+    rewrite = bool(stale) and snapshot.last <= known.last
     actions: list[Any] = [RemoveAction(_in_table(path), not rewrite, now) for path in stale]
     for file in new:
         values = dict(zip(_PARTITIONS, partition_of(file.path), strict=True))
         stats = json.dumps({"numRecords": file.rows})
         actions.append(AddAction(_in_table(file.path), file.bytes, values, now, not rewrite, stats))
-    reached = {archive.id: max(known.last, state.last)}
-    if state.generation > known.generation:
-        reached[archive.id + _COMPACTED] = state.generation
+    reached = {archive.id: max(known.last, snapshot.last)}
+    if snapshot.generation > known.generation:
+        reached[archive.id + _COMPACTED] = snapshot.generation
     table.create_write_transaction(
         actions, "append", schema, list(_PARTITIONS),
         commit_properties=deltalake.CommitProperties(
@@ -91,9 +94,9 @@ def check_delta(archive: Archive, paths: Sequence[str], table: Any = None) -> No
         )
 
 
-def _heard_of(path: str, known: State) -> bool:
+def _heard_of(path: str, known: Snapshot) -> bool:
     """Whether the commit or generation that brought a file is in the table."""
-    origin = Origin.of(path)
+    origin = FileOrigin.of(path)
     return origin is not None and origin.decided(known)
 
 

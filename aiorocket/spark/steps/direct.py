@@ -113,13 +113,15 @@ class Rounds:
 
     def _next(self) -> list[QueueRange]:
         """What the next round reads: at most ``max_rows``, shared out among the queues."""
-        goal, state = self._run.goal, self._run.state
+        goal, snapshot = self._run.goal, self._run.snapshot
         begins = dict(goal.begins)
-        begins.update({queue: state.queues[queue].end for queue in goal.ends if queue in state.queues})
+        begins.update({queue: snapshot.queues[queue].end for queue in goal.ends if queue in snapshot.queues})
         for queue, bounds in self._run.bounds.items():
             begins[queue] = self._there(queue, begins[queue], bounds)
-        if gone := [queue for queue in state.queues if queue not in goal.ends and self._asked(queue)]:
-            self._lost(f"{gone[0]} is not at its broker any more; it is archived up to {state.queues[gone[0]].end - 1}")
+        if gone := [queue for queue in snapshot.queues if queue not in goal.ends and self._asked(queue)]:
+            self._lost(
+                f"{gone[0]} is not at its broker any more; it is archived up to {snapshot.queues[gone[0]].end - 1}"
+            )
         ends = admit(begins, goal.ends, self._run.max_rows)
         return [QueueRange(queue, begins[queue], ends[queue]) for queue in sorted(ends) if begins[queue] < ends[queue]]
 
@@ -184,7 +186,7 @@ class Rounds:
         if self._options.commit_offsets:
             from aiorocket.spark.bridge import call
 
-            archived = self._run.state.queues  # a queue that never had a message is not among them
+            archived = self._run.snapshot.queues  # a queue that never had a message is not among them
             ends = {self._name(queue): archived[queue].end for queue in self._run.goal.ends if queue in archived}
             call(_commit, self._options, ends)
 

@@ -97,11 +97,11 @@ class _Archived(Rows):
         self._spark = spark
         self._given = given
         self._archive = Archive.open(given.archive)
-        state = self._archive.state()
-        self._files = state.select(given.topics, given.since, given.until)
+        snapshot = self._archive.snapshot()
+        self._files = snapshot.select(given.topics, given.since, given.until)
         self.ranges = {
             queue: (each.begin, each.end)
-            for queue, each in state.queues.items()
+            for queue, each in snapshot.queues.items()
             if given.topics is None or queue.topic in given.topics
         }
         self.provable = not self._archive.filtered and given.since is None and given.until is None

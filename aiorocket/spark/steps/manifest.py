@@ -26,10 +26,9 @@ __all__ = (
     "ArchiveConflictError",
     "Commit",
     "DataFile",
-    "Origin",
-    "QueueState",
+    "FileOrigin",
     "Span",
-    "State",
+    "Snapshot",
     "Superseded",
     "lasting",
     "partition_folder",
@@ -55,6 +54,10 @@ class Span(NamedTuple):
     begin: int
     end: int
     rows: int
+
+    @property
+    def missing(self) -> int:
+        return self.end - self.begin - self.rows
 
 
 class Superseded(NamedTuple):
@@ -84,18 +87,6 @@ class DataFile:
         return cls(value["path"], value["rows"], value["bytes"], queues)
 
 
-class QueueState(NamedTuple):
-    """What the archive has of a queue: offsets ``[begin, end)`` are accounted for, ``rows`` of them are there."""
-
-    begin: int
-    end: int
-    rows: int
-
-    @property
-    def missing(self) -> int:
-        return self.end - self.begin - self.rows
-
-
 @dataclass(frozen=True)
 class Commit:
     """What one batch adds. ``query`` and ``batch`` name the streaming query's batch, so that its replay is known; both
@@ -108,21 +99,22 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class State:
-    """An archive at one moment. ``gaps`` are offsets that were gone at the broker before they could be archived, as
-    (queue, begin, end); ``queries`` the newest batch of each streaming query that wrote here."""
+class Snapshot:
+    """An archive at one moment. ``queues`` says which offsets are accounted for and how many rows of them are there;
+    ``gaps`` are offsets that were gone at the broker before they could be archived, as (queue, begin, end);
+    ``queries`` the newest batch of each streaming query that wrote here."""
 
     last: int = -1
     generation: int = 0
     files: tuple[DataFile, ...] = ()
-    queues: Mapping[Queue, QueueState] = field(default_factory=dict)
+    queues: Mapping[Queue, Span] = field(default_factory=dict)
     gaps: tuple[tuple[Queue, int, int], ...] = ()
     queries: Mapping[str, int] = field(default_factory=dict)
     superseded: tuple[Superseded, ...] = ()
 
     @property
     def rows(self) -> int:
-        return sum(state.rows for state in self.queues.values())
+        return sum(span.rows for span in self.queues.values())
 
     @property
     def version(self) -> int:
@@ -135,10 +127,10 @@ class State:
 
     def missing(self) -> dict[Queue, int]:
         """How many rows each queue lacks between its first and its last archived offset; complete ones left out."""
-        return {queue: state.missing for queue, state in self.queues.items() if state.missing}
+        return {queue: span.missing for queue, span in self.queues.items() if span.missing}
 
-    def plus(self, commit: Commit) -> State:
-        """The state after ``commit``; ArchiveConflictError when it brings offsets that are there already, UsageError
+    def plus(self, commit: Commit) -> Snapshot:
+        """The snapshot after ``commit``; ArchiveConflictError when it brings offsets that are there already, UsageError
         when its rows cannot be what its ranges say."""
         queues, gaps = dict(self.queues), list(self.gaps)
         counted: dict[Queue, int] = {}
@@ -153,7 +145,7 @@ class State:
                 raise UsageError(f"{queue}: {counted.get(queue, 0)} rows in files, {rows} said, range [{begin}, {end})")
             before = queues.get(queue)
             if before is None:
-                queues[queue] = QueueState(begin, end, rows)
+                queues[queue] = Span(begin, end, rows)
                 continue
             if begin < before.end:
                 raise ArchiveConflictError(
@@ -164,7 +156,7 @@ class State:
                 )
             if begin > before.end:
                 gaps.append((queue, before.end, begin))
-            queues[queue] = QueueState(before.begin, end, before.rows + rows)
+            queues[queue] = Span(before.begin, end, before.rows + rows)
         queries = dict(self.queries)
         if commit.query:
             queries[commit.query] = max(commit.batch, queries.get(commit.query, -1))
@@ -203,7 +195,7 @@ def partition_folder(topic: str, hours: int) -> str:
     return f"topic={quote(topic, safe='|')}/dt={at:%Y-%m-%d}/hour={at:%H}"
 
 
-def lasting(files: Iterable[DataFile], staging: str, origin: Origin) -> tuple[list[DataFile], dict[str, str]]:
+def lasting(files: Iterable[DataFile], staging: str, origin: FileOrigin) -> tuple[list[DataFile], dict[str, str]]:
     """Files that were written below ``staging``, with their lasting paths, and the moves that bring them there. The
     names tell where they come from."""
     placed, moves = [], {}
@@ -215,7 +207,7 @@ def lasting(files: Iterable[DataFile], staging: str, origin: Origin) -> tuple[li
     return placed, moves
 
 
-class Origin(NamedTuple):
+class FileOrigin(NamedTuple):
     """What brought a file: a commit, or (``compacted``) a generation."""
 
     compacted: bool
@@ -225,15 +217,15 @@ class Origin(NamedTuple):
         return f"{_COMPACT if self.compacted else ''}{self.number:010d}"
 
     @classmethod
-    def of(cls, path: str) -> Origin | None:
+    def of(cls, path: str) -> FileOrigin | None:
         """The origin of a data file, or of a folder in ``_staging``; None for a name that is not the archive's."""
         name = path.rpartition("/")[2]
         number, dash, _ = name.removeprefix(_COMPACT).partition("-")
         return cls(name.startswith(_COMPACT), int(number)) if dash and len(number) == 10 and number.isdigit() else None
 
-    def decided(self, state: State) -> bool:
-        """Whether this commit or generation is over: then a file of it that ``state`` does not name never counts."""
-        return self.number <= (state.generation if self.compacted else state.last)
+    def decided(self, snapshot: Snapshot) -> bool:
+        """Whether this commit or generation is over: then a file of it that ``snapshot`` does not name never counts."""
+        return self.number <= (snapshot.generation if self.compacted else snapshot.last)
 
 
 def partition_of(path: str) -> tuple[str, str, str]:
@@ -243,7 +235,7 @@ def partition_of(path: str) -> tuple[str, str, str]:
 
 
 class Archive:
-    """An archive on disk. Nothing is kept in memory: ``state()`` reads what is there."""
+    """An archive on disk. Nothing is kept in memory: ``snapshot()`` reads what is there."""
 
     def __init__(self, folder: Folder, about: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -287,35 +279,35 @@ class Archive:
             return there
         return cls(folder, about)
 
-    def state(self) -> State:
+    def snapshot(self) -> Snapshot:
         """The archive now."""
-        return self._tried(self._state)
+        return self._tried(self._read)
 
-    def publish(self, state: State, commit: Commit) -> State:
-        """Makes ``commit`` the next one after ``state``; ArchiveConflictError when another run was quicker."""
-        after = state.plus(commit)
+    def publish(self, snapshot: Snapshot, commit: Commit) -> Snapshot:
+        """Makes ``commit`` the next one after ``snapshot``; ArchiveConflictError when another run was quicker."""
+        after = snapshot.plus(commit)
         entry = {
             "commit": after.last,
             "at_ms": WallClock().wall_ms(),
             "query": commit.query,
             "batch": commit.batch,
             "ranges": [[*queue, *commit.ranges[queue]] for queue in sorted(commit.ranges)],
-            "gaps": [[*queue, begin, end] for queue, begin, end in after.gaps[len(state.gaps) :]],
-            "files": [file.as_json() for file in after.files[len(state.files) :]],
+            "gaps": [[*queue, begin, end] for queue, begin, end in after.gaps[len(snapshot.gaps) :]],
+            "files": [file.as_json() for file in after.files[len(snapshot.files) :]],
         }
-        self._create(f"{after.last:010d}.json", entry, commit.files, state.generation)
+        self._create(f"{after.last:010d}.json", entry, commit.files, snapshot.generation)
         return after
 
-    def publish_generation(self, state: State, removed: Iterable[str], added: Sequence[DataFile]) -> State:
-        """Replaces files of ``state`` by others with the same rows, in one step for every reader.
+    def publish_generation(self, snapshot: Snapshot, removed: Iterable[str], added: Sequence[DataFile]) -> Snapshot:
+        """Replaces files of ``snapshot`` by others with the same rows, in one step for every reader.
 
-        Superseded files that ``state`` lists and that do not exist any more are forgotten.
+        Superseded files that ``snapshot`` lists and that do not exist any more are forgotten.
         """
         gone = set(removed)
-        unknown = gone - {file.path for file in state.files}
+        unknown = gone - {file.path for file in snapshot.files}
         if unknown:
             raise UsageError(f"{sorted(unknown)[0]} is no file of this archive")
-        before, after = _by_folder(f for f in state.files if f.path in gone), _by_folder(added)
+        before, after = _by_folder(f for f in snapshot.files if f.path in gone), _by_folder(added)
         if before != after:
             different = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
             where, queue = different[0]
@@ -323,26 +315,26 @@ class Archive:
                 f"{where}, {queue}: {before.get((where, queue))} before, {after.get((where, queue))} after "
                 f"({len(different)} differences in all): nothing was replaced"
             )
-        number, now = state.generation + 1, WallClock().wall_ms()
-        kept = [file for file in state.files if file.path not in gone]
+        number, now = snapshot.generation + 1, WallClock().wall_ms()
+        kept = [file for file in snapshot.files if file.path not in gone]
         new = replace(
-            state,
+            snapshot,
             generation=number,
             files=(*kept, *added),
             superseded=(
-                *(old for old in state.superseded if self.folder.exists(old.path)),
-                *(Superseded(file.path, number, now) for file in state.files if file.path in gone),
+                *(old for old in snapshot.superseded if self.folder.exists(old.path)),
+                *(Superseded(file.path, number, now) for file in snapshot.files if file.path in gone),
             ),
         )
-        self._create(f"{_COMPACT}{number:010d}.json", {"at_ms": now, **_snapshot(new)}, added, number)
+        self._create(f"{_COMPACT}{number:010d}.json", {"at_ms": now, **_as_json(new)}, added, number)
         return new
 
-    def forget_replaced(self, state: State) -> None:
-        """Removes the manifest files that ``state``'s generation stands for."""
-        if not state.generation:
+    def forget_replaced(self, snapshot: Snapshot) -> None:
+        """Removes the manifest files that ``snapshot``'s generation stands for."""
+        if not snapshot.generation:
             return
-        newest = json.loads(self.folder.read(f"{MANIFEST}/{_COMPACT}{state.generation:010d}.json"))
-        least = {"commit": newest["last"] + 1, "generation": state.generation}
+        newest = json.loads(self.folder.read(f"{MANIFEST}/{_COMPACT}{snapshot.generation:010d}.json"))
+        least = {"commit": newest["last"] + 1, "generation": snapshot.generation}
         for name in self.folder.names(MANIFEST):
             kind, number = _parse(name)
             if kind and number < least[kind]:
@@ -374,7 +366,7 @@ class Archive:
         self.folder.remove(f"{MANIFEST}/{name}")
         return True
 
-    def _tried(self, look: Callable[[], State]) -> State:
+    def _tried(self, look: Callable[[], Snapshot]) -> Snapshot:
         for _ in range(_TRIES - 1):
             try:
                 return look()
@@ -389,28 +381,28 @@ class Archive:
             numbers[kind].append(number)
         return numbers
 
-    def _generation(self, numbers: Iterable[int], above: int = 0) -> State:
+    def _generation(self, numbers: Iterable[int], above: int = 0) -> Snapshot:
         """The newest of these generations, if there is one above ``above``."""
         newest = max(numbers, default=0)
         if newest <= above:
-            return State()
-        return _restore(json.loads(self.folder.read(f"{MANIFEST}/{_COMPACT}{newest:010d}.json")))
+            return Snapshot()
+        return _from_json(json.loads(self.folder.read(f"{MANIFEST}/{_COMPACT}{newest:010d}.json")))
 
-    def _state(self) -> State:
+    def _read(self) -> Snapshot:
         numbers = self._numbers()
-        state = self._generation(numbers["generation"])
+        snapshot = self._generation(numbers["generation"])
         for number in sorted(numbers["commit"]):
-            if number <= state.last:
+            if number <= snapshot.last:
                 continue
-            if number != state.last + 1:
+            if number != snapshot.last + 1:
                 raise FileNotFoundError(
-                    f"{self.folder.uri(MANIFEST)}/{state.last + 1:010d}.json is not there, {number:010d}.json is"
+                    f"{self.folder.uri(MANIFEST)}/{snapshot.last + 1:010d}.json is not there, {number:010d}.json is"
                 )
             entry = json.loads(self.folder.read(f"{MANIFEST}/{number:010d}.json"))
             ranges = {Queue(*item[:3]): Span(*item[3:]) for item in entry["ranges"]}
             files = [DataFile.from_json(item) for item in entry["files"]]
-            state = state.plus(Commit(files, ranges, entry["query"], entry["batch"]))
-        return state
+            snapshot = snapshot.plus(Commit(files, ranges, entry["query"], entry["batch"]))
+        return snapshot
 
 
 def _parse(name: str) -> tuple[str, int]:
@@ -421,23 +413,23 @@ def _parse(name: str) -> tuple[str, int]:
     return ("commit" if number == stem else "generation"), int(number)
 
 
-def _snapshot(state: State) -> dict[str, Any]:
+def _as_json(snapshot: Snapshot) -> dict[str, Any]:
     return {
-        "last": state.last,
-        "generation": state.generation,
-        "queues": [[*queue, *state.queues[queue]] for queue in sorted(state.queues)],
-        "gaps": [[*queue, begin, end] for queue, begin, end in state.gaps],
-        "queries": dict(state.queries),
-        "superseded": [list(old) for old in state.superseded],
-        "files": [file.as_json() for file in state.files],
+        "last": snapshot.last,
+        "generation": snapshot.generation,
+        "queues": [[*queue, *snapshot.queues[queue]] for queue in sorted(snapshot.queues)],
+        "gaps": [[*queue, begin, end] for queue, begin, end in snapshot.gaps],
+        "queries": dict(snapshot.queries),
+        "superseded": [list(old) for old in snapshot.superseded],
+        "files": [file.as_json() for file in snapshot.files],
     }
 
 
-def _restore(value: Mapping[str, Any]) -> State:
-    return State(
+def _from_json(value: Mapping[str, Any]) -> Snapshot:
+    return Snapshot(
         last=value["last"],
         generation=value["generation"],
-        queues={Queue(*item[:3]): QueueState(*item[3:]) for item in value["queues"]},
+        queues={Queue(*item[:3]): Span(*item[3:]) for item in value["queues"]},
         gaps=tuple((Queue(*item[:3]), item[3], item[4]) for item in value["gaps"]),
         queries=value["queries"],
         superseded=tuple(Superseded(*item) for item in value["superseded"]),

@@ -120,8 +120,8 @@ class _Selection:
     ) -> None:
         self.spark = spark
         self.archive = archive
-        self.state = archive.state()
-        self.files = self.state.select(topics, since, until)
+        self.snapshot = archive.snapshot()
+        self.files = self.snapshot.select(topics, since, until)
         self.filtered = archive.filtered or where is not None or since is not None or until is not None
         self._where = where
         self._since = since
@@ -132,7 +132,7 @@ class _Selection:
         else:  # not only what there are rows of: a gap at the end shall show
             self.ranges = {
                 queue: (each.begin, each.end)
-                for queue, each in self.state.queues.items()
+                for queue, each in self.snapshot.queues.items()
                 if topics is None or queue.topic in topics
             }
 

@@ -31,7 +31,7 @@ def archive_rows(
     from aiorocket.spark.steps.manifest import Archive
 
     archive = Archive.open(path)
-    return read_files(spark, archive, archive.state().select(topics, since, until), since, until)
+    return read_files(spark, archive, archive.snapshot().select(topics, since, until), since, until)
 
 
 def topic_rows(spark: SparkSession, name_server: str, topic: str, **options: object) -> DataFrame:

@@ -23,7 +23,7 @@ from aiorocket.spark.planner import QueueRange, admit
 from aiorocket.spark.steps.inputs import Input, Rows, open_rows
 from aiorocket.spark.steps.proof import count_by_queue, prove, total
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
-from aiorocket.spark.steps.table import Table, TableState
+from aiorocket.spark.steps.table import Table, TableSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,8 +83,8 @@ def add(
     began = perf_counter()
     table = _table(step, given, output, settings)
     rows = open_rows(spark, given)
-    state = before = table.state() if table else TableState()
-    begins, gaps = _begins(rows, state, given)
+    snapshot = before = table.snapshot() if table else TableSnapshot()
+    begins, gaps = _begins(rows, snapshot, given)
     ends = {queue: end for queue, (_, end) in rows.ranges.items()}
     goal = sum(ends[queue] - begins[queue] for queue in ends)
     first, missing = {queue: begin - gaps.get(queue, 0) for queue, begin in begins.items()}, dict[Queue, int]()
@@ -108,8 +108,8 @@ def add(
             missing.update({queue: missing.get(queue, 0) + count for queue, count in lost.items()})
             read = sum(each.rows for each in counts.values())
             if table:
-                state = table.append(made.parts, ranges, read, lost)
-                wrote = {name: _of_run(state, name) for name in made.parts}
+                snapshot = table.append(made.parts, ranges, read, lost)
+                wrote = {name: _of_run(snapshot, name) for name in made.parts}
             else:
                 wrote = {name: df.count() for name, df in made.parts.items()}
                 shows = _shows(made.parts, output.show, wrote)
@@ -130,7 +130,7 @@ def add(
     details: dict[str, object] = {
         "proof": PROVED if rows.provable else UNPROVED,
         "wrote": made_rows,
-        "parts": {name: state.rows(name) for name in sorted({file.part for file in state.files})},
+        "parts": {name: snapshot.rows(name) for name in sorted({file.part for file in snapshot.files})},
         "tables": shows,
         "table": output.path,
         "up_to_date": not goal,
@@ -156,12 +156,12 @@ def whole(
     table = _table(step, given, output, settings)
     rows = open_rows(spark, given)
     ranges = {queue: each for queue, each in rows.ranges.items() if each[0] < each[1]}
-    state = table.state() if table else TableState()
+    snapshot = table.snapshot() if table else TableSnapshot()
     goal = total(ranges.values())
-    fresh = always or table is None or state.last < 0 or dict(state.ranges) != ranges
+    fresh = always or table is None or snapshot.last < 0 or dict(snapshot.ranges) != ranges
     missing: dict[Queue, int] = {}
     shows: dict[str, Shown] = {}
-    rows_in = state.rows_in
+    rows_in = snapshot.rows_in
     if fresh:
         _tell(on_progress, step, 0, goal, "reading")
         df = rows.read([QueueRange(queue, *each) for queue, each in ranges.items()])
@@ -175,17 +175,17 @@ def whole(
             _tell(on_progress, step, goal, goal, f"{rows_in:,} rows read; computing")
             parts = make(df)
             if table:
-                state = table.replace(parts, ranges, rows_in, missing)
+                snapshot = table.replace(parts, ranges, rows_in, missing)
             else:
                 shows = _shows(parts, output.show)
         finally:
             if rows.costly:
                 df.unpersist()
     else:
-        missing = dict(state.missing)
+        missing = dict(snapshot.missing)
     if table:
         shows = _kept_shows(spark, table, output.show)
-    wrote = {name: state.rows(name) for name in sorted({file.part for file in state.files})}
+    wrote = {name: snapshot.rows(name) for name in sorted({file.part for file in snapshot.files})}
     details: dict[str, object] = {
         "proof": PROVED if rows.provable else UNPROVED,
         "parts": wrote,
@@ -237,13 +237,13 @@ def _table(step: str, given: Input, output: Output, settings: Mapping[str, objec
     return Table.open(output.path, step, {**given.settings(), **settings}, output.format)
 
 
-def _begins(rows: Rows, state: TableState, given: Input) -> tuple[dict[Queue, int], dict[Queue, int]]:
+def _begins(rows: Rows, snapshot: TableSnapshot, given: Input) -> tuple[dict[Queue, int], dict[Queue, int]]:
     """Where each queue goes on: where the table ends, else where the input begins; and how much is gone in between.
     DataLossError, unless the source was told otherwise, when anything is."""
     begins, gaps = {}, dict[Queue, int]()
     lenient = {name.lower(): value for name, value in given.options.items()}.get("failondataloss") == "false"
     for queue, (begin, end) in rows.ranges.items():
-        reached = state.ranges[queue][1] if queue in state.ranges else begin
+        reached = snapshot.ranges[queue][1] if queue in snapshot.ranges else begin
         if reached > end:
             raise UsageError(
                 f"{queue}: the table is made of offsets up to {reached - 1}, and the input ends at {end - 1}: it is "
@@ -262,9 +262,9 @@ def _begins(rows: Rows, state: TableState, given: Input) -> tuple[dict[Queue, in
     return begins, gaps
 
 
-def _of_run(state: TableState, part: str) -> int:
-    here = f"{part}/run={state.last:010d}/"
-    return sum(file.rows for file in state.files if file.path.startswith(here))
+def _of_run(snapshot: TableSnapshot, part: str) -> int:
+    here = f"{part}/run={snapshot.last:010d}/"
+    return sum(file.rows for file in snapshot.files if file.path.startswith(here))
 
 
 def _shows(
@@ -278,11 +278,11 @@ def _shows(
 
 
 def _kept_shows(spark: SparkSession, table: Table, limits: Mapping[str, int]) -> dict[str, Shown]:
-    state, shows = table.state(), dict[str, Shown]()
+    snapshot, shows = table.snapshot(), dict[str, Shown]()
     for name, limit in limits.items():
         df = table.rows(spark, name) if limit else None
         if df is not None:
-            shows[name] = shown(df, limit, state.rows(name))
+            shows[name] = shown(df, limit, snapshot.rows(name))
     return shows
 
 

@@ -22,7 +22,7 @@ from aiorocket.spark.steps.folder import Folder
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ("Table", "TableFile", "TableState")
+__all__ = ("Table", "TableFile", "TableSnapshot")
 
 _ABOUT, _RUNS, _STAGING = "_table.json", "_runs", "_staging"
 _FORMATS = ("parquet", "delta")
@@ -38,7 +38,7 @@ class TableFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TableState:
+class TableSnapshot:
     """A table at one moment: its newest run (-1: none), what is in it, and the offsets ``[begin, end)`` it is made of.
     ``rows_in`` is how many rows these had, ``missing`` how many they should have had more."""
 
@@ -94,9 +94,9 @@ class Table:
             return table
         return cls(folder, about)
 
-    def state(self) -> TableState:
+    def snapshot(self) -> TableSnapshot:
         """The table now."""
-        state = TableState()
+        snapshot = TableSnapshot()
         for name in self.folder.names(_RUNS):
             entry = json.loads(self.folder.read(f"{_RUNS}/{name}"))
             ranges = {Queue(*item[:3]): (item[3], item[4]) for item in entry["ranges"]}
@@ -104,21 +104,21 @@ class Table:
             missing = {Queue(*item[:3]): item[3] for item in entry["missing"]}
             rows_in = entry["rows_in"]
             if entry["kind"] == "append":
-                files, rows_in = state.files + files, state.rows_in + rows_in
-                missing = {**state.missing, **{q: state.missing.get(q, 0) + lost for q, lost in missing.items()}}
+                files, rows_in = snapshot.files + files, snapshot.rows_in + rows_in
+                missing = {**snapshot.missing, **{q: snapshot.missing.get(q, 0) + lost for q, lost in missing.items()}}
                 ranges = {
-                    **state.ranges,
+                    **snapshot.ranges,
                     **{
-                        queue: (state.ranges[queue][0] if queue in state.ranges else begin, end)
+                        queue: (snapshot.ranges[queue][0] if queue in snapshot.ranges else begin, end)
                         for queue, (begin, end) in ranges.items()
                     },
                 }
-            state = TableState(entry["run"], files, ranges, rows_in, missing)
-        return state
+            snapshot = TableSnapshot(entry["run"], files, ranges, rows_in, missing)
+        return snapshot
 
     def rows(self, spark: SparkSession, part: str) -> DataFrame | None:
         """The rows of ``part`` that records name, None when nothing was ever written of it."""
-        paths = [self.folder.uri(file.path) for file in self.state().files if file.part == part]
+        paths = [self.folder.uri(file.path) for file in self.snapshot().files if file.part == part]
         return spark.read.parquet(*paths) if paths else None
 
     def append(
@@ -127,8 +127,8 @@ class Table:
         ranges: Mapping[Queue, tuple[int, int]],
         rows_in: int,
         missing: Mapping[Queue, int] | None = None,
-    ) -> TableState:
-        """Adds what one portion of the input, ``ranges`` with ``rows_in`` rows, gave; the state with it."""
+    ) -> TableSnapshot:
+        """Adds what one portion of the input, ``ranges`` with ``rows_in`` rows, gave; the snapshot with it."""
         return self._write("append", parts, ranges, rows_in, missing or {})
 
     def replace(
@@ -137,8 +137,8 @@ class Table:
         ranges: Mapping[Queue, tuple[int, int]],
         rows_in: int,
         missing: Mapping[Queue, int] | None = None,
-    ) -> TableState:
-        """Puts ``parts`` in the place of all that is there; the state then."""
+    ) -> TableSnapshot:
+        """Puts ``parts`` in the place of all that is there; the snapshot then."""
         return self._write("replace", parts, ranges, rows_in, missing or {})
 
     def _write(
@@ -148,8 +148,8 @@ class Table:
         ranges: Mapping[Queue, tuple[int, int]],
         rows_in: int,
         missing: Mapping[Queue, int],
-    ) -> TableState:
-        before = self.state()
+    ) -> TableSnapshot:
+        before = self.snapshot()
         run = f"{before.last + 1:010d}"
         staging = f"{_STAGING}/{run}-{Entropy().token(4).hex()}"
         files, moves = [], {}
@@ -177,7 +177,7 @@ class Table:
                 f"{self.folder.uri(_RUNS)}/{run}.json was written by another run meanwhile: run one at a time"
             ) from None
         self._tidy()
-        return self.state()
+        return self.snapshot()
 
     def _count(self, name: str) -> int:
         """How many rows the file says it has: what was written, not what was meant to be."""
@@ -188,11 +188,11 @@ class Table:
 
     def _tidy(self) -> None:
         """Brings a Delta log up to date, and removes all files that the records do not name."""
-        state = self.state()
+        snapshot = self.snapshot()
         if self.format == "delta":
-            self._sync_delta(state)
+            self._sync_delta(snapshot)
         self.folder.remove_tree(_STAGING)
-        named = {file.path for file in state.files}
+        named = {file.path for file in snapshot.files}
         kept = {path.rpartition("/")[0] for path in named}
         for name in self.folder.walk(""):
             where = name.rpartition("/")[0]
@@ -203,7 +203,7 @@ class Table:
             else:
                 self.folder.remove_tree(where)
 
-    def _sync_delta(self, state: TableState) -> None:
+    def _sync_delta(self, snapshot: TableSnapshot) -> None:
         """Each part's Delta table, with the same files; a commit carries the number of the run, so that one that a
         crash left undone is made up for and one that is there is not repeated."""
         try:
@@ -215,8 +215,8 @@ class Table:
         from deltalake.transaction import AddAction, RemoveAction
 
         now = WallClock().wall_ms()
-        for part in sorted({file.part for file in state.files}):
-            own = {file.path.removeprefix(f"{part}/"): file for file in state.files if file.part == part}
+        for part in sorted({file.part for file in snapshot.files}):
+            own = {file.path.removeprefix(f"{part}/"): file for file in snapshot.files if file.part == part}
             newest = next(iter(own.values()))
             with self.folder.filesystem.open_input_file(self.folder.full(newest.path)) as stream:
                 told = pq.ParquetFile(stream).schema_arrow.remove_metadata().append(pa.field("run", pa.string()))
@@ -225,7 +225,7 @@ class Table:
                 deltalake.DeltaTable.create(uri, schema, mode="ignore", partition_by=["run"])
             table = deltalake.DeltaTable(uri)
             known = table.transaction_version(self.id)
-            if known is not None and known >= state.last + 1:
+            if known is not None and known >= snapshot.last + 1:
                 continue
             here = {str(path) for path in table.get_add_actions().column("path").to_pylist()}
             actions: list[Any] = [RemoveAction(path, True, now) for path in sorted(here - own.keys())]
@@ -235,7 +235,7 @@ class Table:
             table.create_write_transaction(
                 actions, "append", schema, ["run"],
                 commit_properties=deltalake.CommitProperties(
-                    app_transactions=[deltalake.Transaction(self.id, state.last + 1, now)]
+                    app_transactions=[deltalake.Transaction(self.id, snapshot.last + 1, now)]
                 ),
             )  # fmt: skip
 

@@ -25,16 +25,16 @@ def verify(spark: SparkSession, path: str) -> StepReport:
     """
     began = perf_counter()
     archive = Archive.open(path)
-    state = archive.state()
-    counts = count_by_queue(read_files(spark, archive, state.files))
+    snapshot = archive.snapshot()
+    counts = count_by_queue(read_files(spark, archive, snapshot.files))
     if twice := repeated(counts):
         raise RocketError(f"{path} has rows twice: {twice}")
-    for queue in sorted(state.queues.keys() | counts.keys()):
-        said = state.queues[queue].rows if queue in state.queues else 0
+    for queue in sorted(snapshot.queues.keys() | counts.keys()):
+        said = snapshot.queues[queue].rows if queue in snapshot.queues else 0
         found = counts[queue].rows if queue in counts else 0
         if said != found:
             raise RocketError(f"{path}: the manifest has {said} rows of {queue}, its files hold {found}")
-    ranges = {queue: (each.begin, each.end) for queue, each in state.queues.items()}
+    ranges = {queue: (each.begin, each.end) for queue, each in snapshot.queues.items()}
     rows = sum(each.rows for each in counts.values())
     missing = {} if archive.filtered else prove(counts, ranges)
     return StepReport("verify", total(ranges.values()), rows, ranges, (), perf_counter() - began, missing)

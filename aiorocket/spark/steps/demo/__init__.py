@@ -100,11 +100,11 @@ def pipeline(
     taken["windows"] = perf_counter() - began
     plots = _draw(found, f"{out}/plots")
     taken["plots"] = perf_counter() - began - taken["windows"]
-    state = log.state()
+    snapshot = log.snapshot()
     return Pipeline(
-        archived.rows_out, int(str(archived.details["archive_rows"])), state.rows("decoded"), state.rows("quarantine"),
-        windows, int(str(ordered.details["findings"])), archived, decoded, _reasons(spark, log), _tables(found),
-        [str(each) for each in plots], found.span, taken,
+        archived.rows_out, int(str(archived.details["archive_rows"])), snapshot.rows("decoded"),
+        snapshot.rows("quarantine"), windows, int(str(ordered.details["findings"])), archived, decoded,
+        _reasons(spark, log), _tables(found), [str(each) for each in plots], found.span, taken,
     )  # fmt: skip
 
 
@@ -147,11 +147,11 @@ def _windows(spark: SparkSession, log: Table, path: str, on_progress: ProgressCa
 
     from aiorocket.spark.steps.windows import windows
 
-    state = log.state()
+    snapshot = log.snapshot()
     rows = log.rows(spark, "decoded")
-    if rows is None or not state.rows("decoded"):
+    if rows is None or not snapshot.rows("decoded"):
         return 0, Found()
-    count = state.rows("decoded")
+    count = snapshot.rows("decoded")
     _tell(on_progress, 0, count, "requests by minute and status")
     rows = rows.persist()
     try:
@@ -176,7 +176,7 @@ def _windows(spark: SparkSession, log: Table, path: str, on_progress: ProgressCa
             "paths": paths.orderBy(F.desc("rows"), "path"),
         }  # fmt: skip
         table = Table.open(path, "lake demo", {"log": log.id})
-        table.replace({name: df.coalesce(1) for name, df in parts.items()}, state.ranges, state.rows_in)
+        table.replace({name: df.coalesce(1) for name, df in parts.items()}, snapshot.ranges, snapshot.rows_in)
         _tell(on_progress, count * 2 // 3, count, "reading the windows back")
         who = rows.agg(F.count_distinct("client"), F.count_if("bot"), F.sum("bytes")).collect()[0]
     finally:
@@ -221,7 +221,7 @@ def _length(span: timedelta) -> str:
 
 def _reasons(spark: SparkSession, log: Table) -> dict[str, int]:
     bad = log.rows(spark, "quarantine")
-    if bad is None or not log.state().rows("quarantine"):
+    if bad is None or not log.snapshot().rows("quarantine"):
         return {}
     found = bad.groupBy("reason").count().collect()
     return {row["reason"]: row["count"] for row in sorted(found, key=lambda row: (-row["count"], row["reason"]))}
