@@ -62,7 +62,7 @@ log = logging.getLogger("aiorocket.spark")
 
 T = TypeVar("T")
 
-#: Requests to all brokers together that wait for an answer: a driver with thousands of queues asks in this many lanes.
+#: Requests to all brokers together that wait for an answer: a driver with thousands of queues asks so many at a time.
 _AT_ONCE = 256
 #: A driver that waits for messages shall still notice within this time that its query is being stopped.
 _LONGEST_WAIT = 0.5
@@ -359,10 +359,10 @@ async def _by_queue(
 async def _together(calls: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
     """The results of all calls, in order, at most ``_AT_ONCE`` of them running; the first error after the others have
     ended."""
-    lanes = asyncio.Semaphore(_AT_ONCE)
+    room = asyncio.Semaphore(_AT_ONCE)
 
     async def one(call: Callable[[], Awaitable[T]]) -> T:
-        async with lanes:
+        async with room:
             return await call()
 
     tasks = [asyncio.ensure_future(one(call)) for call in calls]

@@ -34,7 +34,7 @@ def _run(options: argparse.Namespace) -> int:
     scenarios = [*SCENARIOS] if options.scenario == "all" else [options.scenario]
     seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
     clock = WallClock()
-    begun = clock.wall_ms()
+    began = clock.wall_ms()
     held = failed = 0
     hours = 0.0
     try:
@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"interrupted: {held} runs held, {failed} failed so far", file=sys.stderr)
         return 130
-    elapsed = max(0.001, (clock.wall_ms() - begun) / 1000)
+    elapsed = max(0.001, (clock.wall_ms() - began) / 1000)
     print(
         f"{held} runs held, {failed} failed; {hours:g} cluster-hours in {elapsed:.1f} s "
         f"({hours * 3600 / elapsed:,.0f} times faster than time)"

@@ -83,12 +83,12 @@ def sends_end(history: History, slack: float = 0.25) -> list[Violation]:
         if event.what == "sent":
             open_sends[event.key] = event
         elif event.what in ("acknowledged", "rejected", "unknown"):
-            begun = open_sends.pop(event.key, None)
-            if begun is None:
+            sent = open_sends.pop(event.key, None)
+            if sent is None:
                 found.append(Violation("sends_end", f"{event.key} ended twice, or was never sent", (event,)))
-            elif begun.until and event.time > begun.until + slack:
-                text = f"{event.key} ended {event.time - begun.until:.3f} s after its timeout"
-                found.append(Violation("sends_end", text, (begun, event)))
+            elif sent.until and event.time > sent.until + slack:
+                text = f"{event.key} ended {event.time - sent.until:.3f} s after its timeout"
+                found.append(Violation("sends_end", text, (sent, event)))
         elif event.what == "killed":
             open_sends = {key: each for key, each in open_sends.items() if each.host != event.host}
     found += [Violation("sends_end", f"{each.key} never ended", (each,)) for each in open_sends.values()]
@@ -174,16 +174,16 @@ def orderly(
     """For orderly listeners: nobody is given a message before the one in front of it, in its queue or of its sharding
     key, has ended for good at least once: with success, as a dead letter, or after ``max_attempts``."""
     shards = {event.key: event.shard for event in history.of("sent")}
-    lanes: defaultdict[tuple[Queue, str], dict[int, str]] = defaultdict(dict)
+    sequences: defaultdict[tuple[Queue, str], dict[int, str]] = defaultdict(dict)
     for event in history.of("acknowledged", "delivered"):
         if event.queue is not None and (event.what == "acknowledged" or event.group == group):
             shard = shards.get(event.key, "") if by == "shard" else ""
-            lanes[event.queue, shard][event.offset] = event.key
+            sequences[event.queue, shard][event.offset] = event.key
     # By place, not by key: a send that was repeated after a time-out can be stored twice.
     in_front: dict[tuple[Queue, int], int] = {}
-    for (queue, shard), lane in lanes.items():
+    for (queue, shard), sequence in sequences.items():
         if by == "queue" or shard:
-            offsets = sorted(lane)
+            offsets = sorted(sequence)
             in_front.update({(queue, offset): last for last, offset in pairwise(offsets)})
     ended: set[tuple[Queue, int]] = set()
     last_of: dict[tuple[Queue, int], Event] = {}
@@ -219,8 +219,8 @@ def one_at_a_time(history: History, group: str) -> list[Violation]:
                 found.append(Violation("one_at_a_time", text, (other, event)))
             running[event.queue] = event
         elif event.what == "finished":
-            begun = running.get(event.queue)
-            if begun is not None and begun.host == event.host and begun.offset == event.offset:
+            delivered = running.get(event.queue)
+            if delivered is not None and delivered.host == event.host and delivered.offset == event.offset:
                 del running[event.queue]
     return found
 

@@ -234,13 +234,13 @@ class SimCluster:
     ) -> float:
         """Wait until ``groups`` have consumed all there is, retries and dead letters included, and return how many
         seconds that took. AssertionError when it takes longer than ``within``."""
-        begun = self.sim.loop.time()
+        began = self.sim.loop.time()
         while (left := self.unfinished(groups)) != 0:
-            waited = self.sim.loop.time() - begun
+            waited = self.sim.loop.time() - began
             if waited > within:
                 raise AssertionError(f"after {waited:g} s of quiet {left} messages are not consumed")
             await asyncio.sleep(step)
-        return self.sim.loop.time() - begun
+        return self.sim.loop.time() - began
 
     def owners(self, group: str, topic: str) -> dict[Queue, list[str]]:
         """Who of the running members of a group holds which queue of a topic; empty lists for queues nobody holds."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from aiorocket.cli.lake.dead_letters import replay, triage
 from aiorocket.cli.lake.demo import demo
 from aiorocket.cli.lake.keeping import archive, compact, restore, show, verify
-from aiorocket.cli.lake.letters import replay, triage
 from aiorocket.cli.lake.looking import decode, dedup, latency, order, windows
 
 __all__ = ("lake",)

@@ -160,22 +160,22 @@ class _Demo:
         run_id = str(WallClock().wall_ms() // 1000)
         async with Producer("lake-demo", nameservers=mq.nameservers) as producer:
             route = await producer.client.route(TOPIC)
-            lanes = [_Lane(producer, queue) for queue in sorted(route.publish)]
+            senders = [_QueueSender(producer, queue) for queue in sorted(route.publish)]
             try:
                 async for line in self._source if self._source is not None else self._made_up(before):
                     self._read += 1
                     place, message = _message(line, run_id)
-                    await lanes[place % len(lanes)].add(message)
+                    await senders[place % len(senders)].add(message)
                     if self._read % _TELL_EVERY == 0:
-                        sent = sum(lane.sent for lane in lanes)
+                        sent = sum(sender.sent for sender in senders)
                         teller.progress(Progress("send", sent, self._total, f"{self._read:,} lines read"))
-                for lane in lanes:
-                    await lane.flush()
+                for sender in senders:
+                    await sender.flush()
             finally:
-                for lane in lanes:
-                    await lane.end()
-                self._sent = sum(lane.sent for lane in lanes)
-            teller.progress(Progress("send", self._sent, self._read, f"to {plural(len(lanes), 'queue')}"))
+                for sender in senders:
+                    await sender.end()
+                self._sent = sum(sender.sent for sender in senders)
+            teller.progress(Progress("send", self._sent, self._read, f"to {plural(len(senders), 'queue')}"))
 
     async def _made_up(self, before: int) -> AsyncIterator[Line]:
         from aiorocket.cli.lake.made_up_log import made_up_log
@@ -239,7 +239,7 @@ class _Demo:
         return 1 if wrong else 0
 
 
-class _Lane:
+class _QueueSender:
     """One queue's way: batches in order, one on the way while the next is gathered."""
 
     def __init__(self, producer: Producer, queue: Queue) -> None:
