@@ -214,7 +214,7 @@ def archive_with(path: Path, rows: int, end: int) -> None:
     columns = ["topic", "brokerName", "queueId", "queueOffset", "storeTimestamp"]
     archive = Archive.create(str(path), format="parquet", columns=columns)
     file = DataFile(f"data/{partition_folder('orders', 480_000)}/x.parquet", rows, 2 << 20, {QUEUE: Span(0, end, rows)})
-    archive.publish(archive.state(), Commit([file], {QUEUE: Span(0, end, rows)}))
+    archive.publish(archive.snapshot(), Commit([file], {QUEUE: Span(0, end, rows)}))
 
 
 def test_show_proves_an_archive_complete(tmp_path: Path) -> None:
