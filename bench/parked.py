@@ -11,20 +11,18 @@ import time
 from typing import cast
 
 from aiorocket_protocol import (
-    ALL_TAGS,
     AUTO_CREATE_TOPIC,
     MSGPACK,
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
-    TAG,
     FrameSplitter,
-    PullMessageRequestHeader,
     RemotingCommand,
     RequestCode,
     ResponseCode,
     SendMessageRequestHeaderV2,
     decode,
     encode,
+    pull_header,
 )
 
 HOLD_MS = 15_000
@@ -45,10 +43,8 @@ class Puller(asyncio.Protocol):
         self.pull()
 
     def pull(self) -> None:
-        header = PullMessageRequestHeader(
-            "parked", self.topic, self.queue_id, self.offset, 32, PULL_SUSPEND | PULL_SUBSCRIPTION, 0, HOLD_MS, 0,
-            ALL_TAGS, TAG,
-        )  # fmt: skip
+        flags = PULL_SUSPEND | PULL_SUBSCRIPTION
+        header = pull_header("parked", self.topic, self.queue_id, self.offset, 32, flags=flags, hold_ms=HOLD_MS)
         self.transport.write(encode(RemotingCommand.request(RequestCode.PULL_MESSAGE, header), MSGPACK))
 
     def data_received(self, data: bytes) -> None:

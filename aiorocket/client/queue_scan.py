@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aiorocket.client.core.retry import remote_error
 from aiorocket_protocol import (
-    ALL_TAGS,
-    PULL_SUBSCRIPTION,
-    TAG,
     TOOLS_GROUP,
     GetMaxOffsetRequestHeader,
     GetMaxOffsetResponseHeader,
     GetMinOffsetRequestHeader,
     GetMinOffsetResponseHeader,
-    PullMessageRequestHeader,
     PullMessageResponseHeader,
     RecordView,
     RequestCode,
     ResponseCode,
     SearchOffsetRequestHeader,
     SearchOffsetResponseHeader,
+    pull_header,
     split_records,
 )
 
@@ -81,10 +78,8 @@ class QueueScan:
         """The messages from ``begin`` up to ``end``; what retention has removed meanwhile is passed over."""
         offset = begin
         while offset < end:
-            header = PullMessageRequestHeader(
-                TOOLS_GROUP, self.queue.topic, self.queue.queue_id, offset, min(_AT_ONCE, end - offset),
-                PULL_SUBSCRIPTION, 0, 0, 0, ALL_TAGS, TAG,
-            )  # fmt: skip
+            most = min(_AT_ONCE, end - offset)
+            header = pull_header(TOOLS_GROUP, self.queue.topic, self.queue.queue_id, offset, most)
             answer = await self._call(RequestCode.PULL_MESSAGE, header, _END, *_GO_ON)
             following = answer.read(PullMessageResponseHeader).next_begin_offset
             if answer.code == _END:

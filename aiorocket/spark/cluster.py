@@ -24,14 +24,12 @@ from aiorocket.errors import (
 )
 from aiorocket.model import Queue
 from aiorocket_protocol import (
-    ALL_TAGS,
     PERM_READ_WRITE,
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
     SYSTEM_GROUP_PREFIX,
     SYSTEM_TOPIC_PREFIX,
     SYSTEM_TOPICS,
-    TAG,
     TOOLS_GROUP,
     ClusterInfo,
     PullMessageRequestHeader,
@@ -45,6 +43,7 @@ from aiorocket_protocol import (
     TopicListBody,
     UpdateConsumerOffsetRequestHeader,
     decode_body,
+    pull_header,
     split_records,
 )
 
@@ -230,9 +229,7 @@ async def _is_gone(client: Client, queue: Queue, address: str) -> bool:
 def _pull(client: Client, queue: Queue, offset: int, flags: int = 0, hold_ms: int = 0) -> PullMessageRequestHeader:
     """For one message, as the tools' group."""
     topic = wrap(client.config.namespace, queue.topic)
-    return PullMessageRequestHeader(
-        TOOLS_GROUP, topic, queue.queue_id, offset, 1, PULL_SUBSCRIPTION | flags, 0, hold_ms, 0, ALL_TAGS, TAG
-    )
+    return pull_header(TOOLS_GROUP, topic, queue.queue_id, offset, 1, flags=PULL_SUBSCRIPTION | flags, hold_ms=hold_ms)
 
 
 async def offsets_at(client: Client, queues: Iterable[Queue], millis: int) -> dict[Queue, int]:

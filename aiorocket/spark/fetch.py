@@ -34,14 +34,13 @@ from aiorocket.spark.cluster import address_of, has_master
 from aiorocket.spark.fetch_state import HEAD, Answer, Pace, Part, first_offset, within
 from aiorocket_protocol import (
     ALL_TAGS,
-    PULL_SUBSCRIPTION,
     TAG,
     TOOLS_GROUP,
-    PullMessageRequestHeader,
     PullMessageResponseHeader,
     RemotingCommand,
     RequestCode,
     ResponseCode,
+    pull_header,
 )
 
 if TYPE_CHECKING:
@@ -286,10 +285,10 @@ class _Reader:
                 heapreplace(self._gaps, (index, stop, end))
             else:
                 heappop(self._gaps)
-            header = PullMessageRequestHeader(
+            header = pull_header(
                 self._group, part.wire_topic, part.queue.queue_id, begin,
-                min(stop - begin, self._settings.pull_batch_size), PULL_SUBSCRIPTION, 0, 0, 0,
-                self._expression, self._type, _PULL_BYTES,
+                min(stop - begin, self._settings.pull_batch_size),
+                expression=self._expression, expression_type=self._type, max_bytes=_PULL_BYTES,
             )  # fmt: skip
             pull = _Pull(part, begin, stop, self._loop.time())
             try:

@@ -32,6 +32,7 @@ from aiorocket_protocol import (
     decode,
     encode,
     encode_head,
+    pull_header,
 )
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -214,6 +215,20 @@ def test_ext_fields_of_a_positional_command() -> None:
     with pytest.raises(ProtocolError, match="no names"):
         response.ext_fields()
     assert RemotingCommand(0, flag=1, fields=()).ext_fields() == {}
+
+
+def test_a_pull_header_says_each_thing_in_its_field() -> None:
+    said: dict[str, Any] = {
+        "flags": 2, "commit_offset": 3, "hold_ms": 4, "version": 5, "expression": "a > 1", "expression_type": "SQL92",
+        "max_bytes": 6,
+    }  # fmt: skip
+    header = pull_header("g", "t", 7, 8, 9, **said)
+    assert header == PullMessageRequestHeader(
+        consumer_group="g", topic="t", queue_id=7, queue_offset=8, max_msg_nums=9, sys_flag=2, commit_offset=3,
+        suspend_timeout_millis=4, sub_version=5, subscription="a > 1", expression_type="SQL92", max_msg_bytes=6,
+    )  # fmt: skip
+    plain = pull_header("g", "t", 7, 8, 9)
+    assert plain[5:] == (4, 0, 0, 0, "*", "TAG", None, None, None) and len(plain) == len(header)
 
 
 def test_flags() -> None:

@@ -17,12 +17,12 @@ from aiorocket.errors import NotConnectedError, RemoteError, RocketError
 from aiorocket_protocol import (
     PULL_LITE,
     ProtocolError,
-    PullMessageRequestHeader,
     PullMessageResponseHeader,
     RemotingCommand,
     RequestCode,
     ResponseCode,
     SubscriptionData,
+    pull_header,
     split_records,
 )
 
@@ -183,11 +183,17 @@ class PullFetcher:
         generation, offset = cursor.generation, cursor.next_offset
         # After an error the first pull is not held, so that it is known at once that all is well again.
         held = self.last_error is None
-        header = PullMessageRequestHeader(
-            consumer.wire_group, queue.topic, queue.queue_id, offset, config.pull_batch_size,
-            pull_flags(commit=False, suspend=held, subscription=True) | PULL_LITE, 0, int(config.hold * 1000), 0,
-            subscription.sub_string, subscription.expression_type,
-        )  # fmt: skip
+        header = pull_header(
+            consumer.wire_group,
+            queue.topic,
+            queue.queue_id,
+            offset,
+            config.pull_batch_size,
+            flags=pull_flags(commit=False, suspend=held, subscription=True) | PULL_LITE,
+            hold_ms=int(config.hold * 1000),
+            expression=subscription.sub_string,
+            expression_type=subscription.expression_type,
+        )
         request = _PULL if _NO_LITE in connection.data else _LITE_PULL
         self.last_pull = self._client.loop.time()
         answer = await connection.request(RemotingCommand.request(request, header), config.pull_timeout)

@@ -22,12 +22,12 @@ from aiorocket.model import Queue
 from aiorocket_protocol import (
     EXT_EPOCH,
     ProtocolError,
-    PullMessageRequestHeader,
     PullMessageResponseHeader,
     RemotingCommand,
     RequestCode,
     ResponseCode,
     SubscriptionData,
+    pull_header,
     split_records,
 )
 
@@ -208,11 +208,19 @@ class Fetcher:
         # Nor is one that holds a place in the line of those that will be answered at once.
         held = short is None and self.last_error is None and not self._expects
         flags = pull_flags(commit=carries, suspend=held, subscription=config.post_subscription)
-        header = PullMessageRequestHeader(
-            consumer.wire_group, queue.topic, queue.queue_id, offset, config.pull_batch_size, flags, max(commit, 0),
-            int(config.hold * 1000), subscription.sub_version,
-            subscription.sub_string if config.post_subscription else None, subscription.expression_type,
-        )  # fmt: skip
+        header = pull_header(
+            consumer.wire_group,
+            queue.topic,
+            queue.queue_id,
+            offset,
+            config.pull_batch_size,
+            flags=flags,
+            commit_offset=max(commit, 0),
+            hold_ms=int(config.hold * 1000),
+            version=subscription.sub_version,
+            expression=subscription.sub_string if config.post_subscription else None,
+            expression_type=subscription.expression_type,
+        )
         epoch = consumer.leases.epoch(queue) if consumer.leases is not None else None
         request = RemotingCommand.request(_PULL, header, ext=None if epoch is None else {EXT_EPOCH: str(epoch)})
         began = self.last_pull = self._client.loop.time()
