@@ -97,7 +97,7 @@ class BatchReader(DataSourceReader):
 class PushingReader(BatchReader):
     """The same, leaving out what Spark's filters say nobody wants: option ``pushDown``.
 
-    For one query only: Spark (4.3, and those before) keeps what a reader has planned with the relation and not with the
+    For one query only: Spark, 4.3 and earlier, keeps what a reader has planned with the relation and not with the
     query, so any other query on the same DataFrame or view gets the rows that these filters left."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
