@@ -68,7 +68,12 @@ def uses(path: Path) -> tuple[tuple[int, str], ...]:
 @cache
 def tracked() -> tuple[Path, ...]:
     """Every file of the project that is text of its own; seeds of the fuzzer, recorded bytes and results are not."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False).stdout.decode()
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    ).stdout.decode()
     if listed:
         files = [ROOT / name for name in listed.split("\0") if name]
     else:  # an exported tree
@@ -83,11 +88,13 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
     if path.suffix != ".py":
         yield from enumerate(lines, 1)
         return
-    comments: dict[int, str] = {}
+    found: dict[int, str] = {}
+    before = tokenize.NEWLINE
     for token in tokenize.generate_tokens(io.StringIO(text_of(path)).readline):
-        # A string that begins its line is a docstring, or part of a longer text: those are read too.
         if token.type == tokenize.COMMENT:
-            comments[token.start[0]] = token.string
-        elif token.type == tokenize.STRING and not token.line[: token.start[1]].strip():
-            comments.update((number, lines[number - 1]) for number in range(token.start[0], token.end[0] + 1))
-    yield from sorted(comments.items())
+            found[token.start[0]] = token.string
+        elif token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+            found.update((number, lines[number - 1]) for number in range(token.start[0], token.end[0] + 1))
+        if token.type not in (tokenize.COMMENT, tokenize.NL):
+            before = token.type
+    yield from sorted(found.items())

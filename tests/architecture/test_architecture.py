@@ -216,19 +216,3 @@ def test_the_top_level_holds_what_the_design_says() -> None:
     passing = (".", "__", "aiorocket-lake-demo")
     found = {path.name for path in ROOT.iterdir() if not path.name.startswith(passing)}
     assert found <= allowed, f"unexpected at the top level: {sorted(found - allowed)}"
-
-
-@pytest.mark.parametrize("folder", ["aiorocket/runtime", "aiorocket/remoting", "aiorocket/spark", "aiorocket/testing"])
-def test_the_map_of_a_folder_names_every_module(folder: str) -> None:
-    readme = (ROOT / folder / "README.md").read_text(encoding="utf-8")
-    names = [path.name for path in (ROOT / folder).glob("*.py") if path.stem != "__init__"]
-    missing = [name for name in names if f"`{name}`" not in readme]
-    assert not missing, f"{folder}/README.md does not mention {missing}"
-
-
-def test_the_map_of_the_tests_names_every_folder_and_every_story() -> None:
-    readme = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
-    names = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}
-    names |= {path.name for path in (ROOT / "tests" / "integration").glob("test_*.py")}
-    missing = sorted(name for name in names if f"`{name}`" not in readme)
-    assert not missing, f"tests/README.md does not mention {missing}"

@@ -1,0 +1,105 @@
+"""What is written about the project is true: maps name every module, references lead to something that is here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.sources import ROOT, name_of, prose, text_of, tracked
+
+#: Where the modules of a folder are named: in its own README, else in the next one above.
+FOLDERS = sorted({path.parent for path in tracked() if path.suffix == ".py" and "tests" not in path.parts} - {ROOT})
+TEXTS = [path for path in tracked() if path.suffix in (".py", ".md", ".toml", ".java", ".json") or path.name == "run"]
+#: What a text that is not here was once referred to by: its name, its numbered traps and promises, its bare sections.
+ABSENT = re.compile(
+    r"rocketmq-protocol|reliability (?:[PR]\d|\d)|\b[Tt]raps? \d|test_trap_|(?<![\w%])[PR]\d{1,2}\b(?!\.)|"
+    r"\(\d{1,2}\.\d{1,2}(?=[,;:)])|§ ?\d|\b[Ss]ections? \d"
+)
+PENDING = ("tests/architecture/", "aiorocket/broker/", "aiorocket/storage/", "tests/broker/", "tests/nameserver/")
+#: A file by its name, perhaps with folders in front: ``client/core/balance.py``.
+FILE = re.compile(
+    r"(?<![\w/.*<-])(?:\.\./)*((?:[\w-]+/)*(?:[a-z_][\w-]*|README|CONTRIBUTING|CHANGELOG)\.(?:py|md|toml))\b(?!\()"
+)
+
+
+def readme_of(folder: Path) -> Path:
+    while not (folder / "README.md").exists():
+        folder = folder.parent
+    return folder / "README.md"
+
+
+def modules_named(readme: Path) -> set[Path]:
+    """What its text says in backquotes. In one line ``core/groups.py`` `offsets.py` means core/offsets.py too."""
+    found: set[Path] = set()
+    for line in text_of(readme).splitlines():
+        folder = readme.parent
+        for name in re.findall(r"`([\w./-]+\.py)`", line):
+            path = readme.parent / name
+            if "/" in name:
+                folder = path.parent
+            found |= {path.resolve(), (folder / path.name).resolve()}
+    return found
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_the_map_of_a_folder_names_every_module(folder: Path) -> None:
+    readme = readme_of(folder)
+    modules = {path for path in folder.glob("*.py") if path.stem != "__init__"}
+    missing = sorted(path.name for path in modules - modules_named(readme))
+    assert not missing, f"{name_of(readme)} does not name {missing} of {name_of(folder)}"
+
+
+def test_the_map_of_the_tests_names_every_folder_and_every_story() -> None:
+    readme = text_of(ROOT / "tests" / "README.md")
+    names = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}
+    names |= {path.name for path in (ROOT / "tests" / "integration").glob("test_*.py")}
+    missing = sorted(name for name in names if f"`{name}`" not in readme)
+    assert not missing, f"tests/README.md does not mention {missing}"
+
+
+def test_the_root_readme_names_every_package() -> None:
+    readme = text_of(ROOT / "README.md")
+    names = [path.parent.name for path in (ROOT / "aiorocket").glob("*/__init__.py")]
+    missing = [name for name in names if f"`aiorocket/{name}`" not in readme]
+    assert not missing, f"README.md does not name {missing}"
+    readme = text_of(ROOT / "aiorocket" / "README.md")
+    missing = [name for name in names if f"`{name}/`" not in readme]
+    assert not missing, f"aiorocket/README.md does not name {missing}"
+
+
+def test_the_ways_of_a_commit_and_of_a_message_lead_through_what_is_there() -> None:
+    hops = re.findall(r"^\| `([\w./]+\.py)` \| (`[^|]+`) \|", text_of(ROOT / "aiorocket" / "README.md"), re.MULTILINE)
+    assert len(hops) > 12
+    for file, names in hops:
+        text = text_of((ROOT / "aiorocket" / file).resolve())
+        for name in re.findall(r"[\w.]+", names):
+            owner, _, last = name.rpartition(".")
+            assert re.search(rf"\b(?:def|class) {last}\b", text), f"{file} has no {name}"
+            assert not owner or re.search(rf"^class {owner}\b", text, re.MULTILINE), f"{file} has no {owner}"
+
+
+def test_nothing_refers_to_a_document_that_is_not_here() -> None:
+    bad = [
+        f"{name_of(path)}:{number} {found[0]!r}"
+        for path in TEXTS
+        if not name_of(path).startswith(PENDING) and ABSENT.search(text_of(path))
+        for number, line in prose(path)
+        for found in ABSENT.finditer(line)
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def test_every_file_that_is_named_exists() -> None:
+    names = {name_of(path) for path in tracked()}
+    tails = {name[at:] for name in names for at in (0, *(m.end() for m in re.finditer("/", name)))}
+    bad = [
+        f"{name_of(path)}:{number} {name}"
+        for path in TEXTS
+        if path.suffix in (".py", ".md")
+        for number, line in prose(path)
+        for name in FILE.findall(line)
+        if name not in tails
+    ]
+    assert not bad, "\n".join(bad)
