@@ -10,7 +10,7 @@ import pytest
 from tests.architecture.sources import ROOT, name_of, prose, text_of, tracked
 
 #: Where the modules of a folder are named: in its own README, else in the next one above.
-FOLDERS = sorted({path.parent for path in tracked() if path.suffix == ".py" and "tests" not in path.parts} - {ROOT})
+FOLDERS = sorted({path.parent for path in tracked() if path.suffix == ".py"} - {ROOT, ROOT / "tests"})
 TEXTS = [path for path in tracked() if path.suffix in (".py", ".md", ".toml", ".java", ".json") or path.name == "run"]
 #: What a text that is not here was once referred to by: its name, its numbered traps and promises, its bare sections.
 ABSENT = re.compile(
@@ -46,7 +46,7 @@ def modules_named(readme: Path) -> set[Path]:
 @pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
 def test_the_map_of_a_folder_names_every_module(folder: Path) -> None:
     readme = readme_of(folder)
-    modules = {path for path in folder.glob("*.py") if path.stem != "__init__"}
+    modules = {path for path in folder.glob("*.py") if not re.match(r"__init__|conftest|test_", path.stem)}
     missing = sorted(path.name for path in modules - modules_named(readme))
     assert not missing, f"{name_of(readme)} does not name {missing} of {name_of(folder)}"
 
