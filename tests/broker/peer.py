@@ -143,5 +143,5 @@ class Peer:
 
 
 def span(answer: RemotingCommand) -> PullMessageResponseHeader:
-    """The four offsets, which every pull answer must have (trap 4)."""
+    """The four offsets, which every pull answer must have: Java reads them without a check."""
     return answer.read(PullMessageResponseHeader)

@@ -20,7 +20,7 @@ NOTICE = 40
 
 
 async def test_members_are_listed_and_an_empty_group_is_an_error(peer: Peer) -> None:
-    assert await peer.members() is None  # trap 6: code 1, no empty list
+    assert await peer.members() is None  # code 1, no empty list
     assert (await peer.call(34, body=heartbeat("c1", "T"))).code == 0
     assert await peer.members() == ["c1"]
     assert (await peer.call(35, None, clientID="c1", consumerGroup="g")).code == 0
@@ -29,9 +29,9 @@ async def test_members_are_listed_and_an_empty_group_is_an_error(peer: Peer) -> 
 
 async def test_a_heartbeat_says_which_version_answers_and_makes_the_retry_topic(broker: Broker, peer: Peer) -> None:
     answer = await peer.call(34, body=heartbeat("c1", "T"))
-    assert answer.version >= 232  # trap 13: below it a client refuses SQL subscriptions
+    assert answer.version >= 232  # below it a client refuses SQL subscriptions
     topic = broker.topics.get("%RETRY%g")
-    assert topic is not None and topic.write_queues == 1  # trap 17
+    assert topic is not None and topic.write_queues == 1
 
 
 async def test_all_members_hear_of_a_newcomer_a_leaver_and_other_topics_once_each(broker: Broker, peer: Peer) -> None:
@@ -42,7 +42,7 @@ async def test_all_members_hear_of_a_newcomer_a_leaver_and_other_topics_once_eac
         assert notice.code == NOTICE and notice.is_oneway and notice.ext_fields()["consumerGroup"] == "g"
         await other.call(34, body=_msgpack_heartbeat("c2"))
         assert (await peer.read()).code == NOTICE
-        for _ in range(3):  # the same again, and other versions: no news (traps 12, 15)
+        for _ in range(3):  # the same again, and other versions: no news
             await peer.call(34, body=heartbeat("c1", "T", version=9))
         assert await peer.members() == ["c1", "c2"] and not peer.requests
         await peer.call(34, body=heartbeat("c1", "T", "U", version=9))
@@ -97,9 +97,9 @@ async def test_tag_subscriptions_are_always_fine_unknown_types_are_not(peer: Pee
 
 async def test_a_group_without_offset_starts_a_young_topic_at_0(peer: Peer) -> None:
     await peer.create_topic("T", 1)
-    assert await peer.committed("g", "T") is None  # nothing there yet: 22 (trap 6)
+    assert await peer.committed("g", "T") is None  # nothing there yet: 22
     await peer.send()
-    assert await peer.committed("g", "T") == 0  # trap 7
+    assert await peer.committed("g", "T") == 0  # a young topic
     assert await peer.committed("g", "T", set_zero_if_not_found=False) is None
 
 
@@ -112,7 +112,7 @@ async def test_commits_are_stored_ignored_or_refused(peer: Peer) -> None:
 
     assert await commit(2) == 0 and await peer.committed("g", "T") == 2
     assert await commit(1) == 0 and await peer.committed("g", "T") == 1
-    assert await commit(-1) == 0 and await peer.committed("g", "T") == 1  # trap 9
+    assert await commit(-1) == 0 and await peer.committed("g", "T") == 1  # as ali-ons sends
     assert await commit(1, topic="Unknown") == 17
     assert await commit(1, group="no blanks") == 26
     answer = await peer.call(15, None, consumerGroup="g", topic="T", queueId="0", commitOffset="x")

@@ -74,7 +74,7 @@ def test_a_send_to_a_retry_topic_over_its_limit_goes_to_the_dead_letters(
 def test_a_group_with_live_queue_locks_has_used_up_its_attempts() -> None:
     config = GroupConfig("g")
     where = for_retry_send(config, reconsume_times=1, limit=None, client_version=479, locked=True)
-    assert where is not None and where.topic == "%DLQ%g"  # trap 22
+    assert where is not None and where.topic == "%DLQ%g"  # at once, while the group holds queue locks
 
 
 def test_sizes() -> None:
@@ -89,7 +89,7 @@ def test_sizes() -> None:
     ("text", "value"),
     [
         ("TAGS\x01A\x02", "A"),
-        ("TAGS\x01A", "A"),  # 4.9 leaves the last separator out (trap 19)
+        ("TAGS\x01A", "A"),  # 4.9 leaves the last separator out
         ("X\x011\x02TAGS\x01A\x02", "A"),
         ("MYTAGS\x01B\x02", None),
         ("MYTAGS\x01B\x02TAGS\x01A", "A"),
@@ -144,9 +144,9 @@ def test_a_registered_subscription_is_used_and_its_absence_named() -> None:
     assert isinstance(known, Subscription) and known.accept is not None
     assert known.accept(65) and not known.accept(67)  # "A" and "C" hash to their character
     refusals = [
-        registered_subscription("g", config, None, "T", 5),  # a pull before its heartbeat (trap 11)
+        registered_subscription("g", config, None, "T", 5),  # a pull before its heartbeat
         registered_subscription("g", config, live(), "U", 5),
-        registered_subscription("g", config, live(), "T", 6),  # trap 14
+        registered_subscription("g", config, live(), "T", 6),  # newer than the heartbeat said
         registered_subscription("g", config, live(expression_type="SQL92"), "T", 6, False),
         registered_subscription("g", config, live(expression_type="SQL92"), "T", 5, False),  # "A || B" is no SQL
         registered_subscription("g", config, live(expression_type="SQL92", sub_string="a > 1"), "T", 5, False),
@@ -178,7 +178,7 @@ def test_an_expression_that_comes_with_the_pull() -> None:
 @pytest.mark.parametrize(
     ("times", "wish", "limit", "version", "topic", "level"),
     [
-        (0, 0, None, 479, "%RETRY%g", 3),  # trap 23: the first retry is level 3
+        (0, 0, None, 479, "%RETRY%g", 3),  # the first retry is level 3
         (4, 0, None, 479, "%RETRY%g", 7),
         (4, 2, None, 479, "%RETRY%g", 2),
         (15, 0, None, 479, "%RETRY%g", 18),

@@ -17,7 +17,7 @@ async def test_the_result_table(peer: Peer) -> None:
     empty = await peer.pull(**NO_WAIT)
     assert empty.code == 19 and span(empty)[:4] == (0, 0, 0, 0)
     moved = await peer.pull("T", 0, 7)
-    assert moved.code == 21 and span(moved).next_begin_offset == 0  # trap 8
+    assert moved.code == 21 and span(moved).next_begin_offset == 0  # not 19: the client would wait where nothing is
     for _ in range(3):
         await peer.send()
     found = await peer.pull("T", 0, 1)
@@ -150,7 +150,7 @@ async def test_checks_before_a_pull(peer: Peer) -> None:
     assert (await peer.pull("T", 2)).code == 29
     assert (await peer.pull("T", -1)).code == 29
     assert (await peer.pull(consumer_group="bad group")).code == 26
-    assert (await peer.pull(expression_type="GLOB", subscription="a > 1")).code == 1  # trap 27
+    assert (await peer.pull(expression_type="GLOB", subscription="a > 1")).code == 1
     assert (await peer.pull(subscription="||")).code == 23
     await peer.create_topic("Deaf", 1, perm=2)
     assert (await peer.pull("Deaf")).code == 16
@@ -159,9 +159,9 @@ async def test_checks_before_a_pull(peer: Peer) -> None:
 async def test_a_push_consumer_needs_its_heartbeat_first_and_its_newest_version(peer: Peer) -> None:
     await peer.send()
     push = {"sys_flag": SUSPEND, "subscription": None, "sub_version": 5}
-    assert (await peer.pull(**push)).code == 24  # trap 11
+    assert (await peer.pull(**push)).code == 24  # before its heartbeat
     assert (await peer.call(34, body=heartbeat("c", "T", version=4))).code == 0
-    assert (await peer.pull(**push)).code == 25  # trap 14
+    assert (await peer.pull(**push)).code == 25  # newer than the heartbeat said
     assert (await peer.call(34, body=heartbeat("c", "T", version=5))).code == 0
     assert (await peer.pull(**push)).code == 0
     assert (await peer.pull("BenchmarkTest", **push)).code == 24

@@ -41,7 +41,7 @@ async def test_a_message_sent_back_returns_in_the_retry_topic_with_its_history(p
     (first,) = records(await peer.pull("T", 1))
     assert (await peer.send_back(first.physical_offset, 1)).code == 0
     (second,) = records(await peer.pull("%RETRY%g"))
-    assert second.body == b"x" and second.flag == 7 and second.reconsume_times == 1  # trap 23
+    assert second.body == b"x" and second.flag == 7 and second.reconsume_times == 1
     assert second.born_timestamp == first.born_timestamp and second.born_host == first.born_host
     assert second.properties["RETRY_TOPIC"] == "T" and second.msg_id == "K"
     assert second.properties["ORIGIN_MESSAGE_ID"] == first.offset_msg_id

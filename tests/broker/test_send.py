@@ -22,7 +22,7 @@ async def test_a_sent_message_is_answered_with_everything_a_java_client_reads(br
     assert answer.ext_value("MSG_REGION") == "DefaultRegion" and answer.ext_value("TRACE_ON") == "true"
     header = answer.read(SendMessageResponseHeader)
     assert (header.queue_id, header.queue_offset, header.transaction_id) == (2, 0, "K1")
-    ip, port, offset = parse_offset_msg_id(header.msg_id)  # a real offset id (trap 18)
+    ip, port, offset = parse_offset_msg_id(header.msg_id)  # a real offset id: ali-ons and transactions take it apart
     assert (ip, port) == ("127.0.0.1", broker.port)
     (record,) = records(await peer.pull("T", 2))
     assert record.physical_offset == offset and record.offset_msg_id == header.msg_id
@@ -86,7 +86,7 @@ async def test_a_batch_has_consecutive_offsets_and_the_batch_s_properties_behind
     assert [record.offset_msg_id for record in stored] == header.msg_id.split(",")
     assert [record.body for record in stored] == [b"1", b"2", b"3"]
     assert [record.queue_offset for record in stored] == [1, 2, 3]
-    assert {record.properties["UNIQ_KEY"] for record in stored} == {"BATCH"}  # the last one wins (traps 19, 20)
+    assert {record.properties["UNIQ_KEY"] for record in stored} == {"BATCH"}  # the last one wins
     assert {record.properties["WAIT"] for record in stored} == {"true"}
 
 

@@ -27,7 +27,7 @@ def test_topics_present_at_start() -> None:
     assert topics["SCHEDULE_TOPIC_XXXX"].write_queues == 18
     assert topics["DefaultCluster"].write_queues == 16 and topics["broker-a"].write_queues == 1
     assert "TBW102" not in table(auto_create=False)
-    # Two or more: a 5.x name server refuses a first registration with exactly one (trap 16).
+    # Two or more: a 5.x name server refuses a first registration with exactly one.
     assert len(table(auto_create=False)) >= 2
 
 
@@ -106,7 +106,7 @@ def test_a_commit_is_kept_even_when_it_goes_back_and_a_negative_one_never() -> N
     assert offsets.commit("g", "T", 0, 3) is True  # lower: accepted, and told to the log
     assert offsets.query("g", "T", 0) == 3
     version = offsets.version
-    offsets.commit("g", "T", 0, -1)  # ali-ons does this for queues it never consumed (trap 9)
+    offsets.commit("g", "T", 0, -1)  # ali-ons does this for queues it never consumed
     offsets.commit("g", "T", 0, 3)
     assert offsets.query("g", "T", 0) == 3 and offsets.version == version
     assert offsets.query("g", "T", 1) is None
@@ -144,8 +144,8 @@ def beat(
 def test_a_new_member_or_another_set_of_topics_is_news_a_new_version_is_not() -> None:
     groups = GroupTable(120)
     assert beat(groups, "1", "T")
-    assert not beat(groups, "1", "T")  # the same heartbeat again (trap 12)
-    assert not beat(groups, "1", "T", version=2)  # trap 15
+    assert not beat(groups, "1", "T")  # the same heartbeat again
+    assert not beat(groups, "1", "T", version=2)  # else each change of a queue would make everybody rebalance again
     assert beat(groups, "1", "T", "U")
     assert beat(groups, "1", "T")
     assert beat(groups, "2", "T")

@@ -231,7 +231,7 @@ async def test_a_half_message_waits_where_nobody_looks(broker: Broker, peer: Pee
     assert not await stored(peer, "T", 2)
     (record,) = await stored(peer, HALF)
     assert record.physical_offset == parse_offset_msg_id(receipt.msg_id)[2]
-    assert record.sys_flag & 0x0C == 0  # trap 24
+    assert record.sys_flag & 0x0C == 0  # stored without its transaction bits
     properties = record.properties
     assert (properties["REAL_TOPIC"], properties["REAL_QID"], properties["__transactionId__"]) == ("T", "2", "K1")
     assert "DELAY" not in properties and "TRANSACTION_CHECK_TIMES" not in properties

@@ -112,7 +112,7 @@ async def test_route_json_is_compact_and_has_quoted_broker_ids(peer: Peer) -> No
     await register(peer)
     answer = await peer.call(105, GetRouteInfoRequestHeader("T"))
     assert b'"brokerAddrs":{"0":"10.0.0.1:10911"}' in answer.body
-    assert b" " not in answer.body  # Go's parser breaks on a blank inside brokerAddrs (trap 1)
+    assert b" " not in answer.body  # Go's parser breaks on a blank inside brokerAddrs
 
 
 async def test_msgpack_peers_get_msgpack_bodies_and_an_accepting_json_peer_too(server: NameServer, peer: Peer) -> None:
