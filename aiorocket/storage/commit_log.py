@@ -9,8 +9,8 @@ mode. A segment is synced before the next one gets its first byte, so bad bytes 
 damage, never a torn tail.
 
 A full disk fails the group and everything gathered behind it, cuts the log back to where the group began and leaves
-the store readable; space is looked for again with later appends. A failed sync is final (R6): what the kernel still
-has is unknown.
+the store readable; space is looked for again with later appends. A failed sync is final: Linux marks pages
+clean that it could not write, so a second sync that succeeds proves nothing.
 """
 
 from __future__ import annotations

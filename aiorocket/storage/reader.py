@@ -189,7 +189,7 @@ class Reader:
 
 
 def _outside(offset: int, low: int, high: int) -> tuple[ReadStatus, int]:
-    """Status and next offset for an offset that no message has (rocketmq-protocol 5.4)."""
+    """Status and next offset for an offset that no message has, as RocketMQ answers."""
     if high == 0:
         return ReadStatus.NO_MESSAGE_IN_QUEUE, 0
     if offset < low:

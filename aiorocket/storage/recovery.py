@@ -437,8 +437,8 @@ def _says(data: bytes, size: int, expected: tuple[int, int, int]) -> bool:
 
 def _has_lost_sector(view: RecordView, position: int) -> bool:
     """Whether the property bytes of an unpromised record have a sector that reads as zeros. The body's CRC covers the
-    body, the inner lengths cover the head; properties have no checksum of their own (the checksum file of R1 will
-    cover all)."""
+    body, the inner lengths cover the head; properties have no checksum of their own
+    (a checksum file beside each segment will cover all)."""
     properties = view.raw_properties
     if b"\0" not in properties:
         return False

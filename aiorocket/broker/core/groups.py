@@ -289,8 +289,7 @@ class GroupTable:
     ) -> bool:
         """A heartbeat. True when the other members must rebalance: a new member, or another set of subscribed topics.
 
-        A mere change of subscription versions is not one: every rebalance changes them, so telling would never end
-        (trap 15).
+        A mere change of subscription versions is not one: every rebalance changes them, so telling would never end.
         """
         entry = self._groups.get(group)
         if entry is None:

@@ -1,8 +1,8 @@
 """Who may consume a queue in order: leases of 60 s, each under an epoch that rises with every change of owner.
 
 RocketMQ keeps this table in memory only, so a restarted broker forgets its owners and grants their queues to others
-while they still work on them (reliability P7). Here a change of owner is first a *claim*; the caller saves the table
-and says ``recorded``, and only then is the claim a lock. After a restart every recorded owner has a fresh lease, and
+while they still work on them. Here a change of owner is first a *claim*; the caller saves the table and says
+``recorded``, and only then is the claim a lock. After a restart every recorded owner has a fresh lease, and
 where the record was lost nobody is granted anything for ``grace`` seconds: by then no client trusts an older lock.
 
 Renewals and answers write nothing. A release is saved with the next save: losing it only delays the next owner. Times

@@ -2,7 +2,7 @@
 
 A parked pull is found in three ways, each one dict: by its queue (a message arrived), by its connection (it closed), by
 its deadline. Deadlines are FIFO per hold time: pulls of one kind of client all ask for the same hold, so the first of
-each FIFO is the earliest and adding or removing one costs a dict store (performance 6). Hold times are rounded up to
+each FIFO is the earliest and adding or removing one costs a dict store. Hold times are rounded up to
 100 ms, so that a client that asks for a different one each time cannot make more FIFOs than ``max_hold`` has tenths.
 Deadlines are multiples of 100 ms too: ten thousand parked pulls would else wake the broker 700 times a second, for one
 of them each, at twice the CPU time.

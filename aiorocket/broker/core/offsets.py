@@ -1,7 +1,7 @@
 """How far each group has come in each queue. A commit is one dict store; what changed since the last snapshot is one
 number.
 
-A reset that an administrator asked for waits here until the group pulls the queue from there (5.6): until then it is
+A reset that an administrator asked for waits here until the group pulls the queue from there: until then it is
 what the group reads as its offset, and commits of what was consumed before change nothing. To have told somebody is not
 enough, for the answer may be lost and its receiver commit its old position; nor is a pull from there, for that may be
 where somebody was who has heard of nothing. Both together are.

@@ -1,4 +1,4 @@
-"""What a broker checks before it reads for a pull, in RocketMQ's order (5.3); the first check that fails answers."""
+"""What a broker checks before it reads for a pull, in RocketMQ's order; the first check that fails answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = (
 
 
 def check_access(config: GroupConfig, topic: Topic | None, name: str, queue_id: int) -> Refusal | None:
-    """Checks 4 to 7: may this group read this queue at all."""
+    """May this group read this queue at all? The first checks of a pull."""
     if not config.consume_enable:
         return Refusal(ResponseCode.NO_PERMISSION, f"subscription group no permission, {config.name}")
     if topic is None:
@@ -32,7 +32,7 @@ def check_access(config: GroupConfig, topic: Topic | None, name: str, queue_id: 
 
 
 def check_filter_type(kind: str | None, property_filter: bool) -> Refusal | None:
-    """Check 9: filters other than TAG have to be switched on, and of those there is only SQL92."""
+    """The last check: filters other than TAG have to be switched on, and of those there is only SQL92."""
     if is_tag_type(kind) or (kind == SQL92 and property_filter):
         return None
     why = "only TAG and SQL92 are served" if property_filter else "property_filter is off here, only TAG is served"
@@ -44,7 +44,7 @@ def check_filter_type(kind: str | None, property_filter: bool) -> Refusal | None
 def parse_subscription(
     topic: str, expression: str | None, expression_type: str | None, version: int, property_filter: bool = True
 ) -> Subscription | Refusal:
-    """Check 8a and 9: the request brings its own expression."""
+    """The request brings its own expression."""
     if not is_tag_type(expression_type):
         known = Subscription(SubscriptionData(topic, expression or "", sub_version=version, expression_type=SQL92))
         if known.error and expression_type == SQL92:
@@ -64,7 +64,7 @@ def registered_subscription(
     version: int,
     property_filter: bool = True,
 ) -> Subscription | Refusal:
-    """Checks 8b to 8f and 9: the subscription comes from the group's heartbeats."""
+    """The subscription comes from the group's heartbeats."""
     if live is None:
         return Refusal(
             ResponseCode.SUBSCRIPTION_NOT_EXIST,

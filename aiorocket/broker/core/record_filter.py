@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ("SCAN", "RecordFilter", "Selected")
 
-#: Messages that one pull looks at, at least (5.6: 16,000 bytes of consume queue).
+#: Messages that one pull looks at, at least (RocketMQ's 16,000 bytes of consume queue).
 SCAN = 800
 
 

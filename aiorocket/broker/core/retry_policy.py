@@ -1,5 +1,5 @@
-"""Where a message goes that its consumer could not handle: later to the retry topic, or for good to the dead letters
-(7.3)."""
+"""Where a message goes that its consumer could not handle: later to the retry topic, or for good to the dead
+letters."""
 
 from __future__ import annotations
 

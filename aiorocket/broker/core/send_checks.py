@@ -1,4 +1,4 @@
-"""What a broker checks before it stores a message, in RocketMQ's order (7.2); the first check that fails answers.
+"""What a broker checks before it stores a message, in RocketMQ's order; the first check that fails answers.
 
 The send path tests ``Topic.plain`` and the queue's range itself and comes here only when one of them does not hold.
 """

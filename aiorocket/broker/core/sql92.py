@@ -1,4 +1,4 @@
-"""SQL92 filters: text -> Expression, with RocketMQ's grammar, its three-valued logic and its conversions (5.9).
+"""SQL92 filters: text -> Expression, with RocketMQ's grammar, its three-valued logic and its conversions.
 
 The operators, loosest first: ``OR``; ``AND``; ``=  <>  IS [NOT] NULL``; ``>  >=  <  <=  [NOT] BETWEEN x AND y
 [NOT] IN ('a', ...)  [NOT] CONTAINS | STARTSWITH | ENDSWITH 'text'``; ``NOT + -`` in front of one operand. Operands are

@@ -1,4 +1,4 @@
-"""What SQL92 filters compute with: texts, numbers, truth with an unknown, and how RocketMQ compares them (5.9).
+"""What SQL92 filters compute with: texts, numbers, truth with an unknown, and how RocketMQ compares them.
 
 Each function here makes one step of a compiled expression: a callable from a message's properties to a value.
 """

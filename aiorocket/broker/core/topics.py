@@ -243,7 +243,7 @@ def topic_name_remark(name: str) -> str:
 
 
 def _built_in(broker: str, cluster: str, auto_create: bool, default_queues: int, delay_levels: int) -> Iterator[Topic]:
-    """Section 7.1. Cluster and broker names that cannot be topic names get no topic."""
+    """Those of RocketMQ's brokers. Cluster and broker names that cannot be topic names get no topic."""
     if auto_create:
         yield Topic(AUTO_CREATE_TOPIC, default_queues, default_queues, PERM_ALL)
     yield Topic(SELF_TEST_TOPIC, 1, 1)

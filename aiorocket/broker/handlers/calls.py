@@ -1,8 +1,8 @@
 """What an administrator asks of consumers through the broker: 307, 309, 223, and the reset of offsets (222).
 
 The broker passes 307 and 309 on and their answers back, asks every member of a group for 223 (code 221 on that way),
-and tells every member of a reset (220) or keeps it for their next pull, as BrokerConfig.server_side_reset_offset says
-(rocketmq-protocol 3.10). A client has ``client_call_timeout`` seconds to answer: ali-ons never does.
+and tells every member of a reset (220) or keeps it for their next pull, as BrokerConfig.server_side_reset_offset says.
+A client has ``client_call_timeout`` seconds to answer: ali-ons never does.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class OffsetHandlers:
 
     def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 14. A group without an offset starts a young topic at 0: whoever subscribed before the first message
-        was sent must not miss it, however late its first query comes (5.7)."""
+        was sent must not miss it, however late its first query comes."""
         header = command.read(QueryConsumerOffsetRequestHeader)
         topic, queue_id = header.topic, header.queue_id
         offset = self._offsets.query(header.consumer_group, topic, queue_id)

@@ -189,7 +189,7 @@ class PullHandlers:
                     waiting.connection.reply(waiting.command, answer)
 
     def _reset_answer(self, connection: Connection, header: PullMessageRequestHeader) -> RemotingCommand | None:
-        """21 with the offset to go on at, when a reset waits for this group (5.6)."""
+        """21 with the offset to go on at, when a reset waits for this group."""
         topic, queue_id = header.topic, header.queue_id
         offset = self._offsets.tell_reset(header.consumer_group, topic, queue_id, connection, header.queue_offset)
         if offset is None:

@@ -89,7 +89,7 @@ class TransactionHandlers:
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{self._config.name}] sending transaction message is forbidden (reject_transactions)",
             )
-        # A delay is dropped (6.17); what names an earlier check is the broker's own.
+        # A delay is dropped, as Java's producer does; what names an earlier check is the broker's own.
         for name in (PROPERTY_DELAY, PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET):
             values.pop(name, None)
         unique = values[PROPERTY_UNIQ_KEY]
