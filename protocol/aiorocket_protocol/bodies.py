@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import msgpack
 
 from aiorocket_protocol import fastjson
-from aiorocket_protocol.command import MSGPACK
+from aiorocket_protocol.command import LANGUAGE_NAMES, MSGPACK
 from aiorocket_protocol.errors import ProtocolError
-from aiorocket_protocol.names import CLUSTERING, CONSUME_FROM_LAST_OFFSET, CONSUME_PASSIVELY, TAG
+from aiorocket_protocol.names import (
+    CLUSTERING,
+    CONSUME_FROM_LAST_OFFSET,
+    CONSUME_FROM_WHERE,
+    CONSUME_PASSIVELY,
+    CONSUME_TYPES,
+    MESSAGE_MODELS,
+    TAG,
+)
 from aiorocket_protocol.plain import Plain
 from aiorocket_protocol.record_layout import tags_code
 
@@ -55,6 +63,7 @@ class Body(Protocol):
 
 B = TypeVar("B", bound=Body)
 
+_LANGUAGES = tuple(LANGUAGE_NAMES.values())
 _pack = msgpack.Packer().pack
 
 
@@ -294,14 +303,11 @@ class SubscriptionData(NamedTuple):
     @classmethod
     def from_plain(cls, value: Any) -> Self:
         plain = Plain(value, "SubscriptionData")
-        codes = plain.items("codeSet")
-        if not all(type(code) is int and -(2**31) <= code < 2**31 for code in codes):
-            raise ProtocolError(f"32-bit numbers are needed, found {codes!r:.100}", where=plain.inner("codeSet"))
         return cls(
             plain.text("topic"),
             plain.text("subString", "*"),
             frozenset(plain.texts("tagsSet")),
-            frozenset(codes),
+            frozenset(plain.numbers("codeSet")),
             plain.number("subVersion", 0),
             plain.text("expressionType", TAG),  # the Node client leaves it out
         )
@@ -332,9 +338,9 @@ class ConsumerData(NamedTuple):
         plain = Plain(value, "ConsumerData")
         return cls(
             plain.text("groupName"),
-            plain.text("consumeType", CONSUME_PASSIVELY),
-            plain.text("messageModel", CLUSTERING),
-            plain.text("consumeFromWhere", CONSUME_FROM_LAST_OFFSET),
+            plain.name("consumeType", CONSUME_TYPES, CONSUME_PASSIVELY),
+            plain.name("messageModel", MESSAGE_MODELS, CLUSTERING),
+            plain.name("consumeFromWhere", CONSUME_FROM_WHERE, CONSUME_FROM_LAST_OFFSET),
             [SubscriptionData.from_plain(item) for item in plain.items("subscriptionDataSet")],
             plain.flag("unitMode"),
         )
@@ -419,7 +425,7 @@ class Connection(NamedTuple):
         return cls(
             plain.text("clientAddr", ""),
             plain.text("clientId"),
-            plain.text("language", "OTHER"),
+            plain.name("language", _LANGUAGES, "OTHER"),
             plain.number("version", 0),
         )
 
@@ -449,9 +455,9 @@ class ConsumerConnection(NamedTuple):
         return cls(
             [Connection.from_plain(item) for item in plain.items("connectionSet")],
             {str(topic): SubscriptionData.from_plain(item) for topic, item in table.items()},
-            plain.text("consumeType", CONSUME_PASSIVELY),
-            plain.text("messageModel", CLUSTERING),
-            plain.text("consumeFromWhere", CONSUME_FROM_LAST_OFFSET),
+            plain.name("consumeType", CONSUME_TYPES, CONSUME_PASSIVELY),
+            plain.name("messageModel", MESSAGE_MODELS, CLUSTERING),
+            plain.name("consumeFromWhere", CONSUME_FROM_WHERE, CONSUME_FROM_LAST_OFFSET),
         )
 
 

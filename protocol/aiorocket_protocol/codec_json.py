@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from aiorocket_protocol.command import JSON, LANGUAGE_CODES, LANGUAGE_NAMES, RemotingCommand
+from aiorocket_protocol import forms
+from aiorocket_protocol.command import JSON, LANGUAGE_CODES, LANGUAGE_NAMES, LANGUAGE_OTHER, RemotingCommand
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import INT32_MAX, INT32_MIN, MAX_EXT_FIELDS
 
 __all__ = ("decode_header", "encode_header")
 
+_LANGUAGES = tuple(LANGUAGE_NAMES.values())
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
@@ -41,31 +43,36 @@ def encode_header(command: RemotingCommand) -> bytes:
 
 
 def decode_header(data: bytes) -> RemotingCommand:
-    """Tolerates what real peers send (numbers and booleans in extFields, unknown members, missing optional ones)."""
+    """Tolerates what real peers send: any form of a value (forms.py), unknown members, missing optional ones."""
     try:
         plain = _decode(data.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not JSON: {error}", where="JSON header") from None
     if type(plain) is not dict:
         raise ProtocolError(f"an object is needed, found {_kind(plain)}", where="JSON header")
-    remark = plain.get("remark")
-    if remark is not None and type(remark) is not str:
-        raise ProtocolError(f"text is needed, found {_kind(remark)}", where="JSON header.remark")
     return RemotingCommand(
         _number(plain, "code", None),
         _number(plain, "opaque", None),
         _number(plain, "flag", 0),
-        LANGUAGE_CODES.get(plain["language"], LANGUAGE_CODES["OTHER"])
-        if type(plain.get("language")) is str
-        else LANGUAGE_CODES["OTHER"],
+        _language(plain.get("language")),
         _number(plain, "version", 0),
-        remark,
+        None if (remark := plain.get("remark")) is None else _text(remark, "remark"),
         _ext(plain.get("extFields")),
         None,
         None,
         b"",
         JSON,
     )
+
+
+def _language(value: object) -> int:
+    """An unknown one does no harm."""
+    if type(value) is str and value in LANGUAGE_CODES:
+        return LANGUAGE_CODES[value]
+    try:
+        return LANGUAGE_CODES.get(forms.name(value, _LANGUAGES) or "", LANGUAGE_OTHER)
+    except ValueError:
+        return LANGUAGE_OTHER
 
 
 def _ext(plain: object) -> dict[str, str | None] | None:
@@ -77,27 +84,32 @@ def _ext(plain: object) -> dict[str, str | None] | None:
         raise ProtocolError(f"{len(plain)} entries; at most {MAX_EXT_FIELDS}", where="JSON header.extFields")
     for key, value in plain.items():
         if type(value) is not str and value is not None:
-            plain[key] = _ext_text(key, value)
+            plain[key] = _text(value, f"extFields.{key:.100}")
     return plain
 
 
-def _ext_text(key: str, value: object) -> str:
-    """The Node client sends raw numbers and booleans; Java turns them into this text too."""
-    if type(value) is bool:
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return str(value)
-    raise ProtocolError(
-        f"text, a number or a boolean is needed, found {_kind(value)}", where=f"JSON header.extFields.{key:.100}"
-    )
+def _text(value: object, where: str) -> str | None:
+    try:
+        return forms.text(value)
+    except ValueError:
+        what = f"text, a number or a boolean is needed, found {_kind(value)}"
+        raise ProtocolError(what, where=f"JSON header.{where}") from None
 
 
 def _number(plain: dict[str, object], key: str, default: int | None) -> int:
-    value = plain.get(key, default)
-    if type(value) is not int or not INT32_MIN <= value <= INT32_MAX:
-        found = f"{value!r:.100}" if key in plain else "nothing"
-        raise ProtocolError(f"a 32-bit number is needed, found {found}", where=f"JSON header.{key}")
-    return value
+    value = plain.get(key)
+    if type(value) is int and INT32_MIN <= value <= INT32_MAX:
+        return value
+    try:
+        found = forms.number(value)
+    except ValueError:
+        found = INT32_MAX + 1
+    if found is None:
+        found = default
+    if found is None or not INT32_MIN <= found <= INT32_MAX:
+        shown = f"{value!r:.100}" if key in plain else "nothing"
+        raise ProtocolError(f"a 32-bit number is needed, found {shown}", where=f"JSON header.{key}")
+    return found
 
 
 def _kind(value: object) -> str:

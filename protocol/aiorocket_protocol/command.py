@@ -7,15 +7,15 @@ header of any.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import itemgetter
 from struct import Struct
 from struct import error as StructError
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from aiorocket_protocol import forms
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.headers import REQUEST_HEADERS, SPECS
 from aiorocket_protocol.limits import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, MAX_FRAME
@@ -135,8 +135,9 @@ class RemotingCommand:
     def read(self, header_class: type[H]) -> H:
         """The declared fields as ``header_class``.
 
-        ProtocolError names the field and the value when one is missing, of another type or out of its range. Fields
-        behind the declared ones (a newer peer) are ignored, optional ones that are missing are None.
+        A value may come in any form that means it (forms.py); ProtocolError names the field and the value when one is
+        missing, has no such form or is out of its range. Fields behind the declared ones (a newer peer) are ignored,
+        optional ones that are missing are None.
         """
         reader = _READERS.get(header_class)
         if reader is None:
@@ -200,10 +201,11 @@ def _text(value: object) -> str:
 # ---- typed headers
 # ----------------------------------------------------------------------------------------------------------
 
-_PYTHON_TYPES: dict[str, type] = {"str": str, "int": int, "long": int, "bool": bool}
+_FORMS: dict[str, Callable[[object], Any]] = {
+    "str": forms.text, "int": forms.number, "long": forms.number, "bool": forms.flag,
+}  # fmt: skip
 _FORMATS = {"int": "i", "long": "q"}
 _RANGES = {"int": (INT32_MIN, INT32_MAX), "long": (INT64_MIN, INT64_MAX)}
-_INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 #: Combinations of absent optional fields remembered per header class; a peer cannot make the table grow beyond it.
 _MAX_ACCEPTED = 64
 
@@ -225,62 +227,49 @@ class HeaderReader:
         self.accepted: dict[tuple[type, ...], Numbers] = {}
 
     def from_fields(self, fields: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Positional fields whose types were not met before, checked, and cut or filled up to the declared ones."""
-        specs = self.specs
-        count = len(specs)
-        for position, spec in enumerate(specs):
-            self._check(spec, fields[position] if position < len(fields) else None)
-        if len(fields) != count:
-            return (*fields[:count], *(None,) * (count - len(fields)))
-        if len(self.accepted) < _MAX_ACCEPTED:
-            self.accepted[tuple(map(type, fields))] = _number_check(specs, fields)
-        return fields
+        """Positional fields whose types were not met before, read, and cut or filled up to the declared ones."""
+        count = len(self.specs)
+        padded = fields[:count] if len(fields) >= count else (*fields, *(None,) * (count - len(fields)))
+        found = tuple(map(self._value, self.specs, padded))
+        types = tuple(map(type, fields))
+        if tuple(map(type, found)) == types and len(self.accepted) < _MAX_ACCEPTED:
+            self.accepted[types] = _number_check(self.specs, fields)
+        return found
 
     def refuse(self, fields: tuple[Any, ...]) -> None:
         """Say which number is out of range."""
         for spec, value in zip(self.specs, fields, strict=False):
-            self._check(spec, value)
+            self._value(spec, value)
 
     def from_text(self, ext: Mapping[str, str | None]) -> list[Any]:
         """Fields as text, by their wire keys."""
-        return [self._parse(spec, ext.get(spec.wire)) for spec in self.specs]
+        return [self._value(spec, ext.get(spec.wire)) for spec in self.specs]
 
-    def _check(self, spec: FieldSpec, value: Any) -> None:
-        if value is None:
-            if spec.required:
-                self._fail(spec, "missing")
-            return
-        if type(value) is not _PYTHON_TYPES[spec.kind]:
-            self._fail(spec, f"{spec.kind} is needed, found {type(value).__name__} {value!r:.100}")
-        limits = _RANGES.get(spec.kind)
-        if limits is not None and not limits[0] <= value <= limits[1]:
-            self._fail(spec, f"{value!r:.100} does not fit {spec.kind}")
-
-    def _parse(self, spec: FieldSpec, text: str | None) -> Any:
-        if text is None:
-            if spec.required:
-                self._fail(spec, "missing")
-            return None
+    def _value(self, spec: FieldSpec, value: Any) -> Any:
         kind = spec.kind
-        if kind == "str":
-            return text
-        if kind == "bool":
-            lowered = text.lower()
-            if lowered == "true":
-                return True
-            if lowered == "false":
-                return False
-            self._fail(spec, f"true or false is needed, found {text!r:.100}")
-        if not _INTEGER.fullmatch(text):
-            self._fail(spec, f"{kind} is needed, found {text!r:.100}")
-        value = int(text)
-        low, high = _RANGES[kind]
-        if not low <= value <= high:
-            self._fail(spec, f"{text!r:.100} does not fit {kind}")
-        return value
+        if type(value) is str and kind == "str":
+            return value
+        if value is None and not spec.required:
+            return None
+        try:
+            found = _FORMS[kind](value)
+        except ValueError:
+            self._fail(spec, f"{kind} is needed, found {_shown(value)}")
+        if found is None:
+            if spec.required:
+                self._fail(spec, "missing" if value is None else f"{kind} is needed, found {_shown(value)}")
+            return None
+        limits = _RANGES.get(kind)
+        if limits is not None and not limits[0] <= found <= limits[1]:
+            self._fail(spec, f"{value!r:.100} does not fit {kind}")
+        return found
 
-    def _fail(self, spec: FieldSpec, what: str) -> None:
+    def _fail(self, spec: FieldSpec, what: str) -> NoReturn:
         raise ProtocolError(what, where=f"{self.header_class.__name__}.{spec.wire}")
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.100}" if type(value) is str else f"{type(value).__name__} {value!r:.100}"
 
 
 def _number_check(specs: tuple[FieldSpec, ...], fields: tuple[Any, ...]) -> Numbers:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiorocket_protocol import forms
 from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.limits import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
 
 __all__ = ("Plain",)
 
 
 class Plain:
-    """One object of a body. Each reader gives the member or its default (absent and null are the same); ProtocolError
-    names the member when it has another type. Text that holds a number or a boolean is taken for it, as Java does."""
+    """One object of a body. Each reader gives the member in whatever form it comes (forms.py), or its default when it
+    is absent or null; ProtocolError names the member that has no such form."""
 
     __slots__ = ("members", "where")
 
@@ -23,34 +25,44 @@ class Plain:
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self.members.get(key)
+        if type(value) is str:
+            return value
+        value = self.text_or_none(key)
         if value is None:
             value = default
-        if type(value) is not str:
+        if value is None:
             raise self._wrong(key, "text")
         return value
 
     def text_or_none(self, key: str) -> str | None:
-        return None if self.members.get(key) is None else self.text(key)
+        try:
+            return forms.text(self.members.get(key))
+        except ValueError:
+            raise self._wrong(key, "text") from None
+
+    def name(self, key: str, names: tuple[str, ...], default: str) -> str:
+        try:
+            return forms.name(self.members.get(key), names) or default
+        except ValueError:
+            raise self._wrong(key, f"one of {', '.join(names)}, or its ordinal,") from None
 
     def number(self, key: str, default: int | None = None) -> int:
-        value = self.members.get(key)
+        try:
+            value = forms.number(self.members.get(key))
+        except ValueError:
+            raise self._wrong(key, "a 64-bit number") from None
         if value is None:
             value = default
-        if type(value) is str and value.lstrip("-").isdecimal() and value.isascii() and len(value) <= 20:
-            value = int(value) if value.count("-") <= 1 else None
-        if type(value) is not int or not -(2**63) <= value < 2**63:
+        if value is None or not INT64_MIN <= value <= INT64_MAX:
             raise self._wrong(key, "a 64-bit number")
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        value = self.members.get(key)
-        if value is None:
-            return default
-        if type(value) is str and value.lower() in ("true", "false"):
-            return value.lower() == "true"
-        if type(value) is not bool:
-            raise self._wrong(key, "true or false")
-        return value
+        try:
+            value = forms.flag(self.members.get(key))
+        except ValueError:
+            raise self._wrong(key, "true or false") from None
+        return default if value is None else value
 
     def items(self, key: str) -> list[Any]:
         value = self.members.get(key)
@@ -63,9 +75,20 @@ class Plain:
         return value
 
     def texts(self, key: str) -> list[str]:
-        values = self.items(key)
-        if not all(type(value) is str for value in values):
-            raise self._wrong(key, "an array of text")
+        """Nulls in it are left out, as from ``numbers``."""
+        try:
+            return [value for value in map(forms.text, self.items(key)) if value is not None]
+        except ValueError:
+            raise self._wrong(key, "an array of text") from None
+
+    def numbers(self, key: str) -> list[int]:
+        """32-bit ones."""
+        try:
+            values = [value for value in map(forms.number, self.items(key)) if value is not None]
+        except ValueError:
+            values = [INT32_MAX + 1]
+        if not all(INT32_MIN <= value <= INT32_MAX for value in values):
+            raise self._wrong(key, "an array of 32-bit numbers")
         return values
 
     def table(self, key: str) -> dict[Any, Any]:
@@ -77,10 +100,15 @@ class Plain:
         return value
 
     def text_table(self, key: str) -> dict[str, str]:
+        """Nulls in it are left out."""
         table = self.table(key)
-        if not all(type(name) is str and type(value) is str for name, value in table.items()):
+        try:
+            found = {name: forms.text(value) for name, value in table.items()}
+        except ValueError:
+            raise self._wrong(key, "an object of text") from None
+        if not all(type(name) is str for name in table):
             raise self._wrong(key, "an object of text")
-        return table
+        return {name: value for name, value in found.items() if value is not None}
 
     def inner(self, key: str) -> str:
         """``where`` of a value inside this object."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from aiorocket_protocol import fastjson
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_FRAME
-from aiorocket_protocol.names import PERM_READ_WRITE, SINGLE_TAG
+from aiorocket_protocol.names import PERM_READ_WRITE, SINGLE_TAG, TOPIC_FILTER_TYPES
 from aiorocket_protocol.plain import Plain
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class TopicConfig(NamedTuple):
             plain.number("readQueueNums", 8),
             plain.number("writeQueueNums", 8),
             plain.number("perm", PERM_READ_WRITE),
-            plain.text("topicFilterType", SINGLE_TAG),
+            plain.name("topicFilterType", TOPIC_FILTER_TYPES, SINGLE_TAG),
             plain.number("topicSysFlag", 0),
             plain.flag("order"),
             plain.text_table("attributes"),

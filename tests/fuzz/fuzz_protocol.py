@@ -160,7 +160,7 @@ def seeds() -> dict[str, bytes]:
     def add(target: str, name: str, hexadecimal: str) -> None:
         data = bytes.fromhex(hexadecimal)
         if len(data) <= 1024:
-            found[f"{target}-{name}"] = bytes([names.index(target)]) + data
+            found[f"{target}-{name}".replace(" ", "-")] = bytes([names.index(target)]) + data
 
     def vectors(file: str) -> list[dict[str, str]]:
         text = (ROOT / "protocol" / "vectors" / file).read_text(encoding="utf-8")
@@ -168,8 +168,8 @@ def seeds() -> dict[str, bytes]:
         return entries
 
     for file, target in (
-        ("frames.json", "frame"), ("records.json", "record"), ("properties.json", "properties"),
-        ("batches.json", "batch"), ("fastjson.json", "fastjson"),
+        ("frames.json", "frame"), ("recorded.json", "frame"), ("records.json", "record"),
+        ("properties.json", "properties"), ("batches.json", "batch"), ("fastjson.json", "fastjson"),
     ):  # fmt: skip
         for vector in vectors(file):
             add(target, vector["name"], vector["hex"])

@@ -41,6 +41,7 @@ from aiorocket_protocol import (
     tags_code,
 )
 from aiorocket_protocol.bodies import Connection
+from aiorocket_protocol.names import CONSUME_FROM_WHERE, CONSUME_TYPES, MESSAGE_MODELS, TOPIC_FILTER_TYPES
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAME = st.text("abcT%_-|01", min_size=1, max_size=12)
@@ -50,9 +51,17 @@ queues = st.builds(MessageQueue, NAME, NAME, INT32)
 subscriptions = st.builds(SubscriptionData, NAME, TEXT, st.frozensets(TEXT), st.frozensets(INT32), INT64, TEXT)
 broker_datas = st.builds(BrokerData, TEXT, NAME, st.dictionaries(INT64, TEXT, max_size=3))
 versions = st.builds(DataVersion, INT64, INT64, INT64)
-topics = st.builds(TopicConfig, NAME, INT32, INT32, INT32, NAME, INT32, st.booleans(), st.dictionaries(TEXT, TEXT))
+filter_types = st.sampled_from(TOPIC_FILTER_TYPES)
+topics = st.builds(
+    TopicConfig, NAME, INT32, INT32, INT32, filter_types, INT32, st.booleans(), st.dictionaries(TEXT, TEXT)
+)
 topic_lists = st.lists(topics, max_size=3, unique_by=lambda topic: topic.topic_name)
-consumers = st.builds(ConsumerData, NAME, NAME, NAME, NAME, st.lists(subscriptions, max_size=2))
+kinds = (
+    st.sampled_from([*CONSUME_TYPES, "A_NAME_OF_LATER"]),
+    st.sampled_from(MESSAGE_MODELS),
+    st.sampled_from(CONSUME_FROM_WHERE),
+)
+consumers = st.builds(ConsumerData, NAME, *kinds, st.lists(subscriptions, max_size=2))
 BODIES: dict[type[Any], st.SearchStrategy[Any]] = {
     TopicRouteData: st.builds(
         TopicRouteData,
@@ -81,11 +90,9 @@ BODIES: dict[type[Any], st.SearchStrategy[Any]] = {
     ),
     ConsumerConnection: st.builds(
         ConsumerConnection,
-        st.lists(st.builds(Connection, TEXT, TEXT, TEXT, INT32), max_size=2),
+        st.lists(st.builds(Connection, TEXT, TEXT, st.sampled_from(["GO", "KLINGON"]), INT32), max_size=2),
         st.dictionaries(TEXT, subscriptions, max_size=2),
-        NAME,
-        NAME,
-        NAME,
+        *kinds,
     ),
     TopicConfigTable: st.builds(TopicConfigTable, versions, topic_lists),
     RegisterBrokerBody: st.builds(RegisterBrokerBody, versions, topic_lists, st.lists(TEXT, max_size=2)),

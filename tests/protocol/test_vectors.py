@@ -60,6 +60,16 @@ def _head_of(command: protocol.RemotingCommand) -> dict[str, Any]:
     return {name: getattr(command, name) for name in ("code", "opaque", "flag", "language", "version", "remark")}
 
 
+@vectors("recorded.json")
+def test_recorded(vector: dict[str, Any]) -> None:
+    (frame,) = FrameSplitter().feed(bytes.fromhex(vector["hex"]))
+    command = protocol.decode(*frame)
+    if "header" in vector:
+        assert list(command.read(getattr(protocol, vector["header"]))) == vector["values"]
+    else:
+        assert protocol.decode_body(protocol.HeartbeatData, command.body, JSON).to_plain() == vector["plain"]
+
+
 @vectors("records.json")
 def test_record(vector: dict[str, Any]) -> None:
     data = bytes.fromhex(vector["hex"])

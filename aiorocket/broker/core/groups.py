@@ -24,6 +24,7 @@ from aiorocket_protocol import (
     SubscriptionData,
     retry_topic,
 )
+from aiorocket_protocol.plain import Plain
 
 __all__ = ("ConsumerGroup", "GroupConfig", "GroupConfigs", "GroupTable", "Member", "Subscription")
 
@@ -61,15 +62,17 @@ class GroupConfig(NamedTuple):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GroupConfig:
+        """ProtocolError names the member that is of another type."""
+        plain = Plain(dict(data), "SubscriptionGroupConfig")
         return cls(
-            name=str(data["groupName"]),
-            consume_enable=bool(data.get("consumeEnable", True)),
-            consume_from_min_enable=bool(data.get("consumeFromMinEnable", True)),
-            consume_broadcast_enable=bool(data.get("consumeBroadcastEnable", True)),
-            retry_queues=int(data.get("retryQueueNums", 1)),
-            retry_max_times=int(data.get("retryMaxTimes", 16)),
-            notify_changes=bool(data.get("notifyConsumerIdsChangedEnable", True)),
-            attributes={str(key): str(value) for key, value in (data.get("attributes") or {}).items()},
+            name=plain.text("groupName"),
+            consume_enable=plain.flag("consumeEnable", True),
+            consume_from_min_enable=plain.flag("consumeFromMinEnable", True),
+            consume_broadcast_enable=plain.flag("consumeBroadcastEnable", True),
+            retry_queues=plain.number("retryQueueNums", 1),
+            retry_max_times=plain.number("retryMaxTimes", 16),
+            notify_changes=plain.flag("notifyConsumerIdsChangedEnable", True),
+            attributes=plain.text_table("attributes"),
         )
 
 

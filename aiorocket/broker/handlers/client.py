@@ -33,6 +33,7 @@ from aiorocket_protocol import (
     encode_body,
     retry_topic,
 )
+from aiorocket_protocol.plain import Plain
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
@@ -160,8 +161,8 @@ class ClientHandlers:
     def check_client_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 46: may this subscription be used here, and does it compile?"""
         found = plain_body(command).get("subscriptionData")
-        subscription = found if isinstance(found, dict) else {}
-        kind = subscription.get("expressionType")
+        subscription = Plain(found if isinstance(found, dict) else {}, "subscriptionData")
+        kind = subscription.text_or_none("expressionType")
         refusal = check_filter_type(kind, self._property_filter)
         if refusal is not None:
             return refuse(refusal)
@@ -169,7 +170,7 @@ class ClientHandlers:
             from aiorocket.broker.core.sql92 import Sql92Error, parse
 
             try:
-                parse(str(subscription.get("subString") or ""))
+                parse(subscription.text("subString", ""))
             except Sql92Error as error:
                 return RemotingCommand.response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
         return RemotingCommand.response()

@@ -128,7 +128,7 @@ class TopicHandlers:
     async def put_group(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 200."""
         data = plain_body(command)
-        if not isinstance(data.get("groupName"), str):
+        if data.get("groupName") is None:
             return refuse(Refusal(ResponseCode.INVALID_PARAMETER, "the body names no group (member groupName)"))
         refusal = self._configs.put(GroupConfig.from_dict(data))
         if refusal is not None:
