@@ -26,7 +26,9 @@ from aiorocket.spark.columns import PROPERTY_COLUMNS, arrow_schema
 from aiorocket.spark.decode_slowly import MAX_MILLIS, MAX_OFFSET, check_body, check_size, decode_slowly
 from aiorocket.spark.property_columns import PropertyTable, as_text, bad_text, cut, numbers
 from aiorocket_protocol import (
+    HOST_V6_EXTRA,
     MAX_PROPERTIES,
+    MIN_RECORD,
     PROPERTY_KEYS,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
@@ -58,9 +60,6 @@ _HEAD_WORDS = np.dtype([("size", ">i4"), ("magic", ">i4")])
 #: Smaller records are found sooner by a scan for their magic than by steps from one to the next.
 _SCANNED = 1024
 _MAGIC_BYTE = RECORD_MAGIC_V1 >> 24 & 0xFF
-_V4_HEAD = _HEAD.itemsize + 8 + 8 + 8 + _FOOT.itemsize
-_V6_EXTRA = 12
-_MIN_SIZE = _V4_HEAD + 3
 #: The two hex digits of each byte.
 _HEX = np.frombuffer(bytes(range(256)).hex().upper().encode(), np.uint16)
 _unpack_size = Struct(">i").unpack_from
@@ -176,7 +175,7 @@ class _Rows:
 
 def _frame(data: bytes, broker_name: str) -> _Rows:
     """Finds the parts of every record, and that they fill ``data`` exactly, as ``split_records`` does."""
-    small = len(data) >= _MIN_SIZE and _unpack_size(data)[0] < _SCANNED
+    small = len(data) >= MIN_RECORD and _unpack_size(data)[0] < _SCANNED
     bounds = _scan(data) if small else None
     if bounds is None:
         bounds = _walk(data)
@@ -186,8 +185,8 @@ def _frame(data: bytes, broker_name: str) -> _Rows:
     magic, sys_flag = heads["magic"], heads["sys_flag"]
     wide_topic = magic == RECORD_MAGIC_V2
     born_v6 = (sys_flag & SYS_FLAG_BORN_HOST_V6) != 0
-    stored_at = starts + (_HEAD.itemsize + 8) + _V6_EXTRA * born_v6
-    body_at = stored_at + (16 + _FOOT.itemsize) + _V6_EXTRA * ((sys_flag & SYS_FLAG_STORE_HOST_V6) != 0)
+    stored_at = starts + (_HEAD.itemsize + 8) + HOST_V6_EXTRA * born_v6
+    body_at = stored_at + (16 + _FOOT.itemsize) + HOST_V6_EXTRA * ((sys_flag & SYS_FLAG_STORE_HOST_V6) != 0)
     # Each step may only look at bytes that the one before has found to be there.
     _check(data, ((magic == RECORD_MAGIC_V1) | wide_topic) & (body_at + wide_topic + 3 <= ends))
     feet = _gather(data, body_at - _FOOT.itemsize, _FOOT)
@@ -216,7 +215,7 @@ def _scan(data: bytes) -> Ints | None:
     records = (found["magic"] == RECORD_MAGIC_V1) | (found["magic"] == RECORD_MAGIC_V2)
     sizes = found["size"][records]
     bounds = np.append(at[records], len(data))
-    whole = bounds[0] == 0 and np.array_equal(bounds[:-1] + sizes, bounds[1:]) and np.all(sizes >= _MIN_SIZE)
+    whole = bounds[0] == 0 and np.array_equal(bounds[:-1] + sizes, bounds[1:]) and np.all(sizes >= MIN_RECORD)
     return bounds if whole else None
 
 
@@ -227,7 +226,7 @@ def _walk(data: bytes) -> Ints:
     try:
         while at < total:
             size = _unpack_size(data, at)[0]
-            if size < _MIN_SIZE:
+            if size < MIN_RECORD:
                 break
             at += size
             add(at)
@@ -305,7 +304,7 @@ def _times(millis: Ints) -> pa.Array:
 def _hosts(rows: _Rows, at: Ints, v6: Mask) -> pa.Array:
     """Few hosts send many messages, and one broker stores them: each host is made text once."""
     if v6.any():
-        ends = (at + 8 + _V6_EXTRA * v6).tolist()
+        ends = (at + 8 + HOST_V6_EXTRA * v6).tolist()
         stored = pa.array([rows.data[begin:end] for begin, end in zip(at.tolist(), ends, strict=True)], pa.binary())
         found = stored.dictionary_encode()
         packed = found.dictionary.to_pylist()
@@ -322,7 +321,7 @@ def _offset_msg_ids(rows: _Rows) -> pa.Array:
     at = rows.stored_at + 8
     v6 = rows.flagged(SYS_FLAG_STORE_HOST_V6)
     if v6.any():
-        ends = (at + 8 + _V6_EXTRA * v6).tolist()
+        ends = (at + 8 + HOST_V6_EXTRA * v6).tolist()
         hosts = [rows.data[begin:end] for begin, end in zip(at.tolist(), ends, strict=True)]
         return pa.array(map(offset_msg_id, hosts, rows.heads["physical_offset"].tolist()), pa.string())
     count = len(at)

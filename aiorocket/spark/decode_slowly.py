@@ -15,7 +15,6 @@ from aiorocket_protocol import (
     PROPERTY_KEYS,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
-    RECORD_MAGIC_V1,
     SYS_FLAG_COMPRESSED,
     ProtocolError,
     RecordView,
@@ -112,11 +111,7 @@ class _Row:
         self.properties = decode_properties(view.raw_properties.decode(errors="replace").encode())
 
     def topic(self) -> str:
-        view = self.view
-        after_body = view.start + 72 + len(view.born_host_bytes) + len(view.store_host_bytes) + len(view.raw_body)
-        width = 1 if view.buffer[view.start + 4 : view.start + 8] == _MAGIC_V1 else 2
-        topic = view.buffer[after_body + width : view.end - 2 - len(view.raw_properties)]
-        return topic.decode(errors="replace")
+        return self.view.raw_topic.decode(errors="replace")
 
     def body(self) -> bytes:
         view = self.view
@@ -129,9 +124,6 @@ class _Row:
                 f"{error.what} (decompress=false gives bodies as they are stored)",
                 where=f"body of queue offset {view.queue_offset}",
             ) from None
-
-
-_MAGIC_V1 = RECORD_MAGIC_V1.to_bytes(4, "big", signed=True)
 
 
 def _micros(millis: int) -> int | None:

@@ -6,6 +6,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiorocket.errors import ProtocolError
+from aiorocket_protocol import PHYSICAL_OFFSET_AT, QUEUE_OFFSET_AT
 
 if TYPE_CHECKING:
     import asyncio
@@ -19,8 +20,8 @@ GROW_AFTER = 8
 
 _size_at = Struct(">i").unpack_from
 _long_at = Struct(">q").unpack_from
-#: Where a stored record has its queueOffset, and the bytes up to the end of that.
-_OFFSET, HEAD = 20, 28
+#: Bytes of a stored record up to the end of its queueOffset.
+HEAD = PHYSICAL_OFFSET_AT
 
 
 class Answer(NamedTuple):
@@ -91,7 +92,7 @@ class Part:
 
 def first_offset(data: bytes) -> int:
     """The queueOffset of the record that ``data`` begins with."""
-    offset: int = _long_at(data, _OFFSET)[0]
+    offset: int = _long_at(data, QUEUE_OFFSET_AT)[0]
     return offset
 
 
@@ -104,7 +105,7 @@ def within(data: bytes, begin: int, end: int) -> tuple[bytes, int, int]:
         length: int = _size_at(data, at)[0]
         if length < HEAD or at + length > size:
             break
-        offset: int = _long_at(data, at + _OFFSET)[0]
+        offset: int = _long_at(data, at + QUEUE_OFFSET_AT)[0]
         if offset >= end:
             return data[start:at], rows, first
         at += length

@@ -14,7 +14,7 @@ from aiorocket.errors import ProtocolError
 from aiorocket.storage.consume_queue import FILE_UNITS, UNIT, ConsumeQueue
 from aiorocket.storage.results import ReadResult, ReadStatus
 from aiorocket.storage.tail_cache import read_tail, scan_tail
-from aiorocket_protocol import SYS_FLAG_BORN_HOST_V6, check_record
+from aiorocket_protocol import BLANK_SIZE, MIN_RECORD, RecordView, check_record
 
 if TYPE_CHECKING:
     from aiorocket.storage.chunk_cache import ChunkCache
@@ -31,9 +31,6 @@ _SCAN = 800
 _iter_units = UNIT.iter_unpack
 _new_result = tuple.__new__
 _FOUND = ReadStatus.FOUND
-_SYS_FLAG = Struct(">i")
-_LONG = Struct(">q")
-_STORE_TIME_END = 76  # of a record whose born host is IPv6
 
 
 @lru_cache(maxsize=64)
@@ -141,15 +138,15 @@ class Reader:
 
     def read_record(self, physical_offset: int) -> bytes | None:
         """See MessageStore.read_record."""
-        head = self._log.piece(physical_offset, 8)
-        if len(head) < 8:
+        head = self._log.piece(physical_offset, BLANK_SIZE)
+        if len(head) < BLANK_SIZE:
             return None
-        size = _SYS_FLAG.unpack_from(head)[0]
-        if size <= 8:
+        size = int.from_bytes(head[:4], "big", signed=True)
+        if size <= BLANK_SIZE:
             return None
         data = self._log.piece(physical_offset, size)
         try:
-            if check_record(data, 0) != len(data) or _LONG.unpack_from(data, 28)[0] != physical_offset:
+            if check_record(data, 0) != len(data) or RecordView(data, 0, size).physical_offset != physical_offset:
                 return None
         except ProtocolError:
             return None
@@ -161,11 +158,8 @@ class Reader:
         return self._time_at(found[0][0]) if found else None
 
     def _time_at(self, place: int) -> int | None:
-        head = self._log.piece(place, _STORE_TIME_END)
-        if len(head) < _STORE_TIME_END:
-            return None
-        wide = _SYS_FLAG.unpack_from(head, 36)[0] & SYS_FLAG_BORN_HOST_V6
-        return int(_LONG.unpack_from(head, 68 if wide else 56)[0])
+        head = self._log.piece(place, MIN_RECORD)
+        return RecordView(head, 0, MIN_RECORD).store_timestamp if len(head) == MIN_RECORD else None
 
     def offset_by_time(self, topic: str, queue_id: int, ms: int, upper: bool) -> int:
         """See MessageStore.offset_by_time. Store timestamps never go back in the log, so halving finds it."""

@@ -30,7 +30,15 @@ from aiorocket.storage.recovery import WRITE_OUT, QueueTable, Recovered, recover
 from aiorocket.storage.results import PutResult, PutStatus, ReadResult, Recovery, StoreBusyError
 from aiorocket.storage.snapshots import Snapshot
 from aiorocket.storage.tail_cache import BLOCK_MASK, TailCache
-from aiorocket_protocol import BatchItem, RecordView, encode_record, encode_records, tags_code
+from aiorocket_protocol import (
+    PHYSICAL_OFFSET_AT,
+    SYS_FLAG_AT,
+    BatchItem,
+    RecordView,
+    encode_record,
+    encode_records,
+    tags_code,
+)
 
 __all__ = ("Arrival", "MessageStore")
 
@@ -479,4 +487,4 @@ class MessageStore:
 
 def _moved(record: bytes, physical: int) -> bytes:
     """The same record at another place of the log."""
-    return record[:28] + physical.to_bytes(8, "big") + record[36:]
+    return record[:PHYSICAL_OFFSET_AT] + physical.to_bytes(8, "big") + record[SYS_FLAG_AT:]

@@ -8,7 +8,10 @@ from struct import error as StructError
 
 from aiorocket_protocol.errors import ProtocolError
 
-__all__ = ("pack_host", "unpack_host", "unpack_ip")
+__all__ = ("HOST_V4", "HOST_V6", "pack_host", "unpack_host", "unpack_ip")
+
+#: Bytes of a stored address.
+HOST_V4, HOST_V6 = 8, 20
 
 _PORT = Struct(">i")
 _V4 = Struct(">BBBBi")
@@ -44,8 +47,8 @@ def unpack_ip(ip: bytes) -> str:
 
 def unpack_host(host: bytes) -> str:
     """The inverse of ``pack_host``; the port is shown as it was stored, even outside 0 to 65535."""
-    if len(host) == 8:
+    if len(host) == HOST_V4:
         return "%d.%d.%d.%d:%d" % _V4.unpack(host)  # noqa: UP031
-    if len(host) == 20:
+    if len(host) == HOST_V6:
         return f"{unpack_ip(host[:16])}:{_PORT.unpack_from(host, 16)[0]}"
-    raise ProtocolError(f"{len(host)} bytes; a host has 8 or 20", where="host")
+    raise ProtocolError(f"{len(host)} bytes; a host has {HOST_V4} or {HOST_V6}", where="host")

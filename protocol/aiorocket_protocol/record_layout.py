@@ -5,11 +5,24 @@ from __future__ import annotations
 from functools import lru_cache
 from struct import Struct
 
+from aiorocket_protocol.hosts import HOST_V4, HOST_V6
+
 __all__ = (
     "BLANK_SIZE",
+    "BORN_HOST_AT",
+    "BORN_TIMESTAMP_AT",
+    "CRC_AT",
+    "FLAG_AT",
+    "HOST_V6_EXTRA",
+    "MAGIC_AT",
+    "MIN_RECORD",
+    "PHYSICAL_OFFSET_AT",
+    "QUEUE_ID_AT",
+    "QUEUE_OFFSET_AT",
     "RECORD_MAGIC_BLANK",
     "RECORD_MAGIC_V1",
     "RECORD_MAGIC_V2",
+    "SYS_FLAG_AT",
     "SYS_FLAG_BORN_HOST_V6",
     "SYS_FLAG_COMPRESSED",
     "SYS_FLAG_INNER_BATCH",
@@ -20,6 +33,7 @@ __all__ = (
     "SYS_FLAG_TRANSACTION_MASK",
     "SYS_FLAG_TRANSACTION_PREPARED",
     "SYS_FLAG_TRANSACTION_ROLLBACK",
+    "V4_HEAD",
     "tags_code",
 )
 
@@ -41,11 +55,23 @@ SYS_FLAG_NEED_UNWRAP = 0x040
 SYS_FLAG_INNER_BATCH = 0x080
 ANY_V6 = 0x030
 
+# Where its fields begin, in bytes from the start of a record; the size is the first. What stands behind a host is
+# HOST_V6_EXTRA bytes further when that is IPv6.
+MAGIC_AT, CRC_AT, QUEUE_ID_AT, FLAG_AT, QUEUE_OFFSET_AT, PHYSICAL_OFFSET_AT = 4, 8, 12, 16, 20, 28
+SYS_FLAG_AT, BORN_TIMESTAMP_AT, BORN_HOST_AT = 36, 40, 48
+HOST_V6_EXTRA = HOST_V6 - HOST_V4
+
 # size magic crc queue_id flag queue_offset physical_offset sys_flag born_timestamp born_host store_timestamp store_host
 # reconsume_times prepared_transaction_offset body_length, for each width of the two hosts
-HEADS = {(born, store): Struct(f">iiiiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)}
+HEADS = {
+    (born, store): Struct(f">iiiiiqqiq{born}sq{store}siqi")
+    for born in (HOST_V4, HOST_V6)
+    for store in (HOST_V4, HOST_V6)
+}
 #: Bytes before the body when both hosts are IPv4.
 V4_HEAD = 88
+#: A record without body, topic and properties.
+MIN_RECORD = V4_HEAD + 3
 
 
 @lru_cache(maxsize=4096)

@@ -9,10 +9,12 @@ from zlib import crc32
 
 from aiorocket_protocol.batch import BatchItem
 from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.hosts import HOST_V4, HOST_V6
 from aiorocket_protocol.limits import MAX_PROPERTIES
 from aiorocket_protocol.record_layout import (
     ANY_V6,
     HEADS,
+    MIN_RECORD,
     RECORD_MAGIC_BLANK,
     RECORD_MAGIC_V1,
     RECORD_MAGIC_V2,
@@ -66,24 +68,24 @@ def encode_record(
         topic_length = len(topic)
         if topic_length < 128:
             magic = RECORD_MAGIC_V1
-            size = 91 + len(body) + topic_length + len(properties)
+            size = MIN_RECORD + len(body) + topic_length + len(properties)
             topic_head = _BYTES[topic_length]
         else:
             magic = RECORD_MAGIC_V2
-            size = 92 + len(body) + topic_length + len(properties)
+            size = MIN_RECORD + 1 + len(body) + topic_length + len(properties)
             topic_head = _pack_short(topic_length)
         if body_crc is None:
             body_crc = crc32(body) & 0x7FFFFFFF
-        if len(born_host) == 8 and len(store_host) == 8:
+        if len(born_host) == len(store_host) == HOST_V4:
             sys_flag &= ~ANY_V6
             pack = _pack_v4
         else:
             pack = HEADS[len(born_host), len(store_host)].pack
-            size += len(born_host) + len(store_host) - 16
+            size += len(born_host) + len(store_host) - 2 * HOST_V4
             sys_flag = (
                 sys_flag & ~ANY_V6
-                | (SYS_FLAG_BORN_HOST_V6 if len(born_host) == 20 else 0)
-                | (SYS_FLAG_STORE_HOST_V6 if len(store_host) == 20 else 0)
+                | (SYS_FLAG_BORN_HOST_V6 if len(born_host) == HOST_V6 else 0)
+                | (SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6 else 0)
             )
         if topic_length > 32767 or len(properties) > MAX_PROPERTIES:
             raise ProtocolError(
@@ -130,7 +132,7 @@ def encode_records(
     separator. The same bytes and errors as ``encode_record`` for each, in half the time."""
     parts: list[bytes] = []
     sizes: list[int] = []
-    if len(topic) >= 128 or len(born_host) != 8 or len(store_host) != 8:
+    if len(topic) >= 128 or len(born_host) != HOST_V4 or len(store_host) != HOST_V4:
         for body, flag, properties in items:
             record = encode_record(
                 topic=topic, body=body, properties=properties + extra_properties, queue_id=queue_id,
@@ -144,7 +146,7 @@ def encode_records(
         return b"".join(parts), sizes
     # What is the same in all of them, or in those of one size, is packed once.
     topic_field = _BYTES[len(topic)] + topic
-    fixed, extra = 91 + len(topic), len(extra_properties)
+    fixed, extra = MIN_RECORD + len(topic), len(extra_properties)
     length = properties_length = -1
     before_body = after_body = b""
     pack = _pack_own

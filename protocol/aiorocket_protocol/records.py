@@ -12,7 +12,7 @@ from zlib import crc32
 
 from aiorocket_protocol.compression import COMPRESSION_MASK, decompress
 from aiorocket_protocol.errors import ProtocolError
-from aiorocket_protocol.hosts import unpack_host
+from aiorocket_protocol.hosts import HOST_V4, HOST_V6, unpack_host
 from aiorocket_protocol.ids import offset_msg_id
 from aiorocket_protocol.limits import MAX_PROPERTIES
 from aiorocket_protocol.properties import (
@@ -26,9 +26,20 @@ from aiorocket_protocol.properties import (
 from aiorocket_protocol.record_layout import (
     ANY_V6,
     BLANK_SIZE,
+    BORN_HOST_AT,
+    BORN_TIMESTAMP_AT,
+    CRC_AT,
+    FLAG_AT,
+    HOST_V6_EXTRA,
+    MAGIC_AT,
+    MIN_RECORD,
+    PHYSICAL_OFFSET_AT,
+    QUEUE_ID_AT,
+    QUEUE_OFFSET_AT,
     RECORD_MAGIC_BLANK,
     RECORD_MAGIC_V1,
     RECORD_MAGIC_V2,
+    SYS_FLAG_AT,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_STORE_HOST_V6,
@@ -44,8 +55,6 @@ _unpack_int = _INT.unpack_from
 _unpack_long = _LONG.unpack_from
 # Size, magic, sysFlag and, when both hosts are IPv4, the body length: one call checks most of a record.
 _unpack_frame = Struct(">ii28xi44xi").unpack_from
-#: Smallest record: no body, no topic, no properties.
-_MIN_SIZE = V4_HEAD + 3
 
 _TAGS, _KEYS, _UNIQ_KEY, _DELAY = map(str.encode, (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY, PROPERTY_DELAY))
 
@@ -56,7 +65,7 @@ V = TypeVar("V", bound="RecordView")
 def parse_blank(buffer: Buffer, start: int) -> int | None:
     """Bytes covered by the blank at ``start``, or None when something else is there. ProtocolError for an impossible
     size."""
-    if len(buffer) - start < BLANK_SIZE or _unpack_int(buffer, start + 4)[0] != RECORD_MAGIC_BLANK:
+    if len(buffer) - start < BLANK_SIZE or _unpack_int(buffer, start + MAGIC_AT)[0] != RECORD_MAGIC_BLANK:
         return None
     size: int = _unpack_int(buffer, start)[0]
     if size < BLANK_SIZE:
@@ -96,38 +105,38 @@ class RecordView:
 
     @property
     def body_crc(self) -> int:
-        return int(_unpack_int(self.buffer, self.start + 8)[0])
+        return int(_unpack_int(self.buffer, self.start + CRC_AT)[0])
 
     @property
     def queue_id(self) -> int:
-        return int(_unpack_int(self.buffer, self.start + 12)[0])
+        return int(_unpack_int(self.buffer, self.start + QUEUE_ID_AT)[0])
 
     @property
     def flag(self) -> int:
         """The sender's own flag."""
-        return int(_unpack_int(self.buffer, self.start + 16)[0])
+        return int(_unpack_int(self.buffer, self.start + FLAG_AT)[0])
 
     @property
     def queue_offset(self) -> int:
-        return int(_unpack_long(self.buffer, self.start + 20)[0])
+        return int(_unpack_long(self.buffer, self.start + QUEUE_OFFSET_AT)[0])
 
     @property
     def physical_offset(self) -> int:
-        return int(_unpack_long(self.buffer, self.start + 28)[0])
+        return int(_unpack_long(self.buffer, self.start + PHYSICAL_OFFSET_AT)[0])
 
     @property
     def sys_flag(self) -> int:
-        return int(_unpack_int(self.buffer, self.start + 36)[0])
+        return int(_unpack_int(self.buffer, self.start + SYS_FLAG_AT)[0])
 
     @property
     def born_timestamp(self) -> int:
         """Sender's wall clock, ms."""
-        return int(_unpack_long(self.buffer, self.start + 40)[0])
+        return int(_unpack_long(self.buffer, self.start + BORN_TIMESTAMP_AT)[0])
 
     @property
     def born_host_bytes(self) -> bytes:
         """Sender's address as stored, 8 or 20 bytes."""
-        at = self.start + 48
+        at = self.start + BORN_HOST_AT
         return self.buffer[at : at + self._born_width()]
 
     @property
@@ -138,13 +147,13 @@ class RecordView:
     @property
     def store_timestamp(self) -> int:
         """Broker's wall clock, ms."""
-        return int(_unpack_long(self.buffer, self.start + 48 + self._born_width())[0])
+        return int(_unpack_long(self.buffer, self.start + BORN_HOST_AT + self._born_width())[0])
 
     @property
     def store_host_bytes(self) -> bytes:
         """The broker's address as stored, 8 or 20 bytes."""
-        at = self.start + 56 + self._born_width()
-        return self.buffer[at : at + (20 if self.sys_flag & SYS_FLAG_STORE_HOST_V6 else 8)]
+        at = self.start + BORN_HOST_AT + self._born_width() + 8
+        return self.buffer[at : at + (HOST_V6 if self.sys_flag & SYS_FLAG_STORE_HOST_V6 else HOST_V4)]
 
     @property
     def store_host(self) -> str:
@@ -173,7 +182,7 @@ class RecordView:
         if body is not None:
             return body
         buffer, start = self.buffer, self.start
-        sys_flag = _unpack_int(buffer, start + 36)[0]
+        sys_flag = _unpack_int(buffer, start + SYS_FLAG_AT)[0]
         if sys_flag & (ANY_V6 | SYS_FLAG_COMPRESSED):
             body = self.raw_body
             if sys_flag & SYS_FLAG_COMPRESSED:
@@ -192,6 +201,12 @@ class RecordView:
             return self.buffer[at : at + length].decode()
         except UnicodeDecodeError as error:
             raise ProtocolError(f"not UTF-8: {error.reason}", where="record topic") from None
+
+    @property
+    def raw_topic(self) -> bytes:
+        """The topic as stored."""
+        at, length = self._topic_span()
+        return self.buffer[at : at + length]
 
     @property
     def raw_properties(self) -> bytes:
@@ -249,7 +264,7 @@ class RecordView:
             raise ProtocolError(f"{name} is not UTF-8: {error.reason}", where="properties") from None
 
     def _born_width(self) -> int:
-        return 20 if self.sys_flag & SYS_FLAG_BORN_HOST_V6 else 8
+        return HOST_V6 if self.sys_flag & SYS_FLAG_BORN_HOST_V6 else HOST_V4
 
     def _body_start(self) -> int:
         sys_flag = self.sys_flag
@@ -261,14 +276,15 @@ class RecordView:
         buffer = self.buffer
         at = self._body_start()
         at += _unpack_int(buffer, at - 4)[0]
-        if _unpack_int(buffer, self.start + 4)[0] == RECORD_MAGIC_V1:
+        if _unpack_int(buffer, self.start + MAGIC_AT)[0] == RECORD_MAGIC_V1:
             return at + 1, buffer[at]
         return at + 2, buffer[at] << 8 | buffer[at + 1]
 
 
 def _body_offset(sys_flag: int) -> int:
     """Bytes from the start of a record to its body."""
-    return V4_HEAD + (12 if sys_flag & SYS_FLAG_BORN_HOST_V6 else 0) + (12 if sys_flag & SYS_FLAG_STORE_HOST_V6 else 0)
+    wide = bool(sys_flag & SYS_FLAG_BORN_HOST_V6) + bool(sys_flag & SYS_FLAG_STORE_HOST_V6)
+    return V4_HEAD + wide * HOST_V6_EXTRA
 
 
 @overload
@@ -306,8 +322,8 @@ def check_record(buffer: Buffer, start: int, *, check_crc: bool = True) -> int:
     """The size of the record at ``start``. ProtocolError says why none is there: cut off, blank, wrong magic, inner
     lengths that do not add up, body that does not match its CRC."""
     available = len(buffer) - start
-    if available < _MIN_SIZE:
-        raise _bad_record(f"{available} bytes are left; a record has at least {_MIN_SIZE}", start)
+    if available < MIN_RECORD:
+        raise _bad_record(f"{available} bytes are left; a record has at least {MIN_RECORD}", start)
     size, magic, sys_flag, _ = _unpack_frame(buffer, start)
     if magic == RECORD_MAGIC_V1:
         topic_width = 1
@@ -315,7 +331,7 @@ def check_record(buffer: Buffer, start: int, *, check_crc: bool = True) -> int:
         topic_width = 2
     else:
         raise _bad_record(f"magic 0x{magic & 0xFFFFFFFF:08X} is not that of a record", start)
-    if not _MIN_SIZE <= size <= available:
+    if not MIN_RECORD <= size <= available:
         raise _bad_record(f"size {size}; {available} bytes are left", start)
     end = start + size
     body = start + _body_offset(sys_flag)
@@ -333,7 +349,7 @@ def check_record(buffer: Buffer, start: int, *, check_crc: bool = True) -> int:
     if at + 2 + properties_length != end or properties_length > MAX_PROPERTIES:
         raise _bad_record(f"properties of {properties_length} bytes, {end - at - 2} are left", start)
     if check_crc:
-        stored = _unpack_int(buffer, start + 8)[0]
+        stored = _unpack_int(buffer, start + CRC_AT)[0]
         found = crc32(memoryview(buffer)[body : body + body_length]) & 0x7FFFFFFF
         if stored != found:
             raise _bad_record(f"body CRC 0x{stored & 0xFFFFFFFF:08X}, computed 0x{found:08X}", start)

@@ -94,7 +94,7 @@ def test_round_trip(stored: list[dict[str, Any]]) -> None:
         for name in ("queue_id", "queue_offset", "physical_offset", "flag", "born_timestamp", "store_timestamp",
                      "reconsume_times", "prepared_transaction_offset", "body"):  # fmt: skip
             assert getattr(view, name) == fields[name], name
-        assert view.topic.encode() == fields["topic"]
+        assert view.topic.encode() == view.raw_topic == fields["topic"]
         assert view.raw_properties == fields["properties"]
         assert encode_properties(view.properties) == fields["properties"]
         assert (view.born_host_bytes, view.store_host_bytes) == (fields["born_host"], fields["store_host"])
