@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import msgpack
 
-from aiorocket_protocol import fastjson
+from aiorocket_protocol import fastjson, names
 from aiorocket_protocol.command import LANGUAGE_NAMES, MSGPACK
 from aiorocket_protocol.errors import ProtocolError
-from aiorocket_protocol.names import (
-    CLUSTERING,
-    CONSUME_FROM_LAST_OFFSET,
-    CONSUME_FROM_WHERE,
-    CONSUME_PASSIVELY,
-    CONSUME_TYPES,
-    MESSAGE_MODELS,
-    TAG,
-)
 from aiorocket_protocol.plain import Plain
 from aiorocket_protocol.record_layout import tags_code
 
@@ -113,7 +104,6 @@ class MessageQueue(NamedTuple):
 
 
 # ---- routes
-# -----------------------------------------------------------------------------------------------------------------
 
 
 class QueueData(NamedTuple):
@@ -256,7 +246,6 @@ class KVTable(NamedTuple):
 
 
 # ---- clients
-# ----------------------------------------------------------------------------------------------------------------
 
 
 class SubscriptionData(NamedTuple):
@@ -267,7 +256,7 @@ class SubscriptionData(NamedTuple):
     tags_set: frozenset[str] = frozenset()
     code_set: frozenset[int] = frozenset()
     sub_version: int = 0
-    expression_type: str = TAG
+    expression_type: str = names.TAG
 
     @classmethod
     def parse(cls, topic: str, expression: str | None = "*", version: int = 0) -> Self:
@@ -309,7 +298,7 @@ class SubscriptionData(NamedTuple):
             frozenset(plain.texts("tagsSet")),
             frozenset(plain.numbers("codeSet")),
             plain.number("subVersion", 0),
-            plain.text("expressionType", TAG),  # the Node client leaves it out
+            plain.text("expressionType", names.TAG),  # the Node client leaves it out
         )
 
 
@@ -317,9 +306,9 @@ class ConsumerData(NamedTuple):
     """One consumer group of a client."""
 
     group: str
-    consume_type: str = CONSUME_PASSIVELY
-    message_model: str = CLUSTERING
-    consume_from_where: str = CONSUME_FROM_LAST_OFFSET
+    consume_type: str = names.CONSUME_PASSIVELY
+    message_model: str = names.CLUSTERING
+    consume_from_where: str = names.CONSUME_FROM_LAST_OFFSET
     subscriptions: list[SubscriptionData] = []  # noqa: RUF012 - a NamedTuple field; never changed in place
     unit_mode: bool = False
 
@@ -338,9 +327,9 @@ class ConsumerData(NamedTuple):
         plain = Plain(value, "ConsumerData")
         return cls(
             plain.text("groupName"),
-            plain.name("consumeType", CONSUME_TYPES, CONSUME_PASSIVELY),
-            plain.name("messageModel", MESSAGE_MODELS, CLUSTERING),
-            plain.name("consumeFromWhere", CONSUME_FROM_WHERE, CONSUME_FROM_LAST_OFFSET),
+            plain.name("consumeType", names.CONSUME_TYPES, names.CONSUME_PASSIVELY),
+            plain.name("messageModel", names.MESSAGE_MODELS, names.CLUSTERING),
+            plain.name("consumeFromWhere", names.CONSUME_FROM_WHERE, names.CONSUME_FROM_LAST_OFFSET),
             [SubscriptionData.from_plain(item) for item in plain.items("subscriptionDataSet")],
             plain.flag("unitMode"),
         )
@@ -455,9 +444,9 @@ class ConsumerConnection(NamedTuple):
         return cls(
             [Connection.from_plain(item) for item in plain.items("connectionSet")],
             {str(topic): SubscriptionData.from_plain(item) for topic, item in table.items()},
-            plain.name("consumeType", CONSUME_TYPES, CONSUME_PASSIVELY),
-            plain.name("messageModel", MESSAGE_MODELS, CLUSTERING),
-            plain.name("consumeFromWhere", CONSUME_FROM_WHERE, CONSUME_FROM_LAST_OFFSET),
+            plain.name("consumeType", names.CONSUME_TYPES, names.CONSUME_PASSIVELY),
+            plain.name("messageModel", names.MESSAGE_MODELS, names.CLUSTERING),
+            plain.name("consumeFromWhere", names.CONSUME_FROM_WHERE, names.CONSUME_FROM_LAST_OFFSET),
         )
 
 
