@@ -17,10 +17,11 @@ from tests.architecture.sources import ROOT, SOURCES, imported, module_of, name_
 
 GENERATED = {"headers.py", "codes.py"}
 MOST_LINES = 500
-#: Ratchets: modules that attract everything get less, and one that needs more says why in its header. They only go
-#: down: who makes one smaller writes its new size here.
+#: Ratchets: what attracts everything has its present size, and a module that needs more says why in its header. They
+#: only go down: who makes one smaller by more than SLACK lines writes its new size here.
+SLACK = 20
 RATCHETS = {
-    "aiorocket/broker/broker.py": 400,
+    "aiorocket/broker/broker.py": 355,
     "aiorocket/client/app.py": 261,
     "aiorocket/client/pull/pull_consumer.py": 500,
     "aiorocket/client/push/consumer.py": 470,
@@ -119,6 +120,11 @@ def test_a_core_decides_and_does_not_act() -> None:
     assert not bad, bad
 
 
+def loose(limits: dict[str, int], sizes: dict[str, int]) -> dict[str, int]:
+    """What became smaller than it may be, with its size now."""
+    return {name: sizes.get(name, 0) for name, limit in limits.items() if sizes.get(name, 0) < limit - SLACK}
+
+
 def test_modules_stay_readable() -> None:
     bad = []
     for path in SOURCES:
@@ -129,6 +135,8 @@ def test_modules_stay_readable() -> None:
         if path.stem in ("utils", "helpers", "common", "misc"):
             bad.append(f"{name}: the name says nothing")
     assert not bad, bad
+    sizes = {name: len(text_of(ROOT / name).splitlines()) for name in RATCHETS}
+    assert not loose(RATCHETS, sizes), "write the new sizes into RATCHETS"
 
 
 def classes() -> Iterator[tuple[str, int, list[str]]]:
@@ -157,8 +165,7 @@ def test_classes_stay_readable_with_their_bases() -> None:
         if lines > (limit := CLASSES.get(name, MOST_LINES))
     ]
     assert not bad, bad
-    gone = [name for name in CLASSES if sizes.get(name, 0) <= MOST_LINES]
-    assert not gone, f"no longer needed in CLASSES: {gone}"
+    assert not loose(CLASSES, sizes), "write the new sizes into CLASSES, or leave out what has become small"
 
 
 def test_nothing_is_left_to_do_and_modules_say_what_they_are() -> None:
@@ -210,7 +217,7 @@ def test_the_version_stands_in_one_place() -> None:
     assert project["tool"]["hatch"]["version"] == {"path": "aiorocket/__init__.py"}
 
 
-def test_the_top_level_holds_what_the_design_says() -> None:
+def test_the_top_level_holds_nothing_else() -> None:
     allowed = {"pyproject.toml", "aiorocket", "protocol", "tests", "bench", "docs", "deploy"}
     allowed |= {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"}
     allowed |= {"dist", "build", "aiorocket-data"}  # what building, and a server without --data, leave here
