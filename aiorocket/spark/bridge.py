@@ -23,7 +23,7 @@ from aiorocket.errors import RequestTimeoutError, UsageError
 from aiorocket.runtime.loop import new_event_loop
 
 if TYPE_CHECKING:
-    from aiorocket.client.app import Client
+    from aiorocket.client.session import Session
     from aiorocket.config import ClientConfig
     from aiorocket.spark.options import ConnectionOptions
 
@@ -192,7 +192,7 @@ def iterate(
 class _Cached:
     """A started client and who uses it. ``idle_timeout`` seconds after the last use it is stopped."""
 
-    def __init__(self, bridge: _Bridge, key: object, client: Client, idle_timeout: float) -> None:
+    def __init__(self, bridge: _Bridge, key: object, client: Session, idle_timeout: float) -> None:
         self.client = client
         self.holds = 0
         self._bridge = bridge
@@ -220,8 +220,8 @@ class _Cached:
         await self.client.stop()
 
 
-async def client(connection: ConnectionOptions) -> Client:
-    """A started Client for ``connection``: the same one for the same connection, for as long as it is used.
+async def client(connection: ConnectionOptions) -> Session:
+    """A started Session for ``connection``: the same one for the same connection, for as long as it is used.
 
     It is stopped when it was neither asked for nor ``holding`` nor given to a producer for ``idle_timeout`` seconds.
     Nothing is connected before the first request. For coroutines that ``call`` and ``iterate`` run; UsageError
@@ -235,9 +235,9 @@ async def client(connection: ConnectionOptions) -> Client:
     async with bridge.making:
         cached = bridge.clients.get(connection)
         if cached is None or not cached.client.started:
-            from aiorocket.client.app import Client
+            from aiorocket.client.session import Session
 
-            made = Client(config=client_config(connection))
+            made = Session(config=client_config(connection))
             await made.start()
             cached = bridge.clients[connection] = _Cached(bridge, connection, made, connection.idle_timeout)
     cached.used()
@@ -245,7 +245,7 @@ async def client(connection: ConnectionOptions) -> Client:
 
 
 @contextmanager
-def holding(client: Client) -> Iterator[None]:
+def holding(client: Session) -> Iterator[None]:
     """Keep a client of ``client()`` from being stopped meanwhile; any other client is left as it is."""
     bridges: dict[int, _Bridge] = getattr(sys.modules.get(_HOLDER), "bridges", {})
     bridge = bridges.get(os.getpid())

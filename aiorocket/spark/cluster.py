@@ -1,6 +1,6 @@
 """What Spark's driver asks a cluster: which queues there are, what they hold, and what a group has committed.
 
-Topics are the user's names throughout, without the client's namespace. Every function is for a started ``Client``.
+Topics are the user's names throughout, without the client's namespace. Every function is for a started ``Session``.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.app import Client
     from aiorocket.client.core.routes import TopicRoute
+    from aiorocket.client.session import Session
     from aiorocket.spark.options import SourceOptions
 
 __all__ = (
@@ -75,7 +75,7 @@ _GONE = (int(ResponseCode.TOPIC_NOT_EXIST), int(ResponseCode.INVALID_PARAMETER))
 _SYSTEM_PREFIXES = ("RMQ_SYS_", SYSTEM_TOPIC_PREFIX, SYSTEM_GROUP_PREFIX)
 
 
-async def address_of(client: Client, queue: Queue, *, refresh: bool = False) -> str:
+async def address_of(client: Session, queue: Queue, *, refresh: bool = False) -> str:
     """``host:port`` of the master that has ``queue``, of a replica while there is no master.
 
     TopicNotFoundError for a topic without a route, NotConnectedError when its route does not have the broker.
@@ -92,19 +92,19 @@ async def address_of(client: Client, queue: Queue, *, refresh: bool = False) -> 
     return address
 
 
-def has_master(client: Client, queue: Queue) -> bool:
+def has_master(client: Session, queue: Queue) -> bool:
     """Whether ``address_of`` names the master, by the last route that was asked for. A replica may not have the last
     messages yet, so what it lacks is not lost."""
     route = client.routes.known(wrap(client.config.namespace, queue.topic))
     return route is not None and route.master(queue.broker_name) is not None
 
 
-def on_wire(client: Client, queue: Queue) -> Queue:
+def on_wire(client: Session, queue: Queue) -> Queue:
     """The queue by the name that brokers know."""
     return queue._replace(topic=wrap(client.config.namespace, queue.topic))
 
 
-async def queues(client: Client, options: SourceOptions) -> list[Queue]:
+async def queues(client: Session, options: SourceOptions) -> list[Queue]:
     """The readable queues of ``topics``, ``topic_pattern`` or ``assign``, sorted, by what the name server says now.
 
     A pattern matches whole names, also ``%DLQ%group`` and ``%RETRY%group``, and never the cluster's own topics; it may
@@ -141,18 +141,18 @@ def asked_for(options: SourceOptions, queue: Queue) -> bool:
     return queue.topic in options.topics
 
 
-async def _route(client: Client, topic: str) -> TopicRoute:
+async def _route(client: Session, topic: str) -> TopicRoute:
     return await client.route(wrap(client.config.namespace, topic), refresh=True)
 
 
-async def _route_or_none(client: Client, topic: str) -> TopicRoute | None:
+async def _route_or_none(client: Session, topic: str) -> TopicRoute | None:
     try:
         return await _route(client, topic)
     except TopicNotFoundError:
         return None  # it was deleted since it was listed
 
 
-async def _matching(client: Client, pattern: str) -> list[str]:
+async def _matching(client: Session, pattern: str) -> list[str]:
     """Topics whose name, in this namespace, matches as a whole."""
     try:
         matches = re.compile(pattern).fullmatch
@@ -176,7 +176,7 @@ async def _matching(client: Client, pattern: str) -> list[str]:
     return sorted(set(found))
 
 
-async def _ask_nameserver(client: Client, code: int) -> RemotingCommand:
+async def _ask_nameserver(client: Session, code: int) -> RemotingCommand:
     """The answer of the first name server that gives one."""
     said: list[str] = []
     for address in client.config.nameservers:
@@ -187,14 +187,14 @@ async def _ask_nameserver(client: Client, code: int) -> RemotingCommand:
     raise NotConnectedError(f"no name server answers {RequestCode(code).name}: {'; '.join(said)}")
 
 
-async def brokers(client: Client) -> set[str]:
+async def brokers(client: Session) -> set[str]:
     """The names of the brokers that are registered now."""
     answer = await _ask_nameserver(client, RequestCode.GET_BROKER_CLUSTER_INFO)
     return set(decode_body(ClusterInfo, answer.body, answer.serialize_type).broker_addr_table)
 
 
 async def bounds(
-    client: Client, queues: Iterable[Queue], *, failures: dict[Queue, Exception] | None = None
+    client: Session, queues: Iterable[Queue], *, failures: dict[Queue, Exception] | None = None
 ) -> dict[Queue, Bounds]:
     """The offsets that each queue has now.
 
@@ -218,7 +218,7 @@ async def bounds(
     return {queue: found for queue, found in answers.items() if found is not None}
 
 
-async def _is_gone(client: Client, queue: Queue, address: str) -> bool:
+async def _is_gone(client: Session, queue: Queue, address: str) -> bool:
     """A pull says what the offset requests of Apache's brokers do not: whether topic and queue exist."""
     answer = await client.call(
         address, RequestCode.PULL_MESSAGE, _pull(client, queue, 0), accept=(_FOUND, *_NOTHING, _OUTSIDE, *_GONE)
@@ -226,13 +226,13 @@ async def _is_gone(client: Client, queue: Queue, address: str) -> bool:
     return answer.code in _GONE
 
 
-def _pull(client: Client, queue: Queue, offset: int, flags: int = 0, hold_ms: int = 0) -> PullMessageRequestHeader:
+def _pull(client: Session, queue: Queue, offset: int, flags: int = 0, hold_ms: int = 0) -> PullMessageRequestHeader:
     """For one message, as the tools' group."""
     topic = wrap(client.config.namespace, queue.topic)
     return pull_header(TOOLS_GROUP, topic, queue.queue_id, offset, 1, flags=PULL_SUBSCRIPTION | flags, hold_ms=hold_ms)
 
 
-async def offsets_at(client: Client, queues: Iterable[Queue], millis: int) -> dict[Queue, int]:
+async def offsets_at(client: Session, queues: Iterable[Queue], millis: int) -> dict[Queue, int]:
     """The offset of the first message of each queue that was stored at ``millis`` (wall clock) or later; the queue's
     end when there is none. RemoteError and connection errors are raised."""
 
@@ -250,7 +250,7 @@ async def offsets_at(client: Client, queues: Iterable[Queue], millis: int) -> di
     return await _by_queue(client, queues, ask, None)
 
 
-async def committed(client: Client, group: str, queues: Iterable[Queue]) -> dict[Queue, int | None]:
+async def committed(client: Session, group: str, queues: Iterable[Queue]) -> dict[Queue, int | None]:
     """The next offset of ``group`` in each queue; None where its broker knows none. (Apache's brokers answer 0 instead
     for a young queue.) RemoteError and connection errors are raised."""
     wire_group = wrap(client.config.namespace, group)
@@ -264,7 +264,7 @@ async def committed(client: Client, group: str, queues: Iterable[Queue]) -> dict
     return await _by_queue(client, queues, ask, None)
 
 
-async def commit(client: Client, group: str, offsets: Mapping[Queue, int]) -> None:
+async def commit(client: Session, group: str, offsets: Mapping[Queue, int]) -> None:
     """Store ``offsets`` (the next ones to be read) for ``group`` and wait for every broker's word. All are tried; then
     the first error is raised."""
     wire_group = wrap(client.config.namespace, group)
@@ -283,7 +283,7 @@ async def commit(client: Client, group: str, offsets: Mapping[Queue, int]) -> No
         raise next(iter(failures.values()))
 
 
-async def wait_for_more(client: Client, offsets: Mapping[Queue, int], timeout: float) -> None:
+async def wait_for_more(client: Session, offsets: Mapping[Queue, int], timeout: float) -> None:
     """Return as soon as one of the queues has a message at its offset or later; after ``timeout`` seconds, and 500 ms
     at most, in any case. Brokers that cannot be asked are waited for like silent ones."""
     limit = min(timeout, _LONGEST_WAIT)
@@ -304,7 +304,7 @@ async def wait_for_more(client: Client, offsets: Mapping[Queue, int], timeout: f
         pass
 
 
-async def _arrival(client: Client, queue: Queue, offset: int, limit: float) -> None:
+async def _arrival(client: Session, queue: Queue, offset: int, limit: float) -> None:
     """Ends when there is a message to read; otherwise never."""
     try:
         connection = await client.connection(await address_of(client, queue))
@@ -320,7 +320,7 @@ async def _arrival(client: Client, queue: Queue, offset: int, limit: float) -> N
 
 
 async def _by_queue(
-    client: Client,
+    client: Session,
     queues: Iterable[Queue],
     ask: Callable[[Queue, str], Awaitable[T]],
     failures: dict[Queue, Exception] | None,

@@ -53,7 +53,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.app import Client
+    from aiorocket.client.session import Session
     from aiorocket.spark.options import SinkOptions
 
 __all__ = ("HALF_GROUP", "HalfSink", "Halves", "OpenBatchError")
@@ -115,7 +115,7 @@ class HalfSink:
     """The part of a process in exactly-once writes: a producer that answers questions, and the ledgers it reads. One
     for each client and group; it lives as long as the client, so that there is somebody to ask."""
 
-    def __init__(self, client: Client, group: str) -> None:
+    def __init__(self, client: Session, group: str) -> None:
         self.client = client
         # Nothing that may be stored is ever sent again: a second half message of the same row would be committed too.
         config = ProducerConfig(retries=0, check_concurrency=64, max_waiting_checks=100_000)
@@ -126,7 +126,7 @@ class HalfSink:
         self.answered: Counter[tuple[str, int]] = Counter()
 
     @classmethod
-    async def of(cls, client: Client, group: str) -> HalfSink:
+    async def of(cls, client: Session, group: str) -> HalfSink:
         """The one of this client, started."""
         found = client.producers.get(wrap(client.config.namespace, group))
         if found is None:

@@ -44,7 +44,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.app import Client
+    from aiorocket.client.session import Session
     from aiorocket.spark.options import SourceOptions
     from aiorocket.spark.planner import QueueRange
 
@@ -112,7 +112,7 @@ def check_rows(chunk: Chunk, found: int, settings: SourceOptions) -> None:
         log.warning("%s", text)
 
 
-async def fetch(client: Client, ranges: Sequence[QueueRange], settings: SourceOptions) -> AsyncGenerator[Chunk, None]:
+async def fetch(client: Session, ranges: Sequence[QueueRange], settings: SourceOptions) -> AsyncGenerator[Chunk, None]:
     """Everything in ``ranges``, range by range and in the order of offsets, in chunks of one queue.
 
     Of ``settings`` it uses the filter, ``group_id``, ``pull_batch_size``, ``pulls_in_flight`` (over all ranges),
@@ -147,7 +147,7 @@ class _Reader:
     Every offset of a part is in exactly one place: a gap (to be asked for), a pull, an answer, or behind ``position``.
     """
 
-    def __init__(self, client: Client, ranges: Iterable[QueueRange], settings: SourceOptions) -> None:
+    def __init__(self, client: Session, ranges: Iterable[QueueRange], settings: SourceOptions) -> None:
         self._client = client
         self._settings = settings
         self._loop = asyncio.get_running_loop()

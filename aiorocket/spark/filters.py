@@ -20,7 +20,7 @@ from aiorocket.spark.planner import QueueRange
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-    from aiorocket.client.app import Client
+    from aiorocket.client.session import Session
     from aiorocket.spark.options import SourceOptions
 
 __all__ = ("Pushed", "push")
@@ -65,7 +65,7 @@ class Pushed:
         )
         return [part for part in kept if part.begin < part.end]
 
-    async def trim_by_time(self, client: Client, ranges: Sequence[QueueRange]) -> list[QueueRange]:
+    async def trim_by_time(self, client: Session, ranges: Sequence[QueueRange]) -> list[QueueRange]:
         """What is left of ``ranges`` after the brokers were asked where ``since`` and ``until`` are; never too little.
 
         Some brokers (Apache 4.x) answer with the nearest message, or with any of several of the same millisecond, so

@@ -31,9 +31,9 @@ from aiorocket.model import OutgoingMessage, Queue, SendStatus, TxState
 from aiorocket_protocol import AUTO_CREATE_TOPIC, PROPERTY_UNIQ_KEY, RecordView, RequestCode, SendMessageRequestHeaderV2
 
 if TYPE_CHECKING:
-    from aiorocket.client.app import Client
     from aiorocket.client.core.routes import TopicRoute
     from aiorocket.client.sending.posting import Posting
+    from aiorocket.client.session import Session
 
 __all__ = ("Entry", "Fold", "Ledger", "Mark", "Record", "decode", "encode", "lower_bound", "search")
 
@@ -176,7 +176,7 @@ class _Remembered:
 class Ledger:
     """The ledger in ``topic``, read and written through ``producer`` and its client."""
 
-    def __init__(self, client: Client, producer: Posting, topic: str) -> None:
+    def __init__(self, client: Session, producer: Posting, topic: str) -> None:
         self.topic = topic
         self._client = client
         self._producer = producer

@@ -12,8 +12,8 @@ from aiorocket.spark.offsets import EARLIEST, LATEST, OptionError
 from aiorocket.spark.options import OffsetSpec
 
 if TYPE_CHECKING:
-    from aiorocket.client.app import Client
     from aiorocket.client.queue_scan import Bounds
+    from aiorocket.client.session import Session
     from aiorocket.model import Queue
     from aiorocket.spark.options import SourceOptions
 
@@ -22,7 +22,7 @@ __all__ = ("ending_offsets", "present", "starting_offsets")
 _log = logging.getLogger(__name__)
 
 
-async def present(client: Client, options: SourceOptions) -> dict[Queue, Bounds]:
+async def present(client: Session, options: SourceOptions) -> dict[Queue, Bounds]:
     """The queues that ``options`` ask for, with the offsets they have now. DataLossError, or with
     ``failOnDataLoss=false`` a warning, when brokers do not have some of them; a broker that cannot be asked is an
     error of its own."""
@@ -40,7 +40,7 @@ async def present(client: Client, options: SourceOptions) -> dict[Queue, Bounds]
     return bounds
 
 
-async def starting_offsets(client: Client, options: SourceOptions, bounds: Mapping[Queue, Bounds]) -> dict[Queue, int]:
+async def starting_offsets(client: Session, options: SourceOptions, bounds: Mapping[Queue, Bounds]) -> dict[Queue, int]:
     """The first offset to read of each queue of ``bounds``, by ``options.starting`` (None: earliest).
 
     A group without an offset for a queue begins at its first message. OptionError when JSON leaves a queue out or names
@@ -53,7 +53,7 @@ async def starting_offsets(client: Client, options: SourceOptions, bounds: Mappi
     return {queue: _within(queue, found[queue], bounds[queue], options, "starting") for queue in bounds}
 
 
-async def ending_offsets(client: Client, options: SourceOptions, bounds: Mapping[Queue, Bounds]) -> dict[Queue, int]:
+async def ending_offsets(client: Session, options: SourceOptions, bounds: Mapping[Queue, Bounds]) -> dict[Queue, int]:
     """The offset behind the last one to read of each queue, by ``options.ending`` (None: latest). As
     ``starting_offsets``; where nothing was stored at a timestamp or later, it is the end of the queue."""
     spec = options.ending or OffsetSpec(kind="latest")
@@ -62,7 +62,7 @@ async def ending_offsets(client: Client, options: SourceOptions, bounds: Mapping
 
 
 async def _resolved(
-    client: Client,
+    client: Session,
     options: SourceOptions,
     spec: OffsetSpec,
     bounds: Mapping[Queue, Bounds],
@@ -102,7 +102,7 @@ def _same_queues(option: str, bounds: Iterable[Queue], given: Iterable[Queue]) -
 
 
 async def _at_times(
-    client: Client, spec: OffsetSpec, bounds: Mapping[Queue, Bounds], side: str, latest_instead: bool
+    client: Session, spec: OffsetSpec, bounds: Mapping[Queue, Bounds], side: str, latest_instead: bool
 ) -> dict[Queue, int]:
     times: dict[int, list[Queue]] = {}
     missing: list[Queue] = []

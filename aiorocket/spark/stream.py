@@ -33,8 +33,8 @@ from aiorocket.spark.positions import present, starting_offsets
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from aiorocket.client.app import Client
     from aiorocket.client.queue_scan import Bounds
+    from aiorocket.client.session import Session
     from aiorocket.spark.options import SourceOptions
 
 __all__ = ("StreamReader",)
@@ -163,7 +163,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ends = self._admitted(begins, await self._look(client, begins, queues), limit, pinned)
             return ends
 
-    async def _queues(self, client: Client, begins: Mapping[Queue, int]) -> set[Queue]:
+    async def _queues(self, client: Session, begins: Mapping[Queue, int]) -> set[Queue]:
         """The queues there are now, and those the query has read so far. With availableNow, those of its beginning."""
         known = {queue for queue in begins if cluster.asked_for(self.options, queue)}
         for queue in sorted(begins.keys() - known):
@@ -181,7 +181,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._say(f"looking for queues: {error}; going on with the {len(known)} known ones")
             return known
 
-    async def _look(self, client: Client, begins: Mapping[Queue, int], queues: set[Queue]) -> dict[Queue, Bounds]:
+    async def _look(self, client: Session, begins: Mapping[Queue, int], queues: set[Queue]) -> dict[Queue, Bounds]:
         failures: dict[Queue, Exception] = {}
         seen = await cluster.bounds(client, queues, failures=failures)
         await _drop_deleted(client, failures)
@@ -314,7 +314,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _log.warning("%s", text)
 
 
-async def _drop_deleted(client: Client, failures: dict[Queue, Exception]) -> None:
+async def _drop_deleted(client: Session, failures: dict[Queue, Exception]) -> None:
     """Without a route a topic was deleted, or its brokers are down. A broker brings all its topics when it registers,
     so one that is registered does not have the topic: that is no failure to ask it."""
     without = [queue for queue, error in failures.items() if isinstance(error, TopicNotFoundError)]
@@ -329,7 +329,7 @@ async def _drop_deleted(client: Client, failures: dict[Queue, Exception]) -> Non
 
 
 def _drop_replicas(
-    client: Client, least: Mapping[Queue, int], seen: dict[Queue, Bounds], failures: dict[Queue, Exception]
+    client: Session, least: Mapping[Queue, int], seen: dict[Queue, Bounds], failures: dict[Queue, Exception]
 ) -> None:
     """A replica that stands in for its master may lack the last messages: one that ends before ``least`` says nothing
     about them."""

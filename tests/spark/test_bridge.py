@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from aiorocket.client.app import Client
+from aiorocket.client.sending.producer import Producer
+from aiorocket.client.session import Session
 from aiorocket.config import TlsConfig
 from aiorocket.errors import RequestTimeoutError, UsageError
 from aiorocket.spark import bridge
@@ -196,7 +197,7 @@ def connection(nameserver: str, **options: object) -> ConnectionOptions:
     return ConnectionOptions(name_servers=(nameserver,), **options)  # type: ignore[arg-type]
 
 
-async def same(*connections: ConnectionOptions) -> list[Client]:
+async def same(*connections: ConnectionOptions) -> list[Session]:
     return [await bridge.client(each) for each in connections]
 
 
@@ -215,13 +216,13 @@ def test_equal_connections_share_a_client(nameserver: str) -> None:
 def test_clients_work_and_go_when_nobody_uses_them(nameserver: str, topic: str) -> None:
     create_topic(nameserver, topic)
 
-    async def use() -> Client:
+    async def use() -> Session:
         client = await bridge.client(connection(nameserver, idle_timeout=0.05))
         with bridge.holding(client):
             await client.route(topic)
             await asyncio.sleep(0.2)
             assert client.started
-        producer = client.producer("g")
+        producer = Producer("g", client=client)
         await producer.start()
         await asyncio.sleep(0.2)
         assert client.started
