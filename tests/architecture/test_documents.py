@@ -102,3 +102,23 @@ def test_every_file_that_is_named_exists() -> None:
         if name not in tails
     ]
     assert not bad, "\n".join(bad)
+
+
+def test_links_lead_somewhere() -> None:
+    bad = []
+    for path in TEXTS:
+        if path.suffix != ".md":
+            continue
+        for link in re.findall(r"\]\(([^)\s]+)\)", text_of(path)):
+            if "://" in link:
+                continue
+            file, _, anchor = link.partition("#")
+            target = (path.parent / file).resolve() if file else path
+            if not target.exists():
+                bad.append(f"{name_of(path)}: {link}")
+            elif anchor:
+                titles = re.findall(r"^#+ (.+)$", text_of(target), re.MULTILINE)
+                slugs = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+                if anchor not in slugs:
+                    bad.append(f"{name_of(path)}: {link}")
+    assert not bad, bad
