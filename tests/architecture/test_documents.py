@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -121,4 +123,21 @@ def test_links_lead_somewhere() -> None:
                 slugs = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
                 if anchor not in slugs:
                     bad.append(f"{name_of(path)}: {link}")
+    assert not bad, bad
+
+
+def test_examples_are_python_and_what_they_take_from_aiorocket_is_there() -> None:
+    bad = []
+    for path in (path for path in TEXTS if path.suffix == ".md"):
+        for block in re.findall(r"^```python\n(.*?)^```$", text_of(path), re.MULTILINE | re.DOTALL):
+            flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            for node in ast.walk(compile(block, name_of(path), "exec", flags)):
+                names: list[tuple[str, str]] = []
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aiorocket"):
+                    names = [(node.module or "", alias.name) for alias in node.names]
+                elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "aiorocket":
+                    names = [("aiorocket", node.attr)]
+                bad += [
+                    (name_of(path), *name) for name in names if not hasattr(importlib.import_module(name[0]), name[1])
+                ]
     assert not bad, bad
