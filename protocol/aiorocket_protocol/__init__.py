@@ -23,4 +23,5 @@ from aiorocket_protocol.record_layout import *
 from aiorocket_protocol.record_writer import *
 from aiorocket_protocol.records import *
 from aiorocket_protocol.registration import *
+from aiorocket_protocol.routes import *
 from aiorocket_protocol.spec import *

@@ -1,4 +1,5 @@
-"""Bodies of requests and responses as values: routes, heartbeats, locks. (Registrations are in registration.py.)
+"""Bodies of requests and responses as values: heartbeats, groups, locks. (Routes are in routes.py, registrations in
+registration.py.)
 
 ``encode_body``/``decode_body`` write and read them as JSON under JSON and ROCKETMQ headers, as a msgpack map of the
 same keys under msgpack headers. Members that are absent read as their defaults; unknown ones are ignored.
@@ -22,8 +23,6 @@ else:
     from aiorocket_protocol.rows import NamedTuple
 
 __all__ = (
-    "BrokerData",
-    "ClusterInfo",
     "Connection",
     "ConsumerConnection",
     "ConsumerData",
@@ -34,10 +33,7 @@ __all__ = (
     "LockBatchBody",
     "LockBatchResult",
     "MessageQueue",
-    "QueueData",
     "SubscriptionData",
-    "TopicListBody",
-    "TopicRouteData",
     "decode_body",
     "encode_body",
 )
@@ -103,135 +99,6 @@ class MessageQueue(NamedTuple):
         return cls(plain.text("topic"), plain.text("brokerName"), plain.number("queueId"))
 
 
-# ---- routes
-
-
-class QueueData(NamedTuple):
-    """How many queues of a topic one broker has, and what may be done with them (perm: 4 read, 2 write)."""
-
-    broker_name: str
-    read_queue_nums: int
-    write_queue_nums: int
-    perm: int
-    topic_sys_flag: int = 0
-
-    def to_plain(self) -> dict[str, Any]:
-        return {
-            "brokerName": self.broker_name,
-            "perm": self.perm,
-            "readQueueNums": self.read_queue_nums,
-            "topicSysFlag": self.topic_sys_flag,
-            "writeQueueNums": self.write_queue_nums,
-        }
-
-    @classmethod
-    def from_plain(cls, value: Any) -> Self:
-        plain = Plain(value, "QueueData")
-        return cls(
-            plain.text("brokerName"),
-            plain.number("readQueueNums", 0),
-            plain.number("writeQueueNums", 0),
-            plain.number("perm", 0),
-            plain.number("topicSysFlag", 0),
-        )
-
-
-class BrokerData(NamedTuple):
-    """The addresses of one broker name: id 0 is the master."""
-
-    cluster: str
-    broker_name: str
-    broker_addrs: dict[int, str]
-
-    def to_plain(self) -> dict[str, Any]:
-        return {
-            # Quoted keys: the only form that Java, Go and Node clients all read.
-            "brokerAddrs": {str(broker_id): self.broker_addrs[broker_id] for broker_id in sorted(self.broker_addrs)},
-            "brokerName": self.broker_name,
-            "cluster": self.cluster,
-            "enableActingMaster": False,
-        }
-
-    @classmethod
-    def from_plain(cls, value: Any) -> Self:
-        plain = Plain(value, "BrokerData")
-        addrs = plain.text_table("brokerAddrs")
-        try:
-            numbered = {_broker_id(broker_id): address for broker_id, address in addrs.items()}
-        except ValueError:
-            what = f"keys must be broker ids, found {list(addrs)!r:.100}"
-            raise ProtocolError(what, where="BrokerData.brokerAddrs") from None
-        return cls(plain.text("cluster", ""), plain.text("brokerName"), numbered)
-
-
-def _broker_id(text: str) -> int:
-    if not text.isascii() or len(text) > 20:
-        raise ValueError(text)
-    return int(text)
-
-
-class TopicRouteData(NamedTuple):
-    """Answer of GET_ROUTEINFO_BY_TOPIC."""
-
-    queue_datas: list[QueueData]
-    broker_datas: list[BrokerData]
-    order_topic_conf: str | None = None
-
-    def to_plain(self) -> dict[str, Any]:
-        plain: dict[str, Any] = {
-            "brokerDatas": [data.to_plain() for data in self.broker_datas],
-            "filterServerTable": {},
-            "queueDatas": [data.to_plain() for data in self.queue_datas],
-        }
-        if self.order_topic_conf is not None:
-            plain["orderTopicConf"] = self.order_topic_conf
-        return plain
-
-    @classmethod
-    def from_plain(cls, value: Any) -> Self:
-        plain = Plain(value, "TopicRouteData")
-        return cls(
-            [QueueData.from_plain(item) for item in plain.items("queueDatas")],
-            [BrokerData.from_plain(item) for item in plain.items("brokerDatas")],
-            plain.text_or_none("orderTopicConf"),
-        )
-
-
-class ClusterInfo(NamedTuple):
-    """Answer of GET_BROKER_CLUSTER_INFO."""
-
-    broker_addr_table: dict[str, BrokerData]
-    cluster_addr_table: dict[str, list[str]]
-
-    def to_plain(self) -> dict[str, Any]:
-        return {
-            "brokerAddrTable": {name: data.to_plain() for name, data in self.broker_addr_table.items()},
-            "clusterAddrTable": {name: list(brokers) for name, brokers in self.cluster_addr_table.items()},
-        }
-
-    @classmethod
-    def from_plain(cls, value: Any) -> Self:
-        plain = Plain(value, "ClusterInfo")
-        clusters = Plain(plain.table("clusterAddrTable"), plain.inner("clusterAddrTable"))
-        return cls(
-            {str(name): BrokerData.from_plain(item) for name, item in plain.table("brokerAddrTable").items()},
-            {str(name): clusters.texts(name) for name in clusters.members},
-        )
-
-
-class TopicListBody(NamedTuple):
-    """Answer of GET_ALL_TOPIC_LIST_FROM_NAMESERVER and GET_TOPICS_BY_CLUSTER."""
-
-    topics: list[str]
-
-    def to_plain(self) -> dict[str, Any]:
-        return {"topicList": self.topics}
-
-    @classmethod
-    def from_plain(cls, value: Any) -> Self:
-        return cls(Plain(value, "TopicListBody").texts("topicList"))
-
-
 class KVTable(NamedTuple):
     """Answer of GET_KVLIST_BY_NAMESPACE, REGISTER_BROKER and GET_BROKER_RUNTIME_INFO."""
 
@@ -243,9 +110,6 @@ class KVTable(NamedTuple):
     @classmethod
     def from_plain(cls, value: Any) -> Self:
         return cls(Plain(value, "KVTable").text_table("table"))
-
-
-# ---- clients
 
 
 class SubscriptionData(NamedTuple):
