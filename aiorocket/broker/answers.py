@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from aiorocket.broker.core.names import Refusal
 from aiorocket.errors import StoreError, StoreFullError
@@ -18,7 +18,10 @@ from aiorocket_protocol import (
     encode_body,
 )
 
-__all__ = ("keyed", "plain_body", "put_refusal", "refuse", "store_refusal")
+if TYPE_CHECKING:
+    from aiorocket.remoting.connection import Connection
+
+__all__ = ("keyed", "only_local", "plain_body", "put_refusal", "refuse", "store_refusal")
 
 
 def refuse(refusal: Refusal) -> RemotingCommand:
@@ -39,6 +42,16 @@ def put_refusal(result: PutResult) -> Refusal:
     return Refusal(
         ResponseCode.SYSTEM_ERROR,
         f"the broker's disk failed ({result.status.name}); the message may or may not be stored",
+    )
+
+
+def only_local(connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    """To every administrative code of a broker that other machines can reach: without authentication, everybody who
+    can reach the port could delete topics."""
+    return RemotingCommand.response(
+        ResponseCode.NO_PERMISSION,
+        remark="this broker is reachable from other machines and has no authentication, so it serves no "
+        f"administration (request code {command.code}); bind it to 127.0.0.1 to administer it",
     )
 
 

@@ -72,6 +72,7 @@ class Registration:
         """Register once with all, then keep it up. UsageError when one refuses, with its reason."""
         if not self._config.nameservers:
             return
+        self._wake.clear()  # what has changed until now goes with the first round
         await self.register()
         for nameserver in sorted(self._refused):
             raise UsageError(f"name server {nameserver} refuses this broker: {self.failures[nameserver]}")

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, cast
 
 from aiorocket.broker.answers import put_refusal, store_refusal
 from aiorocket.broker.copies import store_copy
-from aiorocket.broker.core.groups import GroupTable
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.topics import TopicTable
-from aiorocket.broker.core.transactions import Half, HalfState, Stored, TransactionTable, decode_op, encode_op, immunity
+from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.core.transactions import Half, HalfState, Stored, decode_op, encode_op, immunity
 from aiorocket.errors import RocketError, StoreError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import PutResult, PutStatus
@@ -87,22 +86,18 @@ class TransactionChecks:
         self,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
-        table: TransactionTable,
-        *,
+        tables: Tables,
         store: MessageStore,
-        store_host: bytes,
+        *,
         broker: str,
-        producers: GroupTable,
-        topics: TopicTable,
         topics_changed: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._clock = clock
         self._store = store
-        self._store_host = store_host
         self._broker = broker
-        self._producers = producers
-        self._topics = topics
+        self._producers = tables.producers
+        self._topics = tables.topics
         self._topics_changed = topics_changed
         self._driver = DeadlineDriver(loop, self._next_deadline, self._due)
         self._copying = 0
@@ -110,7 +105,7 @@ class TransactionChecks:
         self._turn = 0
         self._closed = False
         self._settled: asyncio.Future[None] | None = None
-        self.table = table
+        self.table = tables.transactions
         #: Checks sent to a producer since the start.
         self.asked = 0
 
@@ -250,7 +245,7 @@ class TransactionChecks:
                 flag=0,
                 sys_flag=0,
                 born_timestamp=self._clock.wall_ms(),
-                born_host=self._store_host,
+                born_host=self._store.store_host,
                 tags_code=_OP_CODE,
                 done=done,
             )
@@ -355,7 +350,7 @@ class TransactionChecks:
             copy.physical_offset,
             unique,
             unique,
-            offset_msg_id(self._store_host, copy.physical_offset),
+            offset_msg_id(self._store.store_host, copy.physical_offset),
             topic.decode(),
         )
         body = encode_record(
@@ -370,7 +365,7 @@ class TransactionChecks:
             born_timestamp=view.born_timestamp,
             born_host=view.born_host_bytes,
             store_timestamp=copy.store_timestamp,
-            store_host=self._store_host,
+            store_host=self._store.store_host,
             reconsume_times=view.reconsume_times,
         )
         request = RemotingCommand.request(

@@ -163,6 +163,11 @@ class MessageStore:
         """Why appends are refused at present (full, broken, closed), else None."""
         return None if self._log.refusal is None else str(self._log.refusal)
 
+    @property
+    def store_host(self) -> bytes:
+        """The broker's address as it stands in every record, 8 or 20 packed bytes."""
+        return self._store_host
+
     # ---- appending
 
     def append(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.processors import ProcessorTable
+from aiorocket.remoting.processors import ProcessorTable, RequestHandler
 from aiorocket.remoting.server import RemotingServer
 from aiorocket_protocol import RemotingCommand, RequestCode, ResponseCode
 
@@ -112,6 +112,9 @@ class _FaultyProcessors(ProcessorTable):
         super().__init__()
         self._faults = faults
         self._inner = inner
+
+    def add(self, code: int, handler: RequestHandler) -> None:
+        self._inner.add(code, handler)
 
     def codes(self) -> list[int]:
         return self._inner.codes()

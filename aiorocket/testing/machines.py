@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from aiorocket.broker.broker import Broker
 from aiorocket.broker.core.offsets import ConsumerOffsets
+from aiorocket.broker.core.tables import Tables
 from aiorocket.client.app import Client
 from aiorocket.client.exits import DeadLetter, Skip
 from aiorocket.client.message import Message
@@ -156,8 +157,8 @@ class SimBroker(_Machine):
     async def start(self) -> None:
         """Start a broker on this disk; it has recovered, listens and has tried to register when this returns."""
         self._reboot()
-        self.broker = Broker(self.env, replace(self._config, nameservers=self._site.endpoints))
-        self.broker.offsets = _WatchedOffsets(self)
+        config = replace(self._config, nameservers=self._site.endpoints)
+        self.broker = Broker(self.env, config, Tables.of(config)._replace(offsets=_WatchedOffsets(self)))
         self.faults.attach(self.broker.server)
         await self.host.run(self.broker.start())
         self.running = True

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from aiorocket.broker.answers import keyed, plain_body, refuse
-from aiorocket.broker.core.groups import ConsumerGroup, GroupConfigs, GroupTable, Member
+from aiorocket.broker.core.groups import ConsumerGroup, Member
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.offsets import ConsumerOffsets
-from aiorocket.broker.core.topics import Topic, TopicTable
+from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.core.topics import Topic
 from aiorocket.errors import RemoteError, RequestTimeoutError, RocketError
 from aiorocket_protocol import (
     LANGUAGE_CODES,
@@ -53,21 +53,18 @@ class CallHandlers:
     def __init__(
         self,
         config: BrokerConfig,
-        *,
+        tables: Tables,
         store: MessageStore,
-        topics: TopicTable,
-        consumers: GroupTable,
-        configs: GroupConfigs,
-        offsets: ConsumerOffsets,
+        *,
         reset: Callable[[str, str, int], None],
         save: Callable[[], asyncio.Future[None]],
     ) -> None:
         self._config = config
+        self._topics = tables.topics
+        self._configs = tables.configs
+        self._consumers = tables.consumers
+        self._offsets = tables.offsets
         self._store = store
-        self._topics = topics
-        self._consumers = consumers
-        self._configs = configs
-        self._offsets = offsets
         self._reset = reset
         self._save = save
 

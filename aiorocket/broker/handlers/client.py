@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from aiorocket.broker.answers import plain_body, refuse
-from aiorocket.broker.core.groups import ConsumerGroup, GroupConfigs, GroupTable, is_tag_type
+from aiorocket.broker.core.groups import ConsumerGroup, is_tag_type
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.pull_checks import check_filter_type
-from aiorocket.broker.core.topics import UNIT_SUB, TopicTable
+from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.core.topics import UNIT_SUB
 from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket_protocol import (
@@ -36,6 +37,7 @@ from aiorocket_protocol import (
 from aiorocket_protocol.plain import Plain
 
 if TYPE_CHECKING:
+    from aiorocket.config import BrokerConfig
     from aiorocket.remoting.connection import Connection
     from aiorocket.remoting.processors import RequestHandler
 
@@ -50,20 +52,17 @@ class ClientHandlers:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        config: BrokerConfig,
+        tables: Tables,
         *,
-        topics: TopicTable,
-        consumers: GroupTable,
-        producers: GroupTable,
-        configs: GroupConfigs,
         topics_changed: Callable[[], None],
-        property_filter: bool = True,
     ) -> None:
-        self._property_filter = property_filter
         self._loop = loop
-        self._topics = topics
-        self._consumers = consumers
-        self._producers = producers
-        self._configs = configs
+        self._property_filter = config.property_filter
+        self._topics = tables.topics
+        self._configs = tables.configs
+        self._consumers = consumers = tables.consumers
+        self._producers = producers = tables.producers
         self._topics_changed = topics_changed
         self._to_notify: dict[str, None] = {}
         self._consumer_expiry = DeadlineDriver(loop, consumers.next_deadline, self._consumers_expired)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import refuse
-from aiorocket.broker.core.counters import GroupCounters
-from aiorocket.broker.core.locks import LockTable, QueueKey
+from aiorocket.broker.core.locks import QueueKey
 from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.tables import Tables
 from aiorocket_protocol import (
     LockBatchBody,
     LockBatchResult,
@@ -49,18 +49,17 @@ class LockHandlers:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        table: LockTable,
+        tables: Tables,
         server: RemotingServer,
         *,
         broker: str,
-        counters: GroupCounters,
         save: Callable[[], asyncio.Future[None]],
     ) -> None:
         self._loop = loop
-        self._table = table
+        self._table = tables.locks
+        self._counters = tables.counters
         self._server = server
         self._broker = broker
-        self._counters = counters
         self._save = save
         #: What the running save covers, and the futures that wait for it; then those that wait for the one after it.
         self._saving: asyncio.Future[None] | None = None

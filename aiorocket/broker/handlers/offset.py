@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import refuse
-from aiorocket.broker.core.groups import GroupConfigs
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.offsets import ConsumerOffsets
-from aiorocket.broker.core.topics import TopicTable
+from aiorocket.broker.core.tables import Tables
 from aiorocket_protocol import (
     EXT_EPOCH,
     GetEarliestMsgStoretimeRequestHeader,
@@ -46,18 +45,12 @@ class OffsetHandlers:
     who no longer owns the queue."""
 
     def __init__(
-        self,
-        *,
-        store: MessageStore,
-        topics: TopicTable,
-        configs: GroupConfigs,
-        offsets: ConsumerOffsets,
-        stale: Callable[[str, str, int, str], Refusal | None],
+        self, tables: Tables, store: MessageStore, *, stale: Callable[[str, str, int, str], Refusal | None]
     ) -> None:
+        self._topics = tables.topics
+        self._configs = tables.configs
+        self._offsets = tables.offsets
         self._store = store
-        self._topics = topics
-        self._configs = configs
-        self._offsets = offsets
         self._stale = stale
 
     def codes(self) -> dict[int, RequestHandler]:

@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import refuse
-from aiorocket.broker.core.groups import GroupConfigs, GroupTable, Subscription
+from aiorocket.broker.core.groups import Subscription
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.pull_checks import (
     check_access,
     parse_subscription,
     registered_subscription,
 )
 from aiorocket.broker.core.record_filter import SCAN, RecordFilter
-from aiorocket.broker.core.topics import TopicTable
+from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.handlers.offset import warn_of_lower
 from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
@@ -87,24 +86,21 @@ class PullHandlers:
         self,
         loop: asyncio.AbstractEventLoop,
         config: BrokerConfig,
-        *,
+        tables: Tables,
         store: MessageStore,
-        topics: TopicTable,
-        groups: GroupTable,
-        configs: GroupConfigs,
-        offsets: ConsumerOffsets,
-        stale: Callable[[str, str, int, str], object | None] = lambda *_: None,
+        *,
+        stale: Callable[[str, str, int, str], Refusal | None],
     ) -> None:
         self._loop = loop
         self._config = config
         self._store = store
         self._stale = stale
         self._read = store.read
-        self._topic = topics.get
-        self._group = groups.get
-        self._configs = configs
-        self._group_config = configs.get
-        self._offsets = offsets
+        self._topic = tables.topics.get
+        self._group = tables.consumers.get
+        self._configs = tables.configs
+        self._group_config = tables.configs.get
+        self._offsets = tables.offsets
         self._property_filter = config.property_filter
         self._max_messages = config.max_pull_messages
         self._max_bytes = config.max_pull_bytes

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from aiorocket.broker.answers import refuse
-from aiorocket.broker.core.groups import GroupTable
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.send_checks import check_sizes
+from aiorocket.broker.core.send_checks import Admitted, check_sizes
+from aiorocket.broker.core.tables import Tables
 from aiorocket.errors import RocketError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
@@ -41,7 +41,6 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.broker.handlers.send import SendHandlers
     from aiorocket.config import BrokerConfig
     from aiorocket.remoting.connection import Connection
     from aiorocket.remoting.processors import RequestHandler
@@ -56,27 +55,23 @@ _log = logging.getLogger("aiorocket.broker")
 ROOM_FOR_PUSH = 64
 
 
+SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
+#: Which topic and queue a message may go to.
+Admit = Callable[["Connection", RemotingCommand, SendHeader], Admitted | Refusal]
+
+
 class ReplyHandlers:
-    """Handlers for 324 and 325. ``sends`` knows which topics and queues a message may go to."""
+    """Handlers for 324 and 325. ``address`` is what clients are told to connect to."""
 
     def __init__(
-        self,
-        env: Env,
-        config: BrokerConfig,
-        *,
-        store: MessageStore,
-        store_host: bytes,
-        address: str,
-        producers: GroupTable,
-        sends: SendHandlers,
+        self, env: Env, config: BrokerConfig, tables: Tables, store: MessageStore, *, address: str, admit: Admit
     ) -> None:
         self._clock = env.clock
         self._config = config
+        self._producers = tables.producers
         self._store = store
-        self._store_host = store_host
         self._address = address
-        self._producers = producers
-        self._sends = sends
+        self._admit = admit
 
     def codes(self) -> dict[int, RequestHandler]:
         return {
@@ -96,9 +91,9 @@ class ReplyHandlers:
         self,
         connection: Connection,
         command: RemotingCommand,
-        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+        header: SendHeader,
     ) -> RemotingCommand | None:
-        admitted = self._sends.admit(connection, command, header)
+        admitted = self._admit(connection, command, header)
         if isinstance(admitted, Refusal):
             return refuse(admitted)
         topic, queue_id, _ = admitted
@@ -125,7 +120,7 @@ class ReplyHandlers:
         self,
         connection: Connection,
         command: RemotingCommand,
-        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+        header: SendHeader,
         values: dict[str, str],
         pushed: Callable[[str | None], None],
     ) -> None:
@@ -176,7 +171,7 @@ class ReplyHandlers:
         self,
         connection: Connection,
         command: RemotingCommand,
-        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+        header: SendHeader,
         topic: str,
         queue_id: int,
         properties: bytes,
@@ -188,7 +183,7 @@ class ReplyHandlers:
 
         def done(result: PutResult) -> None:
             if result.status is PutStatus.OK:
-                where = offset_msg_id(self._store_host, result.physical_offset)
+                where = offset_msg_id(self._store.store_host, result.physical_offset)
                 connection.reply(command, _answer(where, queue_id, result.queue_offset, error))
             else:
                 _log.warning("a reply in topic %s was not stored: %s", topic, result.status.name)

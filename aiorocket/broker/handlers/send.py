@@ -13,14 +13,11 @@ from struct import pack
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
-from aiorocket.broker.core.counters import GroupCounters
-from aiorocket.broker.core.delay import DelaySchedule
-from aiorocket.broker.core.groups import GroupConfigs
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.send_checks import Admitted, SendFacts, admit, check_sizes, property_value
-from aiorocket.broker.core.topics import Topic, TopicTable
+from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.core.transactions import is_transactional
-from aiorocket.broker.handlers.transaction import TransactionHandlers
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
@@ -77,44 +74,45 @@ _new = tuple.__new__
 _OK = PutStatus.OK
 
 
+SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
+#: Stores an admitted message, whose topic, queue and properties are the last three, as a half message.
+StoreHalf = Callable[["Connection", RemotingCommand, SendHeader, str, int, dict[str, str]], RemotingCommand | None]
+
+
 class SendHandlers:
-    """Handlers for the three send codes. ``topics_changed`` is called after a send made a topic."""
+    """Handlers for the three send codes. ``topics_changed`` is called after a send made a topic; ``has_locks(group)``
+    says whether a client holds a queue of the group, that is: whether it consumes in order."""
 
     def __init__(
         self,
         env: Env,
         config: BrokerConfig,
-        *,
+        tables: Tables,
         store: MessageStore,
-        store_host: bytes,
-        topics: TopicTable,
-        configs: GroupConfigs,
-        delays: DelaySchedule,
-        transactions: TransactionHandlers,
+        *,
+        store_half: StoreHalf,
+        has_locks: Callable[[str], bool],
         topics_changed: Callable[[], None],
-        has_locks: Callable[[str], bool] = lambda group: False,
-        counters: GroupCounters | None = None,
     ) -> None:
-        self._has_locks = has_locks
-        self._counters = counters or GroupCounters()
         self._clock = env.clock
         self._entropy = env.entropy
-        self._config = config
         self._store = store
         self._append = store.append
-        self._topics = topics
-        self._topic = topics.get
-        self._configs = configs
-        self._delays = delays
-        self._transactions = transactions
+        self._topics = tables.topics
+        self._topic = tables.topics.get
+        self._configs = tables.configs
+        self._delays = tables.delays
+        self._counters = tables.counters
+        self._store_half = store_half
+        self._has_locks = has_locks
         self._topics_changed = topics_changed
         self._max_body = config.max_message_size
         self._cluster = f"{PROPERTY_CLUSTER}\x01{config.cluster}\x02"
         self._max_user_properties = MAX_PROPERTIES - len(self._cluster.encode()) - 64
         #: An offset id is the store's host and the physical offset in hex; the host never changes.
-        self._store_host = store_host
-        self._id_prefix = store_host.hex().upper()
-        self._unique = UniqueIds(store_host[:-4], env.entropy.randrange(1 << 16), env.entropy.randrange(1 << 31))
+        self._store_host = host = store.store_host
+        self._id_prefix = host.hex().upper()
+        self._unique = UniqueIds(host[:-4], env.entropy.randrange(1 << 16), env.entropy.randrange(1 << 31))
 
     def codes(self) -> dict[int, RequestHandler]:
         return {
@@ -135,7 +133,7 @@ class SendHandlers:
         self,
         connection: Connection,
         command: RemotingCommand,
-        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+        header: SendHeader,
     ) -> RemotingCommand | None:
         if header.batch:
             return self._send_batch(connection, command, header)
@@ -168,7 +166,7 @@ class SendHandlers:
         self,
         connection: Connection,
         command: RemotingCommand,
-        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+        header: SendHeader,
         topic: str,
         queue_id: int,
         properties: str,
@@ -237,9 +235,9 @@ class SendHandlers:
         self,
         connection: Connection,
         command: RemotingCommand,
-        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
-    ) -> tuple[Topic, int, bool] | Refusal:
-        """Topic, queue and whether it is dead: where the message goes, with every check; may make its topic."""
+        header: SendHeader,
+    ) -> Admitted | Refusal:
+        """Where the message goes, with every check; may make its topic."""
         version = self._topics.version
         admitted = admit(
             self._topics,
@@ -267,7 +265,7 @@ class SendHandlers:
         self,
         connection: Connection,
         command: RemotingCommand,
-        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+        header: SendHeader,
     ) -> RemotingCommand | None:
         """The same with every check: unknown topics, retries, delays, sizes near the limit."""
         admitted = self.admit(connection, command, header)
@@ -287,7 +285,7 @@ class SendHandlers:
         values.pop(PROPERTY_CLUSTER, None)
         if transactional:
             values.setdefault(PROPERTY_UNIQ_KEY, self._unique.next(self._clock.wall_ms()))
-            return self._transactions.store_half(connection, command, header, topic.name, queue_id, values)
+            return self._store_half(connection, command, header, topic.name, queue_id, values)
         tag = values.get(PROPERTY_TAGS)
         code = tags_code(tag) if tag else 0
         level = 0 if dead else _delay_level(values)
@@ -316,7 +314,7 @@ class SendHandlers:
         self,
         connection: Connection,
         command: RemotingCommand,
-        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+        header: SendHeader,
     ) -> RemotingCommand | None:
         topic = self._topic(header.topic)
         queue_id = header.queue_id
@@ -393,7 +391,7 @@ class SendHandlers:
         self,
         connection: Connection,
         command: RemotingCommand,
-        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+        header: SendHeader,
         topic: str,
         queue_id: int,
         items: list[BatchItem],

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.copies import store_copy
-from aiorocket.broker.core.counters import GroupCounters, SendBack
-from aiorocket.broker.core.delay import DelaySchedule
-from aiorocket.broker.core.groups import GroupConfigs
+from aiorocket.broker.core.counters import SendBack
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.retry_policy import after_failure
-from aiorocket.broker.core.topics import UNIT_SUB, Topic, TopicTable
+from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.core.topics import UNIT_SUB, Topic
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
@@ -62,23 +61,20 @@ class SendBackHandler:
     def __init__(
         self,
         env: Env,
-        *,
+        tables: Tables,
         store: MessageStore,
-        topics: TopicTable,
-        configs: GroupConfigs,
-        delays: DelaySchedule,
+        *,
         topics_changed: Callable[[], None],
-        counters: GroupCounters,
         hooks: Sequence[Callable[[SendBack], None]],
     ) -> None:
         self._clock = env.clock
         self._entropy = env.entropy
+        self._topics = tables.topics
+        self._configs = tables.configs
+        self._delays = tables.delays
+        self._counters = tables.counters
         self._store = store
-        self._topics = topics
-        self._configs = configs
-        self._delays = delays
         self._topics_changed = topics_changed
-        self._counters = counters
         self._hooks = hooks
 
     def codes(self) -> dict[int, RequestHandler]:

@@ -15,11 +15,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import keyed, refuse
-from aiorocket.broker.core.counters import GroupCounters
-from aiorocket.broker.core.groups import GroupTable, Member
+from aiorocket.broker.core.groups import Member
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.offsets import ConsumerOffsets
-from aiorocket.broker.core.topics import TopicTable
+from aiorocket.broker.core.tables import Tables
 from aiorocket_protocol import (
     LANGUAGE_NAMES,
     VERSION,
@@ -54,28 +52,19 @@ NO_TPS = "0.0 0.0 0.0"
 
 
 class StatisticsHandlers:
-    """Handlers for 28, 202, 203, 204, 208, 300 and 303."""
+    """Handlers for 28, 202, 203, 204, 208, 300 and 303. ``boot`` is when the broker began, in wall-clock
+    milliseconds."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        broker: str,
-        store: MessageStore,
-        topics: TopicTable,
-        consumers: GroupTable,
-        producers: GroupTable,
-        offsets: ConsumerOffsets,
-        counters: GroupCounters,
-    ) -> None:
+    def __init__(self, clock: Clock, broker: str, tables: Tables, store: MessageStore, *, boot: int) -> None:
         self._clock = clock
         self._broker = broker
+        self._topics = tables.topics
+        self._consumers = tables.consumers
+        self._producers = tables.producers
+        self._offsets = tables.offsets
+        self._counters = tables.counters
         self._store = store
-        self._topics = topics
-        self._consumers = consumers
-        self._producers = producers
-        self._offsets = offsets
-        self._counters = counters
-        self._boot = clock.wall_ms()
+        self._boot = boot
 
     def codes(self) -> dict[int, RequestHandler]:
         return {

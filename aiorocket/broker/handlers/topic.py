@@ -1,8 +1,4 @@
-"""Administration of topics and groups: 17, 215, 21, 351 and 200, 201, 207, 352.
-
-Served only when the broker is bound to loopback: without authentication, everybody who can reach the port could delete
-topics.
-"""
+"""Administration of topics and groups: 17, 215, 21, 351 and 200, 201, 207, 352."""
 
 from __future__ import annotations
 
@@ -10,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import plain_body, refuse
-from aiorocket.broker.core.groups import GroupConfig, GroupConfigs
+from aiorocket.broker.core.groups import GroupConfig
 from aiorocket.broker.core.names import Refusal, is_system_topic
-from aiorocket.broker.core.offsets import ConsumerOffsets
-from aiorocket.broker.core.topics import Topic, TopicTable
+from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.core.topics import Topic
 from aiorocket_protocol import (
     CreateTopicRequestHeader,
     DataVersion,
@@ -32,7 +28,7 @@ if TYPE_CHECKING:
     from aiorocket.remoting.processors import RequestHandler
     from aiorocket.storage.store import MessageStore
 
-__all__ = ("TopicHandlers", "only_local")
+__all__ = ("TopicHandlers",)
 
 
 class TopicHandlers:
@@ -41,19 +37,17 @@ class TopicHandlers:
 
     def __init__(
         self,
-        *,
+        tables: Tables,
         store: MessageStore,
-        topics: TopicTable,
-        configs: GroupConfigs,
-        offsets: ConsumerOffsets,
+        *,
         topic_version: Callable[[], DataVersion],
         save: Callable[[], Awaitable[None]],
         deleted: Callable[[Topic], None],
     ) -> None:
+        self._topics = tables.topics
+        self._configs = tables.configs
+        self._offsets = tables.offsets
         self._store = store
-        self._topics = topics
-        self._configs = configs
-        self._offsets = offsets
         self._topic_version = topic_version
         self._save = save
         self._deleted = deleted
@@ -161,15 +155,6 @@ class TopicHandlers:
         if isinstance(config, Refusal):
             return refuse(config)
         return RemotingCommand.response(body=encode_body(config.to_dict(), connection.reply_type(command)))
-
-
-def only_local(connection: Connection, command: RemotingCommand) -> RemotingCommand:
-    """The answer to every administrative code of a broker that other machines can reach."""
-    return RemotingCommand.response(
-        ResponseCode.NO_PERMISSION,
-        remark="this broker is reachable from other machines and has no authentication, so it serves no "
-        f"administration (request code {command.code}); bind it to 127.0.0.1 to administer it",
-    )
 
 
 def _attributes(text: str | None) -> dict[str, str]:

@@ -61,13 +61,10 @@ _GONE = "Find prepared transaction message failed"
 class TransactionHandlers:
     """Handler for 37; ``store_half`` is called by the send handlers."""
 
-    def __init__(
-        self, env: Env, config: BrokerConfig, *, store: MessageStore, store_host: bytes, checks: TransactionChecks
-    ) -> None:
+    def __init__(self, env: Env, config: BrokerConfig, store: MessageStore, checks: TransactionChecks) -> None:
         self._clock = env.clock
         self._config = config
         self._store = store
-        self._store_host = store_host
         self._checks = checks
         self._cluster = config.cluster
 
@@ -110,7 +107,7 @@ class TransactionHandlers:
                 return
             self._checks.stored(result, wait)
             answer = SendMessageResponseHeader(
-                offset_msg_id(self._store_host, result.physical_offset),
+                offset_msg_id(self._store.store_host, result.physical_offset),
                 queue_id,
                 result.queue_offset,
                 unique,

@@ -1,0 +1,55 @@
+"""What a broker knows: nine tables, made from its settings, none of which knows the others."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aiorocket.broker.core.counters import GroupCounters
+from aiorocket.broker.core.delay import DelaySchedule
+from aiorocket.broker.core.groups import GroupConfigs, GroupTable
+from aiorocket.broker.core.locks import LockTable
+from aiorocket.broker.core.offsets import ConsumerOffsets
+from aiorocket.broker.core.topics import TopicTable
+from aiorocket.broker.core.transactions import TransactionTable
+from aiorocket.config import BrokerConfig
+
+__all__ = ("Tables",)
+
+
+class Tables(NamedTuple):
+    """``consumers`` and ``producers`` are who is connected; ``configs`` is what administrators set for groups."""
+
+    topics: TopicTable
+    configs: GroupConfigs
+    consumers: GroupTable
+    producers: GroupTable
+    offsets: ConsumerOffsets
+    locks: LockTable
+    delays: DelaySchedule
+    transactions: TransactionTable
+    counters: GroupCounters
+
+    @classmethod
+    def of(cls, config: BrokerConfig) -> Tables:
+        """Empty ones, but for the topics that every broker has."""
+        return cls(
+            topics=TopicTable(
+                broker=config.name,
+                cluster=config.cluster,
+                auto_create=config.auto_create_topics,
+                default_queues=config.default_topic_queues,
+                delay_levels=len(config.delay_levels),
+            ),
+            configs=GroupConfigs(config.retry_max_times, config.auto_create_groups),
+            consumers=GroupTable(config.channel_expiry),
+            producers=GroupTable(config.channel_expiry),
+            offsets=ConsumerOffsets(),
+            locks=LockTable(config.lock_lease, config.lock_grace),
+            delays=DelaySchedule(config.delay_levels),
+            transactions=TransactionTable(
+                timeout=config.transaction_timeout,
+                interval=config.transaction_check_interval,
+                max_checks=config.transaction_check_max,
+            ),
+            counters=GroupCounters(),
+        )

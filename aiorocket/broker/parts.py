@@ -1,0 +1,131 @@
+"""The parts of a broker that work on an open store: all that answers requests, and what runs behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from aiorocket.broker.addresses import is_loopback
+from aiorocket.broker.answers import only_local
+from aiorocket.broker.core.counters import SendBack
+from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.core.topics import Topic
+from aiorocket.broker.handlers.calls import CallHandlers
+from aiorocket.broker.handlers.client import ClientHandlers
+from aiorocket.broker.handlers.locks import LockHandlers
+from aiorocket.broker.handlers.offset import OffsetHandlers
+from aiorocket.broker.handlers.pull import PullHandlers
+from aiorocket.broker.handlers.query import QueryHandlers
+from aiorocket.broker.handlers.reply import ReplyHandlers
+from aiorocket.broker.handlers.send import SendHandlers
+from aiorocket.broker.handlers.send_back import SendBackHandler
+from aiorocket.broker.handlers.statistics import StatisticsHandlers
+from aiorocket.broker.handlers.topic import TopicHandlers
+from aiorocket.broker.handlers.transaction import TransactionHandlers
+from aiorocket.broker.registration import Registration
+from aiorocket.broker.schedule import DelayDelivery
+from aiorocket.broker.state import BrokerState
+from aiorocket.broker.transaction_check import TransactionChecks
+from aiorocket.config import BrokerConfig
+from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.server import RemotingServer
+from aiorocket.runtime.env import Env
+from aiorocket.storage.store import MessageStore
+from aiorocket_protocol import SCHEDULE_TOPIC, DataVersion
+
+__all__ = ("Parts",)
+
+
+class Parts:
+    """Whole when made. The broker starts ``checks``, ``delivery`` and ``registration``; it closes these, ``clients``
+    and ``pulls``. ``address`` is what clients are told; ``hooks`` are called with every message that was sent back.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        config: BrokerConfig,
+        tables: Tables,
+        store: MessageStore,
+        state: BrokerState,
+        server: RemotingServer,
+        *,
+        address: str,
+        hooks: Sequence[Callable[[SendBack], None]],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        changed = self._topics_changed
+        self.store = store
+        self._topics = tables.topics
+        self._state = state
+        self._boot = boot = env.clock.wall_ms()
+        self.registration = Registration(
+            env, config, tables.topics, address=address, version=self._topic_version, order_topics=self._order_topics
+        )
+        self.delivery = DelayDelivery(loop, env.clock, tables.delays, store)
+        self.checks = TransactionChecks(loop, env.clock, tables, store, broker=config.name, topics_changed=changed)
+        self.clients = ClientHandlers(loop, config, tables, topics_changed=changed)
+        locks = LockHandlers(loop, tables, server, broker=config.name, save=lambda: state.save("locks"))
+        self.pulls = PullHandlers(loop, config, tables, store, stale=locks.stale)
+        halves = TransactionHandlers(env, config, store, self.checks)
+        sends = SendHandlers(
+            env, config, tables, store,
+            store_half=halves.store_half, has_locks=locks.has_locks, topics_changed=changed,
+        )  # fmt: skip
+        serving = (
+            sends,
+            halves,
+            self.pulls,
+            self.clients,
+            locks,
+            ReplyHandlers(env, config, tables, store, address=address, admit=sends.admit),
+            OffsetHandlers(tables, store, stale=locks.stale),
+            SendBackHandler(env, tables, store, topics_changed=changed, hooks=hooks),
+            QueryHandlers(store),
+        )
+        administration = (
+            TopicHandlers(
+                tables, store, topic_version=self._topic_version, save=self._save_admin, deleted=self._topic_deleted
+            ),
+            CallHandlers(config, tables, store, reset=self.pulls.reset, save=lambda: state.save("offsets")),
+            StatisticsHandlers(env.clock, config.name, tables, store, boot=boot),
+        )
+        for each in serving:
+            for code, handler in each.codes().items():
+                server.processors.add(code, handler)
+        local = is_loopback(config.host)
+        for admin in administration:
+            for code, handler in admin.codes().items():
+                server.processors.add(code, handler if local else only_local)
+
+    def arrived(self, topic: str, queue_id: int, max_offset: int, code: int | None) -> None:
+        """The store has visible messages in a queue, which ends at ``max_offset`` now."""
+        if topic == SCHEDULE_TOPIC:
+            self.delivery.arrived(queue_id)
+        self.pulls.arrived(topic, queue_id, max_offset, code)
+
+    def lost(self, connection: Connection) -> None:
+        """A connection ended."""
+        self.pulls.lost(connection)
+        self.clients.lost(connection)
+
+    # ---- what they tell each other
+
+    def _topics_changed(self) -> None:
+        self._state.begin("topics")
+        self.registration.changed()
+
+    def _order_topics(self, names: Iterable[str]) -> None:
+        if self._topics.make_orderly(names):
+            self._topics_changed()
+
+    def _topic_deleted(self, topic: Topic) -> None:
+        self.pulls.withdraw(topic.name, topic.read_queues)
+
+    async def _save_admin(self) -> None:
+        for name in ("topics", "groups"):
+            await self._state.save(name)
+        await self.registration.register()
+
+    def _topic_version(self) -> DataVersion:
+        return DataVersion(timestamp=self._boot, counter=self._topics.version)
