@@ -8,8 +8,8 @@ from typing import Any, cast
 from aiorocket.client.core.process_queue import Limits, ProcessQueue
 from aiorocket.client.core.stats import ConsumeStats
 from aiorocket.client.message import Message, exit_level
-from aiorocket.client.push.calls import Call, SingleCall
-from aiorocket.client.push.delivery import Delivery, Surroundings
+from aiorocket.client.push.calls import Call, SingleCall, Surroundings
+from aiorocket.client.push.delivery import Delivery
 from aiorocket.client.push.hooks import ConsumeHook
 from aiorocket.client.state import Counters
 from aiorocket.model import Queue
@@ -93,8 +93,8 @@ class World:
         self.refuse = 0
         self.scope = TaskScope("test")
         self.around = Surroundings(
-            group="g", failure=self, counters=self.counters, stats=self.stats, clock=SimClock(sim.loop), hooks=hooks,
-            consume_timeout=consume_timeout,
+            group="g", settlement=cast("Any", self), counters=self.counters, stats=self.stats,
+            clock=SimClock(sim.loop), scope=self.scope, hooks=hooks, consume_timeout=consume_timeout,
         )  # fmt: skip
 
     def delivery(
@@ -105,11 +105,9 @@ class World:
         call: type[Call] = SingleCall,
         **options: Any,
     ) -> Delivery:
-        delivery = Delivery(
+        return Delivery(
             handler, name="listener", concurrency=concurrency, surroundings=self.around, call=call, **options
         )
-        delivery.start(self.scope)
-        return delivery
 
     async def failed(self, message: Message, error: Exception, max_attempts: int | None) -> None:
         self.failures.append((message.body.decode(), exit_level(error)))

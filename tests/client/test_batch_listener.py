@@ -27,12 +27,10 @@ def batches(
     concurrency: int = 2,
     **options: Any,
 ) -> BatchDelivery:
-    delivery = BatchDelivery(
+    return BatchDelivery(
         handler, name="batches", concurrency=concurrency, batch_size=size, max_wait=max_wait, max_bytes=max_bytes,
         surroundings=world.around, **options,
     )  # fmt: skip
-    delivery.start(world.scope)
-    return delivery
 
 
 class Recorder:
@@ -252,7 +250,7 @@ def test_nothing_is_forgotten_late_or_too_large(
             number += len(bodies)
             put_at.update((body, world.loop.time()) for body in bodies)
             delivery.put(queue.pull(bodies, size=dice.choice((10, 200, 400))))
-            delivery.set_concurrency(dice.randint(1, 4))
+            delivery.workers.set_concurrency(dice.randint(1, 4))
             await asyncio.sleep(dice.choice((0, 0.1, 1)))
         await asyncio.sleep(10)
         assert world.errors == []

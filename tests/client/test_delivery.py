@@ -30,7 +30,7 @@ def test_every_message_is_handled_once_by_so_many_at_a_time() -> None:
 
         async def handler(message: Any) -> None:
             nonlocal most
-            most = max(most, delivery.in_work)
+            most = max(most, delivery.workers.in_work)
             await asyncio.sleep(1)
             seen.append(message.body.decode())
 
@@ -38,7 +38,7 @@ def test_every_message_is_handled_once_by_so_many_at_a_time() -> None:
         queue = Assigned()
         delivery.put(queue.pull(range(10)))
         await asyncio.sleep(2.5)
-        assert (len(seen), delivery.in_work, delivery.waiting) == (8, 2, 0)
+        assert (len(seen), delivery.workers.in_work, delivery.waiting) == (8, 2, 0)
         await asyncio.sleep(1)
         assert sorted(seen) == sorted(map(str, range(10)))
         assert most == 4
@@ -109,25 +109,25 @@ def test_workers_are_added_and_taken_while_they_run() -> None:
         delivery = world.delivery(handler, concurrency=2)
         delivery.put(Assigned().pull(range(100)))
         await asyncio.sleep(0.5)
-        delivery.set_concurrency(10)
+        delivery.workers.set_concurrency(10)
         await asyncio.sleep(0.1)
-        assert (delivery.in_work, delivery.concurrency) == (10, 10)
-        delivery.set_concurrency(3)
+        assert (delivery.workers.in_work, delivery.workers.concurrency) == (10, 10)
+        delivery.workers.set_concurrency(3)
         # Nothing is interrupted: those above end with what they have.
-        assert (delivery.in_work, delivery.concurrency) == (10, 3)
+        assert (delivery.workers.in_work, delivery.workers.concurrency) == (10, 3)
         await asyncio.sleep(2)
-        assert (len(seen), delivery.in_work) == (13, 3)
-        delivery.set_concurrency(1)
-        delivery.set_concurrency(2)
+        assert (len(seen), delivery.workers.in_work) == (13, 3)
+        delivery.workers.set_concurrency(1)
+        delivery.workers.set_concurrency(2)
         await asyncio.sleep(3)
-        assert delivery.in_work == 2
-        delivery.set_concurrency(50)
+        assert delivery.workers.in_work == 2
+        delivery.workers.set_concurrency(50)
         await asyncio.sleep(5)
         assert sorted(map(int, seen)) == list(range(100))
         assert await delivery.drain(1)
         for wrong in (0, 1025):
             with pytest.raises(UsageError, match=f"concurrency={wrong}: 1 to 1024"):
-                delivery.set_concurrency(wrong)
+                delivery.workers.set_concurrency(wrong)
 
     run(scenario)
 
@@ -149,12 +149,12 @@ def test_no_message_is_forgotten_whatever_the_number_of_workers_does(seed: int) 
             count = dice.choice((0, 1, 1, 2, 30))
             delivery.put(queue.pull(range(number, number + count)))
             number += count
-            delivery.set_concurrency(dice.randint(1, 5))
+            delivery.workers.set_concurrency(dice.randint(1, 5))
             await asyncio.sleep(dice.choice((0, 0, 0.01, 0.2)))
         await asyncio.sleep(200)
         assert sorted(seen) == list(range(number))
         assert queue.process_queue.committable() == number
-        assert delivery.in_work == delivery.waiting == 0
+        assert delivery.workers.in_work == delivery.waiting == 0
         assert await delivery.drain(0)
 
     run(scenario, seed=seed)
@@ -393,7 +393,7 @@ def test_whatever_a_listener_ends_with_is_a_failure_and_its_worker_goes_on(
         await asyncio.sleep(1)
         assert world.failures == [("0", 0)]
         assert world.errors[0].__cause__ is error
-        assert (delivery.concurrency, queue.process_queue.count) == (1, 0)
+        assert (delivery.workers.concurrency, queue.process_queue.count) == (1, 0)
         assert await delivery.drain(0)
 
     run(scenario)
@@ -431,7 +431,7 @@ def test_a_retry_that_names_no_number_is_refused_where_it_is_made(wrong: Any) ->
         await asyncio.sleep(1)
         assert world.failures == [("0", 0)]
         assert isinstance(world.errors[0], UsageError)
-        assert delivery.concurrency == 1
+        assert delivery.workers.concurrency == 1
         assert await delivery.drain(0)
 
     run(scenario)

@@ -21,11 +21,9 @@ from tests.client.deliveries import Assigned, World, run
 
 def keyed(world: World, handler: Any, *, concurrency: int = 8, limit: int = 5, **options: Any) -> KeyedDelivery:
     options.setdefault("order_by", lambda message: message.key)
-    delivery = KeyedDelivery(
+    return KeyedDelivery(
         handler, name="keyed", concurrency=concurrency, suspend=1.0, limit=limit, surroundings=world.around, **options
     )
-    delivery.start(world.scope)
-    return delivery
 
 
 def parity(offset: int) -> object:
@@ -44,7 +42,7 @@ def test_keys_run_in_parallel_and_each_in_order() -> None:
         queue = Assigned()
         delivery.put(queue.pull(range(6), key=parity))
         await asyncio.sleep(0.1)
-        assert (delivery.in_work, delivery.waiting, delivery.keys) == (2, 4, 2)
+        assert (delivery.workers.in_work, delivery.waiting, delivery.keys) == (2, 4, 2)
         await asyncio.sleep(20)
         assert [body for _, body in seen if int(body) % 2] == ["1", "3", "5"]
         assert [body for _, body in seen if not int(body) % 2] == ["0", "2", "4"]
@@ -63,7 +61,7 @@ def test_messages_without_a_key_know_no_order() -> None:
         delivery = keyed(world, handler)
         delivery.put(Assigned().pull(range(5)))
         await asyncio.sleep(0.1)
-        assert (delivery.in_work, delivery.keys) == (5, 0)
+        assert (delivery.workers.in_work, delivery.keys) == (5, 0)
         await asyncio.sleep(1)
         await delivery.drain(0)
 
@@ -287,7 +285,7 @@ def test_order_per_key_under_anything(seed: int, concurrency: int, keys: int) ->
             count = dice.randint(0, 12)
             delivery.put(queue.pull(range(number, number + count), key=lambda offset: offset * 7919 % keys))
             number += count
-            delivery.set_concurrency(dice.randint(1, 6))
+            delivery.workers.set_concurrency(dice.randint(1, 6))
             await asyncio.sleep(dice.choice((0, 0.1, 1)))
         await asyncio.sleep(3000)
         assert not [error for error in world.errors if isinstance(error, AssertionError)]
@@ -295,7 +293,7 @@ def test_order_per_key_under_anything(seed: int, concurrency: int, keys: int) ->
         assert sorted(number for numbers in finished.values() for number in numbers) == list(range(number))
         assert all(numbers == sorted(numbers) for numbers in finished.values())
         # Nothing is kept of keys that have no messages.
-        assert (delivery.keys, delivery.waiting, delivery.in_work) == (0, 0, 0)
+        assert (delivery.keys, delivery.waiting, delivery.workers.in_work) == (0, 0, 0)
         await delivery.drain(0)
 
     run(scenario, seed=seed)

@@ -16,9 +16,11 @@ from aiorocket.client.core.process_queue import Limits, ProcessQueue
 from aiorocket.client.core.stats import ConsumeStats
 from aiorocket.client.exits import DeadLetter, LeaseLost, Retry, Skip
 from aiorocket.client.message import Message
+from aiorocket.client.push.calls import Surroundings
 from aiorocket.client.push.hooks import ConsumeContext
-from aiorocket.client.push.orderly import OrderlyDelivery, rest_after
+from aiorocket.client.push.orderly import OrderlyDelivery, queue_rest
 from aiorocket.client.push.router import Router
+from aiorocket.client.push.sinks import make_sink
 from aiorocket.client.push.status import ConsumeOrderlyContext
 from aiorocket.client.push.status import ConsumeOrderlyStatus as Status
 from aiorocket.client.state import Counters
@@ -97,17 +99,15 @@ class World:
         self.counters = Counters()
         self.stats = ConsumeStats()
         self.queues: dict[Queue, ProcessQueue] = {}
-        env = sim.env()
-        consumer = SimpleNamespace(
-            config=ConsumerConfig(), counters=self.counters, leases=self.leases if locks else None, group="g",
-            settlement=self.settlement, hooks=hooks, stats=self.stats,
-            client=SimpleNamespace(env=env, config=SimpleNamespace(namespace="")),
+        self.scope = TaskScope("orderly")
+        around = Surroundings(
+            group="g", settlement=cast("Any", self.settlement), counters=self.counters, stats=self.stats,
+            clock=sim.env().clock, scope=self.scope, hooks=hooks, consume_timeout=ConsumerConfig().consume_timeout,
         )  # fmt: skip
         router = Router("g")
         router.orderly("t", **options)(handler)
-        self.sink = OrderlyDelivery(router.listeners[0], cast("Any", consumer))
-        self.scope = TaskScope("orderly")
-        self.sink.start(self.scope)
+        leases = cast("Any", self.leases if locks else None)
+        self.sink = cast("OrderlyDelivery", make_sink(router.listeners[0], ConsumerConfig(), around, leases))
 
     def put(self, queue: Queue, *offsets: int, times: int = 0) -> None:
         """Messages of these offsets; the body names queue and offset."""
@@ -291,14 +291,14 @@ def test_explicit_exits() -> None:
 
 
 def test_how_long_a_queue_rests() -> None:
-    assert rest_after(ValueError(), 1.0) == 1.0
-    assert rest_after(None, 0.0) == 0.01
-    assert rest_after(Retry(), 2.0) == 2.0
-    assert rest_after(Retry(after=7), 1.0) == 7
-    assert rest_after(Retry(after=3600), 1.0) == 30.0
-    assert rest_after(Retry(delay_level=1), 5.0) == 1
-    assert rest_after(Retry(delay_level=18), 5.0) == 30.0
-    assert rest_after(Retry(delay_level=0), 5.0) == 5.0
+    assert queue_rest(ValueError(), 1.0) == 1.0
+    assert queue_rest(None, 0.0) == 0.01
+    assert queue_rest(Retry(), 2.0) == 2.0
+    assert queue_rest(Retry(after=7), 1.0) == 7
+    assert queue_rest(Retry(after=3600), 1.0) == 30.0
+    assert queue_rest(Retry(delay_level=1), 5.0) == 1
+    assert queue_rest(Retry(delay_level=18), 5.0) == 30.0
+    assert queue_rest(Retry(delay_level=0), 5.0) == 5.0
 
 
 def test_batches_are_of_one_queue_and_come_again_as_a_whole() -> None:
@@ -354,7 +354,7 @@ def test_a_lost_lease_cancels_the_call_and_drops_its_result() -> None:
         # A cancelled call is no failed attempt.
         assert [(when, offset, attempt) for when, offset, attempt in seen[2:]] == [(10, 0, 1), (20, 1, 1)]
         assert world.committable(A) == 2
-        assert world.sink.in_work == 0
+        assert world.sink.workers.in_work == 0
         return world
 
     run(scenario)
@@ -576,14 +576,14 @@ def test_concurrency_can_change_while_running() -> None:
             world.put(queue, *range(20))
         await asyncio.sleep(0.5)
         assert running == 1
-        world.sink.set_concurrency(3)
+        world.sink.workers.set_concurrency(3)
         await asyncio.sleep(0.1)
         assert running == 3
-        world.sink.set_concurrency(2)
+        world.sink.workers.set_concurrency(2)
         await asyncio.sleep(1)
         assert running == 2
         with pytest.raises(UsageError, match="1 to 1024"):
-            world.sink.set_concurrency(0)
+            world.sink.workers.set_concurrency(0)
         await asyncio.sleep(60)
         assert [world.committable(queue) for queue in (A, B, C)] == [20, 20, 20]
         return world

@@ -7,13 +7,12 @@ we did. Its end here (30 s) is therefore well before its end there (60 s).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import inf
 from typing import NamedTuple
 
 from aiorocket.model import Queue
 
 __all__ = ("Change", "LeaseTable")
-
-_NEVER = float("-inf")
 
 #: After a lease was lost: the first try to get it back, and those after it (Java waits as long).
 _AT_ONCE = 0.01
@@ -34,8 +33,8 @@ class _Lease:
 
     def __init__(self) -> None:
         self.held = False
-        self.until = _NEVER
-        self.due = _NEVER
+        self.until = -inf
+        self.due = -inf
         self.epoch: int | None = None
         self.term = 0
         self.releasing = False
@@ -62,7 +61,7 @@ class LeaseTable:
     def until(self, queue: Queue) -> float:
         """The end of the lease in loop time; minus infinity when there is none."""
         lease = self._leases.get(queue)
-        return lease.until if lease is not None and lease.held else _NEVER
+        return lease.until if lease is not None and lease.held else -inf
 
     def epoch(self, queue: Queue) -> int | None:
         """As last granted, also after the lease has ended: what is committed with it then is refused, as it should

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from aiorocket.client.core.stats import ConsumeStats
     from aiorocket.client.message import Message
     from aiorocket.client.push.backlog import Backlog
-    from aiorocket.client.push.hooks import ConsumeHook
     from aiorocket.client.push.leases import Leases
-    from aiorocket.client.push.settlement import Settlement
     from aiorocket.client.push.stream import MessageStream
     from aiorocket.client.session import Session
     from aiorocket.client.state import Counters
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from aiorocket.model import Queue
     from aiorocket_protocol import SubscriptionData
 
-__all__ = ("BalanceConfig", "Deliverer", "Held", "Holdings", "Member", "OffsetStore", "Position", "Puller", "Reader")
+__all__ = ("BalanceConfig", "Held", "Holdings", "Member", "OffsetStore", "Position", "Puller", "Reader")
 
 
 class OffsetStore(Protocol):
@@ -104,35 +102,12 @@ class Puller(Reader, Settler, Protocol):
     @property
     def pulling(self) -> bool: ...
     @property
-    def commits_with_pulls(self) -> bool: ...
+    def broadcasting(self) -> bool: ...
 
     def subscribed(self, topic: str) -> bool: ...
     def stream_full(self, topic: str) -> bool: ...
     def dispatch(self, topic: str, messages: list[Message]) -> None: ...
     def begin_anew(self, positions: Mapping[Queue, int]) -> None: ...
-
-
-class Deliverer(Protocol):
-    """On whose behalf listeners are called: what the deliveries of one consumer share."""
-
-    @property
-    def client(self) -> Session: ...
-    @property
-    def config(self) -> ConsumerConfig: ...
-    @property
-    def group(self) -> str: ...
-    @property
-    def leases(self) -> Leases | None: ...
-    @property
-    def backlog(self) -> Backlog: ...
-    @property
-    def counters(self) -> Counters: ...
-    @property
-    def stats(self) -> ConsumeStats: ...
-    @property
-    def hooks(self) -> Sequence[ConsumeHook]: ...
-    @property
-    def settlement(self) -> Settlement: ...
 
 
 class Position(Protocol):

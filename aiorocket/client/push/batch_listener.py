@@ -12,14 +12,13 @@ from typing import Any, overload
 
 from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket.client.message import Message
-from aiorocket.client.push.calls import Call, Failures
-from aiorocket.client.push.delivery import Delivery, Surroundings
+from aiorocket.client.push.calls import Call, Failures, Surroundings
+from aiorocket.client.push.delivery import Delivery
 from aiorocket.client.push.hooks import ConsumeReturnType
 from aiorocket.client.push.router import Handler
 from aiorocket.client.push.status import ConsumeConcurrentlyStatus
 from aiorocket.errors import UsageError
 from aiorocket.runtime.deadlines import DeadlineDriver
-from aiorocket.runtime.tasks import TaskScope
 
 __all__ = ("Batch", "BatchDelivery")
 
@@ -137,9 +136,6 @@ class BatchDelivery(Delivery):
         self._arrivals: deque[list[float]] = deque()
         self._overdue = False
         self._deadline: float | None = None
-
-    def start(self, scope: TaskScope) -> None:
-        super().start(scope)
         self._driver = DeadlineDriver(self._loop, lambda: self._deadline, self._on_overdue)
 
     def put(self, messages: Sequence[Message]) -> None:
@@ -152,7 +148,7 @@ class BatchDelivery(Delivery):
         if len(self._arrivals) == 1:
             self._look_at_oldest()
         if self._full():
-            self._wake(max(1, len(self._ready) // self._batch_size))
+            self.workers.wake(max(1, len(self._ready) // self._batch_size))
 
     @property
     def backlog(self) -> int:
@@ -193,7 +189,7 @@ class BatchDelivery(Delivery):
                 batch.append(message)
             self._took(taken)
         if batch and self._full() and ready:
-            self._wake(1)
+            self.workers.wake(1)
         return batch
 
     def _took(self, taken: int) -> None:
@@ -222,4 +218,4 @@ class BatchDelivery(Delivery):
     def _on_overdue(self, now: float) -> None:
         self._deadline = None
         self._overdue = True
-        self._wake(1)
+        self.workers.wake(1)

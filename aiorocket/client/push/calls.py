@@ -1,20 +1,30 @@
-"""One call of a listener: what it is given, and what its end means for each message.
+"""Calls of a listener: what it is given, and what the end of a call means for each message.
 
 A class per way to listen. ``run`` calls the handler and lets its exception through; ``failed`` says what an exception
-(or a timeout) means. Both answer with the messages that failed and why; all others are done.
+(or a timeout) means. Both answer with the messages that failed and why; all others are done. ``Caller`` adds what is
+the same for all of them: hooks, statistics, deadline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
 
+from aiorocket.client.core.stats import ConsumeStats
 from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket.client.message import Message
-from aiorocket.client.push.hooks import ConsumeReturnType
+from aiorocket.client.push.hooks import ConsumeContext, ConsumeHook, ConsumeReturnType, run_after, run_before
 from aiorocket.client.push.router import Handler
+from aiorocket.client.push.settlement import Settlement
 from aiorocket.client.push.status import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
+from aiorocket.client.push.workers import Worker, Workers
+from aiorocket.client.state import Counters
+from aiorocket.runtime.clock import Clock
+from aiorocket.runtime.tasks import TaskScope
 
-__all__ = ("Call", "Failures", "SingleCall", "StatusCall")
+__all__ = ("Call", "Caller", "Failures", "SingleCall", "StatusCall", "Surroundings")
 
 Failures = Sequence[tuple[Message, Exception]]
 
@@ -82,3 +92,101 @@ class StatusCall(Call):
         if last is None or last >= len(messages) - 1:
             return ()
         return [(message, error) for message in messages[max(0, last + 1) :]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Surroundings:
+    """What the deliveries of one consumer share."""
+
+    group: str
+    settlement: Settlement
+    counters: Counters
+    stats: ConsumeStats
+    clock: Clock
+    #: Whose tasks the workers are.
+    scope: TaskScope
+    hooks: Sequence[ConsumeHook] = ()
+    namespace: str = ""
+    consume_timeout: float = inf
+    #: Called now and then when messages have left the line; see backlog.py.
+    moved: Callable[[], None] = lambda: None
+
+
+class Caller:
+    """Calls one listener of ``workers``. ``call`` is how it takes its messages, ``max_attempts`` counts deliveries
+    (None: the consumer's)."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        call: Callable[[Handler, list[Message]], Call],
+        workers: Workers,
+        surroundings: Surroundings,
+        max_attempts: int | None,
+    ) -> None:
+        self._handler = handler
+        self._new_call = call
+        self._workers = workers
+        self._around = surroundings
+        self._max_attempts = max_attempts
+        self._time = asyncio.get_running_loop().time
+
+    async def call(self, worker: Worker, messages: list[Message]) -> Failures:
+        """One call of the handler with its hooks and statistics; what failed of it."""
+        around, workers = self._around, self._workers
+        worker.work = messages
+        call = self._new_call(self._handler, messages)
+        context: ConsumeContext | None = None
+        if around.hooks:
+            context = ConsumeContext(
+                around.namespace, around.group, messages[0].queue, messages, around.clock.wall_ms()
+            )
+            run_before(around.hooks, context)
+        began = self._time()
+        for message in messages:
+            message.begun = began
+        workers.arm(worker)
+        try:
+            failures = await call.run()
+        except BaseException as error:  # noqa: BLE001 - any failure of a listener is a retry
+            failures = call.failed(worker.failure(error))
+        workers.disarm(worker)
+        worker.work = None
+        elapsed = self._time() - began
+        failed = sum(not isinstance(error, Skip) for _, error in failures)
+        source = messages[0].source
+        source.last_consume = began + elapsed
+        around.stats.consumed(source.queue.topic, len(messages) - failed, failed, 1000 * elapsed)
+        if context is not None:
+            kind = call.kind
+            if elapsed >= around.consume_timeout and kind in (ConsumeReturnType.SUCCESS, ConsumeReturnType.FAILED):
+                kind = ConsumeReturnType.TIME_OUT
+            context.status = call.status
+            context.success = call.kind is ConsumeReturnType.SUCCESS
+            run_after(around.hooks, context, kind)
+        return failures
+
+    async def settle(self, messages: list[Message], failures: Failures) -> None:
+        """Finish the messages of a call, and send back what failed of them."""
+        failed = {message for message, _ in failures}
+        for message in messages:
+            if message not in failed:
+                holder = message.holder
+                if holder is None or not holder.done(message):
+                    self._around.counters.late += 1
+        for message, error in failures:
+            await self.failed(message, error)
+
+    async def failed(self, message: Message, error: Exception) -> bool:
+        """Finish a message that is skipped, send back any other. False when it was skipped, or is left as it is: what
+        fails because we cancel it at our own end is not the message's fault."""
+        if isinstance(error, Skip):
+            self._around.counters.skipped += 1
+            holder = message.holder
+            if holder is not None:
+                holder.done(message)
+            return False
+        if self._workers.cancelling:
+            return False
+        await self._around.settlement.failed(message, error, self._max_attempts)
+        return True

@@ -26,6 +26,7 @@ from aiorocket.client.group.rebalancer import Rebalancer
 from aiorocket.client.message import Message
 from aiorocket.client.push.assigned import Assigned
 from aiorocket.client.push.backlog import Backlog
+from aiorocket.client.push.calls import Surroundings
 from aiorocket.client.push.fetcher import Fetcher
 from aiorocket.client.push.hooks import ConsumeHook
 from aiorocket.client.push.leases import Leases
@@ -190,16 +191,22 @@ class Consumer(Listening):
             if self._own_client:
                 await self.client.start()
             self.client.need_running()
+            if self.is_orderly and not self.broadcasting:
+                self.leases = Leases(self)
+                self.leases.watch_lost(self._assigned.lock_lost)
             self.settlement = Settlement(self, self._again)
+            surroundings = Surroundings(
+                group=self.group, settlement=self.settlement, counters=self.counters, stats=self.stats,
+                clock=self.client.env.clock, scope=self._scope, hooks=self.hooks, namespace=self._namespace,
+                consume_timeout=self.config.consume_timeout, moved=self.backlog.tell,
+            )  # fmt: skip
             for each in self.listeners:
-                self._deliver(each)
+                self._deliver(each, surroundings)
             self._derive()
             await check_group_agrees(self)
             self.client.add_consumer(self.wire_group, self)
             self._unwatch = self.client.watch_routes(self._on_route)
-            if self.is_orderly and not self.broadcasting:
-                self.leases = Leases(self)
-                self.leases.watch_lost(self._assigned.lock_lost)
+            if self.leases is not None:
                 self._scope.start(self.leases.renew_forever(), name="locks")
             await self._rebalancer.settle(self.client.config.start_timeout)
             self._rebalancing = self._scope.start(self._rebalancer.forever(), name="rebalance")
@@ -268,7 +275,7 @@ class Consumer(Listening):
             members=self._rebalancer.members if started else (),
             queues=queues,
             cached=sum(each.cached for each in queues),
-            in_work=sum(each.in_work for each in self.sinks),
+            in_work=sum(each.workers.in_work for each in self.sinks),
             counters=replace(self.counters, consumed=self._assigned.finished if started else 0),
             last_error=next((each.last_error for each in queues if each.last_error), None),
         )
@@ -293,10 +300,6 @@ class Consumer(Listening):
     def pulling(self) -> bool:
         """Not stopping: fetchers may pull."""
         return self._lifecycle.state in (State.STARTING, State.RUNNING)
-
-    @property
-    def commits_with_pulls(self) -> bool:
-        return not self.broadcasting
 
     @property
     def offset_store(self) -> OffsetStore:
@@ -399,13 +402,11 @@ class Consumer(Listening):
 
     # -- inside --
 
-    def _deliver(self, listener: Listener) -> None:
-        sink = make_sink(listener, self)
-        topic = wrap(self._namespace, listener.topic)
+    def _deliver(self, listener: Listener, around: Surroundings) -> None:
+        sink, topic = make_sink(listener, self.config, around, self.leases), wrap(self._namespace, listener.topic)
         self._topics.add(topic, listener.tags, sink, listener.start_from, listener.sql)
         self.sinks.append(sink)
         self._sinks.setdefault(unwrap(self._namespace, topic), []).append(sink)
-        sink.start(self._scope)
 
     def _derive(self) -> None:
         self._topics.derive(self.client.env.clock.wall_ms())

@@ -200,7 +200,7 @@ class Fetcher:
             if address is None:
                 raise NotConnectedError(f"no route to broker {queue.broker_name!r} for topic {queue.topic!r}")
         connection = await self._client.member_connection(address)
-        commit = process_queue.committable() if consumer.commits_with_pulls else 0
+        commit = 0 if consumer.broadcasting else process_queue.committable()
         # A slave does not take commits.
         carries = commit > 0 and commit >= self._floor and address == consumer.master_address(queue)
         short, offset = config.short_poll, process_queue.next_offset

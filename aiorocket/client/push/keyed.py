@@ -17,29 +17,25 @@ Bounded: a lane exists while it has messages, and those are within the flow-cont
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket.client.message import Message, exit_level
-from aiorocket.client.push.delivery import Delivery, Slot, Surroundings
+from aiorocket.client.push.calls import Call, Caller, SingleCall, Surroundings
+from aiorocket.client.push.resting import Resting, rest_after
 from aiorocket.client.push.router import Handler
-from aiorocket.config import DELAY_LEVELS
+from aiorocket.client.push.workers import TURN, Worker, Workers
 from aiorocket.model import Queue
-from aiorocket.runtime.deadlines import DeadlineDriver
-from aiorocket.runtime.tasks import TaskScope
 
 __all__ = ("KeyedDelivery",)
 
 #: Messages of one key a worker handles before other keys get a turn.
 _RUN = 32
-#: Messages a worker handles without a suspension before it lets the loop turn.
-_TURN = 128
 
 
-class _Lane:
+class _KeyLane:
     """The waiting messages of one key; the first may be in work. ``key`` is None for a message without order."""
 
     __slots__ = ("key", "messages")
@@ -49,10 +45,11 @@ class _Lane:
         self.messages = deque((message,))
 
 
-class KeyedDelivery(Delivery):
-    """See the module. ``order_by`` names the key of a message, None for no order; ``suspend`` is how long a key rests
-    after a failure that does not say it itself (``Retry(after=...)``). A key that cannot be hashed, or an ``order_by``
-    that raises, is a failure of the message, which goes back to the broker like that of any listener."""
+class KeyedDelivery:
+    """See the module; made on the running loop. ``order_by`` names the key of a message, None for no order; ``suspend``
+    is how long a key rests after a failure that does not say it itself (``Retry(after=...)``). A key that cannot be
+    hashed, or an ``order_by`` that raises, is a failure of the message, which goes back to the broker like that of any
+    listener. After ``limit`` deliveries a message goes to the dead letters."""
 
     def __init__(
         self,
@@ -61,27 +58,33 @@ class KeyedDelivery(Delivery):
         order_by: Callable[[Any], object],
         suspend: float,
         limit: int,
+        name: str,
+        concurrency: int,
         surroundings: Surroundings,
-        **options: Any,
+        timeout: float | None = None,
+        max_attempts: int | None = None,
+        call: Callable[[Handler, list[Message]], Call] = SingleCall,
     ) -> None:
-        super().__init__(handler, surroundings=surroundings, **options)
+        self.workers = Workers(
+            name, concurrency, self._work, scope=surroundings.scope, counters=surroundings.counters, timeout=timeout
+        )
+        self._caller = Caller(handler, call, self.workers, surroundings, max_attempts)
+        self._around = surroundings
+        self._counters = surroundings.counters
+        self._max_attempts = max_attempts
         self._order_by = order_by
         self._suspend = suspend
         self._limit = limit
-        self._lanes: dict[Hashable, _Lane] = {}
-        self._runnable: deque[_Lane] = deque()
-        self._resting: list[tuple[float, int, _Lane]] = []
-        self._rested = 0
+        self._loop = asyncio.get_running_loop()
+        self._lanes: dict[Hashable, _KeyLane] = {}
+        self._runnable: deque[_KeyLane] = deque()
+        self._resting = Resting(self._loop, self._rested)
         self._unkeyed: dict[Message, Exception] = {}
         self._revoked: set[Queue] = set()
         self._ended: list[asyncio.Future[None]] = []
 
-    def start(self, scope: TaskScope) -> None:
-        super().start(scope)
-        self._driver = DeadlineDriver(self._loop, self._next_rested, self._on_rested)
-
     def put(self, messages: Sequence[Message]) -> None:
-        if self._draining:
+        if self.workers.draining:
             return
         if self._revoked and messages:
             # The queue came back, and with it a new assignment.
@@ -99,16 +102,21 @@ class KeyedDelivery(Delivery):
             if lane is not None:
                 lane.messages.append(message)
                 continue
-            lane = _Lane(key, message)
+            lane = _KeyLane(key, message)
             if key is not None:
                 lanes[key] = lane
             runnable.append(lane)
-        self._wake(len(runnable) - before)
+        self.workers.wake(len(runnable) - before)
 
     @property
     def waiting(self) -> int:
         lanes = {id(lane): lane for lane in (*self._lanes.values(), *self._runnable)}
-        return sum(len(lane.messages) for lane in lanes.values()) - self.in_work
+        return sum(len(lane.messages) for lane in lanes.values()) - self.workers.in_work
+
+    @property
+    def backlog(self) -> int:
+        """Nothing: what waits here may wait for others of its key."""
+        return 0
 
     @property
     def keys(self) -> int:
@@ -129,124 +137,94 @@ class KeyedDelivery(Delivery):
         return True
 
     async def drain(self, timeout: float) -> bool:
-        self._driver.close()
         self._runnable.clear()
-        self._resting.clear()
+        self._resting.close()
         self._lanes.clear()
         self._unkeyed.clear()
-        return await super().drain(timeout)
+        return await self.workers.drain(timeout)
 
     async def sweep(self, now: float, limit: float) -> None:
         """No consume timeout by key: see the module."""
 
     # -- workers --
 
-    async def _run(self, slot: Slot) -> None:
-        try:
-            await self._work_by_key(slot)
-        finally:
-            self._slots.remove(slot)
-            if self._runnable and not self._draining:
-                self._wake(1)
-
-    async def _work_by_key(self, slot: Slot) -> None:
-        runnable = self._runnable
-        while not slot.stop:
+    async def _work(self, worker: Worker) -> None:
+        runnable, moved = self._runnable, self._around.moved
+        while not worker.stop:
             if not runnable:
-                await self._idle_wait()
+                moved()
+                await self.workers.idle()
                 continue
             lane = runnable.popleft()
-            rest = await self._run_lane(slot, lane)
+            rest = await self._run_lane(worker, lane)
             if rest is not None:
-                self._rested += 1
-                heapq.heappush(self._resting, (self._loop.time() + rest, self._rested, lane))
-                self._driver.update()
+                self._resting.add(lane, rest)
             elif lane.messages:
                 runnable.append(lane)
-                if slot.stop:
+                if worker.stop:
                     break
             elif lane.key is not None and self._lanes.get(lane.key) is lane:
                 del self._lanes[lane.key]
-            if slot.left <= 0:
+            if worker.left <= 0:
                 # Handlers that never wait must not keep the loop.
-                slot.left = _TURN
+                worker.left = TURN
                 await asyncio.sleep(0)
 
-    async def _run_lane(self, slot: Slot, lane: _Lane) -> float | None:
+    async def _run_lane(self, worker: Worker, lane: _KeyLane) -> float | None:
         """Handle what waits in a lane, up to a fair share. Seconds the lane must rest, None when it need not."""
         messages = lane.messages
         for _ in range(_RUN):
-            if not messages or slot.stop:
+            if not messages or worker.stop:
                 return None
-            slot.left -= 1
+            worker.left -= 1
             message = messages[0]
             if message.settled or (self._revoked and message.source.queue in self._revoked):
                 self._counters.dropped += 1
                 self._unkeyed.pop(message, None)
             else:
-                rest = await self._handle(slot, message)
-                self._tell_ended()
+                rest = await self._handle(worker, message)
+                self._notify_ended()
                 if rest is not None:
                     return rest
             messages.popleft()
         return None
 
-    async def _handle(self, slot: Slot, message: Message) -> float | None:
+    async def _handle(self, worker: Worker, message: Message) -> float | None:
         """One attempt. None when the message is finished, else how long to rest before the next."""
         broken = self._unkeyed.pop(message, None) if self._unkeyed else None
         if broken is not None:
-            await self._fail(slot, message, broken)
+            await self._caller.failed(message, broken)
             return None
-        failures = await self._call(slot, [message])
-        if not failures:
-            holder = message.holder
-            if holder is None or not holder.done(message):
-                self._counters.late += 1
+        failures = await self._caller.call(worker, [message])
+        if not failures or isinstance(failures[0][1], Skip):
+            await self._caller.settle([message], failures)
             return None
-        error = failures[0][1]
-        if isinstance(error, Skip):
-            await self._fail(slot, message, error)
+        if self.workers.cancelling or message.settled:
             return None
-        if self._cancelling or message.settled:
-            return None
-        return await self._failed(message, error)
+        return await self._failed(message, failures[0][1])
 
     async def _failed(self, message: Message, error: Exception) -> float | None:
-        attempt = message.attempt
-        if isinstance(error, DeadLetter) or attempt >= self._limit or exit_level(error) < 0:
-            self._around.failure.note(message, error)
-            if await self._around.failure.give_up(message, self._max_attempts):
+        settlement = self._around.settlement
+        if isinstance(error, DeadLetter) or message.attempt >= self._limit or exit_level(error) < 0:
+            settlement.note(message, error)
+            if await settlement.give_up(message, self._max_attempts):
                 return None
         elif not isinstance(error, Retry):
-            self._around.failure.note(message, error)
+            settlement.note(message, error)
         message.local_attempts += 1
         self._counters.suspended += 1
-        if isinstance(error, Retry):
-            if error.after is not None:
-                return error.after
-            if error.delay_level:
-                return DELAY_LEVELS[min(error.delay_level, len(DELAY_LEVELS)) - 1]
-        return self._suspend
+        return rest_after(error, self._suspend)
 
-    # -- lanes that rest --
-
-    def _next_rested(self) -> float | None:
-        return self._resting[0][0] if self._resting else None
-
-    def _on_rested(self, now: float) -> None:
-        resting = self._resting
-        woken = 0
-        while resting and resting[0][0] <= now:
-            self._runnable.append(heapq.heappop(resting)[2])
-            woken += 1
-        self._wake(woken)
+    def _rested(self, lane: _KeyLane) -> None:
+        self._runnable.append(lane)
+        self.workers.wake(1)
 
     # -- revocation --
 
     def _runs(self, queue: Queue) -> bool:
-        return any(type(slot.work) is list and slot.work[0].source.queue == queue for slot in self._slots)
+        return any(type(each.work) is list and each.work[0].source.queue == queue for each in self.workers.all)
 
-    def _tell_ended(self) -> None:
+    def _notify_ended(self) -> None:
         if self._ended:
             for ended in self._ended:
                 if not ended.done():

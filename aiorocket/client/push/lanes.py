@@ -4,21 +4,18 @@ wait for."""
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from math import inf
 
 from aiorocket.client.message import Message, Source
 from aiorocket.client.push.leases import Leases
+from aiorocket.client.push.resting import Resting
+from aiorocket.client.push.workers import Worker
 from aiorocket.model import Queue
-from aiorocket.runtime.deadlines import DeadlineDriver
 
-__all__ = ("Call", "Lane", "Lanes", "LaneState")
-
-_NEVER = float("inf")
-_NOT_HELD = float("-inf")
+__all__ = ("LaneState", "QueueLane", "QueueLanes")
 
 
 class LaneState:
@@ -38,17 +35,10 @@ class LaneState:
     DEAD = 5
 
 
-class Call(Protocol):
-    """The call that runs for a lane."""
-
-    def cancel(self, reason: Exception) -> None:
-        """Cancel the handler; nothing when none runs."""
-
-
-class Lane:
+class QueueLane:
     """One queue (by its name on the wire) and the messages of it that wait for their call."""
 
-    __slots__ = ("call", "ended", "on_held", "queue", "ready", "revoked", "source", "state", "uncommitted", "until")
+    __slots__ = ("ended", "on_held", "queue", "ready", "revoked", "source", "state", "uncommitted", "until", "worker")
 
     #: What the newest messages were pulled by.
     source: Source
@@ -58,12 +48,13 @@ class Lane:
         self.ready: deque[Message] = deque()
         self.state = LaneState.IDLE
         #: The end of the lease as last looked up; looked up again when that has passed.
-        self.until = _NOT_HELD
+        self.until = -inf
         #: Nothing more may be begun.
         self.revoked = False
         #: Manual commit: consumed, in order, and neither committed nor rolled back yet.
         self.uncommitted: list[Message] = []
-        self.call: Call | None = None
+        #: Who has it while it is BUSY.
+        self.worker: Worker | None = None
         #: Somebody waits for the end of the running call.
         self.ended: asyncio.Future[None] | None = None
         self.on_held: Callable[[], None] | None = None
@@ -72,7 +63,7 @@ class Lane:
         """To be delivered again, before anything later."""
         self.ready.extendleft(reversed(messages))
 
-    def tell_ended(self) -> None:
+    def notify_ended(self) -> None:
         """The running call has ended and its messages are settled."""
         waiter, self.ended = self.ended, None
         if waiter is not None and not waiter.done():
@@ -88,21 +79,26 @@ class Lane:
         return bool(done)
 
 
-class Lanes:
-    """``leases`` gives the consumer's, or None where queues need no lock (broadcasting)."""
+class QueueLanes:
+    """``leases`` are the consumer's, or None where queues need no lock (broadcasting); ``lost`` is called when that of
+    a lane is lost, ``runnable`` lanes are announced by ``wake(1)``."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, leases: Callable[[], Leases | None]) -> None:
-        self._loop = loop
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        leases: Leases | None,
+        *,
+        lost: Callable[[QueueLane], None],
+        wake: Callable[[int], None],
+    ) -> None:
         self._leases = leases
-        self._watched: Leases | None = None
-        self._lanes: dict[Queue, Lane] = {}
-        self.runnable: deque[Lane] = deque()
-        self._idle: list[asyncio.Future[None]] = []
-        self._resting: list[tuple[float, int, Lane]] = []
-        self._rests = 0
-        self._rest_over = DeadlineDriver(loop, self._next_rest, self._on_rested)
-        #: Told when the lease of a lane is lost.
-        self.on_lost: Callable[[Lane], None] = lambda lane: None
+        self._lost = lost
+        self._wake = wake
+        self._lanes: dict[Queue, QueueLane] = {}
+        self.runnable: deque[QueueLane] = deque()
+        self._resting = Resting(loop, self._rested)
+        if leases is not None:
+            leases.watch_lost(self._on_lease_lost)
 
     def put(self, messages: Sequence[Message]) -> None:
         """Messages of one queue, ascending. Hot: one call per pull answer."""
@@ -117,7 +113,7 @@ class Lanes:
         if lane.state == LaneState.IDLE:
             self.offer(lane)
 
-    def get(self, queue: Queue) -> Lane | None:
+    def get(self, queue: Queue) -> QueueLane | None:
         return self._lanes.get(queue)
 
     @property
@@ -125,46 +121,26 @@ class Lanes:
         """Messages no handler has yet."""
         return sum(len(lane.ready) for lane in self._lanes.values())
 
-    def _open(self, queue: Queue) -> Lane:
-        lane = self._lanes[queue] = Lane(queue)
+    def _open(self, queue: Queue) -> QueueLane:
+        lane = self._lanes[queue] = QueueLane(queue)
         lane.on_held = partial(self._on_held, lane)
-        leases = self._leases()
-        if leases is not None and leases is not self._watched:
-            self._watched = leases
-            leases.watch_lost(self._on_lease_lost)
         return lane
 
     # -- between the worker and its lane --
 
-    def offer(self, lane: Lane) -> None:
+    def offer(self, lane: QueueLane) -> None:
         """No worker has the lane; one may, if there is anything to do."""
         if not lane.ready:
             lane.state = LaneState.IDLE
             return
         lane.state = LaneState.RUNNABLE
         self.runnable.append(lane)
-        while self._idle:
-            waiter = self._idle.pop()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+        self._wake(1)
 
-    async def wait_for_work(self) -> None:
-        """Until a lane becomes runnable, or ``wake_all``."""
-        waiter = self._loop.create_future()
-        self._idle.append(waiter)
-        await waiter
-
-    def wake_all(self) -> None:
-        for waiter in self._idle:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._idle.clear()
-
-    def leave(self, lane: Lane) -> None:
+    def leave(self, lane: QueueLane) -> None:
         """The worker is done with the lane for now."""
-        lane.call = None
-        lane.tell_ended()
+        lane.worker = None
+        lane.notify_ended()
         if lane.state == LaneState.BUSY:
             lane.state = LaneState.IDLE
         if lane.revoked:
@@ -172,7 +148,7 @@ class Lanes:
         elif lane.state == LaneState.IDLE:
             self.offer(lane)
 
-    def close(self, lane: Lane) -> None:
+    def close(self, lane: QueueLane) -> None:
         """The assignment has ended and no call runs."""
         lane.state = LaneState.DEAD
         lane.ready.clear()
@@ -182,52 +158,44 @@ class Lanes:
 
     def close_all(self) -> None:
         """The end. What is still worked on is not to be unlocked."""
-        self._rest_over.close()
-        leases = self._leases()
+        self._resting.close()
         for lane in list(self._lanes.values()):
-            if lane.state == LaneState.BUSY and leases is not None:
-                leases.hold_back(lane.queue)
+            if lane.state == LaneState.BUSY and self._leases is not None:
+                self._leases.hold_back(lane.queue)
             self.close(lane)
 
     # -- rest --
 
-    def rest(self, lane: Lane, seconds: float) -> None:
+    def rest(self, lane: QueueLane, seconds: float) -> None:
         """Nothing of the lane for so long."""
         lane.state = LaneState.RESTING
-        self._rests += 1
-        heapq.heappush(self._resting, (self._loop.time() + seconds, self._rests, lane))
-        self._rest_over.update()
+        self._resting.add(lane, seconds)
 
-    def _next_rest(self) -> float | None:
-        return self._resting[0][0] if self._resting else None
-
-    def _on_rested(self, now: float) -> None:
-        while self._resting and self._resting[0][0] <= now:
-            lane = heapq.heappop(self._resting)[2]
-            if lane.state == LaneState.RESTING:
-                self.offer(lane)
+    def _rested(self, lane: QueueLane) -> None:
+        if lane.state == LaneState.RESTING:
+            self.offer(lane)
 
     # -- leases --
 
-    def held(self, lane: Lane, now: float) -> bool:
+    def held(self, lane: QueueLane, now: float) -> bool:
         """Is the queue ours at ``now``? To be asked when ``lane.until`` has passed."""
-        leases = self._leases()
-        lane.until = _NEVER if leases is None else leases.until(lane.queue)
+        leases = self._leases
+        lane.until = inf if leases is None else leases.until(lane.queue)
         return now < lane.until
 
-    def lock_out(self, lane: Lane) -> None:
+    def lock_out(self, lane: QueueLane) -> None:
         """The queue is not ours: the lane waits until it is again."""
         lane.state = LaneState.LOCKED_OUT
-        leases = self._leases()
+        leases = self._leases
         if leases is not None and lane.on_held is not None:
             leases.when_valid(lane.queue, lane.on_held)
 
-    def _on_held(self, lane: Lane) -> None:
+    def _on_held(self, lane: QueueLane) -> None:
         if lane.state == LaneState.LOCKED_OUT:
             self.offer(lane)
 
     def _on_lease_lost(self, queue: Queue) -> None:
         lane = self._lanes.get(queue)
         if lane is not None:
-            lane.until = _NOT_HELD
-            self.on_lost(lane)
+            lane.until = -inf
+            self._lost(lane)

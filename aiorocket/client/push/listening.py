@@ -53,7 +53,7 @@ class Listening(Router):
             known = ", ".join(sorted(self._sinks)) or "none, or it is not started"
             raise UsageError(f"consumer {self.group!r} runs no listener of topic {topic!r} (topics: {known})")
         for sink in sinks:
-            sink.set_concurrency(concurrency)
+            sink.workers.set_concurrency(concurrency)
 
     def listener_of(self, topic: str, tag: str) -> Listener | None:
         """The listener that messages of ``topic`` with ``tag`` go to; as with retries, the topic's first one when none

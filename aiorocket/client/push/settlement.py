@@ -86,7 +86,7 @@ class Returner(Protocol):
 
 
 class Settlement:
-    """Implements Settler and Failure for a consumer."""
+    """What becomes of the messages of one consumer that failed; a Settler."""
 
     def __init__(self, consumer: Returner, again: Callable[[Message], None]) -> None:
         self._consumer = consumer

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from aiorocket.client.message import Message
 from aiorocket.client.push.batch_listener import BatchDelivery
-from aiorocket.client.push.calls import Call, SingleCall, StatusCall
-from aiorocket.client.push.delivery import Delivery, Surroundings
+from aiorocket.client.push.calls import Call, SingleCall, StatusCall, Surroundings
+from aiorocket.client.push.delivery import Delivery
 from aiorocket.client.push.keyed import KeyedDelivery
+from aiorocket.client.push.leases import Leases
 from aiorocket.client.push.listener_state import check_state
 from aiorocket.client.push.orderly import OrderlyDelivery
-
-if TYPE_CHECKING:
-    from aiorocket.client.group.member import Deliverer
-    from aiorocket.client.message import Message
-    from aiorocket.client.push.router import Listener
-    from aiorocket.model import Queue
-    from aiorocket.runtime.tasks import TaskScope
+from aiorocket.client.push.router import Listener
+from aiorocket.client.push.workers import Workers
+from aiorocket.config import ConsumerConfig
+from aiorocket.model import Queue
+from aiorocket.runtime.tasks import TaskScope
 
 __all__ = ("Sink", "end_work", "make_sink")
 
@@ -26,18 +26,11 @@ __all__ = ("Sink", "end_work", "make_sink")
 class Sink(Protocol):
     """Takes runs of messages from the fetchers and brings them to a listener."""
 
-    def start(self, scope: TaskScope) -> None:
-        """Start what works on the messages, in ``scope``."""
+    @property
+    def workers(self) -> Workers: ...
 
     def put(self, messages: Sequence[Message]) -> None:
         """Take messages of one queue, ascending. Hot: one call per pull answer."""
-
-    def set_concurrency(self, concurrency: int) -> None:
-        """So many handlers at once from now on; nothing that runs is interrupted, nothing that waits is lost."""
-
-    @property
-    def in_work(self) -> int:
-        """Messages a handler has now."""
 
     @property
     def backlog(self) -> int:
@@ -55,30 +48,25 @@ class Sink(Protocol):
         """Give up on messages whose handler has run for ``limit`` seconds (the consume timeout)."""
 
 
-def make_sink(listener: Listener, consumer: Deliverer) -> Sink:
-    """The sink for ``listener``; not started."""
+def make_sink(listener: Listener, config: ConsumerConfig, surroundings: Surroundings, leases: Leases | None) -> Sink:
+    """The sink for ``listener``, its workers at work. ``leases`` are for an orderly one."""
     check_state(listener)
-    if listener.mode == "orderly":
-        return OrderlyDelivery(listener, consumer)
-    around = Surroundings(
-        group=consumer.group,
-        failure=consumer.settlement,
-        counters=consumer.counters,
-        stats=consumer.stats,
-        clock=consumer.client.env.clock,
-        hooks=consumer.hooks,
-        namespace=consumer.client.config.namespace,
-        consume_timeout=consumer.config.consume_timeout,
-        moved=consumer.backlog.tell,
-    )
     options: dict[str, Any] = {
         "name": f"listener-{listener.topic}",
-        "concurrency": listener.concurrency or consumer.config.concurrency,
-        "surroundings": around,
+        "concurrency": listener.concurrency or config.concurrency,
+        "surroundings": surroundings,
         "timeout": listener.timeout,
         "max_attempts": listener.max_attempts,
     }
-    size = listener.batch_size or consumer.config.batch_size
+    size = listener.batch_size or config.batch_size
+    if listener.mode == "orderly":
+        options["name"] = f"orderly-{listener.topic}"
+        if listener.on_exhausted != "dead_letter":
+            options["max_attempts"] = None
+        suspend = config.suspend if listener.suspend is None else listener.suspend
+        return OrderlyDelivery(
+            listener.handler, leases=leases, suspend=suspend, status=listener.status, batch_size=size, **options
+        )
     if listener.mode == "batch":
         return BatchDelivery(
             listener.handler, max_wait=listener.max_wait, max_bytes=listener.max_bytes, batch_size=size, **options
@@ -87,8 +75,8 @@ def make_sink(listener: Listener, consumer: Deliverer) -> Sink:
         return KeyedDelivery(
             listener.handler,
             order_by=listener.order_by,
-            suspend=listener.suspend or consumer.config.suspend,
-            limit=listener.max_attempts or consumer.config.max_attempts,
+            suspend=listener.suspend or config.suspend,
+            limit=listener.max_attempts or config.max_attempts,
             call=StatusCall if listener.status else SingleCall,
             **options,
         )
