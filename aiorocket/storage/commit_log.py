@@ -20,19 +20,16 @@ import errno
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from aiorocket.config import StoreConfig
 from aiorocket.errors import StoreCorruptedError, StoreError, StoreFullError
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.runtime.env import Env
+from aiorocket.storage.consume_queue import ConsumeQueue
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.results import PutResult, PutStatus, StoreBrokenError, StoreBusyError
 from aiorocket.storage.segment import Segment
 from aiorocket_protocol import BLANK_SIZE, encode_blank
-
-if TYPE_CHECKING:
-    from aiorocket.storage.consume_queue import ConsumeQueue
 
 __all__ = ("CommitGroup", "CommitLog")
 

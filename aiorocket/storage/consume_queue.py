@@ -12,8 +12,8 @@ import struct
 
 from aiorocket.errors import UsageError
 from aiorocket.runtime.disk import Disk
+from aiorocket.storage.block import Block
 from aiorocket.storage.files import FileCache
-from aiorocket.storage.tail_cache import Block
 
 __all__ = (
     "FILE_SIZE",

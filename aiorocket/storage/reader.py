@@ -8,19 +8,16 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from aiorocket.errors import ProtocolError
+from aiorocket.storage.chunk_cache import ChunkCache
+from aiorocket.storage.commit_log import CommitLog
 from aiorocket.storage.consume_queue import FILE_UNITS, UNIT, ConsumeQueue
+from aiorocket.storage.files import FileCache
+from aiorocket.storage.recovery import QueueTable
 from aiorocket.storage.results import ReadResult, ReadStatus
 from aiorocket.storage.tail_cache import read_tail, scan_tail
 from aiorocket_protocol import BLANK_SIZE, MIN_RECORD, RecordView, check_record
-
-if TYPE_CHECKING:
-    from aiorocket.storage.chunk_cache import ChunkCache
-    from aiorocket.storage.commit_log import CommitLog
-    from aiorocket.storage.files import FileCache
-    from aiorocket.storage.recovery import QueueTable
 
 __all__ = ("YOUNG_BYTES", "Reader")
 

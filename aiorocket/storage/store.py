@@ -20,6 +20,7 @@ from aiorocket.config import StoreConfig
 from aiorocket.errors import ProtocolError, StoreError
 from aiorocket.runtime.disk import Lock
 from aiorocket.runtime.env import Env
+from aiorocket.storage.block import BLOCK_MASK
 from aiorocket.storage.chunk_cache import ChunkCache
 from aiorocket.storage.commit_log import CommitGroup, CommitLog, Done
 from aiorocket.storage.consume_queue import UNIT, ConsumeQueue, queue_directory
@@ -29,7 +30,7 @@ from aiorocket.storage.reader import Reader
 from aiorocket.storage.recovery import WRITE_OUT, QueueTable, Recovered, recover
 from aiorocket.storage.results import PutResult, PutStatus, ReadResult, Recovery, StoreBusyError
 from aiorocket.storage.snapshots import Snapshot
-from aiorocket.storage.tail_cache import BLOCK_MASK, TailCache
+from aiorocket.storage.tail_cache import TailCache
 from aiorocket_protocol import (
     PHYSICAL_OFFSET_AT,
     SYS_FLAG_AT,

@@ -10,43 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from aiorocket.storage.consume_queue import ConsumeQueue
+from aiorocket.storage.block import BLOCK_MASK, BLOCK_SHIFT, Block
+from aiorocket.storage.consume_queue import ConsumeQueue
 
-__all__ = ("BLOCK_MASK", "BLOCK_SHIFT", "Block", "TailCache", "cut_to_bytes", "read_tail", "scan_tail")
+__all__ = ("TailCache", "cut_to_bytes", "read_tail", "scan_tail")
 
-BLOCK_SHIFT = 7
-BLOCK_MASK = (1 << BLOCK_SHIFT) - 1
 #: Pieces of this size, in the middle, are not joined: the socket takes them as they are, and the join of a large answer
 #: costs more in fresh memory than in copying.
 _LARGE = 4096
-
-
-class Block:
-    """Records ``first`` to ``first + len(records)`` of one queue; their sizes and tags codes beside them.
-
-    The first record of a batch stands in ``records`` with all bytes of the batch, the others as nothing: what is read
-    from the first of one batch to the last of another is a plain join.
-    """
-
-    __slots__ = ("codes", "first", "queue", "records", "size", "sizes")
-
-    def __init__(self, queue: ConsumeQueue, first: int) -> None:
-        self.queue = queue
-        self.first = first
-        self.size = 0
-        self.records: list[bytes] = []
-        self.sizes: list[int] = []
-        self.codes: list[int] = []
-
-    def before(self, index: int) -> tuple[int, int]:
-        """Where the bytes of record ``index`` are: in which of ``records``, behind how many bytes."""
-        head = index
-        while not self.records[head]:
-            head -= 1
-        return head, sum(self.sizes[head:index])
 
 
 class TailCache:
@@ -57,23 +29,23 @@ class TailCache:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.size = 0
-        self._blocks: deque[Block] = deque()
+        #: Each with its queue, in the order they were started.
+        self._blocks: deque[tuple[ConsumeQueue, Block]] = deque()
 
     def start(self, queue: ConsumeQueue, offset: int) -> Block:
         """A new block of ``queue`` that begins at ``offset``."""
-        block = Block(queue, offset)
+        block = Block(offset)
         queue.block = block
         queue.blocks[offset >> BLOCK_SHIFT] = block
-        self._blocks.append(block)
+        self._blocks.append((queue, block))
         return block
 
     def evict(self) -> None:
         """Drop the oldest blocks until the budget holds."""
         blocks = self._blocks
         while self.size > self.budget and blocks:
-            block = blocks.popleft()
+            queue, block = blocks.popleft()
             self.size -= block.size
-            queue = block.queue
             key = block.first >> BLOCK_SHIFT
             if queue.blocks.get(key) is block:
                 del queue.blocks[key]

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorocket.storage import ReadStatus
+from aiorocket.storage.block import BLOCK_MASK
 from aiorocket.storage.consume_queue import ConsumeQueue
-from aiorocket.storage.tail_cache import BLOCK_MASK, TailCache, read_tail, scan_tail
+from aiorocket.storage.tail_cache import TailCache, read_tail, scan_tail
 from tests.storage.stores import make, put, put_batch
 
 #: Sizes of appends: 1 is a message alone, more is a batch; together they pass several blocks of 128.
