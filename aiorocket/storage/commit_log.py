@@ -320,6 +320,9 @@ class CommitLog:
             return
         self.written = group.end
         self.pending -= group.size
+        for run in group.runs[:-1]:
+            # Full and synced: from here on it is only read. In the thread, behind a sync that may wait there for it.
+            self._disk.run(run.segment.close)
         if self._sync_mode:
             self.synced = group.end
         elif self._sync_timer is None:

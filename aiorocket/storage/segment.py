@@ -20,8 +20,8 @@ def segment_path(directory: str, base: int) -> str:
 
 
 class Segment:
-    """Log offsets ``base`` to ``end``. ``file`` is the writing handle: None until ``prepare`` ran in the writer
-    thread."""
+    """Log offsets ``base`` to ``end``. ``file`` is the writing handle: None until ``prepare`` ran in the writer thread,
+    and again when the segment is full and synced."""
 
     __slots__ = ("base", "capacity", "directory", "end", "file", "path")
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from aiorocket.errors import StoreError, StoreFullError
+from aiorocket.runtime.disk import File
 from aiorocket.runtime.env import Env
 from aiorocket.storage import MessageStore, PutResult, PutStatus, StoreBrokenError
 from aiorocket.testing import SimDisk, Simulation, simulate
@@ -333,3 +335,47 @@ def test_the_simulated_disk_is_what_these_tests_need() -> None:
         disk.crash()
         lost += disk.read_bytes("d/f") != b"x" * 4096
     assert lost > 10
+
+
+class Handle:
+    """An open file of a disk that counts those; what is done after ``close`` fails as on a closed descriptor."""
+
+    def __init__(self, file: File, opened: set[Handle]) -> None:
+        self._file, self._opened = file, opened
+        opened.add(self)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: object) -> Any:
+            if self not in self._opened:
+                raise OSError(errno.EBADF, f"{name} of a closed file")
+            return getattr(self._file, name)(*args)
+
+        return call
+
+    def close(self) -> None:
+        self._opened.discard(self)
+        self._file.close()
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_a_full_segment_keeps_no_file_open(flush: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the log rolls, also while syncs of the segment before wait for the thread."""
+
+    async def scenario(simulation: Simulation) -> None:
+        opened: set[Handle] = set()
+        disk = simulation.disk()
+        plain = disk._open
+        monkeypatch.setattr(disk, "_open", lambda path, data: Handle(plain(path, data), opened))
+        disk.latency = (0.001, 0.003)
+        store = make(simulation.env(disk=disk), flush=flush, flush_interval=0.0005, checkpoint_interval=0.01)
+        await store.open()
+        for _ in range(200):
+            results = [put(store, body=bytes(5000)) for _ in range(3)]
+            assert {(await result).status for result in results} == {PutStatus.OK}
+            assert len(opened) <= 4, opened  # the active segment, the next one, the last one, a consume queue
+        assert len(disk.listdir("store/commitlog")) > 40
+        await store.close()
+        assert not opened
+
+    for seed in range(5):
+        run(scenario, seed)
