@@ -22,6 +22,7 @@ __all__ = (
     "parse_offsets",
     "parse_queues",
     "parse_timestamps",
+    "queue_path",
     "to_nested",
     "topic_name",
 )
@@ -43,7 +44,7 @@ def parse_offsets(text: str, *, option: str) -> dict[Queue, int]:
     for queue, offset in found.items():
         if offset < EARLIEST:
             raise OptionError(
-                f"{option}: offset {offset} of {_place(queue)} is below 0; only -2 (earliest) and -1 (latest) are"
+                f"{option}: offset {offset} of {queue_path(queue)} is below 0; only -2 (earliest) and -1 (latest) are"
             )
     return found
 
@@ -54,7 +55,7 @@ def parse_timestamps(text: str, *, option: str) -> tuple[dict[Queue, int], dict[
     value = _loads(text, option)
     topics = {topic_name(topic, option): inner for topic, inner in value.items() if _number(inner)}
     queues = _nested({topic: inner for topic, inner in value.items() if topic not in topics}, option)
-    for place, millis in [*((_place(queue), millis) for queue, millis in queues.items()), *topics.items()]:
+    for place, millis in [*((queue_path(queue), millis) for queue, millis in queues.items()), *topics.items()]:
         if millis < 0:
             raise OptionError(f"{option}: {millis} of {place} is below 0; milliseconds since 1970 UTC are meant")
     return queues, topics
@@ -137,8 +138,8 @@ def _nested(value: Mapping[str, Any], option: str) -> dict[Queue, int]:
             for number, offset in _object(numbers, f"{option}: {topic}/{broker}", _SHAPE).items():
                 queue = Queue(topic, broker, _queue_id(number, f"{option}: {topic}/{broker}"))
                 if queue in offsets:
-                    raise OptionError(f"{option}: {_place(queue)} is there more than once")
-                offsets[queue] = _whole(offset, f"{option}: {_place(queue)}")
+                    raise OptionError(f"{option}: {queue_path(queue)} is there more than once")
+                offsets[queue] = _whole(offset, f"{option}: {queue_path(queue)}")
     return offsets
 
 
@@ -160,5 +161,6 @@ def _whole(value: Any, place: str) -> int:
     return int(value)
 
 
-def _place(queue: Queue) -> str:
+def queue_path(queue: Queue) -> str:
+    """The queue for people: ``topic/broker/number``."""
     return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiorocket.spark import cluster
 from aiorocket.spark.fetch import DataLossError
-from aiorocket.spark.offsets import EARLIEST, LATEST, OptionError
+from aiorocket.spark.offsets import EARLIEST, LATEST, OptionError, queue_path
 from aiorocket.spark.options import OffsetSpec
 
 if TYPE_CHECKING:
@@ -149,5 +149,5 @@ def _within(queue: Queue, offset: int, bounds: Bounds, options: SourceOptions, s
 
 def _list(queues: Iterable[Queue]) -> str:
     queues = list(queues)
-    some = ", ".join(f"{queue.topic}/{queue.broker_name}/{queue.queue_id}" for queue in queues[:5])
+    some = ", ".join(map(queue_path, queues[:5]))
     return some if len(queues) <= 5 else f"{some} and {len(queues) - 5} more"

@@ -25,7 +25,7 @@ from aiorocket.errors import NotConnectedError, RocketError, TopicNotFoundError,
 from aiorocket.model import Queue
 from aiorocket.spark import bridge, cluster
 from aiorocket.spark.fetch import DataLossError
-from aiorocket.spark.offsets import from_nested, to_nested
+from aiorocket.spark.offsets import from_nested, queue_path, to_nested
 from aiorocket.spark.partition import QueuePartition, cores, read_partition
 from aiorocket.spark.planner import QueueRange, admit, plan
 from aiorocket.spark.positions import present, starting_offsets
@@ -167,7 +167,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The queues there are now, and those the query has read so far. With availableNow, those of its beginning."""
         known = {queue for queue in begins if cluster.asked_for(self.options, queue)}
         for queue in sorted(begins.keys() - known):
-            self._tell(f"{_place(queue)} stays at {begins[queue]}: the options do not ask for it any more")
+            self._tell(f"{queue_path(queue)} stays at {begins[queue]}: the options do not ask for it any more")
         if self._target is not None:
             return known | self._target.keys()
         try:
@@ -192,7 +192,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 # The query is not over without these: the task waits for the broker, and reports it.
                 seen[queue] = target
             else:
-                self._say(f"{_place(queue)} stays at {begins.get(queue, 'its beginning')} for now: {error}")
+                self._say(f"{queue_path(queue)} stays at {begins.get(queue, 'its beginning')} for now: {error}")
         for queue in sorted(queues & begins.keys()):
             if queue not in seen and queue not in failures:
                 self._lost(queue, f"is gone from its broker, the query stands at {begins[queue]}", "leaves it alone")
@@ -297,7 +297,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return seen, set(failures)
 
     def _lost(self, queue: Queue, what: str, otherwise: str) -> None:
-        text = f"data loss: queue {_place(queue)} {what}"
+        text = f"data loss: queue {queue_path(queue)} {what}"
         if self.options.fail_on_data_loss:
             raise DataLossError(f"{text}. failOnDataLoss=false {otherwise}; a new checkpoint begins at startingOffsets")
         self._tell(f"{text}; failOnDataLoss=false {otherwise}")
@@ -337,7 +337,3 @@ def _drop_replicas(
         if queue in seen and seen[queue].end < offset and not cluster.has_master(client, queue):
             found = seen.pop(queue)
             failures[queue] = NotConnectedError(f"only a replica can be asked, which ends at {found.end}")
-
-
-def _place(queue: Queue) -> str:
-    return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
