@@ -6,6 +6,7 @@ says.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -228,10 +229,9 @@ def run_triage(
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Part ``causes``: the dead letters by group, topic, tag and cause, as ``dead_letters.triage`` has them."""
-    from aiorocket.spark.steps.dead_letters import CAUSES, make_readable, triage
+    from aiorocket.spark.steps.dead_letters import CAUSES, triage
 
-    if given.topic is not None and given.topic.startswith(DLQ_PREFIX):
-        make_readable(given.name_server or "", given.topic.removeprefix(DLQ_PREFIX), **_loose(given))
+    _make_readable(given)
 
     def make(df: DataFrame) -> Mapping[str, DataFrame]:
         return {"causes": triage(df, samples=samples, causes=tuple(causes) if causes else CAUSES)}
@@ -254,12 +254,10 @@ def run_replay(
 ) -> StepReport:
     """``replay.replay`` of the rows of ``given`` that ``where`` (SQL on the row's columns) selects."""
     from aiorocket.spark.planner import QueueRange
-    from aiorocket.spark.steps.dead_letters import make_readable
     from aiorocket.spark.steps.inputs import open_rows
     from aiorocket.spark.steps.replay import replay
 
-    if given.topic is not None and given.topic.startswith(DLQ_PREFIX):
-        make_readable(name_server, given.topic.removeprefix(DLQ_PREFIX), **_loose(given))
+    _make_readable(given)
     rows = open_rows(spark, given)
     df = rows.read([QueueRange(queue, *each) for queue, each in rows.ranges.items()])
     if where is not None:
@@ -280,16 +278,17 @@ def _lag(given: Input, group: str | None, samples: int, pause: float) -> list[La
     found: list[LagSample] = []
     for number in range(samples if group is not None else 0):
         if number:
-            call(_pause, pause)
+            call(asyncio.sleep, pause)
         topics = [name.strip() for name in (given.topic or "").split(",")]
         found += sample_lag(given.name_server or "", group or "", topics, **_loose(given))
     return found
 
 
-async def _pause(seconds: float) -> None:
-    import asyncio
+def _make_readable(given: Input) -> None:
+    from aiorocket.spark.steps.dead_letters import make_readable
 
-    await asyncio.sleep(seconds)
+    if given.topic is not None and given.topic.startswith(DLQ_PREFIX):
+        make_readable(given.name_server or "", given.topic.removeprefix(DLQ_PREFIX), **_loose(given))
 
 
 def _loose(given: Input) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def compact(
     step("cleaned")
     replaced = sum(len(group.files) for group in groups)
     return StepReport(
-        "compact", rows, done, {queue: (each.begin, each.end) for queue, each in snapshot.queues.items()}, tuple(new),
+        "compact", rows, done, snapshot.ranges(), tuple(new),
         perf_counter() - began, {} if archive.filtered else snapshot.missing(),
         {
             "files_before": len(first.files), "files_after": len(first.files) - replaced + len(new),

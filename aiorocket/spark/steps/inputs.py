@@ -15,13 +15,13 @@ from aiorocket.spark.offsets import format_offsets
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.planner import QueueRange
 from aiorocket.spark.steps.folder import Folder
-from aiorocket.spark.steps.manifest import Archive, DataFile
-from aiorocket.spark.steps.rows import read_files
+from aiorocket.spark.steps.manifest import Archive
+from aiorocket.spark.steps.rows import in_ranges, overlapping, read_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ("Input", "Rows", "open_rows", "within")
+__all__ = ("Input", "Rows", "open_rows")
 
 Ranges = Mapping[Queue, tuple[int, int]]
 
@@ -78,17 +78,6 @@ def open_rows(spark: SparkSession, given: Input) -> Rows:
     return _Archived(spark, given) if given.archive is not None else _Live(spark, given)
 
 
-def within(df: DataFrame, ranges: Sequence[QueueRange]) -> DataFrame:
-    """The rows of ``df`` whose offsets lie in ``ranges``."""
-    from pyspark.sql import functions as F
-
-    place = ["topic", "brokerName", "queueId"]
-    told = [(*each.queue, each.begin, each.end) for each in ranges]
-    schema = "topic STRING, brokerName STRING, queueId INT, _begin LONG, _end LONG"
-    df = df.join(F.broadcast(df.sparkSession.createDataFrame(told, schema)), place)
-    return df.where("queueOffset >= _begin AND queueOffset < _end").drop("_begin", "_end")
-
-
 class _Archived(Rows):
     costly = False
 
@@ -99,21 +88,16 @@ class _Archived(Rows):
         self._archive = Archive.open(given.archive)
         snapshot = self._archive.snapshot()
         self._files = snapshot.select(given.topics, given.since, given.until)
-        self.ranges = {
-            queue: (each.begin, each.end)
-            for queue, each in snapshot.queues.items()
-            if given.topics is None or queue.topic in given.topics
-        }
+        self.ranges = snapshot.ranges(given.topics)
         self.provable = not self._archive.filtered and given.since is None and given.until is None
 
     def read(self, ranges: Sequence[QueueRange]) -> DataFrame:
-        wanted = {each.queue: each for each in ranges}
-        files = [file for file in self._files if _overlaps(file, wanted)]
+        files = overlapping(self._files, ranges)
         df = read_files(self._spark, self._archive, files, self._given.since, self._given.until)
         if {each.queue: (each.begin, each.end) for each in ranges} == self.ranges:
             # All of it: nothing to compare. A commit that came since then is in files that were not selected.
             return df if self._given.topics is None else df.where(df["topic"].isin(*self._given.topics))
-        return within(df, ranges).select(*self._archive.columns)
+        return in_ranges(df, ranges).select(*self._archive.columns)
 
 
 class _Live(Rows):
@@ -158,14 +142,6 @@ async def _bounds(options: SourceOptions, since: int | None, until: int | None) 
     if until is not None:
         ends = await cluster.offsets_at(client, bounds, until)
     return {queue: (begins[queue], max(begins[queue], ends[queue])) for queue in bounds}
-
-
-def _overlaps(file: DataFile, wanted: Mapping[Queue, QueueRange]) -> bool:
-    for queue, span in file.queues.items():
-        each = wanted.get(queue)
-        if each is not None and span.begin < each.end and each.begin < span.end:
-            return True
-    return False
 
 
 def _millis(at: datetime | None) -> int | None:

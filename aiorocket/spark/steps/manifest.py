@@ -129,6 +129,14 @@ class Snapshot:
         """How many rows each queue lacks between its first and its last archived offset; complete ones left out."""
         return {queue: span.missing for queue, span in self.queues.items() if span.missing}
 
+    def ranges(self, topics: Sequence[str] | None = None) -> dict[Queue, tuple[int, int]]:
+        """The offsets ``[begin, end)`` that are accounted for, of ``topics`` or all."""
+        return {
+            queue: (span.begin, span.end)
+            for queue, span in self.queues.items()
+            if topics is None or queue.topic in topics
+        }
+
     def plus(self, commit: Commit) -> Snapshot:
         """The snapshot after ``commit``; ArchiveConflictError when it brings offsets that are there already, UsageError
         when its rows cannot be what its ranges say."""

@@ -7,6 +7,7 @@ What is interrupted goes on with the portion that was on the way, so some of its
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +22,10 @@ from aiorocket.spark.bridge import call
 from aiorocket.spark.bridge import client as shared_client
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.planner import QueueRange, admit
-from aiorocket.spark.steps.manifest import Archive, DataFile, spans
+from aiorocket.spark.steps.manifest import Archive, spans
 from aiorocket.spark.steps.proof import count_by_queue, prove
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
-from aiorocket.spark.steps.rows import read_files
+from aiorocket.spark.steps.rows import in_ranges, overlapping, read_files
 from aiorocket_protocol import PROPERTY_SHARDING_KEY, RESERVED, TRANSIENT_PREFIX
 
 if TYPE_CHECKING:
@@ -130,26 +131,14 @@ class _Selection:
         if self.filtered:
             self.ranges = {queue: (span.begin, span.end) for queue, span in spanned.items()}
         else:  # not only what there are rows of: a gap at the end shall show
-            self.ranges = {
-                queue: (each.begin, each.end)
-                for queue, each in self.snapshot.queues.items()
-                if topics is None or queue.topic in topics
-            }
+            self.ranges = self.snapshot.ranges(topics)
 
     def rows(self, ranges: Sequence[QueueRange]) -> DataFrame | None:
         """The rows of these ranges; None where no file has any."""
-        from pyspark.sql import functions as F
-
-        wanted = {each.queue: each for each in ranges}
-        files = [file for file in self.files if _overlaps(file, wanted)]
+        files = overlapping(self.files, ranges)
         if not files:
             return None
-        df = read_files(self.spark, self.archive, files, self._since, self._until)
-        told = [(*each.queue, each.begin, each.end) for each in ranges]
-        types = "topic STRING, brokerName STRING, queueId INT, _begin LONG, _end LONG"
-        bounds = self.spark.createDataFrame(told, types)
-        df = df.join(F.broadcast(bounds), ["topic", "brokerName", "queueId"])
-        df = df.where("queueOffset >= _begin AND queueOffset < _end").drop("_begin", "_end")
+        df = in_ranges(read_files(self.spark, self.archive, files, self._since, self._until), ranges)
         return df if self._where is None else df.where(self._where)
 
 
@@ -281,7 +270,7 @@ class _Restore:
         if rate is not None:
             early = (self._progress.sent - self._sent_before) / rate - (perf_counter() - self._began)
             if early > 0:
-                call(_pause, early)
+                call(asyncio.sleep, early)
 
     def _check_growth(self, targets: Sequence[str]) -> int:
         before = self._progress.target or {}
@@ -337,26 +326,12 @@ def _queues(items: Sequence[Sequence[Any]]) -> dict[Queue, int]:
     return {Queue(*item[:3]): item[3] for item in items}
 
 
-def _overlaps(file: DataFile, wanted: Mapping[Queue, QueueRange]) -> bool:
-    for queue, span in file.queues.items():
-        each = wanted.get(queue)
-        if each is not None and span.begin < each.end and each.begin < span.end:
-            return True
-    return False
-
-
 def _name(asked: Mapping[str, Any]) -> str:
     return sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _text(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()
-
-
-async def _pause(seconds: float) -> None:
-    import asyncio
-
-    await asyncio.sleep(seconds)
 
 
 async def _ends(text: Mapping[str, str], topics: Sequence[str]) -> dict[Queue, int]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from aiorocket.spark.planner import QueueRange
     from aiorocket.spark.steps.manifest import Archive, DataFile
 
-__all__ = ("archive_rows", "partitioned_rows", "read_files", "topic_rows", "with_hours", "write_hours")
+__all__ = (
+    "archive_rows", "in_ranges", "overlapping", "partitioned_rows", "read_files", "topic_rows", "with_hours",
+    "write_hours",
+)  # fmt: skip
 
 
 def archive_rows(
@@ -60,6 +64,31 @@ def read_files(
     if until is not None:
         df = df.where(F.col("storeTimestamp") < F.lit(until))
     return df
+
+
+def overlapping(files: Iterable[DataFile], ranges: Iterable[QueueRange]) -> list[DataFile]:
+    """The files that hold offsets of ``ranges``."""
+    wanted = {each.queue: each for each in ranges}
+    return [
+        file
+        for file in files
+        if any(
+            span.begin < wanted[queue].end and wanted[queue].begin < span.end
+            for queue, span in file.queues.items()
+            if queue in wanted
+        )
+    ]
+
+
+def in_ranges(df: DataFrame, ranges: Iterable[QueueRange]) -> DataFrame:
+    """The rows of ``df`` whose offsets lie in ``ranges``."""
+    from pyspark.sql import functions as F
+
+    told = [(*each.queue, each.begin, each.end) for each in ranges]
+    schema = "topic STRING, brokerName STRING, queueId INT, _begin LONG, _end LONG"
+    bounds = df.sparkSession.createDataFrame(told, schema)
+    df = df.join(F.broadcast(bounds), ["topic", "brokerName", "queueId"])
+    return df.where("queueOffset >= _begin AND queueOffset < _end").drop("_begin", "_end")
 
 
 def partitioned_rows(spark: SparkSession, archive: Archive, files: Sequence[DataFile]) -> DataFrame:

@@ -34,7 +34,7 @@ def verify(spark: SparkSession, path: str) -> StepReport:
         found = counts[queue].rows if queue in counts else 0
         if said != found:
             raise RocketError(f"{path}: the manifest has {said} rows of {queue}, its files hold {found}")
-    ranges = {queue: (each.begin, each.end) for queue, each in snapshot.queues.items()}
+    ranges = snapshot.ranges()
     rows = sum(each.rows for each in counts.values())
     missing = {} if archive.filtered else prove(counts, ranges)
     return StepReport("verify", total(ranges.values()), rows, ranges, (), perf_counter() - began, missing)
