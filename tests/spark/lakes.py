@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -40,6 +40,22 @@ def rows_of(queue: Queue, offsets: Iterable[int], minutes: int = 1, columns: Ite
 
 def make(path: object, *, format: str = "parquet", columns: Iterable[str] = ROW_COLUMNS, **more: bool) -> Archive:
     return Archive.create(str(path), format=format, columns=list(columns), **more)
+
+
+class CrashError(Exception):
+    """The process is gone here."""
+
+
+def crash_at(name: str, time: int = 1) -> Callable[[str], None]:
+    """The ``on_step`` of a process that dies when it comes to ``name``, or comes there for the ``time``th time."""
+    seen: list[str] = []
+
+    def step(at: str) -> None:
+        seen.append(at)
+        if seen.count(name) == time:
+            raise CrashError(name)
+
+    return step
 
 
 def add(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from shutil import copy
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from aiorocket.spark.steps import archive as archive_step
 from aiorocket.spark.steps.hours import _hours
 from aiorocket.spark.steps.manifest import LAST_HOUR, partition_folder
 from aiorocket.spark.steps.rows import with_hours
-from tests.spark.lakes import add, make
+from tests.spark.lakes import CrashError, add, crash_at, make
 from tests.spark.producing import create_topic, send
 
 if TYPE_CHECKING:
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 
 
 END_OF_9999 = (LAST_HOUR + 1) * 3_600_000_000 - 1
-
-
-class CrashError(Exception):
-    """The process is gone here."""
-
-
-def crash_at(name: str) -> Callable[[str], None]:
-    def step(at: str) -> None:
-        if at == name:
-            raise CrashError(name)
-
-    return step
 
 
 class Lake:

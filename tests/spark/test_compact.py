@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,24 +14,12 @@ from aiorocket.spark.steps import Archive, ArchiveConflictError, Progress, archi
 from aiorocket.spark.steps import compact as compact_step
 from aiorocket.spark.steps import hours as hours_module
 from aiorocket.spark.steps.delta import sync_delta
-from tests.spark.lakes import add, make
+from tests.spark.lakes import CrashError, add, crash_at, make
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Q0, Q1, DLQ = Queue("007", "broker-a", 0), Queue("007", "broker-b", 1), Queue("%DLQ%g", "broker-a", 0)
-
-
-class CrashError(Exception):
-    """The process is gone here."""
-
-
-def crash_at(name: str) -> Callable[[str], None]:
-    def step(at: str) -> None:
-        if at == name:
-            raise CrashError(name)
-
-    return step
 
 
 def fill(archive: Archive) -> None:

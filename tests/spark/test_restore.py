@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -13,28 +12,13 @@ import pytest
 from aiorocket.errors import UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.spark.steps import Progress, StepReport, archive, restore, topic_rows
-from tests.spark.lakes import NOON, add, make
+from tests.spark.lakes import NOON, CrashError, add, crash_at, make
 from tests.spark.producing import create_topic, send
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Q = Queue("old", "broker-a", 0)
-
-
-class CrashError(Exception):
-    """The process is gone here."""
-
-
-def crash_at(name: str, time: int) -> Callable[[str], None]:
-    seen: list[str] = []
-
-    def step(at: str) -> None:
-        seen.append(at)
-        if seen.count(name) == time:
-            raise CrashError(name)
-
-    return step
 
 
 def message(topic: str, number: int) -> OutgoingMessage:

@@ -37,14 +37,14 @@ __all__ = ("RESTORE_BORN", "RESTORE_ID", "restore")
 RESTORE_ID = "RESTORE_ID"
 #: Property: when the archived message was born, milliseconds since 1970 UTC.
 RESTORE_BORN = "RESTORE_BORN"
-_STATES = "_restore"
+_CHECKPOINTS = "_restore"
 #: With a rate, a portion is what may go out in this many seconds: nobody asked for a burst and a long silence.
 _RATE_SECONDS = 10.0
 _NEEDED = ("topic", "brokerName", "queueId", "queueOffset", "body", "properties", "keys", "tags", "bornTimestamp")
 
 
 @dataclass
-class _Progress:
+class _Checkpoint:
     """How far a restore is: the next offset of each queue, rows sent, and where the target's queues ended before."""
 
     done: dict[Queue, int] = field(default_factory=dict)
@@ -160,15 +160,15 @@ class _Restore:
         self._to_topic = to_topic
         self._limit = limit
         self._keep_queues = keep_queues
-        self._file = f"{_STATES}/{name}.json"
+        self._file = f"{_CHECKPOINTS}/{name}.json"
         self._asked = asked
         self._step = on_step or (lambda name: None)
-        self._progress = self._load()
+        self._checkpoint = self._load()
         self._began = perf_counter()
         self._missing: dict[Queue, int] = {}
-        self._before = dict(self._progress.done)
+        self._before = dict(self._checkpoint.done)
         self._selected = 0
-        self._sent_before = self._progress.sent
+        self._sent_before = self._checkpoint.sent
 
     def count(self) -> StepReport:
         """The dry run: what would be sent by a restore that has not begun."""
@@ -182,17 +182,17 @@ class _Restore:
         return self._report(ranges, {"dry_run": True})
 
     def run(self, rate: float | None, max_rows: int, on_progress: ProgressCall | None) -> StepReport:
-        progress, ranges = self._progress, self._selection.ranges
+        checkpoint, ranges = self._checkpoint, self._selection.ranges
         targets = sorted({self._to_topic} if self._to_topic else {queue.topic for queue in ranges})
-        if progress.target is None:
-            progress.target = call(_ends, self._text, targets)
+        if checkpoint.target is None:
+            checkpoint.target = call(_ends, self._text, targets)
             self._save()
         if rate is not None:
             max_rows = min(max_rows, max(1, int(rate * _RATE_SECONDS)))
         total = sum(end - begin for begin, end in ranges.values())
         ends = {queue: end for queue, (_, end) in ranges.items()}
         while self._left() is None or self._left():
-            begins = {queue: max(begin, progress.done.get(queue, begin)) for queue, (begin, _) in ranges.items()}
+            begins = {queue: max(begin, checkpoint.done.get(queue, begin)) for queue, (begin, _) in ranges.items()}
             until = admit(begins, ends, max_rows)
             part = [QueueRange(queue, begins[queue], until[queue]) for queue in ends if begins[queue] < until[queue]]
             if not part:
@@ -200,18 +200,18 @@ class _Restore:
             self._pace(rate)
             self._send(part)
             if on_progress is not None:
-                done = total - sum(ends[queue] - max(progress.done.get(queue, 0), ranges[queue][0]) for queue in ends)
-                on_progress(Progress("restore", done, total, f"{progress.sent:,} messages sent"))
+                done = total - sum(ends[queue] - max(checkpoint.done.get(queue, 0), ranges[queue][0]) for queue in ends)
+                on_progress(Progress("restore", done, total, f"{checkpoint.sent:,} messages sent"))
         growth = self._check_growth(targets)
         restored = {
-            queue: (max(begin, self._before.get(queue, begin)), progress.done[queue])
+            queue: (max(begin, self._before.get(queue, begin)), checkpoint.done[queue])
             for queue, (begin, _) in ranges.items()
-            if progress.done.get(queue, begin) > max(begin, self._before.get(queue, begin))
+            if checkpoint.done.get(queue, begin) > max(begin, self._before.get(queue, begin))
         }
-        return self._report(restored, {"dry_run": False, "target_growth": growth, "sent_in_all": progress.sent})
+        return self._report(restored, {"dry_run": False, "target_growth": growth, "sent_in_all": checkpoint.sent})
 
     def _left(self) -> int | None:
-        return None if self._limit is None else max(0, self._limit - self._progress.sent)
+        return None if self._limit is None else max(0, self._limit - self._checkpoint.sent)
 
     def _send(self, part: list[QueueRange]) -> None:
         from pyspark.sql import Observation
@@ -238,8 +238,8 @@ class _Restore:
         else:
             self._note_missing({}, {each.queue: (each.begin, each.end) for each in part})
         self._step("sent")
-        self._progress.done.update({each.queue: each.end for each in part})
-        self._progress.sent += sent
+        self._checkpoint.done.update({each.queue: each.end for each in part})
+        self._checkpoint.sent += sent
         self._save()
         self._step("noted")
 
@@ -268,17 +268,17 @@ class _Restore:
 
     def _pace(self, rate: float | None) -> None:
         if rate is not None:
-            early = (self._progress.sent - self._sent_before) / rate - (perf_counter() - self._began)
+            early = (self._checkpoint.sent - self._sent_before) / rate - (perf_counter() - self._began)
             if early > 0:
                 call(asyncio.sleep, early)
 
     def _check_growth(self, targets: Sequence[str]) -> int:
-        before = self._progress.target or {}
+        before = self._checkpoint.target or {}
         now = call(_ends, self._text, targets)
         growth = sum(end - before.get(queue, 0) for queue, end in now.items())
-        if growth < self._progress.sent:
+        if growth < self._checkpoint.sent:
             raise RocketError(
-                f"{self._progress.sent} messages were sent, and the queues of {', '.join(targets)} grew by {growth}: "
+                f"{self._checkpoint.sent} messages were sent, and the queues of {', '.join(targets)} grew by {growth}: "
                 "a topic was made anew meanwhile, or brokers lost messages"
             )
         return growth
@@ -294,30 +294,30 @@ class _Restore:
         else:
             details["proof"] = "rows sent = rows selected = end - begin for every queue"
         return StepReport(
-            "restore", self._selected, self._progress.sent - self._sent_before, dict(ranges), (),
+            "restore", self._selected, self._checkpoint.sent - self._sent_before, dict(ranges), (),
             perf_counter() - self._began, self._missing, {**details, "state": self._file},
         )  # fmt: skip
 
-    def _load(self) -> _Progress:
+    def _load(self) -> _Checkpoint:
         try:
             value = json.loads(self._folder.read(self._file))
         except FileNotFoundError:
-            return _Progress()
+            return _Checkpoint()
         if value["asked"] != self._asked:
             raise UsageError(
                 f"{self._folder.uri(self._file)} belongs to a restore with other arguments ({value['asked']}): give "
                 "another name"
             )
         target = value["target"]
-        return _Progress(_queues(value["done"]), value["sent"], None if target is None else _queues(target))
+        return _Checkpoint(_queues(value["done"]), value["sent"], None if target is None else _queues(target))
 
     def _save(self) -> None:
-        progress = self._progress
+        checkpoint = self._checkpoint
         value = {
             "asked": self._asked,
-            "done": [[*queue, at] for queue, at in sorted(progress.done.items())],
-            "sent": progress.sent,
-            "target": [[*queue, at] for queue, at in sorted((progress.target or {}).items())],
+            "done": [[*queue, at] for queue, at in sorted(checkpoint.done.items())],
+            "sent": checkpoint.sent,
+            "target": [[*queue, at] for queue, at in sorted((checkpoint.target or {}).items())],
         }
         self._folder.replace(self._file, (json.dumps(value) + "\n").encode())
 
