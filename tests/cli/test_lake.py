@@ -113,6 +113,20 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("arguments", ["archive t x", "windows --topic t", "replay g", "show x", "demo"])
+def test_without_spark_each_command_says_what_to_install(aiorocket: Any, arguments: str) -> None:
+    script = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('pyspark', 'pyarrow', 'numpy')))\n"
+        "from aiorocket.cli.main import main\n"
+        f"sys.argv = ['aiorocket', 'lake', *{arguments.split()}]\n"
+        "sys.stderr = sys.stdout\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 1, end.code\n"
+    )
+    said = aiorocket.python(script)
+    assert said == f"Error: aiorocket lake needs pyspark, pyarrow, numpy: {INSTALL}\n"
+
+
 def test_plots_without_matplotlib_name_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiorocket.cli.lake.running.find_spec", lambda name: None if name == "matplotlib" else object())
     result = lake("latency", "--topic", "t", "--plots", "there")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -107,7 +108,7 @@ def test_a_rate_is_kept_in_small_portions(
         waits.append(seconds)
 
     module = import_module("aiorocket.spark.steps.restore")
-    monkeypatch.setattr(module, "_pause", pause)
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=pause))
     monkeypatch.setattr(module, "_RATE_SECONDS", 1000.0)  # longer than anything here takes
     said: list[Progress] = []
     restore(spark, str(tmp_path), nameserver, to_topic=topic, rate=0.02, on_progress=said.append)

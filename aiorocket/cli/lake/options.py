@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from aiorocket.cli.lake.running import check_extras
 from aiorocket.cli.options import parse_nameservers
 from aiorocket.errors import RocketError
 
@@ -156,7 +157,7 @@ def make_input(
     until: datetime | None,
     options: dict[str, str],
 ) -> Input:
-    """UsageError of click's for options that do not go together."""
+    """UsageError of click's for options that do not go together, its other error when Spark is not installed."""
     if archive_path is None and topic is None:
         raise click.UsageError("nothing to read: give --archive PATH, or --topic TOPIC of a live broker")
     if archive_path is not None and options:
@@ -166,6 +167,7 @@ def make_input(
             raise click.UsageError(f"--option {name}= is not for here: --from and --until say which rows")
     if since is not None and until is not None and until <= since:
         raise click.UsageError(f"--until {until.isoformat()} is not after --from {since.isoformat()}")
+    check_extras()
     from aiorocket.spark.steps.inputs import Input
 
     if archive_path is not None:

@@ -12,12 +12,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pyspark.sql import functions as F
+
 from aiorocket.errors import UsageError
 from aiorocket.spark.bridge import call
-from aiorocket.spark.steps.inputs import Input
+from aiorocket.spark.planner import QueueRange
+from aiorocket.spark.steps.dead_letters import CAUSES, make_readable, triage
+from aiorocket.spark.steps.decode import decode
+from aiorocket.spark.steps.dedup import dedup, identity
+from aiorocket.spark.steps.inputs import Input, open_rows
+from aiorocket.spark.steps.lag_samples import sample_lag
+from aiorocket.spark.steps.latency import lag_table, latency_report
+from aiorocket.spark.steps.order import order, summary
+from aiorocket.spark.steps.plots import draw
+from aiorocket.spark.steps.replay import replay
 from aiorocket.spark.steps.report import ProgressCall, StepReport
 from aiorocket.spark.steps.run import PORTION, Made, Output, add, whole
 from aiorocket.spark.steps.table import Table
+from aiorocket.spark.steps.windows import windows
 from aiorocket_protocol import DLQ_PREFIX
 
 if TYPE_CHECKING:
@@ -45,7 +57,6 @@ def run_dedup(
 ) -> StepReport:
     """Part ``rows``: the input without repeated rows. A row that repeats one of an earlier portion or run is dropped
     too, whichever of the two was stored first. ``details["dropped"]`` and ``["kept"]`` are of this run."""
-    from aiorocket.spark.steps.dedup import dedup, identity
 
     def make(df: DataFrame, table: Table | None) -> Made:
         unique = dedup(df, by, key=key)
@@ -78,8 +89,6 @@ def run_decode(
 ) -> StepReport:
     """Parts ``decoded`` (the row and its ``value``) and ``quarantine`` (the row and the ``reason``); together they are
     all rows. ``details["reasons"]``: the quarantined rows of the table, or of this run without one, by reason."""
-    from aiorocket.spark.steps.decode import decode
-
     reasons: dict[str, int] = {}
 
     def make(df: DataFrame, table: Table | None) -> Made:
@@ -119,10 +128,6 @@ def run_windows(
 ) -> StepReport:
     """Part ``windows``, sorted by time. Tumbling windows of rows that all have a time have to add up to the rows read,
     and ``details["in_windows"]`` is their sum."""
-    from pyspark.sql import functions as F
-
-    from aiorocket.spark.steps.windows import windows
-
     sums: dict[str, int] = {}
 
     def make(df: DataFrame) -> Mapping[str, DataFrame]:
@@ -154,8 +159,6 @@ def run_order(
 ) -> StepReport:
     """Parts ``findings`` and ``summary``; ``details["findings"]`` is how many there are. ``sequence`` and ``key`` as of
     ``order.order``."""
-    from aiorocket.spark.steps.order import order, summary
-
     counted: list[int] = []
 
     def make(df: DataFrame) -> Mapping[str, DataFrame]:
@@ -188,8 +191,6 @@ def run_latency(
 ) -> StepReport:
     """Parts ``by_topic``, ``by_queue``, ``over_time``, ``histogram`` and, with ``group`` (of a live topic), ``lag``:
     ``samples`` of it, ``pause`` seconds apart. Pictures go to the folder ``plots``; ``details["plots"]`` names them."""
-    from aiorocket.spark.steps.latency import lag_table, latency_report
-
     if group is not None and given.topic is None:
         raise UsageError("the lag of a group is asked of brokers: give a topic and a name server, not an archive")
     lag = _lag(given, group, samples, pause)
@@ -198,8 +199,6 @@ def run_latency(
     def make(df: DataFrame) -> Mapping[str, DataFrame]:
         found = latency_report(df, every=every, exact=exact)
         if plots is not None:
-            from aiorocket.spark.steps.plots import draw
-
             drawn.extend(str(path) for path in draw(found, Path(plots), lag=lag))
         parts = {
             name: spark.createDataFrame([tuple(row) for row in getattr(found, name)], _PERCENTILES)
@@ -229,8 +228,6 @@ def run_triage(
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Part ``causes``: the dead letters by group, topic, tag and cause, as ``dead_letters.triage`` has them."""
-    from aiorocket.spark.steps.dead_letters import CAUSES, triage
-
     _make_readable(given)
 
     def make(df: DataFrame) -> Mapping[str, DataFrame]:
@@ -253,10 +250,6 @@ def run_replay(
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """``replay.replay`` of the rows of ``given`` that ``where`` (SQL on the row's columns) selects."""
-    from aiorocket.spark.planner import QueueRange
-    from aiorocket.spark.steps.inputs import open_rows
-    from aiorocket.spark.steps.replay import replay
-
     _make_readable(given)
     rows = open_rows(spark, given)
     df = rows.read([QueueRange(queue, *each) for queue, each in rows.ranges.items()])
@@ -273,8 +266,6 @@ def _with(report: StepReport, **details: object) -> StepReport:
 
 
 def _lag(given: Input, group: str | None, samples: int, pause: float) -> list[LagSample]:
-    from aiorocket.spark.steps.lag_samples import sample_lag
-
     found: list[LagSample] = []
     for number in range(samples if group is not None else 0):
         if number:
@@ -285,8 +276,6 @@ def _lag(given: Input, group: str | None, samples: int, pause: float) -> list[La
 
 
 def _make_readable(given: Input) -> None:
-    from aiorocket.spark.steps.dead_letters import make_readable
-
     if given.topic is not None and given.topic.startswith(DLQ_PREFIX):
         make_readable(given.name_server or "", given.topic.removeprefix(DLQ_PREFIX), **_loose(given))
 

@@ -15,10 +15,15 @@ from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, Literal
 
+from pyspark.errors import StreamingQueryException
+
+from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.offsets import format_offsets, from_nested
 from aiorocket.spark.steps.archive_run import Hook, Run
+from aiorocket.spark.steps.direct import Rounds
+from aiorocket.spark.steps.hours import written_files
 from aiorocket.spark.steps.manifest import (
     CHECKPOINT,
     Commit,
@@ -26,6 +31,7 @@ from aiorocket.spark.steps.manifest import (
     spans,
 )
 from aiorocket.spark.steps.report import ProgressCall, StepReport
+from aiorocket.spark.steps.rows import with_hours, write_hours
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,8 +83,6 @@ def archive(
     text |= {"nameServer": name_server, **({"topic": topic} if topic else {})}
     run = Run(spark, path, text, format, max_rows, on_progress, on_step)
     if mode == "direct":
-        from aiorocket.spark.steps.direct import Rounds
-
         Rounds(run).go(follow, interval, stop)
     else:
         _Stream(run).go(follow, interval, stop)
@@ -135,8 +139,6 @@ class _Stream:
 
     def _wait(self, query: StreamingQuery, stop: Callable[[], bool] | None) -> bool:
         """Until the query ends; True when ``stop`` said so before."""
-        from pyspark.errors import StreamingQueryException
-
         try:
             while not query.awaitTermination(_LOOK_EVERY):
                 if stop is not None and stop():
@@ -177,9 +179,6 @@ class _Stream:
                 raise
 
     def _archive(self, df: DataFrame, batch: int) -> None:
-        from aiorocket.spark.steps.hours import written_files
-        from aiorocket.spark.steps.rows import with_hours, write_hours
-
         run = self._run
         query = json.loads(run.archive.folder.read(f"{CHECKPOINT}/metadata"))["id"]
         if run.snapshot.done(query, batch):
@@ -224,11 +223,7 @@ class _Stream:
         return {queue._replace(topic=self._stored(queue.topic)): at for queue, at in offsets.items()}
 
     def _stored(self, topic: str) -> str:
-        from aiorocket.client.core.namespace import wrap
-
         return wrap(self._namespace, topic)
 
     def _read(self, topic: str) -> str:
-        from aiorocket.client.core.namespace import unwrap
-
         return unwrap(self._namespace, topic)

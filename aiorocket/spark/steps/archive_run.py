@@ -8,13 +8,17 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from aiorocket.client.core.namespace import wrap
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime.entropy import Entropy
+from aiorocket.spark import cluster
 from aiorocket.spark.bridge import call
 from aiorocket.spark.bridge import client as shared_client
 from aiorocket.spark.columns import selected_columns
-from aiorocket.spark.options import SourceOptions
+from aiorocket.spark.options import OffsetSpec, SourceOptions
+from aiorocket.spark.positions import starting_offsets
+from aiorocket.spark.steps.delta import sync_delta
 from aiorocket.spark.steps.manifest import (
     STAGING,
     Archive,
@@ -134,8 +138,6 @@ class Run:
 
     def sync(self) -> None:
         if self.archive.format == "delta":
-            from aiorocket.spark.steps.delta import sync_delta
-
             sync_delta(self.archive, self.snapshot)
 
     def tell(self) -> None:
@@ -185,11 +187,6 @@ class Run:
 
 
 async def _look(options: SourceOptions, known: Mapping[Queue, int]) -> tuple[dict[Queue, int], dict[Queue, Bounds]]:
-    from aiorocket.client.core.namespace import wrap
-    from aiorocket.spark import cluster
-    from aiorocket.spark.options import OffsetSpec
-    from aiorocket.spark.positions import starting_offsets
-
     client = await shared_client(options.connection)
     bounds = await cluster.bounds(client, await cluster.queues(client, options))
     stored = {queue: queue._replace(topic=wrap(options.connection.namespace, queue.topic)) for queue in bounds}

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiorocket.errors import UsageError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.entropy import Entropy
+from aiorocket.spark.steps.delta import check_delta, sync_delta
+from aiorocket.spark.steps.hours import written_files
 from aiorocket.spark.steps.manifest import (
     DATA,
     STAGING,
@@ -25,7 +27,7 @@ from aiorocket.spark.steps.manifest import (
     lasting,
 )
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
-from aiorocket.spark.steps.rows import partitioned_rows
+from aiorocket.spark.steps.rows import partitioned_rows, write_hours
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,11 +135,7 @@ def _rounds(groups: Iterable[_FileGroup], target: int) -> Iterable[list[_FileGro
 def _rewrite(
     spark: SparkSession, archive: Archive, snapshot: Snapshot, groups: list[_FileGroup], step: Callable[[str], object]
 ) -> tuple[Snapshot, list[DataFile]]:
-    from aiorocket.spark.steps.hours import written_files
-
     if archive.format == "delta":
-        from aiorocket.spark.steps.delta import check_delta
-
         check_delta(archive, [file.path for group in groups for file in group.files])
     origin = FileOrigin(True, snapshot.generation + 1)
     staging = f"{STAGING}/{origin}-{Entropy().token(4).hex()}"
@@ -171,16 +169,12 @@ def _rewrite(
 
 
 def _write(df: DataFrame, location: str) -> None:
-    from aiorocket.spark.steps.rows import write_hours
-
     # Within an hour's file the order is that of the sort: the columns in front of it are the same in all its rows.
     write_hours(df.sortWithinPartitions("topic", "dt", "hour", *_ORDER), location)
 
 
 def _sync(archive: Archive, snapshot: Snapshot) -> None:
     if archive.format == "delta":
-        from aiorocket.spark.steps.delta import sync_delta
-
         sync_delta(archive, snapshot)
 
 

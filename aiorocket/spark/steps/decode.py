@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from aiorocket.errors import UsageError
+from aiorocket.spark.steps.avro import AvroReader, spark_type
 from aiorocket.spark.steps.fields import need
 
 __all__ = ("Decoded", "decode")
@@ -89,8 +91,6 @@ def decode(
             raise UsageError(f"decode using={using!r} takes no schema")
         return _variant(df, column, into, reason) if using == "variant" else _text(df, column, into, reason)
     if using == "avro":
-        from aiorocket.spark.steps.avro import AvroReader, spark_type
-
         if schema is None or isinstance(schema, DataType):
             raise UsageError("decode using='avro' needs the Avro schema: JSON text, or what json.loads made of it")
         reader = AvroReader(schema, header_bytes)
@@ -230,8 +230,6 @@ def _struct(schema: object) -> StructType:
 
 
 def _parsed(ddl: str) -> DataType:
-    from pyspark.errors import PySparkException
-
     try:
         return DataType.fromDDL(ddl)
     except PySparkException as error:

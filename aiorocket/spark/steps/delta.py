@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from aiorocket.errors import UsageError
 from aiorocket.runtime.clock import WallClock
+from aiorocket.spark.columns import arrow_schema
 from aiorocket.spark.steps.manifest import DATA, FileOrigin, Snapshot, partition_of
 
 if TYPE_CHECKING:
@@ -110,8 +111,6 @@ def _in_table(path: str) -> str:
 
 def _schema(archive: Archive) -> Any:
     from deltalake import Schema
-
-    from aiorocket.spark.columns import arrow_schema
 
     schema = arrow_schema([name for name in archive.columns if name != "topic"])
     for name in _PARTITIONS:

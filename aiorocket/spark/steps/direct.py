@@ -7,6 +7,7 @@ files there that nobody names.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
+from aiorocket.spark import cluster
+from aiorocket.spark.bridge import call
+from aiorocket.spark.bridge import client as shared_client
+from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.partition import QueuePartition, cores, read_partition
 from aiorocket.spark.planner import QueueRange, admit, plan
+from aiorocket.spark.steps.folder import Folder
+from aiorocket.spark.steps.hours import HourWriter
 from aiorocket.spark.steps.manifest import Commit, DataFile, Span, spans
 
 if TYPE_CHECKING:
@@ -66,9 +74,6 @@ class _Writing(DataSourceReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from aiorocket.spark.steps.folder import Folder
-        from aiorocket.spark.steps.hours import HourWriter
-
         writer = HourWriter(Folder(self._job["path"]), self._job["staging"])
         options = SourceOptions.parse(self._job["options"])
         try:
@@ -129,8 +134,6 @@ class Rounds:
         return any(self._stored(topic) == queue.topic for topic in self._options.topics)
 
     def _stored(self, topic: str) -> str:
-        from aiorocket.client.core.namespace import wrap
-
         return wrap(self._options.connection.namespace, topic)
 
     def _there(self, queue: Queue, begin: int, bounds: Bounds) -> int:
@@ -144,8 +147,6 @@ class Rounds:
         return max(begin, bounds.begin)
 
     def _lost(self, text: str) -> None:
-        from aiorocket.spark.fetch import DataLossError
-
         if self._options.fail_on_data_loss:
             raise DataLossError(f"{text}; failOnDataLoss=false archives what is there and notes the gap")
 
@@ -177,23 +178,17 @@ class Rounds:
 
     def _name(self, queue: Queue) -> Queue:
         """As the source's options name it."""
-        from aiorocket.client.core.namespace import unwrap
-
         return queue._replace(topic=unwrap(self._options.connection.namespace, queue.topic))
 
     def _commit_offsets(self) -> None:
         """Tells the brokers how far the archive is, so that their tools show its lag: option ``commitOffsets``."""
         if self._options.commit_offsets:
-            from aiorocket.spark.bridge import call
-
             archived = self._run.snapshot.queues  # a queue that never had a message is not among them
             ends = {self._name(queue): archived[queue].end for queue in self._run.goal.ends if queue in archived}
             call(_commit, self._options, ends)
 
     def _wait(self, interval: float, stop: Callable[[], bool] | None) -> None:
         """Until a queue has more, or ``interval`` seconds are over."""
-        from aiorocket.spark.bridge import call
-
         ends = {self._name(queue): end for queue, end in self._run.goal.ends.items()}
         left = interval
         while left > 0 and not (stop is not None and stop()):
@@ -204,11 +199,6 @@ class Rounds:
 
 async def _wait_for_more(options: SourceOptions, ends: Mapping[Queue, int], timeout: float) -> bool:
     """Whether it ended before ``timeout``, which means that there is something."""
-    import asyncio
-
-    from aiorocket.spark import cluster
-    from aiorocket.spark.bridge import client as shared_client
-
     loop = asyncio.get_running_loop()
     began = loop.time()
     await cluster.wait_for_more(await shared_client(options.connection), ends, timeout)
@@ -216,7 +206,4 @@ async def _wait_for_more(options: SourceOptions, ends: Mapping[Queue, int], time
 
 
 async def _commit(options: SourceOptions, offsets: Mapping[Queue, int]) -> None:
-    from aiorocket.spark import cluster
-    from aiorocket.spark.bridge import client as shared_client
-
     await cluster.commit(await shared_client(options.connection), options.group_id or "", offsets)

@@ -10,6 +10,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from pyarrow import fs
+
 from aiorocket.runtime.entropy import Entropy
 
 if TYPE_CHECKING:
@@ -22,8 +24,6 @@ class Folder:
     """One folder with all below it; names are relative to it, with ``/`` between the parts."""
 
     def __init__(self, location: str) -> None:
-        from pyarrow import fs
-
         if "://" in location:
             self._fs, self._root = fs.FileSystem.from_uri(location)
             self._local = isinstance(self._fs, fs.LocalFileSystem)
@@ -134,8 +134,6 @@ class Folder:
             _sync(os.path.dirname(self._root) or "/")
 
     def _found(self, name: str, *, recursive: bool) -> Iterator[str]:
-        from pyarrow import fs
-
         selector = fs.FileSelector(self.full(name), recursive=recursive, allow_not_found=True)
         return (info.path for info in self._fs.get_file_info(selector) if info.type == fs.FileType.File)
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
+from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
+from aiorocket.spark import cluster
 from aiorocket.spark.bridge import call
 from aiorocket.spark.bridge import client as shared_client
 from aiorocket.spark.offsets import format_offsets
@@ -104,8 +106,6 @@ class _Live(Rows):
     costly = True
 
     def __init__(self, spark: SparkSession, given: Input) -> None:
-        from aiorocket.client.core.namespace import wrap
-
         self._spark = spark
         self._text = {**given.options, "nameServer": given.name_server or "", "topic": given.topic or ""}
         options = SourceOptions.parse(self._text)
@@ -117,8 +117,6 @@ class _Live(Rows):
         self.provable = not (options.tags or options.sql_filter)
 
     def read(self, ranges: Sequence[QueueRange]) -> DataFrame:
-        from aiorocket.client.core.namespace import unwrap
-
         # The source wants to hear of every queue; one that is not read begins where it ends.
         begins = {queue: end for queue, (_, end) in self._known.items()}
         ends = dict(begins)
@@ -131,8 +129,6 @@ class _Live(Rows):
 
 
 async def _bounds(options: SourceOptions, since: int | None, until: int | None) -> dict[Queue, tuple[int, int]]:
-    from aiorocket.spark import cluster
-
     client = await shared_client(options.connection)
     bounds = await cluster.bounds(client, await cluster.queues(client, options))
     begins = {queue: each.begin for queue, each in bounds.items()}

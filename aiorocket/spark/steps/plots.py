@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiorocket.errors import UsageError
+from aiorocket.spark.steps.latency import EDGES
 from aiorocket.spark.steps.plot_style import (
     COLOURS,
     GREY,
@@ -236,8 +237,6 @@ def _share(percent: float) -> str:
 
 def _between(found: set[int | None]) -> list[int | None]:
     """All edges from the first that occurs to the last."""
-    from aiorocket.spark.steps.latency import EDGES
-
     edges: list[int | None] = [*EDGES, None]
     places = sorted(edges.index(edge) for edge in found)
     return edges[places[0] : places[-1] + 1]
@@ -245,8 +244,6 @@ def _between(found: set[int | None]) -> list[int | None]:
 
 def _bar_of(ms: float, edges: Sequence[int | None]) -> float:
     """Where a duration is among the bars: by factors within its own, so that two of one bar are still two lines."""
-    from aiorocket.spark.steps.latency import EDGES
-
     for place, edge in enumerate(edges):
         if edge is not None and ms <= edge:
             low = max((each for each in EDGES if each < edge), default=edge / 2)

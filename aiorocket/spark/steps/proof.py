@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from pyspark.sql import functions as F
+
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 
@@ -29,8 +31,6 @@ class QueueCount(NamedTuple):
 
 def count_by_queue(df: DataFrame) -> dict[Queue, QueueCount]:
     """Counts a batch DataFrame in the row schema (topic, brokerName, queueId, queueOffset are read), in one job."""
-    from pyspark.sql import functions as F
-
     counted = (
         df.groupBy("topic", "brokerName", "queueId")
         .agg(

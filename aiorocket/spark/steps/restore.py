@@ -16,8 +16,12 @@ from hashlib import sha256
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Observation
+from pyspark.sql import functions as F
+
 from aiorocket.errors import RocketError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue
+from aiorocket.spark import cluster
 from aiorocket.spark.bridge import call
 from aiorocket.spark.bridge import client as shared_client
 from aiorocket.spark.options import SourceOptions
@@ -214,9 +218,6 @@ class _Restore:
         return None if self._limit is None else max(0, self._limit - self._checkpoint.sent)
 
     def _send(self, part: list[QueueRange]) -> None:
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as F
-
         rows, sent = self._selection.rows(part), 0
         if rows is not None:
             counts = count_by_queue(rows)
@@ -245,8 +246,6 @@ class _Restore:
 
     def _messages(self, rows: DataFrame) -> DataFrame:
         """Rows as the sink takes them; those of one queue in one task and in their order."""
-        from pyspark.sql import functions as F
-
         place = ["topic", "brokerName", "queueId"]
         rows = rows.repartition(*place).sortWithinPartitions(*place, "queueOffset")
         restored = F.map_from_arrays(
@@ -336,8 +335,6 @@ def _text(at: datetime | None) -> str | None:
 
 async def _ends(text: Mapping[str, str], topics: Sequence[str]) -> dict[Queue, int]:
     """Where the queues of ``topics`` end now; nothing for a topic that is not there yet."""
-    from aiorocket.spark import cluster
-
     found: dict[Queue, int] = {}
     for topic in topics:
         options = SourceOptions.parse({**text, "topic": topic})

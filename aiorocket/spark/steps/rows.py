@@ -6,6 +6,11 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F
+
+from aiorocket.spark.columns import spark_schema
+from aiorocket.spark.steps.manifest import DATA, LAST_HOUR, Archive
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -32,8 +37,6 @@ def archive_rows(
     does not see what is archived later. Columns and their order are those of the source. UsageError where no archive
     is, and for a ``since`` or ``until`` without time zone.
     """
-    from aiorocket.spark.steps.manifest import Archive
-
     archive = Archive.open(path)
     return read_files(spark, archive, archive.snapshot().select(topics, since, until), since, until)
 
@@ -52,10 +55,6 @@ def read_files(
     until: datetime | None = None,
 ) -> DataFrame:
     """The rows of these files of an archive, those stored in ``[since, until)``, in the archive's columns."""
-    from pyspark.sql import functions as F
-
-    from aiorocket.spark.columns import spark_schema
-
     if not files:
         return spark.createDataFrame([], spark_schema(archive.columns))
     df = partitioned_rows(spark, archive, files).select(*archive.columns)
@@ -82,8 +81,6 @@ def overlapping(files: Iterable[DataFile], ranges: Iterable[QueueRange]) -> list
 
 def in_ranges(df: DataFrame, ranges: Iterable[QueueRange]) -> DataFrame:
     """The rows of ``df`` whose offsets lie in ``ranges``."""
-    from pyspark.sql import functions as F
-
     told = [(*each.queue, each.begin, each.end) for each in ranges]
     schema = "topic STRING, brokerName STRING, queueId INT, _begin LONG, _end LONG"
     bounds = df.sparkSession.createDataFrame(told, schema)
@@ -93,9 +90,6 @@ def in_ranges(df: DataFrame, ranges: Iterable[QueueRange]) -> DataFrame:
 
 def partitioned_rows(spark: SparkSession, archive: Archive, files: Sequence[DataFile]) -> DataFrame:
     """The rows of these files (one at least) with the archive's columns and ``dt`` and ``hour``, as text."""
-    from aiorocket.spark.columns import spark_schema
-    from aiorocket.spark.steps.manifest import DATA
-
     # Told, not guessed from folder names: a topic may be called 007, an hour is 05.
     schema = spark_schema(archive.columns).add("dt", "string").add("hour", "string")
     reader = spark.read.schema(schema).option("basePath", archive.folder.uri(DATA))
@@ -105,10 +99,6 @@ def partitioned_rows(spark: SparkSession, archive: Archive, files: Sequence[Data
 def with_hours(df: DataFrame) -> DataFrame:
     """Adds ``dt`` and ``hour``, from ``storeTimestamp`` in UTC; rows without one, or with one that no folder can be
     named after, belong to hour 0 of 1970."""
-    from pyspark.sql import functions as F
-
-    from aiorocket.spark.steps.manifest import LAST_HOUR
-
     # Computed from the instant, so that the session's time zone has no say.
     times = f"unix_micros(storeTimestamp) BETWEEN 0 AND {(LAST_HOUR + 1) * 3_600_000_000 - 1}"
     df = df.withColumn("hour", F.expr(f"IF({times}, unix_micros(storeTimestamp) DIV 3600000000, 0)"))

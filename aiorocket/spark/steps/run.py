@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal
 from math import isfinite
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
+from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.planner import QueueRange, admit
 from aiorocket.spark.steps.inputs import Input, Rows, open_rows
 from aiorocket.spark.steps.proof import count_by_queue, prove, total
@@ -207,8 +209,6 @@ def shown(df: DataFrame, limit: int, rows_in_all: int | None = None) -> Shown:
 def plain(value: Any) -> Any:
     """As ``json.dumps`` takes it: times in ISO form, UTC (Spark gives naive ones of this machine's zone), bytes as text
     or hex."""
-    from decimal import Decimal
-
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
     if isinstance(value, (bytes, bytearray)):
@@ -250,8 +250,6 @@ def _begins(rows: Rows, snapshot: TableSnapshot, given: Input) -> tuple[dict[Que
                 "another topic of that name, or another archive. Use another folder"
             )
         if reached < begin and not lenient:
-            from aiorocket.spark.fetch import DataLossError
-
             raise DataLossError(
                 f"{queue}: the table is made of offsets up to {reached - 1}, and the input begins at {begin} now: "
                 f"{begin - reached} messages are gone; failOnDataLoss=false goes on without them"

@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime.clock import WallClock
@@ -181,8 +184,6 @@ class Table:
 
     def _count(self, name: str) -> int:
         """How many rows the file says it has: what was written, not what was meant to be."""
-        import pyarrow.parquet as pq
-
         with self.folder.filesystem.open_input_file(self.folder.full(name)) as stream:
             return int(pq.ParquetFile(stream).metadata.num_rows)
 
@@ -210,8 +211,6 @@ class Table:
             import deltalake
         except ImportError as error:
             raise UsageError(f"{error}: format='delta' needs pip install 'aiorocketmq[spark]'") from error
-        import pyarrow as pa
-        import pyarrow.parquet as pq
         from deltalake.transaction import AddAction, RemoveAction
 
         now = WallClock().wall_ms()

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F
+
+from aiorocket.spark.steps.analyses import run_order
+from aiorocket.spark.steps.archive import archive
+from aiorocket.spark.steps.demo.access_log import access_log
+from aiorocket.spark.steps.demo.plots import draw_log
 from aiorocket.spark.steps.inputs import Input
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
 from aiorocket.spark.steps.run import Made, Output, Shown, add, told
 from aiorocket.spark.steps.table import Table
+from aiorocket.spark.steps.windows import windows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,9 +84,6 @@ def pipeline(
 ) -> Pipeline:
     """Archive ``topic`` to ``out/archive``, decode what is new to ``out/log``, count windows to ``out/windows``, check
     the order of lines, draw to ``out/plots`` (without matplotlib: nothing)."""
-    from aiorocket.spark.steps import archive
-    from aiorocket.spark.steps.analyses import run_order
-
     taken: dict[str, float] = {}
     path = f"{out}/archive"
     if on_progress is not None:
@@ -109,10 +114,6 @@ def pipeline(
 
 
 def _decode(spark: SparkSession, given: Input, path: str, on_progress: ProgressCall | None) -> StepReport:
-    from pyspark.sql import functions as F
-
-    from aiorocket.spark.steps.demo.access_log import access_log
-
     def make(df: DataFrame, _: Table | None) -> Made:
         rows = df.withColumn(LINE, F.col("properties")[LINE].try_cast("long"))
         done = access_log(rows)
@@ -143,10 +144,6 @@ class Found:
 
 def _windows(spark: SparkSession, log: Table, path: str, on_progress: ProgressCall | None) -> tuple[int, Found]:
     """The tables of windows, made of all decoded rows, and how many rows are in the windows by minute."""
-    from pyspark.sql import functions as F
-
-    from aiorocket.spark.steps.windows import windows
-
     snapshot = log.snapshot()
     rows = log.rows(spark, "decoded")
     if rows is None or not snapshot.rows("decoded"):
@@ -203,8 +200,6 @@ def _rows(df: DataFrame | None) -> list[Any]:
 
 
 def _utc(value: datetime) -> datetime:
-    from datetime import UTC
-
     return value.astimezone(UTC)  # Spark gives naive times of this machine's zone
 
 
@@ -253,12 +248,8 @@ def _tables(found: Found) -> dict[str, Shown]:
 
 
 def _draw(found: Found, folder: str) -> list[Path]:
-    from importlib.util import find_spec
-
     if find_spec("matplotlib") is None or not found.requests:
         return []
-    from aiorocket.spark.steps.demo.plots import draw_log
-
     return draw_log(found, folder)
 
 

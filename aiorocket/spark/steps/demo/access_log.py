@@ -6,7 +6,12 @@ the seconds of the response (nginx: ``$request_time``). What comes after that is
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from aiorocket.spark.steps.decode import decode
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -40,12 +45,6 @@ COLUMNS = {
 def access_log(df: DataFrame, *, column: str = "body", into: str = "value", reason: str = "reason") -> Decoded:
     """``column`` (one line each) to the struct ``into`` with the fields ``COLUMNS``. What is not UTF-8, not such a
     line, or has no possible time goes to the quarantine. Arguments and result as of ``decode``."""
-    from dataclasses import replace
-
-    from pyspark.sql import functions as F
-
-    from aiorocket.spark.steps.decode import decode
-
     text = decode(df, "text", column=column, into="_line", reason="_bad")
     joined = _BETWEEN.join(f"${number + 1}" for number in range(_GROUPS))
     parts = F.split(F.regexp_replace("_line", PATTERN, joined), _BETWEEN)
@@ -84,6 +83,4 @@ def access_log(df: DataFrame, *, column: str = "body", into: str = "value", reas
 
 def _given(value: Column) -> Column:
     """Servers write ``-`` for nothing."""
-    from pyspark.sql import functions as F
-
     return F.nullif(F.nullif(value, F.lit("-")), F.lit(""))
