@@ -12,10 +12,19 @@ from aiorocket.broker.core.groups import GroupConfigs
 from aiorocket.broker.core.names import FORBIDDEN_TOPICS, Refusal
 from aiorocket.broker.core.retry_policy import for_retry_send
 from aiorocket.broker.core.topics import Topic, TopicTable
-from aiorocket_protocol import PERM_WRITE, RETRY_PREFIX, ResponseCode
+from aiorocket_protocol import (
+    PERM_WRITE,
+    RETRY_PREFIX,
+    ResponseCode,
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+)
 from aiorocket_protocol.limits import MAX_PROPERTIES
 
-__all__ = ("Admitted", "SendFacts", "admit", "check_sizes", "property_value")
+__all__ = ("Admitted", "SendFacts", "SendHeader", "admit", "check_sizes", "property_value")
+
+#: Both forms of the header of a send.
+SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 
 class SendFacts(NamedTuple):

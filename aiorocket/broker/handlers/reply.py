@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.send_checks import Admitted, check_sizes
+from aiorocket.broker.core.send_checks import Admitted, SendHeader, check_sizes
 from aiorocket.broker.core.tables import Tables
 from aiorocket.errors import RocketError
 from aiorocket.storage.results import PutResult, PutStatus
@@ -55,9 +55,8 @@ _log = logging.getLogger("aiorocket.broker")
 ROOM_FOR_PUSH = 64
 
 
-SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 #: Which topic and queue a message may go to.
-Admit = Callable[["Connection", RemotingCommand, SendHeader], Admitted | Refusal]
+Admit = Callable[[RemotingCommand, SendHeader], Admitted | Refusal]
 
 
 class ReplyHandlers:
@@ -93,7 +92,7 @@ class ReplyHandlers:
         command: RemotingCommand,
         header: SendHeader,
     ) -> RemotingCommand | None:
-        admitted = self._admit(connection, command, header)
+        admitted = self._admit(command, header)
         if isinstance(admitted, Refusal):
             return refuse(admitted)
         topic, queue_id, _ = admitted

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain, repeat
 from struct import pack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.send_checks import Admitted, SendFacts, admit, check_sizes, property_value
+from aiorocket.broker.core.send_checks import Admitted, SendFacts, SendHeader, admit, check_sizes, property_value
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.core.transactions import is_transactional
@@ -74,9 +74,30 @@ _new = tuple.__new__
 _OK = PutStatus.OK
 
 
-SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 #: Stores an admitted message, whose topic, queue and properties are the last three, as a half message.
 StoreHalf = Callable[["Connection", RemotingCommand, SendHeader, str, int, dict[str, str]], RemotingCommand | None]
+
+
+class Accepted(NamedTuple):
+    """A message that may be stored: where, with which properties and tags code, and the queue that its sender is told
+    (a delayed message waits in another one)."""
+
+    topic: str
+    queue_id: int
+    properties: str
+    tags_code: int
+    told_queue: int
+
+
+class AcceptedBatch(NamedTuple):
+    """Messages of one queue that may be stored: what follows each one's own properties, and the batch's UNIQ_KEY."""
+
+    topic: str
+    queue_id: int
+    items: list[BatchItem]
+    tags_codes: list[int]
+    suffix: bytes
+    unique: str | None
 
 
 class SendHandlers:
@@ -129,12 +150,7 @@ class SendHandlers:
         """Code 310."""
         return self._send(connection, command, command.read(SendMessageRequestHeaderV2))
 
-    def _send(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        header: SendHeader,
-    ) -> RemotingCommand | None:
+    def _send(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> RemotingCommand | None:
         if header.batch:
             return self._send_batch(connection, command, header)
         topic = self._topic(header.topic)
@@ -151,39 +167,31 @@ class SendHandlers:
             or _TRAN_MSG in properties
             or TIMER_PREFIX in properties
         ):
-            return self._send_checked(connection, command, header)
-        code = 0
-        if _TAGS in properties:
-            tag = property_value(properties, PROPERTY_TAGS)
-            if tag is not None:
-                code = topic.tag_codes.get(tag) or self._tag_code(topic, tag)
-        self._store_one(
-            connection, command, header, topic.name, queue_id, properties, code, header.reconsume_times or 0
-        )
+            accepted = self._checked(connection, command, header)
+            if not isinstance(accepted, Accepted):
+                return accepted
+        else:
+            code = 0
+            if _TAGS in properties:
+                tag = property_value(properties, PROPERTY_TAGS)
+                if tag is not None:
+                    code = topic.tag_codes.get(tag) or self._tag_code(topic, tag)
+            accepted = _new(Accepted, (topic.name, queue_id, properties, code, queue_id))
+        self._store_one(connection, command, header, accepted)
         return None
 
     def _store_one(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        header: SendHeader,
-        topic: str,
-        queue_id: int,
-        properties: str,
-        code: int,
-        reconsume_times: int,
-        answer_queue: int | None = None,
+        self, connection: Connection, command: RemotingCommand, header: SendHeader, accepted: Accepted
     ) -> None:
         """Give the message to the store; its callback answers. Appends what a broker adds: CLUSTER, and UNIQ_KEY when
         missing."""
+        topic, queue_id, properties, code, told_queue = accepted
         unique = property_value(properties, PROPERTY_UNIQ_KEY) if _UNIQ_KEY in properties else None
         if properties and properties[-1] != "\x02":
             properties += "\x02"
         if unique is None:
             unique = self._unique.next(self._clock.wall_ms())
             properties += f"{_UNIQ_KEY}{unique}\x02"
-        shown_queue = queue_id if answer_queue is None else answer_queue
-
         prefix = self._id_prefix
 
         def done(result: PutResult) -> None:
@@ -195,7 +203,7 @@ class SendHandlers:
                 SendMessageResponseHeader,
                 (
                     f"{prefix}{result.physical_offset:016X}",
-                    shown_queue,
+                    told_queue,
                     result.queue_offset,
                     unique,
                     None,
@@ -216,7 +224,7 @@ class SendHandlers:
                 sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
                 born_timestamp=header.born_timestamp,
                 born_host=connection.peer_host,
-                reconsume_times=reconsume_times,
+                reconsume_times=header.reconsume_times or 0,
                 tags_code=code,
                 done=done,
             )
@@ -231,12 +239,7 @@ class SendHandlers:
             topic.tag_codes[tag] = code
         return code
 
-    def admit(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        header: SendHeader,
-    ) -> Admitted | Refusal:
+    def admit(self, command: RemotingCommand, header: SendHeader) -> Admitted | Refusal:
         """Where the message goes, with every check; may make its topic."""
         version = self._topics.version
         admitted = admit(
@@ -261,14 +264,12 @@ class SendHandlers:
             self._counters.dead_letters[admitted.topic.name.removeprefix(DLQ_PREFIX)] += 1
         return admitted
 
-    def _send_checked(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        header: SendHeader,
-    ) -> RemotingCommand | None:
-        """The same with every check: unknown topics, retries, delays, sizes near the limit."""
-        admitted = self.admit(connection, command, header)
+    def _checked(
+        self, connection: Connection, command: RemotingCommand, header: SendHeader
+    ) -> Accepted | RemotingCommand | None:
+        """The same with every check: unknown topics, retries, delays, sizes near the limit. An answer, or None when
+        one will follow, is all there is to do; half messages end here."""
+        admitted = self.admit(command, header)
         if isinstance(admitted, Refusal):
             return refuse(admitted)
         topic, queue_id, dead = admitted
@@ -301,104 +302,19 @@ class SendHandlers:
         refusal = check_sizes(0, len(text.encode()) + len(self._cluster) + 64, self._max_body)
         if refusal is not None:
             return refuse(refusal)
-        self._store_one(
-            connection, command, header, name, store_queue, text, code, header.reconsume_times or 0, queue_id
-        )
-        return None
+        return Accepted(name, store_queue, text, code, queue_id)
 
     def send_batch(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Code 320: several messages of one queue, stored by one append with consecutive offsets."""
         return self._send_batch(connection, command, command.read(SendMessageRequestHeaderV2))
 
     def _send_batch(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        header: SendHeader,
+        self, connection: Connection, command: RemotingCommand, header: SendHeader
     ) -> RemotingCommand | None:
-        topic = self._topic(header.topic)
-        queue_id = header.queue_id
-        if topic is None or not topic.plain or not 0 <= queue_id < topic.max_queues:
-            if header.topic.startswith(RETRY_PREFIX):
-                # Each retry has its own count of attempts and its own delay; a batch has neither.
-                return refuse(
-                    Refusal(ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}")
-                )
-            admitted = self.admit(connection, command, header)
-            if isinstance(admitted, Refusal):
-                return refuse(admitted)
-            topic, queue_id, _ = admitted
-        if len(command.body) > self._max_body:
-            return refuse(
-                Refusal(
-                    ResponseCode.MESSAGE_ILLEGAL,
-                    f"batch of {len(command.body)} bytes: this broker accepts {self._max_body}",
-                )
-            )
-        try:
-            messages = decode_batch(command.body)
-        except ProtocolError as error:
-            return refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)))
-        if not messages:
-            return refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch without a message"))
-        # Each item gets the properties of the batch behind its own; by the rule that the last one wins they override.
-        extra = (header.properties or "").encode()
-        if extra and extra[-1] != 2:
-            extra += b"\x02"
-        # What is rare is looked for in all of them at once.
-        every = b"".join([own + b"\0" for _, _, own in messages])
-        if _DELAY_BYTES in extra or _TIMER_BYTES in extra or _DELAY_BYTES in every or _TIMER_BYTES in every:
-            refusal = _unserved_batch(messages, extra)
-            if refusal is not None:
-                return refuse(refusal)
-        suffix = extra + self._cluster.encode()
-        codes = self._batch_codes(topic, messages, extra, every)
-        unique = (
-            property_value(header.properties, PROPERTY_UNIQ_KEY)
-            if header.properties and _UNIQ_KEY in header.properties
-            else None
-        )
-        self._store_batch(connection, command, header, topic.name, queue_id, messages, codes, suffix, unique)
-        return None
-
-    def _batch_codes(self, topic: Topic, messages: list[BatchItem], extra: bytes, every: bytes) -> list[int]:
-        """The tags code of each message. Property strings get their last separator where it is missing. ``extra``
-        follows each one's own properties; ``every`` is all of these, with a zero byte behind each."""
-        if not every.count(b"\2\0") == every.count(b"\0") == len(messages):
-            for index, (body, flag, own) in enumerate(messages):
-                if own and own[-1] != 2:
-                    messages[index] = (body, flag, own + b"\x02")
-        tagged = extra.startswith(_TAGS_BYTES) or b"\x02" + _TAGS_BYTES in extra
-        if not tagged and _TAGS_BYTES not in every:
-            return [0] * len(messages)
-        codes: list[int] = []
-        start, code = b"", 0  # how the property string of the tagged message before began, and what that tag is
-        for _, _, own in messages:
-            if not tagged:
-                if _TAGS_BYTES not in own:
-                    codes.append(0)
-                    continue
-                if start and own.startswith(start) and not own.rfind(_TAGS_BYTES):
-                    codes.append(code)
-                    continue
-            tag = property_value((own + extra).decode("utf-8", "replace"), PROPERTY_TAGS)
-            code = 0 if tag is None else topic.tag_codes.get(tag) or self._tag_code(topic, tag)
-            codes.append(code)
-            start = f"{_TAGS}{tag}\x02".encode() if tag else b""
-        return codes
-
-    def _store_batch(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        header: SendHeader,
-        topic: str,
-        queue_id: int,
-        items: list[BatchItem],
-        codes: list[int],
-        suffix: bytes,
-        unique: str | None,
-    ) -> None:
+        accepted = self._checked_batch(command, header)
+        if isinstance(accepted, Refusal):
+            return refuse(accepted)
+        topic, queue_id, items, codes, suffix, unique = accepted
         host = self._store_host
 
         def done(result: PutResult) -> None:
@@ -429,6 +345,76 @@ class SendHandlers:
             connection.reply(command, refuse(store_refusal(error)))
         except ProtocolError as error:  # a length or number that a record cannot hold
             connection.reply(command, refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error))))
+        return None
+
+    def _checked_batch(self, command: RemotingCommand, header: SendHeader) -> AcceptedBatch | Refusal:
+        topic = self._topic(header.topic)
+        queue_id = header.queue_id
+        if topic is None or not topic.plain or not 0 <= queue_id < topic.max_queues:
+            if header.topic.startswith(RETRY_PREFIX):
+                # Each retry has its own count of attempts and its own delay; a batch has neither.
+                return Refusal(
+                    ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
+                )
+            admitted = self.admit(command, header)
+            if isinstance(admitted, Refusal):
+                return admitted
+            topic, queue_id, _ = admitted
+        if len(command.body) > self._max_body:
+            return Refusal(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"batch of {len(command.body)} bytes: this broker accepts {self._max_body}",
+            )
+        try:
+            messages = decode_batch(command.body)
+        except ProtocolError as error:
+            return Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error))
+        if not messages:
+            return Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch without a message")
+        # Each item gets the properties of the batch behind its own; by the rule that the last one wins they override.
+        extra = (header.properties or "").encode()
+        if extra and extra[-1] != 2:
+            extra += b"\x02"
+        # What is rare is looked for in all of them at once.
+        every = b"".join([own + b"\0" for _, _, own in messages])
+        if _DELAY_BYTES in extra or _TIMER_BYTES in extra or _DELAY_BYTES in every or _TIMER_BYTES in every:
+            refusal = _unserved_batch(messages, extra)
+            if refusal is not None:
+                return refusal
+        suffix = extra + self._cluster.encode()
+        codes = self._batch_codes(topic, messages, extra, every)
+        unique = (
+            property_value(header.properties, PROPERTY_UNIQ_KEY)
+            if header.properties and _UNIQ_KEY in header.properties
+            else None
+        )
+        return _new(AcceptedBatch, (topic.name, queue_id, messages, codes, suffix, unique))
+
+    def _batch_codes(self, topic: Topic, messages: list[BatchItem], extra: bytes, every: bytes) -> list[int]:
+        """The tags code of each message. Property strings get their last separator where it is missing. ``extra``
+        follows each one's own properties; ``every`` is all of these, with a zero byte behind each."""
+        if not every.count(b"\2\0") == every.count(b"\0") == len(messages):
+            for index, (body, flag, own) in enumerate(messages):
+                if own and own[-1] != 2:
+                    messages[index] = (body, flag, own + b"\x02")
+        tagged = extra.startswith(_TAGS_BYTES) or b"\x02" + _TAGS_BYTES in extra
+        if not tagged and _TAGS_BYTES not in every:
+            return [0] * len(messages)
+        codes: list[int] = []
+        start, code = b"", 0  # how the property string of the tagged message before began, and what that tag is
+        for _, _, own in messages:
+            if not tagged:
+                if _TAGS_BYTES not in own:
+                    codes.append(0)
+                    continue
+                if start and own.startswith(start) and not own.rfind(_TAGS_BYTES):
+                    codes.append(code)
+                    continue
+            tag = property_value((own + extra).decode("utf-8", "replace"), PROPERTY_TAGS)
+            code = 0 if tag is None else topic.tag_codes.get(tag) or self._tag_code(topic, tag)
+            codes.append(code)
+            start = f"{_TAGS}{tag}\x02".encode() if tag else b""
+        return codes
 
 
 def _delay_level(values: dict[str, str]) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.send_checks import check_sizes
+from aiorocket.broker.core.send_checks import SendHeader, check_sizes
 from aiorocket.broker.core.transactions import HalfState, immunity
 from aiorocket.broker.transaction_check import TransactionChecks, name_of
 from aiorocket.errors import StoreError
@@ -33,8 +33,6 @@ from aiorocket_protocol import (
     RemotingCommand,
     RequestCode,
     ResponseCode,
-    SendMessageRequestHeader,
-    SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
     encode_properties,
     offset_msg_id,
@@ -75,7 +73,7 @@ class TransactionHandlers:
         self,
         connection: Connection,
         command: RemotingCommand,
-        header: SendMessageRequestHeader | SendMessageRequestHeaderV2,
+        header: SendHeader,
         topic: str,
         queue_id: int,
         values: dict[str, str],
