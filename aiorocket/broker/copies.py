@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiorocket_protocol import RecordView, tags_code
 
@@ -11,39 +11,41 @@ if TYPE_CHECKING:
     from aiorocket.storage.results import PutResult
     from aiorocket.storage.store import MessageStore
 
-__all__ = ("store_copy",)
+__all__ = ("Copy", "store_copy")
 
 
-def store_copy(
-    store: MessageStore,
-    view: RecordView,
-    topic: str,
-    queue_id: int,
-    properties: bytes,
-    done: Callable[[PutResult], None],
-    *,
-    code: int | None = None,
-    sys_flag: int | None = None,
-    reconsume_times: int | None = None,
-    prepared: int = 0,
-) -> None:
-    """Append the message of ``view`` to another queue with other ``properties``: body, flag and whatever says where it
-    was born stay, and so does what is None. ``code`` is its tags code there (None: the hash of its tag). Raises as
-    ``MessageStore.append``."""
+class Copy(NamedTuple):
+    """The message of ``view`` in another queue, with other ``properties``: body, flag and whatever says where it was
+    born stay, and so does what is None. Without a ``tags_code`` it gets the hash of its tag."""
+
+    view: RecordView
+    topic: str
+    queue_id: int
+    properties: bytes
+    tags_code: int | None = None
+    sys_flag: int | None = None
+    reconsume_times: int | None = None
+    #: Physical offset of the half message that it was.
+    prepared: int = 0
+
+
+def store_copy(store: MessageStore, copy: Copy, done: Callable[[PutResult], None]) -> None:
+    """Append it. Raises as ``MessageStore.append``."""
+    view, code = copy.view, copy.tags_code
     if code is None:
         tag = view.tag
         code = tags_code(tag) if tag else 0
     store.append(
-        topic,
-        queue_id,
+        copy.topic,
+        copy.queue_id,
         view.raw_body,
-        properties,
+        copy.properties,
         flag=view.flag,
-        sys_flag=view.sys_flag if sys_flag is None else sys_flag,
+        sys_flag=view.sys_flag if copy.sys_flag is None else copy.sys_flag,
         born_timestamp=view.born_timestamp,
         born_host=view.born_host_bytes,
-        reconsume_times=view.reconsume_times if reconsume_times is None else reconsume_times,
-        prepared_transaction_offset=prepared,
+        reconsume_times=view.reconsume_times if copy.reconsume_times is None else copy.reconsume_times,
+        prepared_transaction_offset=copy.prepared,
         tags_code=code,
         done=done,
     )

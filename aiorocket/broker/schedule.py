@@ -12,7 +12,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from aiorocket.broker.copies import store_copy
+from aiorocket.broker.copies import Copy, store_copy
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.errors import RocketError, StoreError
 from aiorocket.runtime.deadlines import DeadlineDriver
@@ -165,7 +165,7 @@ class DelayDelivery:
                 self._failed(level, offset)
 
         try:
-            store_copy(self._store, view, topic, queue_id, text, done)
+            store_copy(self._store, Copy(view, topic, queue_id, text), done)
         except StoreError:
             self._failed(level, offset)
         except (RocketError, ProtocolError) as error:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
 from aiorocket.broker.answers import put_refusal, store_refusal
-from aiorocket.broker.copies import store_copy
+from aiorocket.broker.copies import Copy, store_copy
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.transactions import Half, HalfState, Stored, decode_op, encode_op, immunity
@@ -183,7 +183,8 @@ class TransactionChecks:
             ended(Refusal(1, f"the half message at {view.physical_offset} does not say where it belongs: {error!r}"))
             return
         sys_flag = view.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT
-        self._place(half, HalfState.DELIVERED, view, topic, queue_id, text, sys_flag, view.physical_offset, ended)
+        copy = Copy(view, topic, queue_id, text, sys_flag=sys_flag, prepared=view.physical_offset)
+        self._place(half, HalfState.DELIVERED, copy, ended)
 
     def rollback(self, half: Half, ended: Ended) -> None:
         """End a transaction whose message is not to be delivered."""
@@ -191,18 +192,7 @@ class TransactionChecks:
 
     # ---- ending
 
-    def _place(
-        self,
-        half: Half,
-        state: HalfState,
-        view: RecordView,
-        topic: str,
-        queue_id: int,
-        properties: bytes,
-        sys_flag: int,
-        prepared: int,
-        ended: Ended,
-    ) -> None:
+    def _place(self, half: Half, state: HalfState, copy: Copy, ended: Ended) -> None:
         """Store the message where it belongs now, and then the op record; ``state`` is what holds in between."""
 
         def done(result: PutResult) -> None:
@@ -216,7 +206,7 @@ class TransactionChecks:
         self.table.begin(half, HalfState.ENDING)
         self._ending += 1
         try:
-            store_copy(self._store, view, topic, queue_id, properties, done, sys_flag=sys_flag, prepared=prepared)
+            store_copy(self._store, copy, done)
         except RocketError as error:
             self._reopen(half, HalfState.OPEN)
             self._left()
@@ -318,7 +308,7 @@ class TransactionChecks:
         self.table.begin(half, HalfState.COPYING)
         self._copying += 1
         try:
-            store_copy(self._store, view, HALF_TOPIC, 0, text, done)
+            store_copy(self._store, Copy(view, HALF_TOPIC, 0, text), done)
         except StoreError:
             self._copying -= 1
             self._reopen(half, HalfState.OPEN)
@@ -334,8 +324,7 @@ class TransactionChecks:
         self._topics.ensure(MAX_CHECKS_TOPIC, 1)
         if self._topics.version != version:
             self._topics_changed()
-        properties = view.raw_properties
-        self._place(half, HalfState.DISCARDED, view, MAX_CHECKS_TOPIC, 0, properties, view.sys_flag, 0, _nobody)
+        self._place(half, HalfState.DISCARDED, Copy(view, MAX_CHECKS_TOPIC, 0, view.raw_properties), _nobody)
 
     def _ask(self, view: RecordView, copy: PutResult, properties: bytes, topic: bytes, queue_id: int) -> None:
         """Send CHECK_TRANSACTION_STATE for a copy that is stored. Without a connection this check is lost, as at

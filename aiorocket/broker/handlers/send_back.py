@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
-from aiorocket.broker.copies import store_copy
+from aiorocket.broker.copies import Copy, store_copy
 from aiorocket.broker.core.counters import SendBack
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.retry_policy import after_failure
@@ -143,17 +143,16 @@ class SendBackHandler:
             connection.reply(command, RemotingCommand.response() if ok else refuse(put_refusal(result)))
 
         try:
-            store_copy(
-                self._store,
+            copy = Copy(
                 view,
                 name,
                 queue_id,
                 encode_properties(properties),
-                done,
-                code=code,
+                code,
                 sys_flag=view.sys_flag & ~_NOT_COPIED,
                 reconsume_times=view.reconsume_times + 1,
             )
+            store_copy(self._store, copy, done)
         except StoreError as error:
             return refuse(store_refusal(error))
         return None
