@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import tracemalloc
 import zlib
+from collections.abc import Callable
 from typing import Any
 
+import lz4.frame
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -228,11 +232,49 @@ def test_a_body_that_unfolds_beyond_the_limit_is_refused(kind: int) -> None:
     assert MAX_DECOMPRESSED < 1 << 30
 
 
-def test_zstd_of_unknown_size() -> None:
-    import zstandard
+@pytest.mark.parametrize("kind", [COMPRESSION_ZLIB, COMPRESSION_LZ4, COMPRESSION_ZSTD])
+def test_the_body_of_a_record_unfolds_to_the_limit_and_no_further(kind: int) -> None:
+    """Nobody who reads a message says a limit."""
+    limit = MAX_DECOMPRESSED
 
+    def read(size: int) -> int:
+        data = compress(bytes(size), 1, kind)
+        return len(split_records(record(body=data, sys_flag=SYS_FLAG_COMPRESSED | kind))[0].body)
+
+    assert read(limit) == limit
+    with pytest.raises(ProtocolError, match=f"{limit}"):
+        read(limit + 1)
+
+
+def streamed_zstd(body: bytes) -> bytes:
+    """A frame that does not say how large it is."""
     stream = zstandard.ZstdCompressor(write_content_size=False).compressobj()
-    data = stream.compress(b"a" * 500_000) + stream.flush()
+    return bytes(stream.compress(body) + stream.flush())
+
+
+@pytest.mark.parametrize(
+    ("kind", "pack"),
+    [
+        (COMPRESSION_ZLIB, zlib.compress),
+        (COMPRESSION_LZ4, lz4.frame.compress),
+        (COMPRESSION_ZSTD, zstandard.compress),
+        (COMPRESSION_ZSTD, streamed_zstd),
+    ],
+    ids=["zlib", "lz4", "zstd", "zstd-streamed"],
+)
+def test_a_bomb_takes_no_memory(kind: int, pack: Callable[[bytes], bytes]) -> None:
+    bomb = pack(bytes(32 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match="1000"):
+            decompress(bomb, kind, 1000)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_zstd_of_unknown_size() -> None:
+    data = streamed_zstd(b"a" * 500_000)
     assert decompress(data, COMPRESSION_ZSTD) == b"a" * 500_000
     with pytest.raises(ProtocolError, match="more than 400000"):
         decompress(data, COMPRESSION_ZSTD, 400_000)
