@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import tracemalloc
+import zlib
 from typing import Any
 
 import msgpack
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from aiorocket_protocol import (
     JSON,
+    MAX_FRAME,
     MSGPACK,
     ROCKETMQ,
     BrokerData,
@@ -254,3 +257,15 @@ def test_tag_matching_is_by_hash_then_by_text() -> None:
 def test_errors_survive_pickling() -> None:
     error = pickle.loads(pickle.dumps(ProtocolError("bad", where="there")))
     assert (error.what, error.where, str(error)) == ("bad", "there", "there: bad")
+
+
+@pytest.mark.parametrize("size", [MAX_FRAME + 1, 64 << 20])
+def test_a_compressed_registration_unfolds_to_no_more_than_a_frame(size: int) -> None:
+    bomb = zlib.compress(bytes(size), 1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match=f"more than {MAX_FRAME} bytes"):
+            RegisterBrokerBody.from_compressed(bomb)
+        assert tracemalloc.get_traced_memory()[1] < 3 * MAX_FRAME  # zlib's own buffer grows by doubling
+    finally:
+        tracemalloc.stop()
