@@ -53,7 +53,7 @@ class CommandWriter:
 
     def write(self, command: RemotingCommand, serialize_type: int | None = None) -> int:
         """Queue a command and return its opaque; a request whose opaque is 0 gets the next one."""
-        if command.opaque == 0 and not command.flag & 1:
+        if command.opaque == 0 and not command.is_response:
             self._opaque += 1
             command.opaque = self._opaque
         self._stream.write(encode_head(command, self._serialize_type if serialize_type is None else serialize_type))

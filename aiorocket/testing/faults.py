@@ -12,11 +12,9 @@ from typing import Any, NamedTuple, cast
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable, RequestHandler
 from aiorocket.remoting.server import RemotingServer
-from aiorocket_protocol import RemotingCommand, RequestCode, ResponseCode
+from aiorocket_protocol import FLAG_ONEWAY, RemotingCommand, RequestCode, ResponseCode
 
 __all__ = ("WireFaults",)
-
-_ONEWAY = 2
 
 #: Called with each request before it is handled.
 Watcher = Callable[[Connection, RemotingCommand], None]
@@ -150,7 +148,7 @@ class _FaultyProcessors(ProcessorTable):
 
 def _unanswered(request: RemotingCommand) -> RemotingCommand:
     """The same as a one-way request: it is handled, and nothing is sent."""
-    return replace(request, flag=request.flag | _ONEWAY)
+    return replace(request, flag=request.flag | FLAG_ONEWAY)
 
 
 class _Overheard:

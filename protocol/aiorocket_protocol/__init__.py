@@ -7,6 +7,7 @@ answer to the same bytes. Every public name of the modules below can be imported
 
 from aiorocket_protocol.batch import *
 from aiorocket_protocol.bodies import *
+from aiorocket_protocol.codec import *
 from aiorocket_protocol.codes import *
 from aiorocket_protocol.command import *
 from aiorocket_protocol.compression import *

@@ -1,4 +1,4 @@
-"""RemotingCommand: one request or response, and its way to and from bytes in three header codecs.
+"""RemotingCommand: one request or response. (codec.py makes bytes of it.)
 
 A command that is sent carries its declared fields as a header NamedTuple in ``header``. A received one carries them as
 text in ``ext`` (JSON, ROCKETMQ) or as a positional tuple in ``fields`` (msgpack); ``read(HeaderClass)`` gives the typed
@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from operator import itemgetter
 from struct import Struct
 from struct import error as StructError
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from aiorocket_protocol import forms
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.headers import REQUEST_HEADERS, SPECS
-from aiorocket_protocol.limits import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, MAX_FRAME
+from aiorocket_protocol.limits import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
 from aiorocket_protocol.names import VERSION
 from aiorocket_protocol.spec import FieldSpec
 
 __all__ = (
-    "CODECS",
+    "FLAG_ONEWAY",
+    "FLAG_RESPONSE",
     "JSON",
     "LANGUAGE_CODES",
     "LANGUAGE_JAVA",
@@ -32,24 +32,11 @@ __all__ = (
     "LANGUAGE_PYTHON",
     "MSGPACK",
     "ROCKETMQ",
-    "HeaderCodec",
     "RemotingCommand",
-    "SerializeType",
-    "decode",
-    "encode",
-    "encode_head",
 )
 
 
-class SerializeType(IntEnum):
-    """First byte of a frame's second word: how its header is written."""
-
-    JSON = 0
-    ROCKETMQ = 1
-    MSGPACK = 0x4D
-
-
-# Plain ints beside the enum, because comparing an enum member costs a lookup on every frame.
+#: Serialize types, the first byte of a frame's second word: how its header is written.
 JSON, ROCKETMQ, MSGPACK = 0, 1, 0x4D
 
 LANGUAGE_NAMES: dict[int, str] = {
@@ -59,10 +46,8 @@ LANGUAGE_NAMES: dict[int, str] = {
 LANGUAGE_CODES: dict[str, int] = {name: code for code, name in LANGUAGE_NAMES.items()}
 LANGUAGE_JAVA, LANGUAGE_PYTHON, LANGUAGE_OTHER = 0, 3, 7
 
-_pack_words = Struct(">II").pack
-
-_RESPONSE = 1
-_ONEWAY = 2
+#: Bits of ``flag``.
+FLAG_RESPONSE, FLAG_ONEWAY = 1, 2
 
 H = TypeVar("H", bound="tuple[Any, ...]")
 
@@ -100,7 +85,7 @@ class RemotingCommand:
         return RemotingCommand(
             code,
             0,
-            _ONEWAY if oneway else 0,
+            FLAG_ONEWAY if oneway else 0,
             LANGUAGE_PYTHON,
             VERSION,
             None,
@@ -121,16 +106,16 @@ class RemotingCommand:
     ) -> RemotingCommand:
         """A response; the connection copies the request's opaque into it."""
         return RemotingCommand(
-            code, 0, _RESPONSE, LANGUAGE_PYTHON, VERSION, remark, dict(ext) if ext else None, header, None, body
+            code, 0, FLAG_RESPONSE, LANGUAGE_PYTHON, VERSION, remark, dict(ext) if ext else None, header, None, body
         )
 
     @property
     def is_response(self) -> bool:
-        return self.flag & 1 != 0
+        return self.flag & FLAG_RESPONSE != 0
 
     @property
     def is_oneway(self) -> bool:
-        return self.flag & 2 != 0
+        return self.flag & FLAG_ONEWAY != 0
 
     def read(self, header_class: type[H]) -> H:
         """The declared fields as ``header_class``.
@@ -175,7 +160,7 @@ class RemotingCommand:
             values = self.fields
             if values is None:
                 return self.ext or {}
-            if header_class is None and not self.flag & _RESPONSE:
+            if header_class is None and not self.flag & FLAG_RESPONSE:
                 header_class = REQUEST_HEADERS.get(self.code)
             if header_class is None:
                 if not values:
@@ -199,7 +184,6 @@ def _text(value: object) -> str:
 
 
 # ---- typed headers
-# ----------------------------------------------------------------------------------------------------------
 
 _FORMS: dict[str, Callable[[object], Any]] = {
     "str": forms.text, "int": forms.number, "long": forms.number, "bool": forms.flag,
@@ -296,51 +280,3 @@ def _new_reader(header_class: type[tuple[Any, ...]]) -> HeaderReader:
         raise TypeError(f"{header_class!r} is not one of the header classes of aiorocket_protocol.headers")
     reader = _READERS[header_class] = HeaderReader(header_class, specs)
     return reader
-
-
-# ---- codecs
-# -----------------------------------------------------------------------------------------------------------------
-
-# The codecs build RemotingCommands, so they import this module; the table is filled at its end.
-from aiorocket_protocol import codec_json, codec_msgpack, codec_rocketmq  # noqa: E402
-
-
-class HeaderCodec(NamedTuple):
-    """One way to write the header."""
-
-    encode_header: Callable[[RemotingCommand], bytes]
-    decode_header: Callable[[bytes], RemotingCommand]
-
-
-CODECS: dict[int, HeaderCodec] = {
-    JSON: HeaderCodec(codec_json.encode_header, codec_json.decode_header),
-    ROCKETMQ: HeaderCodec(codec_rocketmq.encode_header, codec_rocketmq.decode_header),
-    MSGPACK: HeaderCodec(codec_msgpack.encode_header, codec_msgpack.decode_header),
-}
-_ENCODERS = {serialize_type: codec.encode_header for serialize_type, codec in CODECS.items()}
-_DECODERS = {serialize_type: codec.decode_header for serialize_type, codec in CODECS.items()}
-
-
-def encode_head(command: RemotingCommand, serialize_type: int, more: int = 0) -> bytes:
-    """Length words and header; the caller writes ``command.body`` behind it and ``more`` further bytes of body, so a
-    body is never copied. ProtocolError."""
-    header = _ENCODERS[serialize_type](command)
-    length = 4 + len(header) + len(command.body) + more
-    if length > MAX_FRAME - 4:
-        raise ProtocolError(f"{length + 4} bytes; at most {MAX_FRAME} fit one frame", where="frame")
-    return _pack_words(length, serialize_type << 24 | len(header)) + header
-
-
-def encode(command: RemotingCommand, serialize_type: int) -> bytes:
-    """The whole frame. ProtocolError when a value does not fit or the frame is over its cap."""
-    return encode_head(command, serialize_type) + command.body
-
-
-def decode(serialize_type: int, header: bytes, body: bytes) -> RemotingCommand:
-    """The command of one frame of ``FrameSplitter``. ProtocolError when the header is malformed or its type unknown."""
-    decoder = _DECODERS.get(serialize_type)
-    if decoder is None:
-        raise ProtocolError(f"serialize type {serialize_type} (0x{serialize_type:02x}) is unknown", where="frame")
-    command = decoder(header)
-    command.body = body
-    return command

@@ -11,7 +11,7 @@ from struct import Struct
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_FRAME
 
-__all__ = ("READ_SIZE", "Frame", "FrameSplitter", "encode_frame", "encode_frame_head")
+__all__ = ("READ_SIZE", "Frame", "FrameSplitter", "encode_frame")
 
 #: serialize type, header bytes, body bytes.
 Frame = tuple[int, bytes, bytes]
@@ -31,19 +31,12 @@ _KEEP_SIZE = 2 * 1024 * 1024
 _TLS_RECORDS = (0x1503, 0x1603)
 
 
-def encode_frame_head(serialize_type: int, header: bytes, body_length: int) -> bytes:
-    """The two length words and the header; the caller writes ``body_length`` bytes after them. ProtocolError over
-    MAX_FRAME."""
-    header_length = len(header)
-    length = 4 + header_length + body_length
-    if length > MAX_FRAME - 4 or header_length > 0xFFFFFF:
-        raise ProtocolError(f"{length + 4} bytes; at most {MAX_FRAME} fit one frame", where="frame")
-    return _pack_words(length, serialize_type << 24 | header_length) + header
-
-
 def encode_frame(serialize_type: int, header: bytes, body: bytes) -> bytes:
-    """A whole frame. ProtocolError over MAX_FRAME."""
-    return encode_frame_head(serialize_type, header, len(body)) + body
+    """What the splitter gave, as it came. ProtocolError over MAX_FRAME."""
+    length = 4 + len(header) + len(body)
+    if length > MAX_FRAME - 4:
+        raise ProtocolError(f"{length + 4} bytes; at most {MAX_FRAME} fit one frame", where="frame")
+    return _pack_words(length, serialize_type << 24 | len(header)) + header + body
 
 
 class FrameSplitter:

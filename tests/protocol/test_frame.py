@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiorocket_protocol import MAX_FRAME, READ_SIZE, FrameSplitter, ProtocolError, encode_frame, encode_frame_head
+from aiorocket_protocol import (
+    JSON,
+    MAX_FRAME,
+    READ_SIZE,
+    FrameSplitter,
+    ProtocolError,
+    RemotingCommand,
+    encode_frame,
+    encode_head,
+)
 from aiorocket_protocol.frame import Frame
 
 frames = st.tuples(st.integers(0, 255), st.binary(max_size=300), st.binary(max_size=2000))
@@ -70,7 +79,12 @@ def test_largest_frame_passes_and_one_byte_more_does_not() -> None:
     assert len(encode_frame(0, b"", body)) == MAX_FRAME
     assert FrameSplitter().feed(encode_frame(0, b"", body)) == [(0, b"", body)]
     with pytest.raises(ProtocolError, match="at most 16777216"):
-        encode_frame_head(0, b"", MAX_FRAME - 7)
+        encode_frame(0, b"", bytes(MAX_FRAME - 7))
+    command = RemotingCommand.request(10, body=b"body")
+    room = MAX_FRAME - len(encode_head(command, JSON)) - len(command.body)
+    encode_head(command, JSON, room)
+    with pytest.raises(ProtocolError, match="16777217 bytes; at most 16777216"):
+        encode_head(command, JSON, room + 1)
     with pytest.raises(ProtocolError, match="length field 16777213"):
         FrameSplitter().feed((MAX_FRAME - 3).to_bytes(4, "big") + bytes(4))
 

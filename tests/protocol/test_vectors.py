@@ -11,7 +11,8 @@ import pytest
 
 import aiorocket_protocol as protocol
 from aiorocket_protocol import FrameSplitter, ProtocolError, RecordView, RegisterBrokerBody, fastjson
-from aiorocket_protocol.command import CODECS, JSON, MSGPACK, ROCKETMQ
+from aiorocket_protocol.codec import CODECS
+from aiorocket_protocol.command import JSON, MSGPACK, ROCKETMQ
 
 VECTORS = Path(__file__).resolve().parents[2] / "protocol" / "vectors"
 CODEC_TYPES = {"json": JSON, "rocketmq": ROCKETMQ, "msgpack": MSGPACK}
