@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.lower_commits import warn_of_lower
 from aiorocket_protocol import (
     EXT_EPOCH,
     GetEarliestMsgStoretimeRequestHeader,
@@ -34,10 +32,7 @@ if TYPE_CHECKING:
     from aiorocket.remoting.processors import RequestHandler
     from aiorocket.storage.store import MessageStore
 
-__all__ = ("OffsetHandlers", "warn_of_lower")
-
-_log = logging.getLogger("aiorocket.broker")
-_MAX_QUIET = 4096
+__all__ = ("OffsetHandlers",)
 
 
 class OffsetHandlers:
@@ -134,20 +129,6 @@ class OffsetHandlers:
         first = self._store.min_offset(header.topic, header.queue_id)
         stamp = self._store.store_time(header.topic, header.queue_id, first)
         return RemotingCommand.response(header=GetEarliestMsgStoretimeResponseHeader(-1 if stamp is None else stamp))
-
-
-def warn_of_lower(
-    offsets: ConsumerOffsets, connection: Connection, group: str, topic: str, queue_id: int, offset: int
-) -> None:
-    """A commit below the stored offset has been accepted, as resets and repairs need it; anything else is a mistake.
-    Two clients of one id would make it with each pull: one line a minute for a group's topic."""
-    now = asyncio.get_running_loop().time()
-    if now < offsets.quiet.get((group, topic), 0.0):
-        return
-    if len(offsets.quiet) >= _MAX_QUIET:
-        offsets.quiet.clear()
-    offsets.quiet[group, topic] = now + 60.0
-    _log.warning("%s set the offset of %s, %s queue %d back to %d", connection.peer, group, topic, queue_id, offset)
 
 
 def _unknown(topic: str) -> RemotingCommand:

@@ -23,7 +23,7 @@ from aiorocket.broker.core.pull_checks import (
 )
 from aiorocket.broker.core.record_filter import SCAN, RecordFilter
 from aiorocket.broker.core.tables import Tables
-from aiorocket.broker.handlers.offset import warn_of_lower
+from aiorocket.broker.lower_commits import warn_of_lower
 from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import ReadResult, ReadStatus

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.names import Refusal
@@ -59,6 +60,24 @@ ROOM_FOR_PUSH = 64
 Admit = Callable[[RemotingCommand, SendHeader], Admitted | Refusal]
 
 
+class _Reply(NamedTuple):
+    """A reply that may go out: from where, to which topic and queue, with which properties (and as they are stored)."""
+
+    connection: Connection
+    command: RemotingCommand
+    header: SendHeader
+    topic: str
+    queue_id: int
+    values: dict[str, str]
+    properties: bytes
+
+    def answer(self, error: str | None, msg_id: str = "0", offset: int = 0) -> None:
+        """Tell the replier; ``error`` is what went wrong with the push."""
+        header = SendMessageResponseHeader(msg_id, self.queue_id, offset, None, None, None, DEFAULT_REGION, "true")
+        code = ResponseCode.SUCCESS if error is None else ResponseCode.SYSTEM_ERROR
+        self.connection.reply(self.command, RemotingCommand.response(code, header, remark=error))
+
+
 class ReplyHandlers:
     """Handlers for 324 and 325. ``address`` is what clients are told to connect to."""
 
@@ -86,12 +105,7 @@ class ReplyHandlers:
         """Code 325."""
         return self._reply(connection, command, command.read(SendMessageRequestHeaderV2))
 
-    def _reply(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        header: SendHeader,
-    ) -> RemotingCommand | None:
+    def _reply(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> RemotingCommand | None:
         admitted = self._admit(command, header)
         if isinstance(admitted, Refusal):
             return refuse(admitted)
@@ -99,31 +113,20 @@ class ReplyHandlers:
         values = decode_properties((header.properties or "").encode())
         values[PROPERTY_CLUSTER] = self._config.cluster
         try:
-            stored = encode_properties(values)
+            properties = encode_properties(values)
         except ProtocolError as error:  # too long by what was added
             return refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)))
-        refusal = check_sizes(len(command.body), len(stored) + ROOM_FOR_PUSH, self._config.max_message_size)
+        refusal = check_sizes(len(command.body), len(properties) + ROOM_FOR_PUSH, self._config.max_message_size)
         if refusal is not None:
             return refuse(refusal)
-
-        def pushed(error: str | None) -> None:
-            if self._config.store_replies:
-                self._keep(connection, command, header, topic.name, queue_id, stored, values.get(PROPERTY_TAGS), error)
-            else:
-                connection.reply(command, _answer("0", queue_id, 0, error))
-
-        self._push(connection, command, header, values, pushed)
+        reply = _Reply(connection, command, header, topic.name, queue_id, values, properties)
+        # What the replier is told is decided by the push: a reply that arrived and could not be stored has arrived.
+        self._push(reply, partial(self._keep, reply) if self._config.store_replies else reply.answer)
         return None
 
-    def _push(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        header: SendHeader,
-        values: dict[str, str],
-        pushed: Callable[[str | None], None],
-    ) -> None:
+    def _push(self, reply: _Reply, pushed: Callable[[str | None], None]) -> None:
         """Send 326; ``pushed`` is called with None when the asker took it, else with what went wrong."""
+        header, values = reply.header, reply.values
         asker = values.get(PROPERTY_REPLY_TO_CLIENT)
         if asker is None:
             pushed("reply message properties[REPLY_TO_CLIENT] is null")
@@ -142,14 +145,14 @@ class ReplyHandlers:
             header.sys_flag,
             header.born_timestamp,
             header.flag,
-            connection.peer,
+            reply.connection.peer,
             self._address,
             now,
             encode_properties({**values, PROPERTY_PUSH_REPLY_TIME: str(now)}).decode(),
             header.reconsume_times,
             header.unit_mode,
         )
-        request = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body=command.body)
+        request = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body=reply.command.body)
         try:
             answer = target.request(request, self._config.client_call_timeout)
         except RocketError as error:
@@ -166,48 +169,32 @@ class ReplyHandlers:
 
         answer.add_done_callback(answered)
 
-    def _keep(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        header: SendHeader,
-        topic: str,
-        queue_id: int,
-        properties: bytes,
-        tag: str | None,
-        error: str | None,
-    ) -> None:
-        """Store the reply and answer. What the answer says was decided by the push: a reply that arrived and could not
-        be stored has arrived."""
+    def _keep(self, reply: _Reply, error: str | None) -> None:
+        """Store the reply, and tell the replier."""
+        header, tag = reply.header, reply.values.get(PROPERTY_TAGS)
 
         def done(result: PutResult) -> None:
             if result.status is PutStatus.OK:
                 where = offset_msg_id(self._store.store_host, result.physical_offset)
-                connection.reply(command, _answer(where, queue_id, result.queue_offset, error))
+                reply.answer(error, where, result.queue_offset)
             else:
-                _log.warning("a reply in topic %s was not stored: %s", topic, result.status.name)
-                connection.reply(command, _answer("0", queue_id, 0, error))
+                _log.warning("a reply in topic %s was not stored: %s", reply.topic, result.status.name)
+                reply.answer(error)
 
         try:
             self._store.append(
-                topic,
-                queue_id,
-                command.body,
-                properties,
+                reply.topic,
+                reply.queue_id,
+                reply.command.body,
+                reply.properties,
                 flag=header.flag,
                 sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
                 born_timestamp=header.born_timestamp,
-                born_host=connection.peer_host,
+                born_host=reply.connection.peer_host,
                 reconsume_times=header.reconsume_times or 0,
                 tags_code=tags_code(tag) if tag else 0,
                 done=done,
             )
         except (RocketError, ProtocolError) as problem:
-            _log.warning("a reply in topic %s was not stored: %s", topic, problem)
-            connection.reply(command, _answer("0", queue_id, 0, error))
-
-
-def _answer(msg_id: str, queue_id: int, offset: int, error: str | None) -> RemotingCommand:
-    header = SendMessageResponseHeader(msg_id, queue_id, offset, None, None, None, DEFAULT_REGION, "true")
-    code = ResponseCode.SUCCESS if error is None else ResponseCode.SYSTEM_ERROR
-    return RemotingCommand.response(code, header, remark=error)
+            _log.warning("a reply in topic %s was not stored: %s", reply.topic, problem)
+            reply.answer(error)
