@@ -1,4 +1,4 @@
-"""Which address a broker tells its clients, and whether only this machine can reach it."""
+"""Which address a broker tells its clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiorocket.config import BrokerConfig
 from aiorocket.errors import UsageError
 from aiorocket_protocol import pack_host
 
-__all__ = ("advertised", "is_loopback")
+__all__ = ("advertised",)
 
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 
@@ -33,8 +33,3 @@ async def advertised(config: BrokerConfig, port: int) -> tuple[str, bytes]:
         ip = ipaddress.ip_address(found[0][4][0])
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return address, pack_host(f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host``, as it stands in a configuration, is this machine only."""
-    return host in ("localhost", "::1") or host.startswith("127.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from aiorocket.broker.addresses import is_loopback
 from aiorocket.broker.answers import only_local
 from aiorocket.broker.core.counters import SendBack
 from aiorocket.broker.core.tables import Tables
@@ -27,6 +26,7 @@ from aiorocket.broker.schedule import DelayDelivery
 from aiorocket.broker.state import BrokerState
 from aiorocket.broker.transaction_check import TransactionChecks
 from aiorocket.config import BrokerConfig
+from aiorocket.remoting.address import is_loopback
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.env import Env

@@ -10,6 +10,7 @@ from typing import Any
 from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
+from aiorocket.remoting.address import is_loopback
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable, RequestHandler
 from aiorocket.remoting.server import RemotingServer
@@ -69,13 +70,14 @@ class NameServer:
         self.routes = RouteInfo(config.broker_expiry)
         self.kv = KeyValues()
         self._kv_file = _KvFile(env, config.data) if config.data is not None else None
-        self._processors = ProcessorTable()
-        self._server = RemotingServer(env, self._processors, config.remoting, on_close=self._lost)
+        self._server = RemotingServer(env, ProcessorTable(), config.remoting, on_close=self._lost)
         self._expiry: DeadlineDriver | None = None
-        self._local = is_loopback(config.host)
         self._heard = False  # of any broker since the start
-        for code, handler in self._table().items():
-            self._processors.add(code, handler)
+        for code, handler in self._codes().items():
+            self._server.processors.add(code, handler)
+        local = is_loopback(config.host)
+        for code, handler in self._administration().items():
+            self._server.processors.add(code, handler if local else _only_local)
 
     async def start(self) -> None:
         """Load the key-values and listen."""
@@ -102,24 +104,28 @@ class NameServer:
         """``host:port`` as bound."""
         return self._server.address
 
-    def _table(self) -> dict[int, RequestHandler]:
-        code = RequestCode
+    def _codes(self) -> dict[int, RequestHandler]:
         return {
-            code.PUT_KV_CONFIG: self._put_kv,
-            code.GET_KV_CONFIG: self._get_kv,
-            code.DELETE_KV_CONFIG: self._delete_kv,
-            code.REGISTER_BROKER: self._register,
-            code.UNREGISTER_BROKER: self._unregister,
-            code.GET_ROUTEINFO_BY_TOPIC: self._route,
-            code.GET_BROKER_CLUSTER_INFO: self._cluster_info,
-            code.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_perm,
-            code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._all_topics,
-            code.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
-            code.GET_KVLIST_BY_NAMESPACE: self._kv_list,
-            code.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
-            code.QUERY_DATA_VERSION: self._query_data_version,
-            code.ADD_WRITE_PERM_OF_BROKER: self._add_write_perm,
-            code.BROKER_HEARTBEAT: self._broker_heartbeat,
+            RequestCode.GET_KV_CONFIG: self._get_kv,
+            RequestCode.REGISTER_BROKER: self._register,
+            RequestCode.UNREGISTER_BROKER: self._unregister,
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._all_topics,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self._kv_list,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
+            RequestCode.QUERY_DATA_VERSION: self._query_data_version,
+            RequestCode.BROKER_HEARTBEAT: self._broker_heartbeat,
+        }
+
+    def _administration(self) -> dict[int, RequestHandler]:
+        """What changes something for everyone."""
+        return {
+            RequestCode.PUT_KV_CONFIG: self._put_kv,
+            RequestCode.DELETE_KV_CONFIG: self._delete_kv,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_perm,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_perm,
         }
 
     # ---- routes
@@ -154,23 +160,17 @@ class NameServer:
 
     def _delete_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = command.read(DeleteTopicFromNamesrvRequestHeader)
-        if not self._local:
-            return _only_local()
         self.routes.delete_topic(header.topic, header.cluster_name)
         return RemotingCommand.response()
 
     def _wipe_write_perm(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = command.read(WipeWritePermOfBrokerRequestHeader).broker_name
-        if not self._local:
-            return _only_local()
         return RemotingCommand.response(
             header=WipeWritePermOfBrokerResponseHeader(self.routes.set_writable(name, False))
         )
 
     def _add_write_perm(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = command.read(AddWritePermOfBrokerRequestHeader).broker_name
-        if not self._local:
-            return _only_local()
         return RemotingCommand.response(header=AddWritePermOfBrokerResponseHeader(self.routes.set_writable(name, True)))
 
     # ---- brokers
@@ -245,8 +245,6 @@ class NameServer:
 
     def _put_kv(self, connection: Connection, command: RemotingCommand) -> Any:
         header = command.read(PutKVConfigRequestHeader)
-        if not self._local:
-            return _only_local()
         return self._kv_changed(self.kv.put(header.namespace, header.key, header.value))
 
     def _get_kv(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -261,8 +259,6 @@ class NameServer:
 
     def _delete_kv(self, connection: Connection, command: RemotingCommand) -> Any:
         header = command.read(DeleteKVConfigRequestHeader)
-        if not self._local:
-            return _only_local()
         return self._kv_changed(self.kv.delete(header.namespace, header.key))
 
     def _kv_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -300,11 +296,7 @@ class NameServer:
         self._rearm()
 
 
-def is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _only_local() -> RemotingCommand:
+def _only_local(connection: Connection, command: RemotingCommand) -> RemotingCommand:
     return RemotingCommand.response(
         ResponseCode.NO_PERMISSION,
         remark="this name server is reachable from other machines and has no authentication, so it serves no "

@@ -1,10 +1,10 @@
-"""``HOST:PORT`` as users write it."""
+"""Addresses as users write them."""
 
 from __future__ import annotations
 
 from aiorocket.errors import UsageError
 
-__all__ = ("parse_address",)
+__all__ = ("is_loopback", "parse_address")
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -17,3 +17,8 @@ def parse_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"address {address!r:.200}: HOST:PORT is needed, with a port from 1 to 65535")
     return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host``, as it stands in a configuration, is this machine only."""
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -21,13 +21,14 @@ MOST_LINES = 500
 #: only go down: who makes one smaller by more than SLACK lines writes its new size here.
 SLACK = 20
 RATCHETS = {
-    "aiorocket/broker/broker.py": 355,
+    "aiorocket/broker/broker.py": 173,
+    "aiorocket/broker/parts.py": 131,
     "aiorocket/client/app.py": 261,
     "aiorocket/client/pull/pull_consumer.py": 500,
     "aiorocket/client/push/consumer.py": 469,
     "aiorocket/client/session.py": 400,
     "aiorocket/embedded.py": 200,
-    "aiorocket/nameserver/server.py": 338,
+    "aiorocket/nameserver/server.py": 330,
     "aiorocket/remoting/connection.py": 570,
 }
 #: The same of classes, counted with those of their bases that are ours: a half class is no way around the limit.
