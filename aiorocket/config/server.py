@@ -83,6 +83,7 @@ class BrokerConfig:
     #: A client that has not sent a heartbeat for this long is forgotten (RocketMQ: 120 s).
     channel_expiry: float = 120.0
     max_hold: float = 30.0
+    #: Messages of one answer to our own clients; those of others get 32 at most, as from Apache's broker.
     max_pull_messages: int = 1024
     max_pull_bytes: int = 4 * MIB
     offset_flush_interval: float = 5.0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from aiorocket.broker import Broker
+from aiorocket_protocol import LANGUAGE_JAVA, RemotingCommand
 from tests.broker.peer import SUSPEND, Peer, heartbeat, pull_header, records, running, span
 
 NO_WAIT = {"suspend_timeout_millis": 0}
@@ -206,3 +208,13 @@ async def test_many_waiters_of_one_queue_get_the_same_message(broker: Broker, pe
     for other in others:
         assert [record.body for record in records(await other.answer())] == [b"for all"]
         await other.close()
+
+
+async def test_a_client_that_is_not_ours_gets_32_messages_at_most(broker: Broker, peer: Peer) -> None:
+    """Apache's maxTransferCountOnMessageInMemory; a Java client may ask for up to 1,024 (pullBatchSize)."""
+    await peer.send_batch(*[b"%d" % number for number in range(50)])
+    assert len(records(await peer.pull(max_msg_nums=50))) == 50
+    peer.writer.write(replace(RemotingCommand.request(11, pull_header(max_msg_nums=50)), language=LANGUAGE_JAVA))
+    await peer.writer.drain()
+    answer = await peer.answer()
+    assert len(records(answer)) == 32 and span(answer).next_begin_offset == 32

@@ -29,6 +29,7 @@ from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import ReadResult, ReadStatus
 from aiorocket_protocol import (
     EXT_EPOCH,
+    LANGUAGE_PYTHON,
     PULL_CLASS_FILTER,
     PULL_COMMIT,
     PULL_SUBSCRIPTION,
@@ -53,6 +54,8 @@ _new = tuple.__new__
 MAX_PARSED = 4096
 #: Above every offset.
 _EVERY = 1 << 63
+#: Messages of one answer to a client that is not ours, whatever it asks for: maxTransferCountOnMessageInMemory.
+MAX_FOR_OTHERS = 32
 _OWN_FILTER = PULL_SUBSCRIPTION | PULL_CLASS_FILTER
 
 #: Statuses of an empty pull that long polling turns into a wait, given that the offset asked for is the queue's end.
@@ -103,6 +106,7 @@ class PullHandlers:
         self._offsets = tables.offsets
         self._property_filter = config.property_filter
         self._max_messages = config.max_pull_messages
+        self._max_for_others = min(config.max_pull_messages, MAX_FOR_OTHERS)
         self._max_bytes = config.max_pull_bytes
         self._parsed: dict[tuple[str, str | None, str | None], Subscription] = {}
         self.polls = LongPolls(config.max_hold)
@@ -154,9 +158,11 @@ class PullHandlers:
         offset = header.queue_offset
         accept = subscription.accept
         if type(accept) is RecordFilter:
-            result = self._select(topic_name, queue_id, offset, self._count(header), self._bytes(header), accept)
+            result = self._select(
+                topic_name, queue_id, offset, self._count(command, header), self._bytes(header), accept
+            )
         else:
-            result = self._read(topic_name, queue_id, offset, self._count(header), self._bytes(header), accept)
+            result = self._read(topic_name, queue_id, offset, self._count(command, header), self._bytes(header), accept)
         if result.status is ReadStatus.FOUND:
             connection.reply(command, _found(result), result.pieces)
             return None
@@ -241,7 +247,7 @@ class PullHandlers:
         for pull in pulls:
             waiting: _Waiting = pull.request
             header = waiting.header
-            count, size = self._count(header), self._bytes(header)
+            count, size = self._count(waiting.command, header), self._bytes(header)
             wanted = (pull.queue, pull.scanned, count, size, pull.accept)
             if result is None or wanted != seen:
                 read = self._select if type(pull.accept) is RecordFilter else self._read
@@ -284,8 +290,9 @@ class PullHandlers:
         status = ReadStatus.FOUND if taken else ReadStatus.NO_MATCHED_MESSAGE
         return ReadResult(status, (data,), offset + seen, found.min_offset, found.max_offset, taken)
 
-    def _count(self, header: PullMessageRequestHeader) -> int:
-        return min(max(1, header.max_msg_nums), self._max_messages)
+    def _count(self, command: RemotingCommand, header: PullMessageRequestHeader) -> int:
+        most = self._max_messages if command.language == LANGUAGE_PYTHON else self._max_for_others
+        return min(max(1, header.max_msg_nums), most)
 
     def _bytes(self, header: PullMessageRequestHeader) -> int:
         asked = header.max_msg_bytes
