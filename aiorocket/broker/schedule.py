@@ -18,14 +18,11 @@ from aiorocket.errors import RocketError, StoreError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
-    PROPERTY_DELAY,
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
-    PROPERTY_WAIT,
     SCHEDULE_TOPIC,
     ProtocolError,
     RecordView,
-    encode_properties,
 )
 
 if TYPE_CHECKING:
@@ -142,12 +139,10 @@ class DelayDelivery:
             return
         view = RecordView(data, 0, len(data))
         try:
-            properties = dict(view.properties)
-            topic = properties.pop(PROPERTY_REAL_TOPIC)
-            queue_id = int(properties.pop(PROPERTY_REAL_QID))
-            properties.pop(PROPERTY_DELAY, None)
-            properties[PROPERTY_WAIT] = "false"
-            text = encode_properties(properties)
+            # Stored again as they are: a consumer sees by them that a message was delayed, and how long.
+            properties = view.properties
+            topic = properties[PROPERTY_REAL_TOPIC]
+            queue_id = int(properties[PROPERTY_REAL_QID])
         except (KeyError, ValueError, ProtocolError) as error:
             self._give_up(level, offset, error)
             return
@@ -165,7 +160,7 @@ class DelayDelivery:
                 self._failed(level, offset)
 
         try:
-            store_copy(self._store, Copy(view, topic, queue_id, text), done)
+            store_copy(self._store, Copy(view, topic, queue_id, view.raw_properties), done)
         except StoreError:
             self._failed(level, offset)
         except (RocketError, ProtocolError) as error:

@@ -34,7 +34,6 @@ from aiorocket_protocol import (
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
     PROPERTY_TAGS,
-    PROPERTY_TRAN_MSG,
     PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
     PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_UNIQ_KEY,
@@ -176,8 +175,6 @@ class TransactionChecks:
             properties = dict(view.properties)
             topic = properties.pop(PROPERTY_REAL_TOPIC)
             queue_id = int(properties.pop(PROPERTY_REAL_QID))
-            properties.pop(PROPERTY_TRAN_MSG, None)
-            properties[PROPERTY_WAIT] = "false"
             text = encode_properties(properties)
         except (KeyError, ValueError, ProtocolError) as error:
             ended(Refusal(1, f"the half message at {view.physical_offset} does not say where it belongs: {error!r}"))

@@ -32,11 +32,14 @@ from aiorocket_protocol import (
     PROPERTY_MIN_OFFSET,
     PROPERTY_MSG_REGION,
     PROPERTY_PGROUP,
+    PROPERTY_REAL_QID,
+    PROPERTY_REAL_TOPIC,
     PROPERTY_SHARDING_KEY,
     PROPERTY_TAGS,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TRACE_CONTEXT,
     PROPERTY_TRACE_ON,
+    PROPERTY_TRAN_MSG,
     PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
     PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_TRANSACTION_ID,
@@ -77,6 +80,9 @@ _OF_THE_OLD_ONE = frozenset(
         PROPERTY_INNER_NUM,
         PROPERTY_INNER_BASE,
         PROPERTY_CONSUME_START_TIME,
+        PROPERTY_REAL_TOPIC,
+        PROPERTY_REAL_QID,
+        PROPERTY_TRAN_MSG,
         PROPERTY_PGROUP,
         PROPERTY_CHECK_IMMUNITY_TIME,
         PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
@@ -346,6 +352,8 @@ class _Checks:
             if ours:
                 for name in _OURS:
                     more.pop(name, None)  # of the message this row was read from; the sink's own say where it is now
+            if PROPERTY_REAL_TOPIC in more:
+                more.pop(PROPERTY_DELAY, None)  # that message has had its delay
             for name in RESERVED & more.keys():
                 if name in self._left_out:
                     del more[name]

@@ -77,17 +77,27 @@ async def test_a_one_way_send_is_stored_and_not_answered(peer: Peer) -> None:
     assert [record.body for record in records(await peer.pull())] == [b"1", b"3"]
 
 
-async def test_a_batch_has_consecutive_offsets_and_the_batch_s_properties_behind_each_own(peer: Peer) -> None:
+async def test_a_batch_has_consecutive_offsets_and_each_message_its_own_properties(peer: Peer) -> None:
     await peer.send()
     answer = await peer.send_batch(b"1", b"2", b"3", properties="UNIQ_KEY\x01BATCH\x02WAIT\x01true")
     header = answer.read(SendMessageResponseHeader)
-    assert answer.code == 0 and header.queue_offset == 1 and header.batch_uniq_id == "BATCH"
+    assert answer.code == 0 and header.queue_offset == 1
+    assert header.transaction_id == "BATCH" and header.batch_uniq_id is None  # with one, Java shows it for all of them
     stored = records(await peer.pull())[1:]
     assert [record.offset_msg_id for record in stored] == header.msg_id.split(",")
     assert [record.body for record in stored] == [b"1", b"2", b"3"]
     assert [record.queue_offset for record in stored] == [1, 2, 3]
-    assert {record.properties["UNIQ_KEY"] for record in stored} == {"BATCH"}  # the last one wins
-    assert {record.properties["WAIT"] for record in stored} == {"true"}
+    assert [record.properties for record in stored] == [{"UNIQ_KEY": f"K{number}"} for number in range(3)]
+
+
+async def test_what_the_broker_adds_replaces_what_the_sender_says_of_it(peer: Peer) -> None:
+    own = {"MSG_REGION": "mine", "TRACE_ON": "false", "CLUSTER": "mine", "POP_CK": "x", "TAGS": "A"}
+    for queue_id, more in enumerate(({}, {"DELAY": "1"})):
+        assert (await peer.send(properties={**own, **more}, queue_id=queue_id)).code == 0
+        (record,) = records(await peer.pull("T", queue_id))
+        found = record.properties
+        assert (found["MSG_REGION"], found["TRACE_ON"], found["CLUSTER"]) == ("DefaultRegion", "true", "DefaultCluster")
+        assert "POP_CK" not in found and found["TAGS"] == "A"
 
 
 async def test_a_batch_that_is_none_is_13(peer: Peer) -> None:
@@ -170,7 +180,7 @@ async def test_a_retry_send_over_its_limit_lies_in_the_dead_letters_and_does_not
     answer = await peer.send(b"dead", {"DELAY": "3"}, topic="%RETRY%g", reconsume_times=4, max_reconsume_times=3)
     assert answer.code == 0
     (record,) = records(await peer.pull("%DLQ%g"))
-    assert record.body == b"dead" and "DELAY" not in record.properties and record.reconsume_times == 4
+    assert record.body == b"dead" and record.properties["DELAY"] == "-1" and record.reconsume_times == 4
 
 
 async def test_an_unknown_request_code_is_3_and_a_missing_field_is_named(peer: Peer) -> None:

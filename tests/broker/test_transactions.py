@@ -246,7 +246,8 @@ async def test_commit(broker: Broker, peer: Peer) -> None:
     assert record.raw_body == b"body" and record.flag == 7 and record.sys_flag & 0x0F == 9
     assert record.prepared_transaction_offset == parse_offset_msg_id(receipt.msg_id)[2]
     assert record.properties["mine"] == "1" and record.properties["UNIQ_KEY"] == "K1"
-    assert not {"TRAN_MSG", "REAL_TOPIC", "REAL_QID"} & set(record.properties)
+    assert record.properties["TRAN_MSG"] == "true"  # by which Java's consumers know its transaction's id
+    assert not {"REAL_TOPIC", "REAL_QID"} & set(record.properties)
     assert records(await peer.pull("T", 2, subscription="red"))
     (op,) = await stored(peer, OP)
     assert op.body == b"0," and op.tag == "d"

@@ -26,7 +26,7 @@ __all__ = ("JavaClient", "JavaRun", "Server", "apache_server", "ask", "fetch_jar
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 POM = HERE / "java" / "pom.xml"
-PROGRAMS = (HERE / "java" / "Smoke.java", HERE / "java" / "Members.java")
+PROGRAMS = tuple(HERE / "java" / f"{name}.java" for name in ("Smoke", "Members", "Kinds"))
 
 #: What Apache's own start scripts open for a Java above 8; without it the store's direct buffers and locks fail.
 JVM_OPTIONS = (

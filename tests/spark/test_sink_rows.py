@@ -114,7 +114,7 @@ def test_labels_follow_what_the_row_says_and_replace_what_it_was_read_with() -> 
         ({"properties": [("__SHARDINGKEY", "a")]}, "properties", "goes into the column shardingKey"),
         ({"properties": [("DELAY", "3")]}, "properties", "goes into the column delayLevel"),
         ({"properties": [("TIMER_DELIVER_MS", "9")]}, "properties", "goes into the column deliverTimestamp"),
-        ({"properties": [("TRAN_MSG", "true")]}, "properties", "map_filter(properties"),
+        ({"properties": [("BUYER_ID", "true")]}, "properties", "map_filter(properties"),
         ({"properties": [("RETRY_TOPIC", "x")]}, "properties", "would change what becomes of the message"),
         ({"properties": [("TIMER_DELAY_SEC", "1")]}, "properties", "would change"),
         ({"properties": [("a", "x" * 40_000)]}, "properties", "limit"),
@@ -138,7 +138,8 @@ def test_what_is_refused_with_its_row_and_column(row: dict[str, Any], column: st
 
 def test_what_rocketmq_has_put_into_a_message_is_not_copied() -> None:
     old = [("UNIQ_KEY", "0"), ("CLUSTER", "c"), ("MSG_REGION", "r"), ("TRACE_ON", "true"), ("WAIT", "false"),
-           ("PGROUP", "g"), ("CHECK_IMMUNITY_TIME_IN_SECONDS", "60"), ("INSTANCE_ID", "ns")]  # fmt: skip
+           ("PGROUP", "g"), ("CHECK_IMMUNITY_TIME_IN_SECONDS", "60"), ("INSTANCE_ID", "ns"), ("TRAN_MSG", "true"),
+           ("DELAY", "3"), ("REAL_TOPIC", "T"), ("REAL_QID", "0")]  # fmt: skip
     said = [("KEYS", "k"), ("TAGS", "t"), ("__SHARDINGKEY", "s")]
     row = {"body": b"1", "keys": ["k2"], "tags": "t2", "shardingKey": "s2", "properties": [*old, ("mine", "x"), *said]}
     expected = {"KEYS": "k2", "TAGS": "t2", "__SHARDINGKEY": "s2", "mine": "x"}

@@ -13,7 +13,11 @@ from aiorocket.broker.core.names import FORBIDDEN_TOPICS, Refusal
 from aiorocket.broker.core.retry_policy import for_retry_send
 from aiorocket.broker.core.topics import Topic, TopicTable
 from aiorocket_protocol import (
+    DEFAULT_REGION,
     PERM_WRITE,
+    PROPERTY_CLUSTER,
+    PROPERTY_MSG_REGION,
+    PROPERTY_TRACE_ON,
     RETRY_PREFIX,
     ResponseCode,
     SendMessageRequestHeader,
@@ -21,7 +25,7 @@ from aiorocket_protocol import (
 )
 from aiorocket_protocol.limits import MAX_PROPERTIES
 
-__all__ = ("Admitted", "SendFacts", "SendHeader", "admit", "check_sizes", "property_value")
+__all__ = ("Admitted", "SendFacts", "SendHeader", "added_properties", "admit", "check_sizes", "property_value")
 
 #: Both forms of the header of a send.
 SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
@@ -105,6 +109,11 @@ def check_sizes(body: int, properties: int, max_body: int) -> Refusal | None:
             f"message properties of {properties} bytes: at most {MAX_PROPERTIES} can be stored",
         )
     return None
+
+
+def added_properties(cluster: str) -> dict[str, str]:
+    """What a broker adds to a message: a reply finds its way by the first, Java's consumers trace by the others."""
+    return {PROPERTY_CLUSTER: cluster, PROPERTY_MSG_REGION: DEFAULT_REGION, PROPERTY_TRACE_ON: "true"}
 
 
 def property_value(properties: str, name: str) -> str | None:

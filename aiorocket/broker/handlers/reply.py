@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.send_checks import Admitted, SendHeader, check_sizes
+from aiorocket.broker.core.send_checks import Admitted, SendHeader, added_properties, check_sizes
 from aiorocket.broker.core.tables import Tables
 from aiorocket.errors import RocketError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     DEFAULT_REGION,
-    PROPERTY_CLUSTER,
     PROPERTY_PUSH_REPLY_TIME,
     PROPERTY_REPLY_TO_CLIENT,
     PROPERTY_TAGS,
@@ -111,7 +110,7 @@ class ReplyHandlers:
             return refuse(admitted)
         topic, queue_id, _ = admitted
         values = decode_properties((header.properties or "").encode())
-        values[PROPERTY_CLUSTER] = self._config.cluster
+        values.update(added_properties(self._config.cluster))
         try:
             properties = encode_properties(values)
         except ProtocolError as error:  # too long by what was added

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.send_checks import Admitted, SendFacts, SendHeader, admit, check_sizes, property_value
+from aiorocket.broker.core.send_checks import (
+    Admitted,
+    SendFacts,
+    SendHeader,
+    added_properties,
+    admit,
+    check_sizes,
+    property_value,
+)
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.core.transactions import is_transactional
@@ -26,10 +34,13 @@ from aiorocket_protocol import (
     LANGUAGE_PYTHON,
     PROPERTY_CLUSTER,
     PROPERTY_DELAY,
+    PROPERTY_MSG_REGION,
+    PROPERTY_POP_CK,
     PROPERTY_TAGS,
     PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELAY_SEC,
     PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TRACE_ON,
     PROPERTY_TRAN_MSG,
     PROPERTY_UNIQ_KEY,
     RETRY_PREFIX,
@@ -65,7 +76,7 @@ __all__ = ("SendHandlers",)
 TRACE_ON = "true"
 # How a property begins in a property string, as text and as bytes.
 _UNIQ_KEY, _TRAN_MSG = f"{PROPERTY_UNIQ_KEY}\x01", f"{PROPERTY_TRAN_MSG}\x01"
-_TAGS, _DELAY = f"{PROPERTY_TAGS}\x01", f"{PROPERTY_DELAY}\x01"
+_TAGS, _DELAY, _POP_CK = f"{PROPERTY_TAGS}\x01", f"{PROPERTY_DELAY}\x01", f"{PROPERTY_POP_CK}\x01"
 _TAGS_BYTES, _DELAY_BYTES, _TIMER_BYTES = _TAGS.encode(), _DELAY.encode(), TIMER_PREFIX.encode()
 #: A topic has few tags; a client that makes up a new one per message must not fill the memory with their hashes.
 MAX_TAG_CACHE = 1024
@@ -90,13 +101,12 @@ class Accepted(NamedTuple):
 
 
 class AcceptedBatch(NamedTuple):
-    """Messages of one queue that may be stored: what follows each one's own properties, and the batch's UNIQ_KEY."""
+    """Messages of one queue that may be stored, and the batch's UNIQ_KEY."""
 
     topic: str
     queue_id: int
     items: list[BatchItem]
     tags_codes: list[int]
-    suffix: bytes
     unique: str | None
 
 
@@ -128,8 +138,9 @@ class SendHandlers:
         self._has_locks = has_locks
         self._topics_changed = topics_changed
         self._max_body = config.max_message_size
-        self._cluster = f"{PROPERTY_CLUSTER}\x01{config.cluster}\x02"
-        self._max_user_properties = MAX_PROPERTIES - len(self._cluster.encode()) - 64
+        #: What a broker adds to every message but the items of a batch.
+        self._added = "".join([f"{name}\x01{value}\x02" for name, value in added_properties(config.cluster).items()])
+        self._max_user_properties = MAX_PROPERTIES - len(self._added.encode()) - 64
         #: An offset id is the store's host and the physical offset in hex; the host never changes.
         self._store_host = host = store.store_host
         self._id_prefix = host.hex().upper()
@@ -165,6 +176,7 @@ class SendHandlers:
             or len(properties) > self._max_user_properties
             or _DELAY in properties
             or _TRAN_MSG in properties
+            or _POP_CK in properties
             or TIMER_PREFIX in properties
         ):
             accepted = self._checked(connection, command, header)
@@ -183,7 +195,7 @@ class SendHandlers:
     def _store_one(
         self, connection: Connection, command: RemotingCommand, header: SendHeader, accepted: Accepted
     ) -> None:
-        """Give the message to the store; its callback answers. Appends what a broker adds: CLUSTER, and UNIQ_KEY when
+        """Give the message to the store; its callback answers. Appends what a broker adds, and UNIQ_KEY when it is
         missing."""
         topic, queue_id, properties, code, told_queue = accepted
         unique = property_value(properties, PROPERTY_UNIQ_KEY) if _UNIQ_KEY in properties else None
@@ -219,7 +231,7 @@ class SendHandlers:
                 topic,
                 queue_id,
                 command.body,
-                (properties + self._cluster).encode(),
+                (properties + self._added).encode(),
                 flag=header.flag,
                 sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
                 born_timestamp=header.born_timestamp,
@@ -274,7 +286,7 @@ class SendHandlers:
             return refuse(admitted)
         topic, queue_id, dead = admitted
         properties = header.properties or ""
-        refusal = check_sizes(len(command.body), len((properties + self._cluster).encode()), self._max_body)
+        refusal = check_sizes(len(command.body), len((properties + self._added).encode()), self._max_body)
         if refusal is not None:
             return refuse(refusal)
         values = decode_properties(properties.encode())
@@ -283,7 +295,8 @@ class SendHandlers:
         refusal = _unserved(values, transactional)
         if refusal is not None:
             return refuse(refusal)
-        values.pop(PROPERTY_CLUSTER, None)
+        for name in (PROPERTY_CLUSTER, PROPERTY_MSG_REGION, PROPERTY_TRACE_ON, PROPERTY_POP_CK):
+            values.pop(name, None)
         if transactional:
             values.setdefault(PROPERTY_UNIQ_KEY, self._unique.next(self._clock.wall_ms()))
             return self._store_half(connection, command, header, topic.name, queue_id, values)
@@ -291,7 +304,7 @@ class SendHandlers:
         code = tags_code(tag) if tag else 0
         level = 0 if dead else _delay_level(values)
         if dead:
-            values.pop(PROPERTY_DELAY, None)
+            values[PROPERTY_DELAY] = "-1"
         name, store_queue = topic.name, queue_id
         if level > 0:
             level = self._delays.clamp(level)
@@ -299,7 +312,7 @@ class SendHandlers:
             name, store_queue = SCHEDULE_TOPIC, level - 1
             code = self._delays.due_at(level, self._clock.wall_ms())
         text = encode_properties(values).decode()
-        refusal = check_sizes(0, len(text.encode()) + len(self._cluster) + 64, self._max_body)
+        refusal = check_sizes(0, len(text.encode()) + len(self._added) + 64, self._max_body)
         if refusal is not None:
             return refuse(refusal)
         return Accepted(name, store_queue, text, code, queue_id)
@@ -314,7 +327,7 @@ class SendHandlers:
         accepted = self._checked_batch(command, header)
         if isinstance(accepted, Refusal):
             return refuse(accepted)
-        topic, queue_id, items, codes, suffix, unique = accepted
+        topic, queue_id, items, codes, unique = accepted
         host = self._store_host
 
         def done(result: PutResult) -> None:
@@ -324,8 +337,9 @@ class SendHandlers:
             places = result.physical_offsets
             hosts_and_places = chain.from_iterable(zip(repeat(host), places))
             ids = pack(">" + "8sq" * len(places), *hosts_and_places).hex(",", 16).upper()
+            # No batchUniqId: with it a client would show one id for all of them.
             answer = SendMessageResponseHeader(
-                ids, queue_id, result.queue_offset, unique, unique, None, DEFAULT_REGION, TRACE_ON
+                ids, queue_id, result.queue_offset, unique, None, None, DEFAULT_REGION, TRACE_ON
             )
             connection.reply(command, RemotingCommand.response(0, answer))
 
@@ -335,7 +349,6 @@ class SendHandlers:
                 queue_id,
                 items,
                 codes,
-                suffix,
                 sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
                 born_timestamp=header.born_timestamp,
                 born_host=connection.peer_host,
@@ -371,46 +384,30 @@ class SendHandlers:
             return Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error))
         if not messages:
             return Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch without a message")
-        # Each item gets the properties of the batch behind its own; by the rule that the last one wins they override.
-        extra = (header.properties or "").encode()
-        if extra and extra[-1] != 2:
-            extra += b"\x02"
+        # Properties of the batch itself are not its messages': each has its own, UNIQ_KEY among them.
+        of_batch = header.properties or ""
         # What is rare is looked for in all of them at once.
-        every = b"".join([own + b"\0" for _, _, own in messages])
-        if _DELAY_BYTES in extra or _TIMER_BYTES in extra or _DELAY_BYTES in every or _TIMER_BYTES in every:
-            refusal = _unserved_batch(messages, extra)
+        every = b"\2".join([own for _, _, own in messages])
+        if _DELAY in of_batch or TIMER_PREFIX in of_batch or _DELAY_BYTES in every or _TIMER_BYTES in every:
+            refusal = _unserved_batch(messages, of_batch)
             if refusal is not None:
                 return refusal
-        suffix = extra + self._cluster.encode()
-        codes = self._batch_codes(topic, messages, extra, every)
-        unique = (
-            property_value(header.properties, PROPERTY_UNIQ_KEY)
-            if header.properties and _UNIQ_KEY in header.properties
-            else None
-        )
-        return _new(AcceptedBatch, (topic.name, queue_id, messages, codes, suffix, unique))
+        codes = self._batch_codes(topic, messages) if _TAGS_BYTES in every else [0] * len(messages)
+        unique = property_value(of_batch, PROPERTY_UNIQ_KEY) if _UNIQ_KEY in of_batch else None
+        return _new(AcceptedBatch, (topic.name, queue_id, messages, codes, unique))
 
-    def _batch_codes(self, topic: Topic, messages: list[BatchItem], extra: bytes, every: bytes) -> list[int]:
-        """The tags code of each message. Property strings get their last separator where it is missing. ``extra``
-        follows each one's own properties; ``every`` is all of these, with a zero byte behind each."""
-        if not every.count(b"\2\0") == every.count(b"\0") == len(messages):
-            for index, (body, flag, own) in enumerate(messages):
-                if own and own[-1] != 2:
-                    messages[index] = (body, flag, own + b"\x02")
-        tagged = extra.startswith(_TAGS_BYTES) or b"\x02" + _TAGS_BYTES in extra
-        if not tagged and _TAGS_BYTES not in every:
-            return [0] * len(messages)
+    def _batch_codes(self, topic: Topic, messages: list[BatchItem]) -> list[int]:
+        """The tags code of each message."""
         codes: list[int] = []
         start, code = b"", 0  # how the property string of the tagged message before began, and what that tag is
         for _, _, own in messages:
-            if not tagged:
-                if _TAGS_BYTES not in own:
-                    codes.append(0)
-                    continue
-                if start and own.startswith(start) and not own.rfind(_TAGS_BYTES):
-                    codes.append(code)
-                    continue
-            tag = property_value((own + extra).decode("utf-8", "replace"), PROPERTY_TAGS)
+            if _TAGS_BYTES not in own:
+                codes.append(0)
+                continue
+            if start and own.startswith(start) and not own.rfind(_TAGS_BYTES):
+                codes.append(code)
+                continue
+            tag = property_value(own.decode("utf-8", "replace"), PROPERTY_TAGS)
             code = 0 if tag is None else topic.tag_codes.get(tag) or self._tag_code(topic, tag)
             codes.append(code)
             start = f"{_TAGS}{tag}\x02".encode() if tag else b""
@@ -424,15 +421,12 @@ def _delay_level(values: dict[str, str]) -> int:
         return 0
 
 
-def _unserved_batch(messages: list[BatchItem], extra: bytes) -> Refusal | None:
-    shared = decode_properties(extra)
-    if PROPERTY_DELAY in shared:
-        return Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be delayed (property DELAY)")
-    for _, _, own in messages:
-        values = decode_properties(own)
+def _unserved_batch(messages: list[BatchItem], of_batch: str) -> Refusal | None:
+    for properties in (of_batch.encode(), *(own for _, _, own in messages)):
+        values = decode_properties(properties)
         if values.get(PROPERTY_DELAY):
             return Refusal(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed (property DELAY)")
-        refusal = _unserved(values | shared, transactional=True)
+        refusal = _unserved(values, transactional=True)
         if refusal is not None:
             return refusal
     return None

@@ -113,7 +113,7 @@ class SendBackHandler:
         properties.setdefault(PROPERTY_RETRY_TOPIC, view.topic)
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, view.offset_msg_id)
         properties[PROPERTY_WAIT] = "false"
-        properties.pop(PROPERTY_DELAY, None)
+        properties[PROPERTY_DELAY] = "0"  # what a dead letter is left with
         name = topic.name
         queue_id = self._entropy.randrange(max(1, topic.write_queues))
         tag = properties.get(PROPERTY_TAGS)

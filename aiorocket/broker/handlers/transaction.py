@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.send_checks import SendHeader, check_sizes
+from aiorocket.broker.core.send_checks import SendHeader, added_properties, check_sizes
 from aiorocket.broker.core.transactions import HalfState, immunity
 from aiorocket.broker.transaction_check import TransactionChecks, name_of
 from aiorocket.errors import StoreError
@@ -88,7 +88,9 @@ class TransactionHandlers:
         for name in (PROPERTY_DELAY, PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET):
             values.pop(name, None)
         unique = values[PROPERTY_UNIQ_KEY]
-        values.update(REAL_TOPIC=topic, REAL_QID=str(queue_id), __transactionId__=unique, CLUSTER=self._cluster)
+        values.update(
+            added_properties(self._cluster), REAL_TOPIC=topic, REAL_QID=str(queue_id), __transactionId__=unique
+        )
         try:
             text = encode_properties(values)
         except ProtocolError as error:  # too long by what was added

@@ -1,0 +1,49 @@
+"""A Java consumer sees the same of every kind of message from our broker as from Apache's: properties, ids, flags.
+
+Plain messages with and without properties, a delayed one, one that is retried, a dead one, a committed transactional
+one, and those of a batch, with what the producer was told of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.interop.peers import JavaClient, Server
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+
+#: What differs from run to run and says nothing of the message.
+PASSING = {"CONSUME_START_TIME", "MIN_OFFSET", "MAX_OFFSET"}
+
+
+async def facts(java: JavaClient, server: Server) -> dict[str, dict[str, Any]]:
+    """What ``Kinds`` prints, ids replaced by whose they are and a queue by whether it is the one sent to."""
+    run = await java.start(server.nameserver, "kinds", "90", program="Kinds")
+    events = await run.finish(limit=120)
+    names: dict[str, str] = {}
+    for event in events:
+        if event["event"] == "sent":
+            for field in ("msgId", "offsetMsgId", "transactionId"):
+                for number, known in enumerate((event[field] or "").split(",")):
+                    names.setdefault(known, f"{field} {number} of {event['kind']}")
+    found: dict[str, dict[str, Any]] = {}
+    for event in events[:-1]:
+        properties = event.pop("properties", {})
+        queue = str(event.pop("queueId"))
+        if "REAL_QID" in properties:
+            properties["REAL_QID"] = "its own" if properties["REAL_QID"] == queue else properties["REAL_QID"]
+        values = {**event, **{f"property {name}": value for name, value in properties.items() if name not in PASSING}}
+        found[f"{event['event']} {event['kind']}"] = {
+            name: ",".join(names.get(part, part) for part in value.split(",")) if isinstance(value, str) else value
+            for name, value in values.items()
+        }
+    return found
+
+
+async def test_every_kind_of_message_is_as_apaches(java: JavaClient, apache: Server, ours: Server) -> None:
+    wanted = await facts(java, apache)
+    assert len(wanted) == 7 + 8
+    assert wanted["received transactional"]["property TRAN_MSG"] == "true"
+    assert await facts(java, ours) == wanted
