@@ -14,9 +14,9 @@ from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.push.hooks import ConsumeHook
 from aiorocket.client.push.listener_state import bind_state
 from aiorocket.client.push.router import Router
-from aiorocket.client.sending.posting import Selector
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.send_hooks import SendHook
+from aiorocket.client.sending.sender import Selector
 from aiorocket.client.sending.transaction import Checker, TransactionProducer
 from aiorocket.client.session import Session
 from aiorocket.config import ClientConfig, ConsumerConfig, ProducerConfig, PullConsumerConfig

@@ -140,7 +140,7 @@ class HalfSink:
 
     def ledger(self, topic: str) -> Ledger:
         """The ledger in ``topic``, with what is known of it."""
-        return self._ledgers.setdefault(topic, Ledger(self.client, self.producer, topic))
+        return self._ledgers.setdefault(topic, Ledger(self.client, self.producer.sender, topic))
 
     # ---- the questions of brokers
 

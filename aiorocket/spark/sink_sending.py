@@ -8,8 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.client.sending.attempts import Letter
-from aiorocket.client.sending.outgoing import squeeze
+from aiorocket.client.sending.outgoing import EncodedMessage, squeeze
 from aiorocket.errors import (
     BackPressureError,
     BrokerBusyError,
@@ -88,11 +87,11 @@ async def send_rows(
     async def request(job: _Job, part: list[OutgoingRow]) -> bool:
         deadline = time() + timeout
         try:
-            with producer.counted():
-                letter = _letter(producer, job.publish, part, compress_over, half)
+            with producer.sender.in_flight:
+                encoded = _encode(producer, job.publish, part, compress_over, half)
                 while True:
                     try:
-                        receipt = await producer.place(job.publish, job.queue, None, letter, deadline)
+                        receipt = await producer.sender.place(job.publish, job.queue, None, encoded, deadline)
                         break
                     except SendError as error:
                         # What is certainly not there may be sent again, also by a producer without retries.
@@ -141,7 +140,7 @@ async def _open(producer: Producer, rows: Sequence[OutgoingRow], where: str, tim
     for row in rows:
         target = targets.get(row.topic)
         if target is None:
-            publish = await producer.open_topic(row.topic, timeout)
+            publish = await producer.sender.open_topic(row.topic, timeout)
             queues: dict[tuple[int, str | None], Queue] = {}
             for queue in sorted(publish.queues):
                 queues[queue.queue_id, queue.broker_name] = queue
@@ -212,28 +211,21 @@ def _requests(rows: list[OutgoingRow], batch_size: int, compress_over: int) -> I
         yield part
 
 
-def _letter(
+def _encode(
     producer: Producer, publish: Publish, part: list[OutgoingRow], compress_over: int, half: str | None
-) -> Letter:
-    ids = producer.next_ids(len(part))
+) -> EncodedMessage:
+    ids = producer.sender.next_ids(len(part))
     born = producer.client.env.clock.wall_ms()
-    system = "".join([f"{name}\x01{value}\x02" for name, value in (producer.system or {}).items()])
+    system = "".join([f"{name}\x01{value}\x02" for name, value in producer.sender.system.items()])
     if len(part) > 1:
         items = [
             (row.body, 0, f"{_ITEM_HEAD}{msg_id}\x02{row.tail}{system}".encode())
             for row, msg_id in zip(part, ids, strict=True)
         ]
-        return Letter(
-            publish.name,
-            encode_batch(items),
-            f"{PROPERTY_WAIT}\x01true\x02",
-            ids[0],
-            0,
-            0,
-            born,
-            True,
-            producer.wire_group,
-        )
+        return EncodedMessage(
+            producer.wire_group, publish.name, encode_batch(items), f"{PROPERTY_WAIT}\x01true\x02", ids[0], 0, 0, born,
+            batch=True,
+        )  # fmt: skip
     (row,) = part
     text = f"{_ITEM_HEAD}{ids[0]}\x02{row.tail}{system}{half or ''}"
     if row.deliver_ms is not None:
@@ -244,4 +236,4 @@ def _letter(
         flag |= bits
     if len(body) > producer.config.max_message_size:
         raise UsageError(f"the body has {len(body)} bytes, {producer.config.max_message_size} is the limit")
-    return Letter(publish.name, body, text, ids[0], flag, 0, born, group=producer.wire_group)
+    return EncodedMessage(producer.wire_group, publish.name, body, text, ids[0], flag, 0, born)

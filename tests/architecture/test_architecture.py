@@ -36,10 +36,9 @@ CLASSES = {
     "aiorocket.client.app.Client": 559,
     "aiorocket.client.pull.pull_consumer.PullConsumer": 544,
     "aiorocket.client.push.consumer.Consumer": 662,
-    "aiorocket.client.sending.producer.Producer": 641,
-    "aiorocket.client.sending.transaction.TransactionProducer": 826,
+    "aiorocket.client.sending.transaction.TransactionProducer": 506,
     "aiorocket.remoting.signed.SignedConnection": 515,
-    "aiorocket.spark.exactly_once._Producer": 830,
+    "aiorocket.spark.exactly_once._Producer": 510,
 }
 
 #: Clocks and chance by name; what converts a given time is neither.

@@ -440,7 +440,7 @@ def test_a_broker_that_makes_no_topics_for_us_refuses_before_anything_is_sent() 
     async def refused(sim: Simulation) -> list[bytes]:
         async with Admin(nameservers=NAMES, env=sim.env()) as admin:
             letters = admin.dlq("billing")
-            letters.marks_topic = "no way"  # a name that cannot be created
+            letters.marks.topic = "no way"  # a name that cannot be created
             with pytest.raises(RemoteError, match="administration"):
                 await letters.replay(to="orders", confirm=True)
         return await sent(sim)

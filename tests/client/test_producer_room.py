@@ -111,7 +111,7 @@ def test_a_flush_ends_when_the_last_in_a_keys_line_goes_away() -> None:
 
     async def scenario(cluster: FakeCluster, producer: Producer) -> None:
         await producer.send("t", b"0")
-        async with producer.turn("t", "k", producer._time() + 5):
+        async with producer.sender.turn("t", "k", asyncio.get_running_loop().time() + 5):
             second = asyncio.ensure_future(producer.send("t", b"2", sharding_key="k"))
             await asyncio.sleep(0)
             flushed = asyncio.ensure_future(producer.flush())

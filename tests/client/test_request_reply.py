@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from contextlib import closing
+from typing import cast
 
 import pytest
 
@@ -16,6 +17,7 @@ from aiorocket.client.sending.request_reply import Requests
 from aiorocket.config import ClientConfig, ProducerConfig
 from aiorocket.errors import RequestTimeoutError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
+from aiorocket.runtime.entropy import Entropy
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import RemotingCommand, ReplyMessageRequestHeader, RequestCode, ResponseCode
 from tests.client.fake_broker import NAMES, FakeBroker, FakeCluster, Kept
@@ -165,18 +167,21 @@ def test_a_reply_counts_though_the_acknowledgement_was_lost() -> None:
 
 @pytest.mark.parametrize("number", ["", "00000000000000_1", "ZZZZZZZZZZZZZZZZ", "0" * 15, "0" * 17, "é" * 16])
 def test_correlation_ids_of_others_are_not_ours(number: str) -> None:
-    loop = asyncio.new_event_loop()
-    try:
-        requests = Requests(loop, bytes(8))
-        reply: Any = None
-        assert not requests.complete("0" * 16 + number, reply)
-        assert not requests.complete("F" * 32, reply)
-        assert requests.late == 0
-        assert requests.complete("0" * 31 + "A", reply)
-        assert requests.late == 1
+    requests, reply = Requests(Entropy(1)), cast(Message, None)
+    other = f"{Entropy(2).token(8).hex().upper()}{1:016X}"
+    with closing(asyncio.new_event_loop()) as loop:
+        own = loop.run_until_complete(first_id(requests))
+    assert not requests.complete(own[:16] + number, reply)
+    assert not requests.complete(other, reply)
+    assert requests.late == 0
+    assert requests.complete(own, reply)
+    assert requests.late == 1
+
+
+async def first_id(requests: Requests) -> str:
+    with requests.waiting(5.0) as (correlation_id, _):
         requests.close()
-    finally:
-        loop.close()
+        return correlation_id
 
 
 def test_cancelled_requests_leave_nothing_behind() -> None:

@@ -58,7 +58,7 @@ def test_many_first_sends_at_once_open_the_topic_once() -> None:
             sender = await cluster.producer()
 
             async def main() -> None:
-                opened = await asyncio.gather(*(sender.producer.open_topic("t", 3.0) for _ in range(100)))
+                opened = await asyncio.gather(*(sender.producer.sender.open_topic("t", 3.0) for _ in range(100)))
                 assert len(set(map(id, opened))) == 1
 
             await sender.host.run(main())

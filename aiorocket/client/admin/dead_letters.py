@@ -6,33 +6,20 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from aiorocket.client.admin.dead_message import DeadMessage
+from aiorocket.client.admin.marks import Marks
 from aiorocket.client.admin.replay import Replay, ReplayOutcome, ReplayReport
-from aiorocket.client.core.namespace import unwrap, wrap
-from aiorocket.client.core.routes import TopicRoute
+from aiorocket.client.admin.topics import configure, master_of
+from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.queue_scan import QueueScan
-from aiorocket.errors import NotConnectedError, TopicNotFoundError, UsageError
-from aiorocket.model import Queue, check_group, check_topic
-from aiorocket_protocol import (
-    AUTO_CREATE_TOPIC,
-    PERM_READ_WRITE,
-    SINGLE_TAG,
-    CreateTopicRequestHeader,
-    RecordView,
-    RequestCode,
-    dlq_topic,
-)
-
-if TYPE_CHECKING:
-    from aiorocket.client.session import Session
+from aiorocket.client.session import Session
+from aiorocket.errors import TopicNotFoundError, UsageError
+from aiorocket.model import check_group, check_topic
 
 __all__ = ("DeadLetters", "DeadMessage")
 
 log = logging.getLogger("aiorocket.client")
-
-_MARKS_PREFIX = "%REPLAYED%"
 
 Moment = datetime | int
 
@@ -51,8 +38,8 @@ class DeadLetters:
         self.group = check_group(group)
         self._namespace = client.config.namespace
         #: As brokers know them, with the namespace.
-        self.topic = check_topic(dlq_topic(wrap(self._namespace, group)))
-        self.marks_topic = check_topic(_MARKS_PREFIX + wrap(self._namespace, group))
+        self.marks = Marks(client, group)
+        self.topic, self.marks_topic = self.marks.dead_letters_topic, self.marks.topic
         self._client = client
 
     async def messages(
@@ -77,7 +64,7 @@ class DeadLetters:
                 continue
             if first is not None:
                 begin = max(begin, await scan.offset_at(first))
-            marks = await self._marks(scan.queue.broker_name)
+            marks = await self.marks.on(scan.queue.broker_name)
             shown = scan.queue._replace(topic=unwrap(self._namespace, scan.queue.topic))
             async with aclosing(scan.messages(begin, end, DeadMessage)) as found:
                 async for message in found:
@@ -139,7 +126,7 @@ class DeadLetters:
             raise UsageError(f"limit={limit}: 0 or more")
         if to is not None:
             check_topic(to)
-        work = Replay(self, self._client, to, rate, dry_run, on_outcome)
+        work = Replay(self.marks, self._client, to, rate, dry_run, on_outcome)
         async with aclosing(self.messages(since=since, until=until, where=where)) as found:
             async for message in found:
                 if message.replayed:
@@ -148,54 +135,18 @@ class DeadLetters:
                     break
         return work.report()
 
-    # -- inside --
-
     async def _queues(self) -> list[QueueScan]:
         try:
-            route = await self.known_route(refresh=True)
+            route = await self._client.route(self.topic, refresh=True)
         except TopicNotFoundError:
             return []  # nothing was ever given up
         hidden = set(route.publish).difference(route.subscribe)
         for name in sorted({queue.broker_name for queue in hidden}):
             count = sum(queue.broker_name == name for queue in route.publish)
             log.info("%s on %s cannot be read: giving it read permission", self.topic, name)
-            await self._configure(_master(route, name), self.topic, count)
+            await configure(self._client, master_of(route, name), self.topic, count)
         queues = sorted({*route.publish, *route.subscribe})
-        return [QueueScan(self._client, queue, _master(route, queue.broker_name)) for queue in queues]
-
-    async def _marks(self, broker_name: str) -> set[str]:
-        """Replay ids of what was replayed of this broker's dead letters."""
-        address = _master(await self.known_route(), broker_name)
-        scan = QueueScan(self._client, Queue(self.marks_topic, broker_name, 0), address)
-        begin, end = await scan.bounds()
-        marks: set[str] = set()
-        async for mark in scan.messages(begin, end, RecordView):
-            marks.update(mark.keys)
-        return marks
-
-    async def has_marks(self, broker_name: str) -> bool:
-        """Something of this broker was replayed before."""
-        address = _master(await self.known_route(), broker_name)
-        return (await QueueScan(self._client, Queue(self.marks_topic, broker_name, 0), address).bounds()).end > 0
-
-    async def make_marks_topic(self, broker_name: str) -> None:
-        """RemoteError when the broker serves no administration."""
-        await self._configure(_master(await self.known_route(), broker_name), self.marks_topic, 1)
-
-    async def known_route(self, *, refresh: bool = False) -> TopicRoute:
-        """The dead-letter topic's route, from memory unless ``refresh``."""
-        return await self._client.route(self.topic, refresh=refresh)
-
-    async def _configure(self, address: str, topic: str, queues: int) -> None:
-        header = CreateTopicRequestHeader(topic, AUTO_CREATE_TOPIC, queues, queues, PERM_READ_WRITE, SINGLE_TAG, False)
-        await self._client.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-
-
-def _master(route: TopicRoute, broker_name: str) -> str:
-    address = route.master(broker_name)
-    if address is None:
-        raise NotConnectedError(f"broker {broker_name!r} of topic {route.topic!r} has no master at the moment")
-    return address
+        return [QueueScan(self._client, queue, master_of(route, queue.broker_name)) for queue in queues]
 
 
 def _millis(name: str, value: Moment | None) -> int | None:

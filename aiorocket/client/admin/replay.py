@@ -1,8 +1,6 @@
 """Replaying dead letters: each goes to where it came from, stays where it is, and is marked.
 
-A mark is a small message in the topic ``%REPLAYED%group``, in queue 0 of the dead letter's own broker, with the dead
-letter's offset message id as key (unique for the life of that store). A replay reads the marks first and passes over
-what has one. Marks are younger than what they mark, so retention never removes them first.
+A replay reads the marks first and passes over what has one (``marks.py``).
 
 Messages are replayed one at a time, each as: send, wait for the receipt, mark, wait for the receipt. Whatever ends this
 in between (a crash, a power cut, Ctrl-C) can leave at most one message sent and not marked; the next replay sends that
@@ -12,19 +10,20 @@ one again, with the same ``REPLAY_ID``.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
+from aiorocket.client.admin.dead_message import DeadMessage
+from aiorocket.client.admin.marks import Marks
 from aiorocket.client.core.namespace import wrap
-from aiorocket.client.core.routes import TopicRoute
-from aiorocket.client.sending.attempts import Attempts, Letter
+from aiorocket.client.sending.attempts import Attempts
+from aiorocket.client.sending.outgoing import EncodedMessage
 from aiorocket.client.sending.publish import Publish
 from aiorocket.client.session import Session
 from aiorocket.config import ProducerConfig
-from aiorocket.errors import RemoteError, RocketError, UsageError
-from aiorocket.model import Queue, SendReceipt, SendStatus
+from aiorocket.errors import RocketError, UsageError
+from aiorocket.model import SendReceipt
 from aiorocket_protocol import (
     COMPRESSION_MASK,
     INNER_PRODUCER,
@@ -44,13 +43,8 @@ from aiorocket_protocol import (
     RETRY_PREFIX,
     SYS_FLAG_COMPRESSED,
     ProtocolError,
-    RemotingCommand,
-    SendMessageResponseHeader,
     encode_properties,
 )
-
-if TYPE_CHECKING:
-    from aiorocket.client.admin.dead_message import DeadMessage
 
 __all__ = ("REPLAY_ID", "Replay", "ReplayOutcome", "ReplayReport")
 
@@ -73,8 +67,6 @@ _KEPT = frozenset(
     )
 )
 _SEND_TIMEOUT = 5.0
-#: Without its mark a message is sent again one day: worth waiting for a broker that restarts.
-_MARK_TIMEOUT = 15.0
 #: After so many failures in a row the rest would fail too.
 _GIVE_UP = 10
 
@@ -105,39 +97,27 @@ class ReplayReport:
     stopped: str | None = None
 
 
-class _Marks(Protocol):
-    """The dead letters of a group, as far as marks are stored beside them."""
-
-    @property
-    def marks_topic(self) -> str: ...
-
-    async def has_marks(self, broker_name: str) -> bool: ...
-    async def make_marks_topic(self, broker_name: str) -> None: ...
-    async def known_route(self, *, refresh: bool = False) -> TopicRoute: ...
-
-
 class Replay:
     """One call of ``replay``: what it sends, and how it has gone so far."""
 
     def __init__(
         self,
-        letters: _Marks,
+        marks: Marks,
         client: Session,
         to: str | None,
         rate: float | None,
         dry_run: bool,
         on_outcome: Callable[[ReplayOutcome], object] | None,
     ) -> None:
-        self._letters = letters
+        self._marks = marks
         self._client = client
         self._namespace = client.config.namespace
         self._to = to
         self._rate = rate
         self._dry_run = dry_run
         self._tell = on_outcome or (lambda outcome: None)
-        self._attempts = Attempts(client, ProducerConfig(send_timeout=_SEND_TIMEOUT), self._open, _receipt)
+        self._attempts = Attempts(client, ProducerConfig(send_timeout=_SEND_TIMEOUT), self._look_up)
         self._targets: dict[str, Publish] = {}
-        self._marked_brokers: set[str] = set()
         self._began = client.loop.time()
         self._in_a_row = 0
         self.selected = 0
@@ -171,11 +151,8 @@ class Replay:
         if self._rate is not None:
             due = self._began + (self.selected - 1) / self._rate
             await asyncio.sleep(max(0.0, due - self._client.loop.time()))
-        broker = message.queue.broker_name
-        if broker not in self._marked_brokers:
-            # First of all: without marks the next replay would send everything again.
-            await self._open_marks(broker)
-            self._marked_brokers.add(broker)
+        # First of all: without marks the next replay would send everything again.
+        await self._marks.open(message.queue.broker_name)
         try:
             receipt = await self._send(message, topic)
         except (RocketError, ProtocolError) as error:
@@ -216,16 +193,15 @@ class Replay:
             properties[PROPERTY_DLQ_ORIGIN_TOPIC] = origin
         properties[REPLAY_ID] = message.replay_id
         text = _text(properties)
-        letter = Letter(
-            topic, message.raw_body, text, message.msg_id, message.sys_flag & _KEPT_FLAGS, message.flag,
-            message.born_timestamp, group=INNER_PRODUCER,
+        copy = EncodedMessage(
+            INNER_PRODUCER, topic, message.raw_body, text, message.msg_id, message.sys_flag & _KEPT_FLAGS, message.flag,
+            message.born_timestamp,
         )  # fmt: skip
         deadline = self._client.loop.time() + _SEND_TIMEOUT
-        publish = await self._open(topic)
+        publish = self._targets.get(topic) or await self._open(topic, refresh=False)
         key = properties.get(PROPERTY_SHARDING_KEY)
-        if key:
-            return await self._attempts.keyed(publish, key, letter, deadline)
-        return await self._attempts.run(publish, publish.next(), letter, deadline)
+        target = publish.choice.by_key(key) if key else publish.next()
+        return await self._attempts.run(publish, target, copy, deadline, moves=not key)
 
     async def _mark(self, message: DeadMessage, topic: str, receipt: SendReceipt) -> None:
         said = {
@@ -237,44 +213,16 @@ class Replay:
             "stored_as": receipt.offset_msg_id,
             "at": self._client.env.clock.wall_ms(),
         }
-        await self._store_mark(message.queue.broker_name, message.replay_id, said)
+        await self._marks.store(message.queue.broker_name, message.replay_id, said)
 
-    async def _open_marks(self, broker_name: str) -> None:
-        """Make sure that marks can be stored. RocketError says why they cannot."""
-        if await self._letters.has_marks(broker_name):
-            return
-        try:
-            await self._letters.make_marks_topic(broker_name)
-        except RemoteError as refusal:
-            # A broker that serves no administration may still create topics at the first send: this is it, and its key
-            # is no message's.
-            try:
-                await self._store_mark(broker_name, "opened", {"opened": self._client.env.clock.wall_ms()})
-            except (RocketError, ProtocolError) as error:
-                raise refusal from error
-
-    async def _store_mark(self, broker_name: str, key: str, said: dict[str, Any]) -> None:
-        topic, now = self._letters.marks_topic, self._client.env.clock.wall_ms()
-        letter = Letter(
-            topic, json.dumps(said).encode(), _text({PROPERTY_KEYS: key}), key, 0, 0, now, group=INNER_PRODUCER
-        )  # fmt: skip
-        publish = await self._open(topic)
-        deadline = self._client.loop.time() + _MARK_TIMEOUT
-        await self._attempts.pinned(publish, Queue(topic, broker_name, 0), letter, deadline)
-
-    async def _open(self, topic: str, *, refresh: bool = False) -> Publish:
-        publish = self._targets.get(topic)
-        if publish is None or refresh:
-            if topic == self._letters.marks_topic:
-                # Its brokers are those of the dead letters; name servers may not know it yet.
-                known = await self._letters.known_route(refresh=refresh)
-                names = sorted({queue.broker_name for queue in (*known.publish, *known.subscribe)})
-                route = TopicRoute(topic, [Queue(topic, name, 0) for name in names], (), known.addresses)
-            else:
-                route = await self._client.route(topic, refresh=refresh)
-            start = self._client.env.entropy.randrange(1 << 16)
-            publish = self._targets[topic] = Publish(route, start=start, provisional=False)
+    async def _open(self, topic: str, *, refresh: bool) -> Publish:
+        route = await self._client.route(topic, refresh=refresh)
+        start = self._client.env.entropy.randrange(1 << 16)
+        publish = self._targets[topic] = Publish(route, start=start, provisional=False)
         return publish
+
+    async def _look_up(self, topic: str) -> Publish:
+        return await self._open(topic, refresh=True)
 
 
 def _text(properties: dict[str, str]) -> str:
@@ -282,8 +230,3 @@ def _text(properties: dict[str, str]) -> str:
         return encode_properties(properties).decode()
     except ProtocolError as error:
         raise UsageError(f"with the properties of a replay (at most {MAX_PROPERTIES} bytes): {error}") from None
-
-
-def _receipt(letter: Letter, queue: Queue, answer: RemotingCommand) -> SendReceipt:
-    stored = answer.read(SendMessageResponseHeader)
-    return SendReceipt(letter.msg_id, queue, stored.queue_offset, stored.msg_id, SendStatus(answer.code))

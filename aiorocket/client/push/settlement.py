@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.exits import DeadLetter, Retry
 from aiorocket.client.message import DEAD_LETTER_LEVEL, Message, exit_level
-from aiorocket.client.sending.attempts import Attempts, Letter
+from aiorocket.client.sending.attempts import Attempts
+from aiorocket.client.sending.outgoing import EncodedMessage
 from aiorocket.client.sending.publish import Publish
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import NotConnectedError, RocketError
-from aiorocket.model import Queue, SendReceipt, SendStatus
+from aiorocket.model import Queue
 from aiorocket_protocol import (
     COMPRESSION_MASK,
     INNER_PRODUCER,
@@ -30,9 +31,7 @@ from aiorocket_protocol import (
     SYS_FLAG_COMPRESSED,
     ConsumerSendMsgBackRequestHeader,
     ProtocolError,
-    RemotingCommand,
     RequestCode,
-    SendMessageResponseHeader,
 )
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class Settlement:
         self._consumer = consumer
         self._again = again
         config = ProducerConfig(send_timeout=_SEND_BACK_TIMEOUT)
-        self._attempts = Attempts(consumer.client, config, self._open, _receipt)
+        self._attempts = Attempts(consumer.client, config, self._look_up)
 
     async def failed(self, message: Message, error: Exception, max_attempts: int | None) -> None:
         """A listener ended with ``error``."""
@@ -216,20 +215,17 @@ class Settlement:
         if not dead:
             properties[PROPERTY_DELAY] = str(delay_level or _FIRST_RETRY_LEVEL + times - 1)
         text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-        letter = Letter(
-            topic, message.raw_body, text, message.msg_id, message.sys_flag & _KEPT_FLAGS, message.flag,
-            message.born_timestamp, group=INNER_PRODUCER, reconsume_times=max(times, limit) if dead else times,
+        copy = EncodedMessage(
+            INNER_PRODUCER, topic, message.raw_body, text, message.msg_id, message.sys_flag & _KEPT_FLAGS, message.flag,
+            message.born_timestamp, reconsume_times=max(times, limit) if dead else times,
             max_reconsume_times=limit - 1,
         )  # fmt: skip
         deadline = asyncio.get_running_loop().time() + _SEND_BACK_TIMEOUT
         publish = await self._open(topic)
-        await self._attempts.run(publish, publish.next(), letter, deadline)
+        await self._attempts.run(publish, publish.next(), copy, deadline)
 
-    async def _open(self, topic: str, *, refresh: bool = False) -> Publish:
-        route = await self._consumer.client.route(topic, refresh=refresh)
-        return Publish(route, start=0, provisional=False)
+    async def _open(self, topic: str) -> Publish:
+        return Publish(await self._consumer.client.route(topic), start=0, provisional=False)
 
-
-def _receipt(letter: Letter, queue: Queue, answer: RemotingCommand) -> SendReceipt:
-    stored = answer.read(SendMessageResponseHeader)
-    return SendReceipt(letter.msg_id, queue, stored.queue_offset, stored.msg_id, SendStatus(answer.code))
+    async def _look_up(self, topic: str) -> Publish:
+        return Publish(await self._consumer.client.route(topic, refresh=True), start=0, provisional=False)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, NamedTuple
 
-from aiorocket.client.sending.attempts import Letter
-from aiorocket.client.sending.outgoing import property_text
+from aiorocket.client.sending.outgoing import EncodedMessage, property_text
+from aiorocket.client.sending.sender import Sender
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import PROPERTY_UNIQ_KEY, PROPERTY_WAIT, BatchItem, encode_batch
-
-if TYPE_CHECKING:
-    from aiorocket.client.sending.posting import Posting
 
 __all__ = ("Item", "SendOutcome", "send_batch", "send_many")
 
@@ -37,41 +34,29 @@ class SendOutcome(NamedTuple):
     error: RocketError | None
 
 
-class _Sender(Protocol):
-    """A producer that sends one message at a time."""
-
-    async def send(
-        self,
-        topic: str | OutgoingMessage,
-        body: bytes | None = None,
-        *,
-        sharding_key: str | None = None,
-        timeout: float | None = None,
-    ) -> SendReceipt: ...
-
-
 async def send_batch(
-    producer: Posting, topic: str, messages: Iterable[Item], queue: Queue | None, timeout: float | None
+    sender: Sender, topic: str, messages: Iterable[Item], queue: Queue | None, timeout: float | None
 ) -> list[SendReceipt]:
     """See ``Producer.send_batch``."""
-    timeout = producer.config.send_timeout if timeout is None else timeout
+    timeout = sender.config.send_timeout if timeout is None else timeout
     deadline = asyncio.get_running_loop().time() + timeout
     messages = list(messages)
     # All have the key of the first, or are refused.
     first = messages[0] if messages and queue is None else None
-    if isinstance(first, OutgoingMessage) and first.sharding_key is not None:
-        async with producer.turn(topic, first.sharding_key, deadline):
-            return await _send_batch(producer, topic, messages, queue, deadline)
-    return await _send_batch(producer, topic, messages, queue, deadline)
+    key = first.sharding_key if isinstance(first, OutgoingMessage) else None
+    if key is None:
+        return await _send_batch(sender, topic, messages, queue, deadline)
+    async with sender.turn(topic, key, deadline):
+        return await _send_batch(sender, topic, messages, queue, deadline)
 
 
 async def _send_batch(
-    producer: Posting, topic: str, messages: list[Item], queue: Queue | None, deadline: float
+    sender: Sender, topic: str, messages: list[Item], queue: Queue | None, deadline: float
 ) -> list[SendReceipt]:
-    publish = await producer.open_topic(topic, max(0.001, deadline - asyncio.get_running_loop().time()))
-    ids = producer.next_ids(len(messages))
+    publish = await sender.open_topic(topic, max(0.001, deadline - asyncio.get_running_loop().time()))
+    ids = sender.next_ids(len(messages))
     items: list[BatchItem] = []
-    system = producer.system
+    system = sender.system
     keyed = 0
     sharding_key: str | None = None
     for msg_id, message in zip(ids, messages, strict=True):
@@ -97,8 +82,8 @@ async def _send_batch(
     if not items:
         return []
     size = sum([_ITEM_OVERHEAD + len(body) + len(properties) for body, _, properties in items])
-    if size > producer.config.max_message_size:
-        limit = producer.config.max_message_size
+    if size > sender.config.max_message_size:
+        limit = sender.config.max_message_size
         raise UsageError(f"the batch takes {size} bytes, max_message_size is {limit}: send fewer at once")
     batch = encode_batch(items)
     if queue is None and sharding_key is not None and keyed < len(items):
@@ -106,10 +91,11 @@ async def _send_batch(
             "the messages of the batch have different sharding keys, and a batch goes to one queue: a batch for each "
             "key, or queue="
         )
-    born = producer.client.env.clock.wall_ms()
-    letter = Letter(publish.name, batch, f"{PROPERTY_WAIT}\x01true\x02", ids[0], 0, 0, born, True, producer.wire_group)
-    with producer.counted():
-        first = await producer.place(publish, queue, sharding_key, letter, deadline)
+    born = sender.client.env.clock.wall_ms()
+    wait = f"{PROPERTY_WAIT}\x01true\x02"
+    encoded = EncodedMessage(sender.wire_group, publish.name, batch, wait, ids[0], 0, 0, born, batch=True)
+    with sender.in_flight:
+        first = await sender.place(publish, queue, sharding_key, encoded, deadline)
     offset_ids = first.offset_msg_id.split(",")
     if len(offset_ids) != len(ids):
         # Apache's brokers with batch queues answer with one id for all.
@@ -122,7 +108,7 @@ async def _send_batch(
 
 
 async def send_many(
-    producer: _Sender,
+    send: Callable[..., Awaitable[SendReceipt]],
     topic: str,
     messages: Iterable[Item] | AsyncIterable[Item],
     sharding_key: str | Callable[[Any], str] | None,
@@ -130,7 +116,8 @@ async def send_many(
     in_flight: int,
     timeout: float | None,
 ) -> AsyncIterator[SendOutcome]:
-    """See ``Producer.send_many``. A fixed number of senders share the source, so no message costs a task."""
+    """See ``Producer.send_many``; ``send`` is ``Producer.send``. A fixed number of tasks share the source, so no
+    message costs one."""
     if in_flight < 1:
         raise UsageError(f"in_flight={in_flight}: 1 or more")
     source = _Source(messages)
@@ -153,9 +140,9 @@ async def send_many(
             try:
                 mine = key if key_of is None else key_of(message)
                 if isinstance(message, OutgoingMessage):
-                    receipt = await producer.send(message, sharding_key=mine, timeout=timeout)
+                    receipt = await send(message, sharding_key=mine, timeout=timeout)
                 else:
-                    receipt = await producer.send(topic, message, sharding_key=mine, timeout=timeout)
+                    receipt = await send(topic, message, sharding_key=mine, timeout=timeout)
             except RocketError as failed:
                 error = failed
             outcome = SendOutcome(index, message, receipt, error)

@@ -1,11 +1,14 @@
-"""From what a user hands over to what goes on the wire: properties text, compressed body, checks with clear
+"""From what a user hands over to what goes on the wire: one value, properties text, compressed body, checks with clear
 refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from aiorocket.errors import UsageError
+from aiorocket.model import OutgoingMessage
 from aiorocket_protocol import (
     COMPRESSION_LZ4,
     COMPRESSION_ZLIB,
@@ -22,7 +25,15 @@ from aiorocket_protocol import (
     compress,
 )
 
-__all__ = ("COMPRESSED_ZLIB", "COMPRESSIONS", "property_text", "squeeze")
+__all__ = (
+    "COMPRESSED_ZLIB", "COMPRESSIONS", "EMPTY_BODY", "EncodedMessage", "ONE_OR_THE_OTHER", "as_bytes", "as_message",
+    "property_text", "squeeze",
+)  # fmt: skip
+
+ONE_OR_THE_OTHER = (
+    "(topic, body, tag=, keys=, properties=, delay_level=) or (OutgoingMessage(...)), which has all of these itself"
+)
+EMPTY_BODY = "an empty body: RocketMQ's brokers and clients refuse it, send at least one byte"
 
 #: sysFlag of a body compressed by zlib, as Java's producers mark it (compressed, type 3).
 COMPRESSED_ZLIB = SYS_FLAG_COMPRESSED | COMPRESSION_ZLIB
@@ -37,6 +48,71 @@ _TAGS = PROPERTY_TAGS + _NAME_END
 _KEYS = PROPERTY_KEYS + _NAME_END
 _SHARDING_KEY = PROPERTY_SHARDING_KEY + _NAME_END
 _DELAY = PROPERTY_DELAY + _NAME_END
+
+
+class EncodedMessage(NamedTuple):
+    """A message as it travels: ``group`` and ``topic`` by their names on the wire, ``properties`` as text, ``born`` in
+    milliseconds of the wall clock. ``batch``: the body is in the batch encoding of request 320."""
+
+    group: str
+    topic: str
+    body: bytes
+    properties: str
+    msg_id: str
+    sys_flag: int
+    flag: int
+    born: int
+    batch: bool = False
+    reconsume_times: int = 0
+    max_reconsume_times: int | None = None
+
+
+def as_bytes(body: object) -> bytes:
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise UsageError(f"the body must be bytes, not {type(body).__name__}: encode it first")
+
+
+def as_message(
+    topic: str | OutgoingMessage,
+    body: object,
+    tag: str,
+    keys: Sequence[str],
+    properties: Mapping[str, str] | None,
+    sharding_key: str | None,
+    delay_level: int,
+) -> OutgoingMessage:
+    """What was given to a verb, as one value."""
+    if isinstance(topic, OutgoingMessage):
+        if body is not None or tag or keys or properties or delay_level:
+            raise UsageError(ONE_OR_THE_OTHER)
+        if topic.sharding_key is None and sharding_key is not None:
+            topic = replace(topic, sharding_key=sharding_key)
+        return topic if type(topic.body) is bytes else replace(topic, body=as_bytes(topic.body))
+    return OutgoingMessage(
+        topic=topic, body=as_bytes(body), tag=tag, keys=keys, properties=properties or {}, delay_level=delay_level,
+        sharding_key=sharding_key,
+    )  # fmt: skip
+
+
+def taken_apart(
+    message: object,
+    body: object,
+    tag: str,
+    keys: Sequence[str],
+    properties: Mapping[str, str] | None,
+    sharding_key: str | None,
+    delay_level: int,
+) -> tuple[str, bytes, str, Sequence[str], Mapping[str, str], str | None, int, int]:
+    """The other way round, without making another value: topic, body, tag, keys, properties, key, delay level, flag of
+    an OutgoingMessage that was given in place of all these, but for the key."""
+    if body is not None or tag or keys or properties or delay_level or not isinstance(message, OutgoingMessage):
+        raise UsageError(ONE_OR_THE_OTHER)
+    key = sharding_key if message.sharding_key is None else message.sharding_key
+    return (
+        message.topic, message.body, message.tag, message.keys, message.properties, key, message.delay_level,
+        message.flag,
+    )  # fmt: skip
 
 
 def property_text(

@@ -8,14 +8,13 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from aiorocket.client.core.lifecycle import State
+from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.message import Message
-from aiorocket.client.sending.attempts import Letter
 from aiorocket.client.sending.bulk import Item, SendOutcome, send_batch, send_many
-from aiorocket.client.sending.outgoing import property_text
-from aiorocket.client.sending.posting import ONE_OR_THE_OTHER, Posting, Selector, as_bytes, as_message
+from aiorocket.client.sending.outgoing import EncodedMessage, as_bytes, as_message, property_text, taken_apart
 from aiorocket.client.sending.request_reply import Requests, reply, request
 from aiorocket.client.sending.send_hooks import SendHook
+from aiorocket.client.sending.sender import Selector, Sender
 from aiorocket.client.session import Session
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import RocketError, SendError, UsageError
@@ -45,7 +44,7 @@ _header: Callable[[tuple[object, ...]], SendMessageRequestHeaderV2] = partial(tu
 _receipt: Callable[[tuple[object, ...]], SendReceipt] = partial(tuple.__new__, SendReceipt)
 
 
-class Producer(Posting):
+class Producer:
     """Sends messages. ``group`` names the application to brokers and tools; ``nameservers`` makes a private ``Client``,
     ``client`` shares one. Start it by ``async with`` or ``start()``; it is used once.
 
@@ -53,8 +52,6 @@ class Producer(Posting):
     may have the message all the same. Messages without a sharding key or a pinned queue are retried on another queue
     or broker. ``hooks`` are called around every attempt to send.
     """
-
-    client: Session
 
     def __init__(
         self,
@@ -68,17 +65,27 @@ class Producer(Posting):
     ) -> None:
         if client is not None and (nameservers is not None or env is not None):
             raise UsageError("a Producer takes either client= or nameservers= and env=: the client has them already")
-        check_group(group)
+        self.group = check_group(group)
         self._own_client = client is None
-        client = client or Session(nameservers=nameservers, env=env)
-        super().__init__(group, client, config or ProducerConfig(), hooks)
+        self.client = client or Session(nameservers=nameservers, env=env)
+        self.config = config or ProducerConfig()
+        self._lifecycle = Lifecycle(f"producer {group!r}")
+        #: What its verbs are made of, for pipelines that prepare messages by themselves.
+        self.sender = Sender(group, self.client, self.config, self._lifecycle, hooks)
+        self.wire_group = self.sender.wire_group
+        #: Who waits for a reply.
+        self.requests = Requests(self.client.env.entropy)
+        self._time = _not_started
+        self._wall_ms = self.client.env.clock.wall_ms
+        self._live = self.client.remoting.live
+        self._unwatch: Callable[[], None] | None = None
         self._ended = asyncio.Event()
 
     # -- life --
 
     async def start(self) -> None:
         """Register the group. Name servers and brokers are asked at the first send to a topic."""
-        self._check_compression()
+        self.sender.check_compression()
         self._lifecycle.move("start")
         try:
             if self._own_client:
@@ -92,9 +99,8 @@ class Producer(Posting):
             self._lifecycle.move("stopped")
             self._ended.set()
             raise
-        self._begin()
-        self._live = self.client.remoting.live
-        self._requests = Requests(self._loop, self.client.env.entropy.token(8))
+        self._time = self.client.loop.time
+        self._unwatch = self.client.watch_routes(self.sender.on_route)
         self._lifecycle.move("started")
 
     async def stop(self) -> None:
@@ -109,9 +115,10 @@ class Producer(Posting):
         try:
             await self.flush()
         finally:
-            self._requests.close()
-            self._unwatch()
-            self._publish.clear()  # so that a later send looks at the lifecycle
+            self.requests.close()
+            if self._unwatch is not None:
+                self._unwatch()
+            self.sender.opened.clear()  # so that a later send looks at the lifecycle
             try:
                 await self.client.remove_producer(self.wire_group)
             finally:
@@ -133,10 +140,12 @@ class Producer(Posting):
 
     async def flush(self) -> None:
         """Return when no send is under way: each ends within its timeout, one way or the other."""
-        if self._in_flight or self._attempts.turns:
-            waiter = self._loop.create_future()
-            self._idle.append(waiter)
-            await waiter
+        await self.sender.in_flight.idle()
+
+    @property
+    def in_flight(self) -> int:
+        """Sends under way."""
+        return self.sender.in_flight.count
 
     # -- sending --
 
@@ -165,107 +174,70 @@ class Producer(Posting):
         UsageError for arguments that can never be sent, TopicNotFoundError when the name servers say that nobody has
         the topic, SendError otherwise.
         """
-        if select is not None:
-            message = as_message(topic, body, tag, keys, properties, sharding_key, delay_level)
-            queue, left = await self._select(message, queue, select, arg, timeout)
-            return await self.send(message, queue=queue, timeout=left)
-        flag = 0
-        if type(topic) is not str:
-            if body is not None or tag or keys or properties or delay_level or not isinstance(topic, OutgoingMessage):
-                raise UsageError(ONE_OR_THE_OTHER)
-            tag, keys, properties = topic.tag, topic.keys, topic.properties
-            delay_level, flag = topic.delay_level, topic.flag
-            if topic.sharding_key is not None:
-                sharding_key = topic.sharding_key
-            body, topic = topic.body, topic.topic
-        if type(body) is not bytes:
-            body = as_bytes(body)
+        sender, flag = self.sender, 0
         if timeout is None:
             timeout = self.config.send_timeout
         deadline = self._time() + timeout
-        if sharding_key is not None and queue is None:
-            return await self._send_in_turn(
-                topic, body, tag, keys, properties, sharding_key, delay_level, flag, deadline
+        if select is not None:
+            topic = as_message(topic, body, tag, keys, properties, sharding_key, delay_level)
+            queue = await sender.select(topic, queue, select, arg, timeout)
+            body, tag, keys, properties, delay_level = None, "", (), None, 0
+        if type(topic) is not str:
+            topic, body, tag, keys, properties, sharding_key, delay_level, flag = taken_apart(
+                topic, body, tag, keys, properties, sharding_key, delay_level
             )
-        publish = self._publish.get(topic)
-        if publish is None or self._in_flight >= self.config.max_in_flight:
-            publish = await self._admit(topic, timeout)
+        if type(body) is not bytes:
+            body = as_bytes(body)
+        key = sharding_key if queue is None else None
+        if key is not None:
+            await sender.take_turn(topic, key, deadline)
             timeout = max(0.001, deadline - self._time())
-        born = self._wall_ms()
-        msg_id = self._ids.next(born)  # type: ignore[union-attr]  # set with the first topic
-        if tag or keys or properties or sharding_key or delay_level or self.system:
-            text = property_text(msg_id, tag, keys, properties, sharding_key, delay_level, self.system)
-        else:
-            text = _ID_BEGIN + msg_id + "\x02"
-        sys_flag = 0
-        if len(body) >= self.config.compress_over:
-            body, sys_flag = self._fit(body)
-        elif not body:
-            raise UsageError("an empty body: RocketMQ's brokers and clients refuse it, send at least one byte")
-        self._in_flight += 1
+        in_flight = sender.in_flight
+        first: RemotingCommand | Exception | None = None
         try:
-            if queue is not None:
-                letter = Letter(publish.name, body, text, msg_id, sys_flag, flag, born, group=self.wire_group)
-                return await self._attempts.pinned(publish, queue, letter, deadline)
-            target = publish.next()
-            connection = self._live(target.address)
-            if connection is None or publish.slow:
-                letter = Letter(publish.name, body, text, msg_id, sys_flag, flag, born, group=self.wire_group)
-                return await self._attempts.run(publish, target, letter, deadline)
-            header = _header(
-                (self.wire_group, publish.name, AUTO_CREATE_TOPIC, 4, target.queue_id, sys_flag, born, flag, text,
-                 0, False, None, False, target.broker_name)
-            )  # fmt: skip
-            try:
-                answer = await connection.request(
-                    RemotingCommand(_SEND, 0, 0, LANGUAGE_PYTHON, VERSION, None, None, header, None, body), timeout
-                )
-            except (RocketError, ProtocolError) as error:
-                letter = Letter(publish.name, body, text, msg_id, sys_flag, flag, born, group=self.wire_group)
-                return await self._attempts.after(error, publish, target, letter, deadline)
-            if answer.code:
-                letter = Letter(publish.name, body, text, msg_id, sys_flag, flag, born, group=self.wire_group)
-                return await self._attempts.judge_answer(answer, publish, target, letter, deadline)
-            stored = answer.read(SendMessageResponseHeader)
-            return _receipt((msg_id, target.queue, stored.queue_offset, stored.msg_id, _OK))
-        except ProtocolError as error:
-            raise SendError(f"topic {topic!r}: the answer cannot be read: {error}", may_be_stored=True) from error
-        finally:
-            self._in_flight -= 1
-            if self._room or self._idle:
-                self._make_room()
-
-    async def _send_in_turn(
-        self,
-        topic: str,
-        body: bytes,
-        tag: str,
-        keys: Sequence[str],
-        properties: Mapping[str, str] | None,
-        sharding_key: str,
-        delay_level: int,
-        flag: int,
-        deadline: float,
-    ) -> SendReceipt:
-        """``send`` with a key: its place among those of the key counts from the call, see ``turn``."""
-        name = await self._take_turn(topic, sharding_key, deadline)
-        try:
-            publish = self._publish.get(topic)
-            if publish is None or self._in_flight >= self.config.max_in_flight:
-                publish = await self._let_in(topic, max(0.001, deadline - self._time()))
+            publish = sender.opened.get(topic)
+            if publish is None or in_flight.count >= in_flight.most:
+                publish = await sender.admit(topic, timeout, in_turn=key is not None)
+                timeout = max(0.001, deadline - self._time())
             born = self._wall_ms()
-            msg_id = self._ids.next(born)  # type: ignore[union-attr]  # set with the first topic
-            text = property_text(msg_id, tag, keys, properties, sharding_key, delay_level, self.system)
-            if not body:
-                raise UsageError("an empty body: RocketMQ's brokers and clients refuse it, send at least one byte")
-            body, sys_flag = self.packed(body)
-            letter = Letter(publish.name, body, text, msg_id, sys_flag, flag, born, group=self.wire_group)
-            with self.counted():
-                return await self._attempts.in_turn(publish, sharding_key, letter, deadline)
-        except ProtocolError as error:
-            raise SendError(f"topic {topic!r}: the answer cannot be read: {error}", may_be_stored=True) from error
+            msg_id = sender.next_id(born)
+            if tag or keys or properties or sharding_key or delay_level or sender.system:
+                text = property_text(msg_id, tag, keys, properties, sharding_key, delay_level, sender.system)
+            else:
+                text = _ID_BEGIN + msg_id + "\x02"
+            sys_flag = 0
+            if not 0 < len(body) < self.config.compress_over:
+                body, sys_flag = sender.packed(body)
+            in_flight.count += 1
+            try:
+                moves = sharding_key is None and queue is None
+                target = publish.next() if moves else publish.target(queue, key)
+                connection = self._live(target.address)
+                if connection is not None and not publish.slow:
+                    header = _header(
+                        (self.wire_group, publish.name, AUTO_CREATE_TOPIC, 4, target.queue_id, sys_flag, born, flag,
+                         text, 0, False, None, False, target.broker_name)
+                    )  # fmt: skip
+                    command = RemotingCommand(_SEND, 0, 0, LANGUAGE_PYTHON, VERSION, None, None, header, None, body)
+                    try:
+                        first = await connection.request(command, timeout)
+                    except (RocketError, ProtocolError) as error:
+                        first = error
+                    else:
+                        if not first.code:
+                            stored = first.read(SendMessageResponseHeader)
+                            return _receipt((msg_id, target.queue, stored.queue_offset, stored.msg_id, _OK))
+                encoded = EncodedMessage(self.wire_group, publish.name, body, text, msg_id, sys_flag, flag, born)
+                return await sender.attempts.run(publish, target, encoded, deadline, moves=moves, first=first)
+            except ProtocolError as error:
+                raise SendError(f"topic {topic!r}: the answer cannot be read: {error}", may_be_stored=True) from error
+            finally:
+                in_flight.count -= 1
+                if in_flight.waited_for:
+                    in_flight.ended()
         finally:
-            self._end_turn(name, sharding_key)
+            if key is not None:
+                sender.end_turn(topic, key)
 
     async def send_oneway(
         self,
@@ -286,41 +258,34 @@ class Producer(Posting):
         Waits only for the route, the connection, a peer that reads and, of a sharding key, for the sends before it.
         Arguments and errors as of ``send``; a message that is lost later is lost silently.
         """
-        if select is not None:
-            topic = as_message(topic, body, tag, keys, properties, sharding_key, 0)
-            queue, timeout = await self._select(topic, queue, select, arg, timeout)
-            body, tag, keys, properties = None, "", (), None
-        flag, delay_level = 0, 0
-        if not isinstance(topic, str):
-            if body is not None or tag or keys or properties:
-                raise UsageError(ONE_OR_THE_OTHER)
-            tag, keys, properties = topic.tag, topic.keys, topic.properties
-            delay_level, flag = topic.delay_level, topic.flag
-            if topic.sharding_key is not None:
-                sharding_key = topic.sharding_key
-            body, topic = topic.body, topic.topic
-        body = as_bytes(body)
-        if not body:
-            raise UsageError("an empty body: RocketMQ's brokers and clients refuse it, send at least one byte")
+        sender, flag, delay_level = self.sender, 0, 0
         timeout = self.config.send_timeout if timeout is None else timeout
         deadline = self._time() + timeout
+        if select is not None:
+            topic = as_message(topic, body, tag, keys, properties, sharding_key, 0)
+            queue = await sender.select(topic, queue, select, arg, timeout)
+            body, tag, keys, properties = None, "", (), None
+        if type(topic) is not str:
+            topic, body, tag, keys, properties, sharding_key, delay_level, flag = taken_apart(
+                topic, body, tag, keys, properties, sharding_key, 0
+            )
+        body = as_bytes(body)
         key = sharding_key if queue is None else None
-        name = "" if key is None else await self._take_turn(topic, key, deadline)
+        if key is not None:
+            await sender.take_turn(topic, key, deadline)
         try:
-            publish = self._publish.get(topic) or await self._admit(topic, max(0.001, deadline - self._time()))
+            publish = sender.opened.get(topic) or await sender.admit(
+                topic, deadline - self._time(), in_turn=key is not None
+            )
             born = self._wall_ms()
-            msg_id = self._ids.next(born)  # type: ignore[union-attr]  # set with the first topic
-            text = property_text(msg_id, tag, keys, properties, sharding_key, delay_level, self.system)
-            body, sys_flag = self._fit(body) if len(body) >= self.config.compress_over else (body, 0)
-            letter = Letter(publish.name, body, text, msg_id, sys_flag, flag, born, group=self.wire_group)
-            if queue is not None:
-                target = publish.pinned(queue)
-            else:
-                target = publish.next() if key is None else publish.choice.by_key(key)
-            await self._attempts.oneway(target, letter, deadline)
+            msg_id = sender.next_id(born)
+            text = property_text(msg_id, tag, keys, properties, sharding_key, delay_level, sender.system)
+            body, sys_flag = sender.packed(body)
+            encoded = EncodedMessage(self.wire_group, publish.name, body, text, msg_id, sys_flag, flag, born)
+            await sender.attempts.oneway(publish.target(queue, key), encoded, deadline)
         finally:
             if key is not None:
-                self._end_turn(name, key)
+                sender.end_turn(topic, key)
         return msg_id
 
     async def send_batch(
@@ -332,7 +297,7 @@ class Producer(Posting):
         sharding keys, if any, must be the same, or ``queue`` given. Errors as of ``send``; a batch is stored whole or
         not at all.
         """
-        return await send_batch(self, topic, messages, queue, timeout)
+        return await send_batch(self.sender, topic, messages, queue, timeout)
 
     def send_many(
         self,
@@ -351,7 +316,7 @@ class Producer(Posting):
         stream going. ``sharding_key`` is the key of all, or says each message's: those of a key are stored in the
         order of ``messages``.
         """
-        return send_many(self, topic, messages, sharding_key, ordered, in_flight, timeout)
+        return send_many(self.send, topic, messages, sharding_key, ordered, in_flight, timeout)
 
     async def request(
         self,
@@ -371,7 +336,7 @@ class Producer(Posting):
         ``late_replies``. Errors as of ``send`` when it was not sent.
         """
         message = as_message(topic, body, tag, keys, properties, sharding_key, 0)
-        return await request(self, message, queue, timeout)
+        return await request(self.sender, self.requests, message, queue, timeout)
 
     async def reply(
         self,
@@ -384,7 +349,7 @@ class Producer(Posting):
         """Answer a message that was sent by ``request``, through the broker it came from. Returns when the requester
         has the reply. SendError when it does not get it, because it has gone or is out of reach; UsageError for a
         message that asks for no reply."""
-        await reply(self, request, as_bytes(body), properties, timeout)
+        await reply(self.sender, request, as_bytes(body), properties, timeout)
 
     # -- what brokers ask --
 
@@ -394,14 +359,13 @@ class Producer(Posting):
 
     def take_reply(self, correlation_id: str, reply: Message) -> bool:
         """A reply has come (326). False when no request of this producer had that id."""
-        return self._requests.complete(correlation_id, reply)
-
-    @property
-    def requests(self) -> Requests:
-        """Who waits for a reply."""
-        return self._requests
+        return self.requests.complete(correlation_id, reply)
 
     @property
     def late_replies(self) -> int:
         """Replies that came when nobody waited for them any more."""
-        return self._requests.late
+        return self.requests.late
+
+
+def _not_started() -> float:
+    raise UsageError("this producer is not started: use 'async with' or await start() first")

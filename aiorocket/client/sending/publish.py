@@ -60,6 +60,12 @@ class Publish:
         """The addresses of the brokers that take messages of this topic."""
         return {target.address for target in self.choice.queues if target.address}
 
+    def target(self, queue: Queue | None, key: str | None) -> Target:
+        """That of the queue that is asked for, else of ``key``, else the next."""
+        if queue is not None:
+            return self.pinned(queue)
+        return self.next() if key is None else self.choice.by_key(key)
+
     def pinned(self, queue: Queue) -> Target:
         """The target of exactly this queue; UsageError when the topic has no such queue to write to."""
         target = self._by_queue.get(Queue(*queue))

@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final, Protocol
+from contextlib import ExitStack, contextmanager
+from typing import Final
 
 from aiorocket.client.core.retry import STORED_CODES, judge, remote_error
 from aiorocket.client.message import Message
 from aiorocket.client.sending.outgoing import property_text
 from aiorocket.client.sending.publish import Publish
+from aiorocket.client.sending.sender import Sender
+from aiorocket.client.session import Session
 from aiorocket.errors import RequestTimeoutError, RocketError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.runtime.deadlines import TimeoutQueue
+from aiorocket.runtime.entropy import Entropy
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
     PROPERTY_CLUSTER,
@@ -32,12 +35,6 @@ from aiorocket_protocol import (
     RequestCode,
     SendMessageRequestHeaderV2,
 )
-
-if TYPE_CHECKING:
-    from aiorocket.client.sending.posting import Posting
-    from aiorocket.client.session import Session
-    from aiorocket.config import ProducerConfig
-    from aiorocket.model import SendReceipt
 
 __all__ = ("Requests", "reply", "request")
 
@@ -53,14 +50,14 @@ _INTRODUCTION: Final = 1.0
 
 
 class Requests:
-    """Who waits for which reply. ``prefix`` tells this producer's correlation ids from those of others."""
+    """Who waits for which reply."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, prefix: bytes) -> None:
-        self._loop = loop
-        self._prefix = prefix.hex().upper()
+    def __init__(self, entropy: Entropy) -> None:
+        #: Tells this producer's correlation ids from those of others.
+        self._prefix = entropy.token(8).hex().upper()
         self._count = 0
         self._waiting: dict[int, asyncio.Future[Message | None]] = {}
-        self._timeouts: TimeoutQueue[None] = TimeoutQueue(loop, self._waiting, _expire)
+        self._timeouts: TimeoutQueue[None] | None = None
         #: Replies for which nobody waited any more.
         self.late = 0
 
@@ -72,8 +69,11 @@ class Requests:
         """A correlation id and its reply's future, which has None as result when no reply came within ``timeout``
         seconds."""
         number = self._count = self._count + 1
-        future: asyncio.Future[Message | None] = self._loop.create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Message | None] = loop.create_future()
         self._waiting[number] = future
+        if self._timeouts is None:
+            self._timeouts = TimeoutQueue(loop, self._waiting, _expire)
         self._timeouts.add(timeout, number, None)
         try:
             yield f"{self._prefix}{number:0{_NUMBER}X}", future
@@ -94,61 +94,39 @@ class Requests:
         return True
 
     def close(self) -> None:
-        self._timeouts.close()
+        if self._timeouts is not None:
+            self._timeouts.close()
 
 
 def _expire(future: asyncio.Future[Message | None], what: None, timeout: float) -> None:
     future.set_result(None)
 
 
-class _Requester(Protocol):
-    """A producer that sends a request and waits."""
-
-    @property
-    def client(self) -> Session: ...
-    @property
-    def config(self) -> ProducerConfig: ...
-    @property
-    def requests(self) -> Requests: ...
-
-    def need_running(self) -> None: ...
-    def turn(self, topic: str, key: str | None, deadline: float) -> AbstractAsyncContextManager[None]: ...
-    async def open_topic(self, topic: str, timeout: float) -> Publish: ...
-    def counted(self) -> AbstractContextManager[None]: ...
-    async def post_to(
-        self,
-        publish: Publish,
-        message: OutgoingMessage,
-        system: Mapping[str, str],
-        *,
-        queue: Queue | None = None,
-        deadline: float,
-    ) -> SendReceipt: ...
-
-
 async def request(
-    producer: _Requester, message: OutgoingMessage, queue: Queue | None, timeout: float | None
+    sender: Sender, requests: Requests, message: OutgoingMessage, queue: Queue | None, timeout: float | None
 ) -> Message:
     """See ``Producer.request``."""
     if message.delay_level:
         raise UsageError(f"delay_level={message.delay_level}: a request that is delivered later would only time out")
-    producer.need_running()
-    timeout = producer.config.send_timeout if timeout is None else timeout
-    deadline = asyncio.get_running_loop().time() + timeout
+    timeout = sender.config.send_timeout if timeout is None else timeout
+    time = asyncio.get_running_loop().time
+    deadline = time() + timeout
+    key = message.sharding_key if queue is None else None
     with ExitStack() as ends:
-        correlation_id, future = ends.enter_context(producer.requests.waiting(timeout))
+        correlation_id, future = ends.enter_context(requests.waiting(timeout))
         try:
-            async with producer.turn(message.topic, message.sharding_key if queue is None else None, deadline):
-                publish = await producer.open_topic(message.topic, max(0.001, deadline - producer.client.loop.time()))
-                producer.need_running()
-                ends.enter_context(producer.counted())  # until the reply is here
-                await _introduce(producer.client, publish, deadline)
+            async with sender.turn(message.topic, key, deadline):
+                publish = await sender.open_topic(message.topic, deadline - time())
+                sender.need_running()
+                ends.enter_context(sender.in_flight)  # until the reply is here
+                await _introduce(sender.client, publish, deadline)
                 system = {
                     PROPERTY_CORRELATION_ID: correlation_id,
-                    PROPERTY_REPLY_TO_CLIENT: producer.client.client_id,
+                    PROPERTY_REPLY_TO_CLIENT: sender.client.client_id,
                     PROPERTY_TTL: str(max(1, round(timeout * 1000))),
                 }
-                receipt = await producer.post_to(publish, message, system, queue=queue, deadline=deadline)
+                encoded = sender.encode(publish, message, system)
+                receipt = await sender.place(publish, queue, key, encoded, deadline)
         except SendError as error:
             # The acknowledgement was lost; who answered has had the message all the same.
             if error.may_be_stored and future.done() and (answer := future.result()) is not None:
@@ -182,13 +160,13 @@ async def _register(client: Session, address: str) -> None:
 
 
 async def reply(
-    producer: Posting, request: Message, body: bytes, properties: Mapping[str, str] | None, timeout: float | None
+    sender: Sender, request: Message, body: bytes, properties: Mapping[str, str] | None, timeout: float | None
 ) -> None:
     """See ``Producer.reply``. One attempt: the broker that has the request is most likely to know who sent it."""
-    client = producer.client
+    client = sender.client
     client.need_running()
-    producer.need_running()
-    timeout = producer.config.send_timeout if timeout is None else timeout
+    sender.need_running()
+    timeout = sender.config.send_timeout if timeout is None else timeout
     deadline = client.loop.time() + timeout
     given = request.properties
     cluster, correlation_id = given.get(PROPERTY_CLUSTER), given.get(PROPERTY_CORRELATION_ID)
@@ -198,8 +176,7 @@ async def reply(
             f"message {request.msg_id} of topic {request.topic!r} asks for no reply: it was not sent by "
             "Producer.request, or its broker did not add its cluster's name"
         )
-    if not body:
-        raise UsageError("an empty body: RocketMQ's brokers and clients refuse it, send at least one byte")
+    body, sys_flag = sender.packed(body)
     system: dict[str, str] = {
         PROPERTY_MSG_TYPE: "reply",
         PROPERTY_CORRELATION_ID: correlation_id,
@@ -212,14 +189,13 @@ async def reply(
         async with asyncio.timeout_at(deadline):
             address = await _broker_of(client, request)
             connection = await client.connection(address, timeout)
-            body, sys_flag = producer.packed(body)
-            text = property_text(producer.next_id(), "", (), properties, None, 0, system)
+            text = property_text(sender.next_ids(1)[0], "", (), properties, None, 0, system)
             header = SendMessageRequestHeaderV2(
-                producer.wire_group, cluster + _REPLY_TOPIC, AUTO_CREATE_TOPIC, 4, 0, sys_flag,
+                sender.wire_group, cluster + _REPLY_TOPIC, AUTO_CREATE_TOPIC, 4, 0, sys_flag,
                 client.env.clock.wall_ms(), 0, text, 0, False, None, False, request.queue.broker_name,
             )  # fmt: skip
             command: RemotingCommand = RemotingCommand.request(RequestCode.SEND_REPLY_MESSAGE_V2, header, body=body)
-            with producer.counted():
+            with sender.in_flight:
                 left = max(0.001, deadline - client.loop.time())
                 answer: RemotingCommand = await connection.request(command, left)
     except TimeoutError:

@@ -14,7 +14,7 @@ from aiorocket.client.core.namespace import wrap
 from aiorocket.client.exits import failure_of
 from aiorocket.client.message import Message
 from aiorocket.client.pushed import broker_of, from_record
-from aiorocket.client.sending.posting import as_message
+from aiorocket.client.sending.outgoing import as_message
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.send_hooks import SendHook
 from aiorocket.client.session import Session
@@ -186,7 +186,7 @@ class TransactionProducer(Producer):
         """Tell the broker that has the half message. One-way and once: whatever goes wrong is logged, the broker asks
         later."""
         try:
-            self.need_running()
+            self._lifecycle.need_running()
             host, port, commit_log_offset = parse_offset_msg_id(receipt.offset_msg_id)
             name = wrap(self.client.config.namespace, topic)
             header = EndTransactionRequestHeader(
@@ -275,12 +275,11 @@ class Transaction:
         if self.receipt is not None:
             raise UsageError(f"transaction {self.id} has begun already: a new one for each message")
         producer = self._producer
-        producer.need_running()
         timeout = producer.config.send_timeout if self._timeout is None else self._timeout
         system = {PROPERTY_TRAN_MSG: "true", PROPERTY_PGROUP: producer.wire_group}
-        self.receipt = await producer.post(
-            self._message, system, sys_flag=SYS_FLAG_TRANSACTION_PREPARED, queue=self._queue,
-            deadline=asyncio.get_running_loop().time() + timeout,
+        self.receipt = await producer.sender.send(
+            self._message, asyncio.get_running_loop().time() + timeout, queue=self._queue, system=system,
+            sys_flag=SYS_FLAG_TRANSACTION_PREPARED,
         )  # fmt: skip
         return self.receipt
 
