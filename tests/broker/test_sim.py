@@ -13,7 +13,7 @@ from aiorocket.nameserver import NameServer
 from aiorocket.remoting import RemotingClient
 from aiorocket.runtime.env import Env
 from aiorocket.testing import SimDisk, Simulation, simulate
-from aiorocket_protocol import RemotingCommand, split_records
+from aiorocket_protocol import RemotingCommand, UpdateConsumerOffsetRequestHeader, split_records
 from tests.broker.peer import heartbeat, pull_header, send_header
 
 SMALL = StoreConfig(segment_size=64 * 1024, min_free=64 * 1024)
@@ -253,6 +253,38 @@ def test_what_was_acknowledged_survives_a_killed_process_and_a_power_cut(seed: i
         await host.run(broker.close())
 
     simulate(main, seed)
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_crash_costs_no_commit_that_the_timer_has_saved(power: bool) -> None:
+    """Offsets, group settings and delay progress are written every ``offset_flush_interval`` (5 s)."""
+
+    async def main(sim: Simulation) -> None:
+        disk: SimDisk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        await peer.send(b"now")
+        await peer.send(b"later", properties="DELAY\x011\x02")
+        assert (await peer.call(15, UpdateConsumerOffsetRequestHeader("g", "T", 0, 1))).code == 0
+        await asyncio.sleep(5.5)
+        assert (await peer.call(15, UpdateConsumerOffsetRequestHeader("g", "T", 0, 2))).code == 0
+        host.kill(power_cut=power)
+        if power:
+            disk.crash()
+        else:
+            disk.process_died()
+        host, broker = await started(sim, env, config())
+        assert broker.offsets.query("g", "T", 0) == 1  # and 2 was younger than the last save
+        assert broker.configs.get("g") is not None
+        assert broker.delays.progress(1) == 1
+        again = SimPeer(sim, broker.address, "10.0.0.8")
+        assert await again.drain() == [b"now", b"later"]
+        await peer.close()
+        await again.close()
+        await host.run(broker.close())
+
+    simulate(main)
 
 
 def test_a_full_disk_refuses_messages_and_nothing_else_until_there_is_room() -> None:
