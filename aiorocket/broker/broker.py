@@ -116,7 +116,7 @@ class Broker:
             await self.server.start(config.host, config.port)
         started.callback(parts.pulls.close)  # answers them, so that the server need not wait
         parts.delivery.start()
-        self._tasks.start(state.keep_saving(lambda: config.offset_flush_interval), name="state")
+        self._tasks.start(state.keep_saving(config.offset_flush_interval), name="state")
         started.push_async_callback(parts.registration.close)
         await parts.registration.start()
 

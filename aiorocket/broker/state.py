@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Protocol
 
 from aiorocket.errors import StoreCorruptedError
@@ -114,9 +114,9 @@ class BrokerState:
             except OSError:
                 continue  # logged by _finished, which also marks it as unsaved
 
-    async def keep_saving(self, interval: Callable[[], float]) -> None:
+    async def keep_saving(self, interval: float) -> None:
         while True:
-            await asyncio.sleep(interval())
+            await asyncio.sleep(interval)
             await self.save_all()
 
     def _finished(self, saved: _Saved, name: str, job: asyncio.Future[None]) -> None:
