@@ -62,7 +62,7 @@ async def test_a_save_whose_turn_never_came_is_made_up_for(tmp_path: Path) -> No
     free = threading.Event()
     busy = disk.run(free.wait, 10)
     offsets.commit("g", "T", 0, 5)
-    saving = asyncio.ensure_future(state.keep_saving(lambda: 0.0))
+    saving = asyncio.ensure_future(state.keep_saving(0.0))
     for _ in range(5):
         await asyncio.sleep(0)
     saving.cancel()
