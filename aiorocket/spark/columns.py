@@ -38,14 +38,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from aiorocket.errors import UsageError
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 __all__ = (
     "LEGACY_COLUMNS",
@@ -148,18 +156,6 @@ def selected_columns(options: ColumnOptions) -> tuple[str, ...]:
 
 def spark_schema(columns: ColumnOptions | Iterable[str], *, legacy: bool = False) -> StructType:
     """Spark's schema of the columns named, or of those that source options select (``legacy`` is then theirs)."""
-    from pyspark.sql.types import (
-        BinaryType,
-        DataType,
-        IntegerType,
-        LongType,
-        MapType,
-        StringType,
-        StructField,
-        StructType,
-        TimestampType,
-    )
-
     types: dict[str, DataType] = {
         _STRING: StringType(),
         _INT: IntegerType(),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import datasource as spark
 
 from aiorocket.model import Queue
+from aiorocket.spark import cluster
 from aiorocket.spark.planner import QueueRange
 
 if TYPE_CHECKING:
@@ -71,8 +72,6 @@ class Pushed:
         Some brokers (Apache 4.x) answer with the nearest message, or with any of several of the same millisecond, so
         the search is for a millisecond that lies outside, and one message more is read.
         """
-        from aiorocket.spark import cluster
-
         queues = [part.queue for part in ranges]
         begins: Mapping[Queue, int] = {}
         ends: Mapping[Queue, int] = {}

@@ -14,6 +14,7 @@ from typing import Literal
 
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue, check_group
+from aiorocket.spark.columns import ROW_COLUMNS
 from aiorocket.spark.offsets import (
     EARLIEST,
     LATEST,
@@ -358,8 +359,6 @@ def _strategy(text: OptionText) -> Literal["error", "latest"]:
 def _columns(text: OptionText) -> tuple[str, ...]:
     if "columns" not in text:
         return ()
-    from aiorocket.spark.columns import ROW_COLUMNS
-
     return text.names("columns", tuple(ROW_COLUMNS))
 
 

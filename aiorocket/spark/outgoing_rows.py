@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from aiorocket.client.sending.outgoing import property_text
 from aiorocket.errors import UsageError
@@ -47,9 +49,6 @@ from aiorocket_protocol import (
     PROPERTY_WAIT,
     RESERVED,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ("ATTEMPT", "COLUMNS", "LEDGER", "TXN", "Columns", "Labels", "OutgoingRow", "RowError")
 
@@ -278,8 +277,6 @@ class _Taker:
             raise
 
     def bodies(self) -> list[Any]:
-        import pyarrow as pa
-
         column = self._batch.column(self._index["body"])
         if pa.types.is_large_string(column.type):
             column = column.cast(pa.large_binary())
@@ -290,15 +287,14 @@ class _Taker:
 
     def millis(self, name: str) -> list[Any] | None:
         """Milliseconds since 1970 UTC, of a number or of a timestamp in any unit (rounded down)."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         column = self._column(name)
         if column is None:
             return None
         if pa.types.is_timestamp(column.type):
             # The instant counts: in the session's zone, an hour of autumn is there twice.
             column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+            import pyarrow.compute as pc
+
             column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", "UTC"))
         found: list[Any] = column.cast(pa.int64()).to_pylist()
         return found

@@ -8,12 +8,14 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+from aiorocket.spark.bridge import client as shared_client
+from aiorocket.spark.bridge import iterate
+from aiorocket.spark.fetch import Chunk, check_rows, fetch
 
-    from aiorocket.spark.fetch import Chunk
+if TYPE_CHECKING:
     from aiorocket.spark.options import SourceOptions
     from aiorocket.spark.planner import QueueRange
 
@@ -40,9 +42,6 @@ def read_partition(partition: InputPartition, options: SourceOptions, names: Seq
 
     Brokers pick tags by their hash, and so tags are compared again here. DataLossError as of ``fetch``; ProtocolError
     for damaged records."""
-    from aiorocket.spark.bridge import iterate
-    from aiorocket.spark.fetch import check_rows
-
     ranges = partition.value
     if not ranges:  # what Spark makes up for a plan without partitions
         return
@@ -68,16 +67,12 @@ def _decoded(chunk: Chunk, options: SourceOptions, names: Sequence[str], legacy:
 
 
 def _one_of(column: Any, values: Sequence[str]) -> Any:
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     return pc.is_in(column, value_set=pa.array(values, pa.string()))
 
 
 async def _chunks(ranges: Sequence[QueueRange], options: SourceOptions) -> AsyncGenerator[Chunk, None]:
-    from aiorocket.spark.bridge import client as shared_client
-    from aiorocket.spark.fetch import fetch
-
     async with aclosing(fetch(await shared_client(options.connection), ranges, options)) as chunks:
         async for chunk in chunks:
             yield chunk

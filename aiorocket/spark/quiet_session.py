@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from aiorocket.spark.session import spark_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ("session_for",)
 
@@ -25,8 +23,6 @@ def session_for(
 ) -> Iterator[SparkSession]:
     """A session, stopped at the end unless it was there before (``conf`` and ``master`` then say nothing). ``short``
     is for work of seconds. ``conf`` wins over what this sets."""
-    from pyspark.sql import SparkSession
-
     before = SparkSession.getActiveSession()
     if before is not None:
         yield before

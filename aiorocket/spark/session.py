@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import aiorocket
+import aiorocket_protocol
 from aiorocket.errors import UsageError
 
 if TYPE_CHECKING:
@@ -173,9 +175,6 @@ def _settings(master: str) -> dict[str, str]:
 
 def _python_path() -> list[str]:
     """Where this process has aiorocket from, unless every interpreter of this installation looks there anyway."""
-    import aiorocket
-    import aiorocket_protocol
-
     roots = [str(Path(module.__file__).parent.parent) for module in (aiorocket, aiorocket_protocol) if module.__file__]
     if find_spec("pyspark_aiorocket") is None:
         roots.append(str(Path(__file__).parent / "autoload"))

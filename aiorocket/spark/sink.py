@@ -34,15 +34,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from aiorocket.client.sending.producer import Producer
-    from aiorocket.spark.exactly_once import HalfSink, Halves
+    from aiorocket.spark.exactly_once import Halves
 
 __all__ = ("BatchWriter", "StreamWriter", "Written", "batch_writer", "stream_writer")
 
 _log = logging.getLogger(__name__)
 
-#: The producer group of sinks without the option ``groupId``.
-DEFAULT_GROUP = "aiorocket-spark-sink"
 _QUERY_ID = re.compile(r"[!-~]{1,200}", re.ASCII)
 #: How long a task that failed tries to roll back what it sent, in seconds.
 _ROLLBACK = 10.0
@@ -98,6 +95,8 @@ class _Sink:
         self.settings = settings
 
     def _write(self, batches: Iterator[pa.RecordBatch], query: str, batch: int, first: bool) -> Written:
+        from aiorocket.spark import sink_work
+
         context = TaskContext.get()
         if context is None:
             raise UsageError("write() belongs into a Spark task")
@@ -107,29 +106,27 @@ class _Sink:
         if settings.mode != "exactlyOnce":
             prefix = f"{query}/{batch}/{written.partition}/" if settings.mode == "idempotent" else None
             for rows in self._rows(batches, where, Labels(prefix)):
-                bridge.call(_send, settings, rows, where)
+                bridge.call(sink_work.send, settings, rows, where)
                 written.rows += len(rows)
             return written
-        from aiorocket.spark.exactly_once import Halves
-
-        if bridge.call(_decided, settings, query, batch, first):
+        if bridge.call(sink_work.decided, settings, query, batch, first):
             _log.info("query %s, batch %d is in the ledger: nothing is written", query, batch)
             for _ in batches:  # a worker that leaves input unread is not used again
                 pass
             written.skipped = True
             return written
         attempt = f"{written.partition}-{context.taskAttemptId()}-{Entropy().token(8).hex()}"
-        halves = written.halves = Halves(attempt)
+        halves = written.halves = sink_work.Halves(attempt)
         labels = Labels(f"{query}/{batch}/{written.partition}/", ((ATTEMPT, attempt), (LEDGER, settings.ledger_topic)))
         try:
             for rows in self._rows(batches, where, labels):
-                bridge.call(_send_halves, settings, rows, where, halves)
+                bridge.call(sink_work.send_halves, settings, rows, where, halves)
                 written.rows += len(rows)
         except BaseException:
             # No entry can name an attempt that has not ended well; what this misses is rolled back by check-back.
             if len(halves):
                 try:
-                    bridge.call(_abort, settings, query, batch, [halves], timeout=_ROLLBACK)
+                    bridge.call(sink_work.abort, settings, query, batch, [halves], timeout=_ROLLBACK)
                 except RocketError as error:
                     _log.warning("query %s, batch %d, %s: not rolled back now: %s", query, batch, where, error)
             raise
@@ -143,14 +140,18 @@ class _Sink:
                 number += batch.num_rows
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
+        from aiorocket.spark import sink_work
+
         written = [each for each in messages if isinstance(each, Written)]
         if self.settings.mode != "exactlyOnce" or not written:
             return
         parts = [each.halves for each in written if each.halves is not None]
         skipped = any(each.skipped for each in written)
-        bridge.call(_commit, self.settings, written[0].query, batch, parts, skipped)
+        bridge.call(sink_work.commit, self.settings, written[0].query, batch, parts, skipped)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
+        from aiorocket.spark import sink_work
+
         written = [each for each in messages if isinstance(each, Written)]
         if self.settings.mode != "exactlyOnce" or not written:
             return
@@ -160,7 +161,7 @@ class _Sink:
             _log.warning("query %s, batch %d: aborted; its half messages are left to check-back", query, batch)
             return
         parts = [each.halves for each in written if each.halves is not None]
-        bridge.call(_abort, self.settings, query, batch, parts)
+        bridge.call(sink_work.abort, self.settings, query, batch, parts)
 
 
 class BatchWriter(_Sink, DataSourceArrowWriter):
@@ -198,54 +199,3 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         self._abort(messages, batchId)
-
-
-# ---- in the bridge's loop
-
-
-async def _producer(settings: SinkOptions) -> Producer:
-    """The producer of this process for modes without half messages."""
-    from aiorocket.client.core.namespace import wrap
-    from aiorocket.client.sending.producer import Producer
-
-    client = await bridge.client(settings.connection)
-    group = settings.group_id or DEFAULT_GROUP
-    found = client.producers.get(wrap(client.config.namespace, group))
-    if found is None:
-        found = Producer(group, client=client)
-        await found.start()
-    assert isinstance(found, Producer)
-    return found
-
-
-async def _half_sink(settings: SinkOptions) -> HalfSink:
-    from aiorocket.spark.exactly_once import HALF_GROUP, HalfSink
-
-    client = await bridge.client(settings.connection)
-    return await HalfSink.of(client, (settings.group_id or DEFAULT_GROUP) + HALF_GROUP)
-
-
-async def _send(settings: SinkOptions, rows: list[OutgoingRow], where: str) -> None:
-    from aiorocket.spark.sink_sending import send_rows
-
-    await send_rows(
-        await _producer(settings), rows, where=where, batch_size=settings.batch_size,
-        in_flight=settings.sends_in_flight, timeout=settings.send_timeout, compress_over=settings.compress_over,
-    )  # fmt: skip
-
-
-async def _send_halves(settings: SinkOptions, rows: list[OutgoingRow], where: str, halves: Halves) -> None:
-    await (await _half_sink(settings)).send(rows, where, halves, settings)
-
-
-async def _decided(settings: SinkOptions, query: str, batch: int, first: bool) -> bool:
-    sink = await _half_sink(settings)
-    return (await sink.ledger(settings.ledger_topic).look(query, batch, first=first)).decided
-
-
-async def _commit(settings: SinkOptions, query: str, batch: int, parts: list[Halves], skipped: bool) -> None:
-    await (await _half_sink(settings)).commit(query, batch, parts, skipped, settings)
-
-
-async def _abort(settings: SinkOptions, query: str, batch: int, parts: list[Halves]) -> None:
-    await (await _half_sink(settings)).abort(query, batch, parts, settings)

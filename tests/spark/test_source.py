@@ -18,11 +18,12 @@ from aiorocket.errors import UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.spark import DataLossError, cluster
 from aiorocket.spark import bridge as spark_bridge
+from aiorocket.spark.batch import BatchReader, PushingReader
 from aiorocket.spark.columns import LEGACY_COLUMNS, ROW_COLUMNS, arrow_schema, spark_schema
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.partition import QueuePartition
 from aiorocket.spark.planner import QueueRange
-from aiorocket.spark.source import BatchReader, PushingReader, RocketMQDataSource
+from aiorocket.spark.source import RocketMQDataSource
 from tests.spark.producing import create_topic, send
 
 if TYPE_CHECKING:
