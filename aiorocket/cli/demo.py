@@ -17,7 +17,7 @@ from aiorocket.broker.broker import Broker
 from aiorocket.cli.counts import counted
 from aiorocket.cli.ledger import GROUP, LINE, QUEUES, RETRY_TOPIC, TOPIC, Books, message_key, read_books, stock
 from aiorocket.cli.lines import Line, LineSource
-from aiorocket.cli.running import INTERRUPTED, run, stop_signals
+from aiorocket.cli.running import INTERRUPTED, run, until_stopped
 from aiorocket.cli.sending import send_lines
 from aiorocket.cli.show import Row, Update, progress, table
 from aiorocket.cli.tally import Tally, percentile
@@ -115,12 +115,7 @@ class _Demo:
         self._sent_at: dict[str, float] = {}
 
     async def run(self) -> int:
-        work = asyncio.ensure_future(self._run())
-        with stop_signals(work.cancel):
-            try:
-                await asyncio.wait([work])
-            finally:
-                work.cancel()  # nothing to it when it has ended
+        work = await until_stopped(self._run())
         if not work.cancelled():
             return work.result()
         kept = (

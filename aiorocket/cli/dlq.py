@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import sys
@@ -15,7 +14,7 @@ import click
 from aiorocket.cli.conditions import condition, every
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import nameserver_option
-from aiorocket.cli.running import INTERRUPTED, run, stop_signals
+from aiorocket.cli.running import INTERRUPTED, run, until_stopped
 from aiorocket.cli.show import Row, table
 from aiorocket.client.admin.admin import Admin
 from aiorocket.client.admin.dead_letters import DeadLetters, DeadMessage
@@ -166,16 +165,11 @@ async def _replay(
 
     async with Admin(nameservers=nameservers) as admin:
         letters: DeadLetters = admin.dlq(group)
-        work = asyncio.ensure_future(
+        work = await until_stopped(
             letters.replay(
                 where=where, limit=limit, rate=rate, to=to, dry_run=dry_run, confirm=not dry_run, on_outcome=tell
             )
         )
-        with stop_signals(work.cancel):
-            try:
-                await asyncio.wait([work])
-            finally:
-                work.cancel()  # nothing to it when it has ended
     if work.cancelled():
         done = counted(outcomes.get("sent", 0), "dead letter")
         click.echo(f"interrupted after {done} of group {group}; the next replay goes on behind them", err=True)

@@ -11,7 +11,7 @@ import click
 from aiorocket.cli.counts import counted
 from aiorocket.cli.lines import Line, LineSource
 from aiorocket.cli.options import nameserver_option
-from aiorocket.cli.running import INTERRUPTED, run, stop_signals
+from aiorocket.cli.running import INTERRUPTED, run, until_stopped
 from aiorocket.cli.sending import send_lines
 from aiorocket.client.sending.producer import Producer
 from aiorocket.errors import RocketError
@@ -96,12 +96,7 @@ async def _produce(
                 report.accepted()
             report.open.discard(line.number)
 
-        work = asyncio.ensure_future(send_lines(source, send, in_flight=_IN_FLIGHT, rate=rate, stop=report.hopeless))
-        with stop_signals(work.cancel):
-            try:
-                await asyncio.wait([work])
-            finally:
-                work.cancel()  # nothing to it when it has ended
+        work = await until_stopped(send_lines(source, send, in_flight=_IN_FLIGHT, rate=rate, stop=report.hopeless))
         finished = not work.cancelled() and work.exception() is None and not report.hopeless()
         _summary(report, source, topic, loop.time() - started, finished=finished)
         if work.cancelled():

@@ -16,7 +16,7 @@ import click
 from aiorocket.errors import ProtocolError, RocketError
 from aiorocket.runtime import loop as event_loop
 
-__all__ = ("INTERRUPTED", "run", "serve", "stop_signals")
+__all__ = ("INTERRUPTED", "run", "serve", "stop_signals", "told_in_a_line", "until_stopped")
 
 T = TypeVar("T")
 
@@ -27,9 +27,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(work: Coroutine[object, object, T]) -> T:
-    """The result of ``work``. An error that a user can act on becomes one line on standard error and exit code 1."""
-    try:
+    """The result of ``work``, errors as of ``told_in_a_line``."""
+    with told_in_a_line():
         return event_loop.run(work)
+
+
+@contextmanager
+def told_in_a_line() -> Iterator[None]:
+    """An error that a user can act on becomes one line on standard error and exit code 1."""
+    try:
+        yield
     except (RocketError, ProtocolError) as error:
         raise click.ClickException(str(error)) from error
     except BrokenPipeError:
@@ -66,6 +73,17 @@ def stop_signals(action: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+async def until_stopped(work: Coroutine[object, object, T]) -> asyncio.Task[T]:
+    """``work`` as a task that has ended: by itself, or cancelled by the first Ctrl-C or SIGTERM."""
+    task = asyncio.ensure_future(work)
+    with stop_signals(task.cancel):
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()  # nothing to it when it has ended
+    return task
 
 
 def serve(server: Callable[[], AbstractAsyncContextManager[str]]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from aiorocket.cli.lake.demo import _event_time, _message
+from aiorocket.cli.lake.log_demo import _event_time, _message
 from aiorocket.cli.lake.made_up_log import made_up_log
 from aiorocket.cli.lake.running import INSTALL, Interrupts
 from aiorocket.cli.lake.telling import cell, proof

@@ -70,7 +70,7 @@ def test_counts_that_do_not_add_up_end_with_1(
         decoded = StepReport("decode", 18, 18, details={"wrote": {"decoded": 17, "quarantine": 0}})
         return Pipeline(20, 19, 17, 0, 16, 1, archived, decoded, {}, {}, (), None)
 
-    monkeypatch.setattr("aiorocket.spark.steps.demo.pipeline", losing)
+    monkeypatch.setattr("aiorocket.cli.lake.log_demo.pipeline", losing)
     done = CliRunner().invoke(cli, ["lake", "demo", "--lines", "20", "--out", str(tmp_path / "out")])
     assert done.exit_code == 1
     said = [line.partition(": ")[2] for line in done.stderr.splitlines() if line.startswith("The counts do not add up")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -273,8 +273,6 @@ def _starting(text: str | None) -> dict[str, str]:
         raise click.BadParameter(
             f"{text!r} is none of {', '.join(_WORDS)} and no time such as 2025-03-01T12:00Z", param_hint="--from"
         ) from None
-    from datetime import UTC
-
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     return {"startingTimestamp": str(round(at.timestamp() * 1000))}
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from aiorocket.cli import running
 from aiorocket.cli.lake.telling import Teller, summary
 from aiorocket.cli.running import INTERRUPTED
-from aiorocket.errors import ProtocolError, RocketError
 
 if TYPE_CHECKING:
     from aiorocket.spark.steps.report import ProgressCall, StepReport
@@ -38,16 +38,10 @@ def check_extras(*more: str, install: str = INSTALL, what: str = "aiorocket lake
 
 @contextmanager
 def told_in_a_line() -> Iterator[None]:
-    """What a user can act on becomes one line on standard error and exit code 1."""
+    """As ``running.told_in_a_line``, with what users can act on of Spark's failures."""
     try:
-        yield
-    except (RocketError, ProtocolError) as error:
-        raise click.ClickException(str(error)) from error
-    except BrokenPipeError:
-        raise  # whoever read our output is gone: click ends the process without a word
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        raise click.ClickException(f"{where}{error.strerror or error}") from error
+        with running.told_in_a_line():
+            yield
     except Exception as error:
         from aiorocket.spark.failures import explain, is_spark_failure
 
