@@ -10,13 +10,9 @@ A run is appended to ``bench/results/<date>.json`` with the machine's facts, a s
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -25,9 +21,9 @@ from rich.table import Table
 
 from bench import ceiling, consumers, scenarios
 from bench.machine import facts
-from bench.processes import ROOT, BenchError
+from bench.processes import BenchError
+from bench.report import Floor, arguments, finish, table_of
 
-RESULTS = ROOT / "bench" / "results"
 SCENARIOS = (
     "single", "single-sync", "batch", "batch-sync", "drain", "orderly", "orderly-single", "latency", "latency-sync",
     "start", "first", "queues", "parked",
@@ -63,20 +59,6 @@ SMOKE = Sizes(
     single=2_000, batch=6_400, drain=6_400, seconds=0.5, starts=1, warm=320, firsts=2, queues=(1, 10), queued=6_400,
     parked=200, wakes=20, idle=1.0,
 )  # fmt: skip
-
-
-class Floor(NamedTuple):
-    """One line of the table: ``value`` must be at least (``above``) or at most ``limit``."""
-
-    name: str
-    value: float
-    limit: float
-    above: bool
-    unit: str
-
-    @property
-    def met(self) -> bool:
-        return self.value >= self.limit if self.above else self.value <= self.limit
 
 
 Runner = Callable[[], dict[str, Any]]
@@ -224,49 +206,16 @@ def show(results: dict[str, Any], reached: list[Floor], console: Console) -> Non
     console.print(table_of(reached))
 
 
-def table_of(floors: list[Floor]) -> Table:
-    table = Table(title="Floors", title_justify="left")
-    for column in ("figure", "value", "floor", "met"):
-        table.add_column(column, justify="right" if column in ("value", "floor") else "left")
-    for floor in floors:
-        sign = "≥" if floor.above else "≤"
-        verdict = "[green]yes[/green]" if floor.met else "[red]no[/red]"
-        places = 0 if floor.value >= 1000 else 2
-        value = f"{floor.value:,.{places}f} {floor.unit}"
-        table.add_row(floor.name, value, f"{sign} {floor.limit:,} {floor.unit}", verdict)
-    return table
-
-
-def append(run: dict[str, Any]) -> Path:
-    """Add the run to the day's file; earlier runs stay as they are."""
-    path = RESULTS / f"{run['machine']['date'][:10]}.json"
-    path.parent.mkdir(exist_ok=True)
-    runs = json.loads(path.read_text()) if path.exists() else []
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps([*runs, run], indent=1) + "\n")
-    temporary.replace(path)
-    return path
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(SCENARIOS))
-    parser.add_argument("--repeat", type=int, default=5, help="pairs of probe and product (5; drain at most 3)")
-    parser.add_argument("--smoke", action="store_true", help="tiny counts, one pair, nothing recorded, no floors")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a floor is missed")
-    parser.add_argument("--data", default=tempfile.gettempdir(), help="directory for stores (a real disk)")
-    parser.add_argument("--note", default="", help="recorded with the run, e.g. what else used the machine")
-    options = parser.parse_args()
-    wanted = options.scenarios or list(SCENARIOS)
-    if unknown := set(wanted) - set(SCENARIOS):
-        parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
+    assert __doc__ is not None
+    options = arguments(__doc__, SCENARIOS, repeat=5, repeated="pairs of probe and product (5; drain at most 3)")
     console = Console()
     sizes = SMOKE if options.smoke else FULL
     machine = facts(options.data)
     both = pairs(sizes, options.data)
     results: dict[str, Any] = {}
     try:
-        for name in wanted:
+        for name in options.scenarios:
             if name in both:
                 probe, product, _ = both[name]
                 repeat = 1 if options.smoke else min(options.repeat, 3) if name in DRAINS else options.repeat
@@ -293,19 +242,11 @@ def main() -> None:
     except BenchError as error:
         sys.exit(f"bench: {error}")
     if options.smoke:
-        console.print(f"smoke: {', '.join(wanted)} ran and every count added up")
+        console.print(f"smoke: {', '.join(options.scenarios)} ran and every count added up")
         return
     reached = floors(results, {name: pair[2] for name, pair in both.items()})
     show(results, reached, console)
-    run = {
-        "machine": machine,
-        "note": options.note,
-        "results": results,
-        "floors": [{**floor._asdict(), "met": floor.met} for floor in reached],
-    }
-    console.print(f"recorded in {append(run).relative_to(ROOT)}", highlight=False)
-    if options.check and not all(floor.met for floor in reached):
-        sys.exit(1)
+    finish(options, machine, results, reached, console)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ One JVM on local[2], one broker in a process of its own, records of about 350 by
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -35,7 +34,7 @@ import aiorocket
 from bench import wire
 from bench.machine import facts, version
 from bench.processes import BenchError, environment
-from bench.run import Floor, append, table_of
+from bench.report import Floor, arguments, finish, table_of
 from bench.scenarios import Server, standalone
 
 if TYPE_CHECKING:
@@ -297,17 +296,9 @@ def show(results: dict[str, Any], floors: list[Floor], console: Console) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(SCENARIOS))
-    parser.add_argument("--repeat", type=int, default=3, help="turns of each way (3)")
-    parser.add_argument("--smoke", action="store_true", help="tiny counts, one turn, nothing recorded, no floors")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a floor is missed")
-    parser.add_argument("--data", default=tempfile.gettempdir(), help="directory for stores (a real disk)")
-    parser.add_argument("--note", default="", help="recorded with the run, e.g. what else used the machine")
-    options = parser.parse_args()
-    wanted = options.scenarios or list(SCENARIOS)
-    if unknown := set(wanted) - set(SCENARIOS):
-        parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
+    assert __doc__ is not None
+    options = arguments(__doc__, SCENARIOS, repeat=3, repeated="turns of each way (3)")
+    wanted = options.scenarios
     console = Console()
     machine = facts(options.data)
     machine["packages"] |= {name: version(name) for name in ("pyspark", "pyarrow", "numpy")}
@@ -348,15 +339,8 @@ def main() -> None:
         if name in results
     ]
     show(results, floors, console)
-    run = {
-        "machine": machine,
-        "note": options.note,
-        "results": {f"spark-{name}": result for name, result in results.items()},
-        "floors": [{**floor._asdict(), "met": floor.met} for floor in floors],
-    }
-    console.print(f"recorded in {append(run).name}", highlight=False)
-    if options.check and not all(floor.met for floor in floors):
-        sys.exit(1)
+    named = {f"spark-{name}": result for name, result in results.items()}
+    finish(options, machine, named, floors, console)
 
 
 if __name__ == "__main__":
