@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import refuse
-from aiorocket.broker.core.groups import Subscription
+from aiorocket.broker.core.groups import Subscription, is_tag_type
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.pull_checks import (
@@ -143,6 +143,14 @@ class PullHandlers:
             subscription = registered_subscription(
                 group, config, self._group(group), topic_name, header.sub_version, self._property_filter
             )
+            if (
+                isinstance(subscription, Refusal)
+                and subscription.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+                and (header.subscription or is_tag_type(header.expression_type))
+            ):
+                # Its heartbeat is late, perhaps by half a minute. What an older expression drops would be lost to it,
+                # so it gets what its own says: without one everything, for clients filter by tags themselves too.
+                subscription = self._parse(header)
         if isinstance(subscription, Refusal):
             return refuse(subscription)
         if self._offsets.resets:
