@@ -1,0 +1,1 @@
+"""What a data pipeline (Spark's source and sink) uses of the client beside its public names: this, and nothing else."""
