@@ -9,11 +9,19 @@ from enum import Enum
 from typing import NamedTuple
 
 from aiorocket.errors import UsageError
+from aiorocket_protocol import (
+    MAX_GROUP,
+    MAX_TOPIC,
+    NAME_CHARACTER,
+    SYS_FLAG_TRANSACTION_COMMIT,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
+    ResponseCode,
+)
 
 __all__ = ("Queue", "OutgoingMessage", "SendReceipt", "SendStatus", "TxState", "check_topic", "check_group")
 
-_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}", re.ASCII)
-_GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,255}", re.ASCII)
+_TOPIC = re.compile(f"{NAME_CHARACTER}{{1,{MAX_TOPIC}}}", re.ASCII)
+_GROUP = re.compile(f"{NAME_CHARACTER}{{1,{MAX_GROUP}}}", re.ASCII)
 
 
 class Queue(NamedTuple):
@@ -27,10 +35,10 @@ class Queue(NamedTuple):
 class SendStatus(Enum):
     """What the broker said of a stored message; every status but SEND_OK means stored, with a promise missing."""
 
-    SEND_OK = 0
-    FLUSH_DISK_TIMEOUT = 10
-    SLAVE_NOT_AVAILABLE = 11
-    FLUSH_SLAVE_TIMEOUT = 12
+    SEND_OK = int(ResponseCode.SUCCESS)
+    FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
+    SLAVE_NOT_AVAILABLE = int(ResponseCode.SLAVE_NOT_AVAILABLE)
+    FLUSH_SLAVE_TIMEOUT = int(ResponseCode.FLUSH_SLAVE_TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +60,8 @@ class TxState(Enum):
     """What became of a local transaction (the numbers are RocketMQ's sysFlag); UNKNOWN leaves it to the checker."""
 
     UNKNOWN = 0
-    COMMIT = 8
-    ROLLBACK = 12
+    COMMIT = SYS_FLAG_TRANSACTION_COMMIT
+    ROLLBACK = SYS_FLAG_TRANSACTION_ROLLBACK
 
 
 class SendReceipt(NamedTuple):
@@ -69,12 +77,12 @@ class SendReceipt(NamedTuple):
 def check_topic(topic: str) -> str:
     """``topic`` itself, or UsageError when it is outside ``[%|a-zA-Z0-9_-]{1,127}`` (it becomes a path in a store)."""
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic):
-        raise UsageError(f"topic {topic!r:.200}: 1 to 127 of the characters % | a-z A-Z 0-9 _ - are allowed")
+        raise UsageError(f"topic {topic!r:.200}: 1 to {MAX_TOPIC} of the characters % | a-z A-Z 0-9 _ - are allowed")
     return topic
 
 
 def check_group(group: str) -> str:
     """``group`` itself, or UsageError when it is outside ``[%|a-zA-Z0-9_-]{1,255}``."""
     if not isinstance(group, str) or not _GROUP.fullmatch(group):
-        raise UsageError(f"group {group!r:.200}: 1 to 255 of the characters % | a-z A-Z 0-9 _ - are allowed")
+        raise UsageError(f"group {group!r:.200}: 1 to {MAX_GROUP} of the characters % | a-z A-Z 0-9 _ - are allowed")
     return group

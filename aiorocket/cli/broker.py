@@ -12,12 +12,13 @@ from aiorocket.cli.options import advertised, nameserver_option, server_options,
 from aiorocket.cli.running import serve
 from aiorocket.config import BrokerConfig, Flush, StoreConfig
 from aiorocket.runtime.env import real_env
+from aiorocket_protocol import BROKER_PORT
 
 __all__ = ("broker",)
 
 
 @click.command()
-@server_options(10911, "Port to listen on.")
+@server_options(BROKER_PORT, "Port to listen on.")
 @nameserver_option
 @store_options
 def broker(

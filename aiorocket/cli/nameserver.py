@@ -12,12 +12,13 @@ from aiorocket.cli.running import serve
 from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.env import real_env
+from aiorocket_protocol import NAMESERVER_PORT
 
 __all__ = ("nameserver",)
 
 
 @click.command()
-@server_options(9876, "Port to listen on.")
+@server_options(NAMESERVER_PORT, "Port to listen on.")
 @click.option(
     "--data", metavar="DIR", help="Directory for KV configuration; without it, it lives as long as the process."
 )

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from aiorocket_protocol import NAMESERVER_PORT
+
 __all__ = (
     "DEFAULT_DATA",
     "BadInputError",
@@ -64,7 +66,7 @@ def nameserver_option(function: F) -> F:
         metavar="HOST:PORT[,HOST:PORT]",
         callback=_read_nameservers,
         envvar="AIOROCKET_NAMESERVER",
-        default="127.0.0.1:9876",
+        default=f"127.0.0.1:{NAMESERVER_PORT}",
         show_default=True,
         show_envvar=True,
         help="Name servers to ask, separated by ',' or ';'.",

@@ -14,16 +14,17 @@ from aiorocket.cli.running import serve
 from aiorocket.config import BrokerConfig, Flush, NameServerConfig, StoreConfig
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.env import real_env
+from aiorocket_protocol import BROKER_PORT, NAMESERVER_PORT
 
 __all__ = ("standalone",)
 
 
 @click.command()
-@server_options(9876, "Port of the name server.")
+@server_options(NAMESERVER_PORT, "Port of the name server.")
 @click.option(
     "--broker-port",
     type=click.IntRange(0, 65535),
-    default=10911,
+    default=BROKER_PORT,
     show_default=True,
     help="Port of the broker; 0 takes a free one.",
 )

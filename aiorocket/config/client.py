@@ -11,6 +11,7 @@ from typing import Any, Literal
 from aiorocket.config.remoting import MIB, RemotingConfig, check_numbers, check_positive
 from aiorocket.config.tls import TlsConfig
 from aiorocket.errors import ConfigError
+from aiorocket_protocol import MAX_BODY, NAMESERVER_PORT
 
 __all__ = ("BROKER_LOCK", "ClientConfig", "ConsumerConfig", "ProducerConfig", "PullConsumerConfig")
 
@@ -22,7 +23,7 @@ BROKER_LOCK = 60.0
 class ClientConfig:
     """Shared by the producers and consumers of one ``Client``."""
 
-    nameservers: tuple[str, ...] = ("127.0.0.1:9876",)
+    nameservers: tuple[str, ...] = (f"127.0.0.1:{NAMESERVER_PORT}",)
     #: Part of the client id ``ip@instance``; None makes a unique one.
     instance: str | None = None
     heartbeat_interval: float = 30.0
@@ -95,7 +96,7 @@ class ProducerConfig:
     max_in_flight: int = 65_535
     compress_over: int = 4096
     compress_level: int = 5
-    max_message_size: int = 4 * MIB
+    max_message_size: int = MAX_BODY
     default_topic_queues: int = 4
     #: How bodies from ``compress_over`` bytes on are compressed. lz4 and zstd need the extras of these names here and
     #: at every consumer; Go's and Node's know zlib only.

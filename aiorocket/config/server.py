@@ -7,6 +7,7 @@ from typing import Literal
 
 from aiorocket.config.remoting import MIB, RemotingConfig, check_positive
 from aiorocket.errors import ConfigError
+from aiorocket_protocol import BROKER_PORT, MASTER_ID, MAX_BODY, NAMESERVER_PORT
 
 __all__ = ("DELAY_LEVELS", "BrokerConfig", "Flush", "NameServerConfig", "StoreConfig")
 
@@ -51,7 +52,7 @@ class NameServerConfig:
     """A name server; ``port`` 0 takes a free one."""
 
     host: str = "127.0.0.1"
-    port: int = 9876
+    port: int = NAMESERVER_PORT
     #: A broker that has not registered for this long is dropped from the routes.
     broker_expiry: float = 120.0
     #: Where KV configuration is kept; None keeps it in memory.
@@ -65,16 +66,16 @@ class BrokerConfig:
 
     name: str = "broker-a"
     cluster: str = "DefaultCluster"
-    broker_id: int = 0
+    broker_id: int = MASTER_ID
     host: str = "127.0.0.1"
-    port: int = 10911
+    port: int = BROKER_PORT
     advertise: str | None = None
     nameservers: tuple[str, ...] = ()
     #: Data directory; None keeps messages in memory.
     data: str | None = None
     auto_create_topics: bool = True
     default_topic_queues: int = 8
-    max_message_size: int = 4 * MIB
+    max_message_size: int = MAX_BODY
     delay_levels: tuple[float, ...] = DELAY_LEVELS
     #: Deliveries after which a message goes to the dead letters, when client and group say nothing (retryMaxTimes).
     retry_max_times: int = 16
@@ -121,8 +122,10 @@ class BrokerConfig:
                 f"lock_lease={self.lock_lease} is below lock_grace={self.lock_grace}: the broker's lease must be at "
                 "least as long as the time clients trust theirs, else a queue gets a second owner"
             )
-        if not 1 <= len(self.delay_levels) <= 18 or list(self.delay_levels) != sorted(self.delay_levels):
-            raise ConfigError(f"delay_levels={self.delay_levels!r}: 1 to 18 ascending durations in seconds")
+        if not 1 <= len(self.delay_levels) <= len(DELAY_LEVELS) or list(self.delay_levels) != sorted(self.delay_levels):
+            raise ConfigError(
+                f"delay_levels={self.delay_levels!r}: 1 to {len(DELAY_LEVELS)} ascending durations in seconds"
+            )
         if self.register_interval * 2 > self.channel_expiry:
             raise ConfigError(
                 f"register_interval={self.register_interval} must fit twice into channel_expiry={self.channel_expiry}"

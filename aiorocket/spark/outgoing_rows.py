@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from aiorocket.client.sending.outgoing import property_text
+from aiorocket.config import DELAY_LEVELS
 from aiorocket.errors import UsageError
 from aiorocket.model import check_topic
 from aiorocket_protocol import (
@@ -117,7 +118,7 @@ _BY_LOWER = {name.lower(): name for name in COLUMNS}
 #: Stands for the message id until there is one: property texts begin with it.
 _ID = "0" * 32
 _CUT = len(f"{PROPERTY_UNIQ_KEY}\x01") + len(_ID) + 1
-_MAX_LEVEL = 18
+_MAX_LEVEL = len(DELAY_LEVELS)
 #: Property texts of so many characters fit, whatever these are.
 _SHORT = (MAX_PROPERTIES - _CUT) // 4
 

@@ -14,6 +14,7 @@ from aiorocket.errors import UsageError
 from aiorocket.runtime.disk import Disk
 from aiorocket.storage.block import Block
 from aiorocket.storage.files import FileCache
+from aiorocket_protocol import NAME_CHARACTER
 
 __all__ = (
     "FILE_SIZE",
@@ -35,7 +36,7 @@ FILE_SIZE = FILE_UNITS * UNIT_SIZE
 MAX_QUEUE_ID = 65_535
 
 # A topic becomes a directory: nothing that could leave the store or exceed a file name gets through (CVE-2019-17572).
-_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,255}", re.ASCII)
+_TOPIC = re.compile(f"{NAME_CHARACTER}{{1,255}}", re.ASCII)
 
 
 def topic_directory(root: str, topic: str) -> str:

@@ -13,10 +13,11 @@ from aiorocket.client.message import Message
 from aiorocket.config import BrokerConfig, ClientConfig, ConsumerConfig, ProducerConfig, StoreConfig
 from aiorocket.model import Queue
 from aiorocket.testing.history import History
-from aiorocket.testing.machines import NAMESERVER_PORT, Handler, SimBroker, SimMember, SimNameServer, SimSender, Site
+from aiorocket.testing.machines import Handler, SimBroker, SimMember, SimNameServer, SimSender, Site
 from aiorocket.testing.sim import Simulation
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
+    NAMESERVER_PORT,
     PERM_READ_WRITE,
     SINGLE_TAG,
     CreateTopicRequestHeader,

@@ -30,6 +30,8 @@ from aiorocket.testing.sim_disk import SimDisk
 from aiorocket.testing.sim_host import SimHost
 from aiorocket.testing.stored import stored_messages
 from aiorocket_protocol import (
+    BROKER_PORT,
+    NAMESERVER_PORT,
     LockBatchBody,
     LockBatchResult,
     MessageQueue,
@@ -39,12 +41,10 @@ from aiorocket_protocol import (
     decode_body,
 )
 
-__all__ = ("NAMESERVER_PORT", "Handler", "SimBroker", "SimMember", "SimNameServer", "SimSender", "Site")
+__all__ = ("Handler", "SimBroker", "SimMember", "SimNameServer", "SimSender", "Site")
 
 Handler = Callable[[Message], Awaitable[None]]
 
-NAMESERVER_PORT = 9876
-_BROKER_PORT = 10911
 #: A client takes a lock for valid this long, counted from before its request (``ConsumerConfig.lock_validity``).
 _LEASE = 30.0
 
@@ -145,14 +145,14 @@ class SimBroker(_Machine):
         self.faults = WireFaults()
         self.broker: Broker
         self._config = replace(
-            config, name=self.name, host="127.0.0.1", advertise=address, port=_BROKER_PORT, data="store"
+            config, name=self.name, host="127.0.0.1", advertise=address, port=BROKER_PORT, data="store"
         )
         self.faults.listen(RequestCode.LOCK_BATCH_MQ, self._locked)
         self.faults.watch(self._unlocking)
 
     @property
     def endpoint(self) -> str:
-        return f"{self.address}:{_BROKER_PORT}"
+        return f"{self.address}:{BROKER_PORT}"
 
     async def start(self) -> None:
         """Start a broker on this disk; it has recovered, listens and has tried to register when this returns."""

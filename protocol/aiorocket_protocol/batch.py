@@ -9,9 +9,11 @@ from struct import error as StructError
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_PROPERTIES
 
-__all__ = ("BatchItem", "decode_batch", "encode_batch")
+__all__ = ("BATCH_ITEM_OVERHEAD", "BatchItem", "decode_batch", "encode_batch")
 
 _pack_short = Struct(">H").pack
+#: Bytes of an item beside its body and properties.
+BATCH_ITEM_OVERHEAD = 22
 _BATCH_HEAD = Struct(">iiiii")  # size magic(0) crc(0) flag body_length
 _READ_HEAD = Struct(">i8xii")  # magic and crc are anything
 
@@ -32,7 +34,7 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
             if form[1] > MAX_PROPERTIES:
                 raise ProtocolError(f"properties of {form[1]} bytes; at most {MAX_PROPERTIES}", where="batch")
             try:
-                head = _BATCH_HEAD.pack(22 + form[0] + form[1], 0, 0, flag, form[0])
+                head = _BATCH_HEAD.pack(BATCH_ITEM_OVERHEAD + form[0] + form[1], 0, 0, flag, form[0])
             except StructError:
                 text = f"flag {flag!r:.100} or the body's length needs over 32 bits"
                 raise ProtocolError(text, where="batch") from None
@@ -48,12 +50,12 @@ def decode_batch(data: bytes) -> list[BatchItem]:
     start, total = 0, len(data)
     unpack, add = _READ_HEAD.unpack_from, items.append
     while start < total:
-        if total - start < 22:
-            raise _bad_item(start, f"{total - start} bytes are left; an item has at least 22")
+        if total - start < BATCH_ITEM_OVERHEAD:
+            raise _bad_item(start, f"{total - start} bytes are left; an item has at least {BATCH_ITEM_OVERHEAD}")
         size, flag, length = unpack(data, start)
         body = start + 20
         end = start + size
-        if size < 22 or end > total or not 0 <= length <= size - 22:
+        if size < BATCH_ITEM_OVERHEAD or end > total or not 0 <= length <= size - BATCH_ITEM_OVERHEAD:
             raise _bad_item(start, f"size {size} with a body of {length}; {total - start} bytes are left")
         at = body + length
         properties_length = data[at] << 8 | data[at + 1]

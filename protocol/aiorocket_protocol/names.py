@@ -10,6 +10,7 @@ __all__ = (
     "AUTO_CREATE_TOPIC",
     "BENCHMARK_TOPIC",
     "BROADCASTING",
+    "BROKER_PORT",
     "CLUSTERING",
     "CONSUME_ACTIVELY",
     "CONSUME_FROM_FIRST_OFFSET",
@@ -22,11 +23,14 @@ __all__ = (
     "DLQ_PREFIX",
     "EXT_ACCEPT",
     "EXT_EPOCH",
+    "FIRST_RETRY_LEVEL",
     "HALF_TOPIC",
     "INNER_PRODUCER",
     "MASTER_ID",
     "MAX_CHECKS_TOPIC",
     "MESSAGE_MODELS",
+    "NAMESERVER_PORT",
+    "NAME_CHARACTER",
     "OFFSET_MOVED_TOPIC",
     "OP_TOPIC",
     "PERM_ALL",
@@ -54,6 +58,7 @@ __all__ = (
     "TRACE_TOPIC",
     "VERSION",
     "VERSION_NAME",
+    "VERSION_WITH_MAX_RECONSUME",
     "VERSION_WITH_SQL92",
     "VERSION_WITH_TIMERS",
     "dlq_topic",
@@ -65,6 +70,8 @@ __all__ = (
 #: What clients and servers of ours say they are: peers decide on features by it, so it is never 0.
 VERSION = 479
 VERSION_NAME = "V5_3_3"
+#: 3.4.9, the first whose consumers send a maxReconsumeTimes that means anything.
+VERSION_WITH_MAX_RECONSUME = 121
 #: 4.1.0, the first that filters by SQL92; older ones take any expression for tags.
 VERSION_WITH_SQL92 = 232
 #: 5.0.0, the first that knows TIMER_ properties; older ones deliver at once.
@@ -72,6 +79,8 @@ VERSION_WITH_TIMERS = 413
 
 # ---- Topics
 
+#: What topics and groups may be called, as a regular expression for one character; limits.py says of how many.
+NAME_CHARACTER = r"[%|a-zA-Z0-9_-]"
 #: In front of a group: its topic of messages to be delivered again, and of those given up.
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
@@ -142,6 +151,9 @@ SYSTEM_GROUPS = frozenset(
     )
 )
 
+#: The delay level of the first retry; each further one is a level longer.
+FIRST_RETRY_LEVEL = 3
+
 # ---- What a heartbeat says of a group
 
 CONSUME_PASSIVELY, CONSUME_ACTIVELY = "CONSUME_PASSIVELY", "CONSUME_ACTIVELY"
@@ -179,6 +191,8 @@ ALL_TAGS = "*"
 
 #: The id of a broker that takes messages; others are copies of it.
 MASTER_ID = 0
+#: Where they listen unless told otherwise.
+NAMESERVER_PORT, BROKER_PORT = 9876, 10911
 #: What MSG_REGION says where nothing else is configured.
 DEFAULT_REGION = "DefaultRegion"
 #: Ext fields of our own: "my answers may be msgpack", and the lease in which a queue was read or its offset committed.

@@ -10,7 +10,7 @@ from zlib import crc32
 from aiorocket_protocol.batch import BatchItem
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.hosts import HOST_V4, HOST_V6
-from aiorocket_protocol.limits import MAX_PROPERTIES
+from aiorocket_protocol.limits import MAX_PROPERTIES, MAX_TOPIC
 from aiorocket_protocol.record_layout import (
     ANY_V6,
     HEADS,
@@ -30,7 +30,7 @@ _pack_int = Struct(">i").pack
 # The two halves of a head with IPv4 hosts: what is each record's own, and what a batch shares.
 _pack_own = Struct(">iiiiiqq").pack
 _pack_shared = Struct(">iq8sq8siq").pack
-_BYTES = tuple(bytes((value,)) for value in range(128))
+_BYTES = tuple(bytes((value,)) for value in range(MAX_TOPIC + 1))
 
 Buffer = bytes | bytearray | memoryview
 
@@ -66,7 +66,7 @@ def encode_record(
     """
     try:
         topic_length = len(topic)
-        if topic_length < 128:
+        if topic_length <= MAX_TOPIC:
             magic = RECORD_MAGIC_V1
             size = MIN_RECORD + len(body) + topic_length + len(properties)
             topic_head = _BYTES[topic_length]
@@ -132,7 +132,7 @@ def encode_records(
     separator. The same bytes and errors as ``encode_record`` for each, in half the time."""
     parts: list[bytes] = []
     sizes: list[int] = []
-    if len(topic) >= 128 or len(born_host) != HOST_V4 or len(store_host) != HOST_V4:
+    if len(topic) > MAX_TOPIC or len(born_host) != HOST_V4 or len(store_host) != HOST_V4:
         for body, flag, properties in items:
             record = encode_record(
                 topic=topic, body=body, properties=properties + extra_properties, queue_id=queue_id,
@@ -161,7 +161,9 @@ def encode_records(
             if len(properties) + extra != properties_length:
                 properties_length = len(properties) + extra
                 if properties_length > MAX_PROPERTIES:
-                    raise ProtocolError(f"properties of {properties_length} bytes; at most 32767 fit", where="record")
+                    raise ProtocolError(
+                        f"properties of {properties_length} bytes; at most {MAX_PROPERTIES} fit", where="record"
+                    )
                 after_body = topic_field + _pack_short(properties_length)
             size = fixed + length + properties_length
             crc = crc32(body) & 0x7FFFFFFF

@@ -12,7 +12,7 @@ from tests.architecture.sources import SOURCES, name_of, tree_of
 PACKAGE = "protocol/aiorocket_protocol/"
 HOMES = {PACKAGE + name for name in ("names.py", "properties.py", "headers.py", "codes.py")}
 PREFIXES = (names.RETRY_PREFIX, names.DLQ_PREFIX)
-NUMBERS = {names.VERSION}
+NUMBERS = {names.VERSION, names.NAMESERVER_PORT, names.BROKER_PORT}
 #: Of names.py: "*" is everybody's.
 WORDS = (
     {word for name, word in vars(names).items() if name.isupper() and isinstance(word, str)}

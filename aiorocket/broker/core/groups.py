@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from aiorocket.broker.core.names import Refusal, is_group_name
+from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, is_group_name
 from aiorocket.broker.core.record_filter import RecordFilter
 from aiorocket_protocol import (
     CLUSTERING,
@@ -98,7 +98,7 @@ class GroupConfigs:
         if not is_group_name(group):
             return Refusal(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"group {group!r:.300}: 1 to 248 of the characters % | a-z A-Z 0-9 _ - are allowed",
+                f"group {group!r:.300}: 1 to {LONGEST_GROUP} of the characters % | a-z A-Z 0-9 _ - are allowed",
             )
         if not self.auto_create and group not in SYSTEM_GROUPS and not group.startswith(SYSTEM_GROUP_PREFIX):
             return Refusal(

@@ -5,10 +5,20 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from aiorocket_protocol import AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, TRACE_TOPIC
+from aiorocket_protocol import (
+    AUTO_CREATE_TOPIC,
+    BENCHMARK_TOPIC,
+    MAX_TOPIC,
+    NAME_CHARACTER,
+    RETRY_PREFIX,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
+    TRACE_TOPIC,
+)
 
 __all__ = (
     "FORBIDDEN_TOPICS",
+    "LONGEST_GROUP",
     "Refusal",
     "is_group_name",
     "is_system_topic",
@@ -18,9 +28,11 @@ __all__ = (
 #: Nobody but the broker itself writes to these.
 FORBIDDEN_TOPICS = SYSTEM_TOPICS - {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
 
-_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}", re.ASCII)
-# RocketMQ allows 255, but %RETRY%group becomes a directory, and no file system of ours has longer names than 255.
-_GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,248}", re.ASCII)
+#: RocketMQ allows MAX_GROUP, but %RETRY%group becomes a directory, and those have names of 255 at most.
+LONGEST_GROUP = 255 - len(RETRY_PREFIX)
+
+_TOPIC = re.compile(f"{NAME_CHARACTER}{{1,{MAX_TOPIC}}}", re.ASCII)
+_GROUP = re.compile(f"{NAME_CHARACTER}{{1,{LONGEST_GROUP}}}", re.ASCII)
 
 
 class Refusal(NamedTuple):

@@ -6,14 +6,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from aiorocket.broker.core.groups import GroupConfig
-from aiorocket_protocol import dlq_topic, retry_topic
+from aiorocket_protocol import FIRST_RETRY_LEVEL, VERSION_WITH_MAX_RECONSUME, dlq_topic, retry_topic
 
 __all__ = ("Destination", "after_failure", "for_retry_send")
-
-#: Clients older than this do not send a limit that means anything (RocketMQ 3.4.9).
-MAX_RECONSUME_SINCE = 121
-#: The first retry waits at level 3 (10 s with the default levels), each further one a level longer.
-FIRST_RETRY_LEVEL = 3
 
 
 class Destination(NamedTuple):
@@ -31,7 +26,7 @@ def after_failure(
 
     ``delay_level`` is the consumer's wish: below 0 dead letters, 0 the broker decides, above 0 that level.
     """
-    most = limit if limit is not None and client_version >= MAX_RECONSUME_SINCE else config.retry_max_times
+    most = limit if limit is not None and client_version >= VERSION_WITH_MAX_RECONSUME else config.retry_max_times
     if reconsume_times >= most or delay_level < 0:
         return Destination(dlq_topic(config.name), 0, 1)
     return Destination(
@@ -48,7 +43,7 @@ def for_retry_send(
     ``reconsume_times`` here is already that of the next delivery, so the limit itself is still allowed. A group with
     live queue locks consumes in order and repeats locally, so what it sends has used up its attempts.
     """
-    most = limit if limit is not None and client_version >= MAX_RECONSUME_SINCE else config.retry_max_times
+    most = limit if limit is not None and client_version >= VERSION_WITH_MAX_RECONSUME else config.retry_max_times
     if reconsume_times > most or locked:
         return Destination(dlq_topic(config.name), 0, 1)
     return None

@@ -10,11 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aiorocket.broker.core.names import FORBIDDEN_TOPICS, Refusal, is_system_topic, is_topic_name
+from aiorocket.config import DELAY_LEVELS
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
     BENCHMARK_TOPIC,
     DLQ_PREFIX,
     HALF_TOPIC,
+    MAX_TOPIC,
+    NAME_CHARACTER,
     OFFSET_MOVED_TOPIC,
     OP_TOPIC,
     PERM_ALL,
@@ -122,7 +125,13 @@ class TopicTable:
     there is news."""
 
     def __init__(
-        self, *, broker: str, cluster: str, auto_create: bool, default_queues: int, delay_levels: int = 18
+        self,
+        *,
+        broker: str,
+        cluster: str,
+        auto_create: bool,
+        default_queues: int,
+        delay_levels: int = len(DELAY_LEVELS),
     ) -> None:
         self.auto_create = auto_create
         self.version = 0
@@ -238,7 +247,7 @@ class TopicTable:
 def topic_name_remark(name: str) -> str:
     return (
         f"topic {name!r:.200}: the specified topic contains illegal characters or is too long, "
-        "allowing only ^[%|a-zA-Z0-9_-]{1,127}$"
+        f"allowing only ^{NAME_CHARACTER}{{1,{MAX_TOPIC}}}$"
     )
 
 
@@ -251,9 +260,10 @@ def _built_in(broker: str, cluster: str, auto_create: bool, default_queues: int,
     yield Topic(BENCHMARK_TOPIC, 1024, 1024)
     if is_topic_name(cluster):
         yield Topic(cluster, 16, 16, PERM_ALL)
-        yield Topic(f"{cluster}_REPLY_TOPIC"[:127], 1, 1)
+        yield Topic(f"{cluster}_REPLY_TOPIC"[:MAX_TOPIC], 1, 1)
     if is_topic_name(broker):
         yield Topic(broker, 1, 1, PERM_ALL)
-    yield Topic(SCHEDULE_TOPIC, max(18, delay_levels), max(18, delay_levels))
+    levels = max(len(DELAY_LEVELS), delay_levels)
+    yield Topic(SCHEDULE_TOPIC, levels, levels)
     yield Topic(HALF_TOPIC, 1, 1)
     yield Topic(OP_TOPIC, 1, 1)

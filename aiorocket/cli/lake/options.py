@@ -11,6 +11,7 @@ import click
 from aiorocket.cli.lake.running import check_extras
 from aiorocket.cli.options import parse_nameservers
 from aiorocket.errors import RocketError
+from aiorocket_protocol import NAMESERVER_PORT
 
 if TYPE_CHECKING:
     from aiorocket.spark.steps.inputs import Input
@@ -50,7 +51,7 @@ def lake_nameserver(function: F) -> F:
     """``--nameserver`` as the other commands have it, as one text for Spark's option ``nameServer``."""
     return click.option(
         "--nameserver", "name_server", metavar="HOST:PORT[,HOST:PORT]", callback=_read_nameservers,
-        envvar="AIOROCKET_NAMESERVER", default="127.0.0.1:9876", show_default=True, show_envvar=True,
+        envvar="AIOROCKET_NAMESERVER", default=f"127.0.0.1:{NAMESERVER_PORT}", show_default=True, show_envvar=True,
         help="Name servers to ask, separated by ',' or ';'.",
     )(function)  # fmt: skip
 

@@ -45,7 +45,7 @@ log = logging.getLogger("aiorocket.client")
 
 _SEND_BACK_TIMEOUT = 5.0
 #: Delay level of the first retry; each further one is a level higher (the broker's own rule for level 0).
-_FIRST_RETRY_LEVEL = 3
+FIRST_RETRY_LEVEL = 3
 #: Of the stored record only how the body is compressed goes into the copy.
 _KEPT_FLAGS = SYS_FLAG_COMPRESSED | COMPRESSION_MASK
 #: Properties that say where a message was on its way to here; a copy must not repeat them.
@@ -110,7 +110,7 @@ class Settlement:
         message stays with that call until the next sweep: delivering it here as well would only add a call to it."""
         log.warning("message %s of %s: consume timeout, it will be delivered again", message.msg_id, message.queue)
         try:
-            if await self._back(message, _FIRST_RETRY_LEVEL, max_attempts):
+            if await self._back(message, FIRST_RETRY_LEVEL, max_attempts):
                 self._consumer.counters.timed_out += 1
         except (RocketError, ProtocolError) as error:
             if not message.settled:
@@ -213,7 +213,7 @@ class Settlement:
         properties[PROPERTY_RETRY_TOPIC] = message.wire_topic
         properties[PROPERTY_ORIGIN_MESSAGE_ID] = message.properties.get(PROPERTY_ORIGIN_MESSAGE_ID, message.msg_id)
         if not dead:
-            properties[PROPERTY_DELAY] = str(delay_level or _FIRST_RETRY_LEVEL + times - 1)
+            properties[PROPERTY_DELAY] = str(delay_level or FIRST_RETRY_LEVEL + times - 1)
         text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
         copy = EncodedMessage(
             INNER_PRODUCER, topic, message.raw_body, text, message.msg_id, message.sys_flag & _KEPT_FLAGS, message.flag,

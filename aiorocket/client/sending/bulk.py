@@ -12,15 +12,13 @@ from aiorocket.client.sending.sender import Sender
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket.runtime.tasks import TaskScope
-from aiorocket_protocol import PROPERTY_UNIQ_KEY, PROPERTY_WAIT, BatchItem, encode_batch
+from aiorocket_protocol import BATCH_ITEM_OVERHEAD, PROPERTY_UNIQ_KEY, PROPERTY_WAIT, BatchItem, encode_batch
 
 __all__ = ("Item", "SendOutcome", "send_batch", "send_many")
 
 Item = bytes | OutgoingMessage
 
 _new = tuple.__new__
-#: Bytes of the batch encoding per message beside body and properties.
-_ITEM_OVERHEAD = 22
 #: The property string of a message that has nothing but its id.
 _ID_ONLY = PROPERTY_UNIQ_KEY.encode() + b"\x01%b\x02"
 
@@ -81,7 +79,7 @@ async def _send_batch(
         items.append((body, flag, text.encode()))
     if not items:
         return []
-    size = sum([_ITEM_OVERHEAD + len(body) + len(properties) for body, _, properties in items])
+    size = sum([BATCH_ITEM_OVERHEAD + len(body) + len(properties) for body, _, properties in items])
     if size > sender.config.max_message_size:
         limit = sender.config.max_message_size
         raise UsageError(f"the batch takes {size} bytes, max_message_size is {limit}: send fewer at once")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from aiorocket.config import DELAY_LEVELS
 from aiorocket.errors import UsageError
 from aiorocket.model import OutgoingMessage
 from aiorocket_protocol import (
@@ -41,6 +42,7 @@ COMPRESSED_ZLIB = SYS_FLAG_COMPRESSED | COMPRESSION_ZLIB
 #: zlib only.
 COMPRESSIONS = {"zlib": COMPRESSION_ZLIB, "lz4": COMPRESSION_LZ4, "zstd": COMPRESSION_ZSTD}
 
+_LAST_LEVEL = len(DELAY_LEVELS)
 _NAME_END = "\x01"
 _VALUE_END = "\x02"
 _UNIQ_KEY = PROPERTY_UNIQ_KEY + _NAME_END
@@ -141,8 +143,8 @@ def property_text(
     if sharding_key:
         parts += (_SHARDING_KEY, sharding_key, "\x02")
     if delay_level:
-        if not 0 < delay_level <= 18:
-            raise UsageError(f"delay_level={delay_level}: 1 to 18, or 0 for at once")
+        if not 0 < delay_level <= _LAST_LEVEL:
+            raise UsageError(f"delay_level={delay_level}: 1 to {_LAST_LEVEL}, or 0 for at once")
         parts += (_DELAY, str(delay_level), "\x02")
     if properties:
         try:
