@@ -81,6 +81,7 @@ __all__ = (
     "GetConsumeStatsRequestHeader",
     "QueryTopicConsumeByWhoRequestHeader",
     "QueryConsumeTimeSpanRequestHeader",
+    "GetConsumeStatsInBrokerHeader",
     "QueryCorrectionOffsetHeader",
     "CloneGroupOffsetRequestHeader",
     "ViewBrokerStatsDataRequestHeader",
@@ -641,6 +642,12 @@ class QueryConsumeTimeSpanRequestHeader(NamedTuple):
     group: str
 
 
+class GetConsumeStatsInBrokerHeader(NamedTuple):
+    """Request header of GET_BROKER_CONSUME_STATS (317)."""
+
+    is_order: bool
+
+
 class QueryCorrectionOffsetHeader(NamedTuple):
     """Request header of QUERY_CORRECTION_OFFSET (308)."""
 
@@ -1091,6 +1098,7 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("topic", "topic", "str", True),
         FieldSpec("group", "group", "str", True),
     ),
+    GetConsumeStatsInBrokerHeader: (FieldSpec("is_order", "isOrder", "bool", True),),
     QueryCorrectionOffsetHeader: (
         FieldSpec("compare_group", "compareGroup", "str", True),
         FieldSpec("topic", "topic", "str", True),
@@ -1227,6 +1235,7 @@ REQUEST_HEADERS: dict[int, type[tuple[Any, ...]]] = {
     310: SendMessageRequestHeaderV2,
     314: CloneGroupOffsetRequestHeader,
     315: ViewBrokerStatsDataRequestHeader,
+    317: GetConsumeStatsInBrokerHeader,
     320: SendMessageRequestHeaderV2,
     321: QueryConsumeQueueRequestHeader,
     322: QueryDataVersionRequestHeader,

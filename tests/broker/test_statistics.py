@@ -1,4 +1,4 @@
-"""What operators ask about topics and groups: 202, 208, 300 and 303."""
+"""What operators ask about topics and groups: 202, 208, 300, 303 and 317."""
 
 from __future__ import annotations
 
@@ -88,6 +88,31 @@ async def test_a_topic_the_members_no_longer_want_is_shown_when_it_is_named(peer
     assert b'"T"' not in online and b'"Other"' in online
     assert await table(peer, 208, consumerGroup="g", topic="T") == offsets({})
     assert b'"T"' in await table(peer, 208, consumerGroup="g", topicList="T")
+
+
+async def test_how_far_every_group_of_the_broker_is(broker: Broker, peer: Peer) -> None:
+    stored = await filled(peer)
+    await peer.create_topic("Other", 1)
+    await commit(peer, 2)
+    await commit(peer, 0, "Other", group="h")
+    progress = {
+        queue(0): {"brokerOffset": 3, "consumerOffset": 2, "lastTimestamp": stored[1], "pullOffset": 2},
+        queue(1): {"brokerOffset": 0, "consumerOffset": 0, "lastTimestamp": 0, "pullOffset": 0},
+    }
+    other = {queue(0, "Other"): {"brokerOffset": 0, "consumerOffset": 0, "lastTimestamp": 0, "pullOffset": 0}}
+    expected: dict[str, Any] = {
+        "brokerAddr": broker.address,
+        "consumeStatsList": [{"g": [{"offsetTable": progress}]}, {"h": [{"offsetTable": other}]}],
+        "totalDiff": 1,
+    }
+    assert await table(peer, 317, isOrder="false") == encode_body(expected, 0)
+    # Topics that are not in order, and those that the members do not subscribe to any more, are left out.
+    assert json.loads(await table(peer, 317, isOrder="true")) == {
+        "brokerAddr": broker.address, "consumeStatsList": [{"g": []}, {"h": []}], "totalDiff": 0,
+    }  # fmt: skip
+    assert (await peer.call(34, body=heartbeat("c1", "Other"))).code == 0
+    expected["consumeStatsList"][0]["g"] = []
+    assert await table(peer, 317, isOrder="false") == encode_body({**expected, "totalDiff": 0}, 0)
 
 
 async def test_who_consumes_a_topic(peer: Peer) -> None:

@@ -1,7 +1,7 @@
 """How far a group is, what a topic holds, who is connected and how the broker is: GET_TOPIC_STATS_INFO (202),
-GET_CONSUME_STATS (208), QUERY_TOPIC_CONSUME_BY_WHO (300), QUERY_CONSUME_TIME_SPAN (303), the connections of a group
-(203, 204) and GET_BROKER_RUNTIME_INFO (28). mqadmin's topicStatus, consumerProgress, consumerConnection,
-producerConnection, brokerStatus and clusterList ask these.
+GET_CONSUME_STATS (208) and the same of all groups (317), QUERY_TOPIC_CONSUME_BY_WHO (300), QUERY_CONSUME_TIME_SPAN
+(303), the connections of a group (203, 204) and GET_BROKER_RUNTIME_INFO (28). mqadmin's topicStatus, consumerProgress,
+brokerConsumeStats, consumerConnection, producerConnection, brokerStatus and clusterList ask these.
 
 Everything is read from the store and the offsets at the moment of asking. Rates of topics and groups (topicPutTps,
 consumeTps) are left out, not reported as 0: nothing counts their messages. The broker's own rates in 28 are zeros,
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import keyed, refuse
-from aiorocket.broker.core.groups import Member
+from aiorocket.broker.core.groups import ConsumerGroup, Member
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
 from aiorocket_protocol import (
@@ -24,6 +24,7 @@ from aiorocket_protocol import (
     VERSION_NAME,
     ConsumerConnection,
     GetConsumerConnectionListRequestHeader,
+    GetConsumeStatsInBrokerHeader,
     GetConsumeStatsRequestHeader,
     GetProducerConnectionListRequestHeader,
     GetTopicStatsInfoRequestHeader,
@@ -35,6 +36,7 @@ from aiorocket_protocol import (
     RequestCode,
     ResponseCode,
     encode_body,
+    unpack_host,
 )
 from aiorocket_protocol import Connection as ConnectionData
 
@@ -52,13 +54,14 @@ NO_TPS = "0.0 0.0 0.0"
 
 
 class StatisticsHandlers:
-    """Handlers for 28, 202, 203, 204, 208, 300 and 303. ``boot`` is when the broker began, in wall-clock
+    """Handlers for 28, 202, 203, 204, 208, 300, 303 and 317. ``boot`` is when the broker began, in wall-clock
     milliseconds."""
 
     def __init__(self, clock: Clock, broker: str, tables: Tables, store: MessageStore, *, boot: int) -> None:
         self._clock = clock
         self._broker = broker
         self._topics = tables.topics
+        self._configs = tables.configs
         self._consumers = tables.consumers
         self._producers = tables.producers
         self._offsets = tables.offsets
@@ -75,6 +78,7 @@ class StatisticsHandlers:
             RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
             RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
             RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
+            RequestCode.GET_BROKER_CONSUME_STATS: self.all_consume_stats,
         }
 
     async def topic_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -106,20 +110,44 @@ class StatisticsHandlers:
         table: dict[MessageQueue, Any] = {}
         for name in topics:
             topic = self._topics.get(name)
-            if topic is None:
-                continue
-            if not named and live is not None and live.subscriptions and name not in live.subscriptions:
-                continue
-            for queue_id in range(topic.read_queues):
-                await _turn(queue_id)
-                offset = self._offsets.query(group, name, queue_id) or 0
-                table[self._queue(name, queue_id)] = {
-                    "brokerOffset": self._store.max_offset(name, queue_id),
-                    "consumerOffset": offset,
-                    "lastTimestamp": self._stored(name, queue_id, offset - 1),
-                    "pullOffset": offset,
-                }
+            if topic is not None and (named or _is_wanted(live, name)):
+                table.update(await self._progress(group, name, topic.read_queues))
         return _answer(connection, command, {"offsetTable": table})
+
+    async def all_consume_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 317: 208 for every group and topic, or with ``isOrder`` for order topics only, and how many messages
+        all of them are behind. What members no longer subscribe to is left out."""
+        order_only = command.read(GetConsumeStatsInBrokerHeader).is_order
+        groups: list[dict[str, Any]] = []
+        behind = 0
+        for config in list(self._configs):
+            group, live = config.name, self._consumers.get(config.name)
+            found: list[dict[str, Any]] = []
+            for number, name in enumerate(self._offsets.topics(group)):
+                await _turn(number)
+                topic = self._topics.get(name)
+                if topic is None or (order_only and not topic.order) or not _is_wanted(live, name):
+                    continue
+                table = await self._progress(group, name, topic.write_queues)
+                behind += sum(each["brokerOffset"] - each["consumerOffset"] for each in table.values())
+                found.append({"offsetTable": table})
+            groups.append({group: found})
+        address = unpack_host(self._store.store_host)
+        return _answer(connection, command, {"brokerAddr": address, "consumeStatsList": groups, "totalDiff": behind})
+
+    async def _progress(self, group: str, topic: str, queues: int) -> dict[MessageQueue, Any]:
+        """How far a group is in each queue of a topic."""
+        table: dict[MessageQueue, Any] = {}
+        for queue_id in range(queues):
+            await _turn(queue_id)
+            offset = self._offsets.query(group, topic, queue_id) or 0
+            table[self._queue(topic, queue_id)] = {
+                "brokerOffset": self._store.max_offset(topic, queue_id),
+                "consumerOffset": offset,
+                "lastTimestamp": self._stored(topic, queue_id, offset - 1),
+                "pullOffset": offset,
+            }
+        return table
 
     def consumed_by(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 300: the groups that subscribe to a topic now or have offsets in it."""
@@ -238,6 +266,11 @@ class StatisticsHandlers:
         """When the message at ``offset`` was stored; ``missing`` when there is none."""
         stamp = self._store.store_time(topic, queue_id, offset) if offset >= 0 else None
         return missing if stamp is None else stamp
+
+
+def _is_wanted(live: ConsumerGroup | None, topic: str) -> bool:
+    """Unless the group has members that say what they subscribe to, and this is not among it."""
+    return live is None or not live.subscriptions or topic in live.subscriptions
 
 
 async def _turn(number: int) -> None:
