@@ -54,7 +54,7 @@ ALLOWED = {
     ("aiorocket/runtime/", "random.Random"): "the source of randomness itself",
     ("aiorocket/testing/", "random.Random"): "simulations draw from a seed",
     ("aiorocket/cli/demo.py", "time.perf_counter"): "latencies: uvloop's clock counts whole milliseconds",
-    ("aiorocket/cli/lake/demo.py", "time.perf_counter"): "how long Spark took, where no loop runs",
+    ("aiorocket/cli/lake/log_demo.py", "time.perf_counter"): "how long Spark took, where no loop runs",
     ("aiorocket/spark/steps/", "time.perf_counter"): "how long a step took: a Spark driver has no loop",
 }
 #: Where threads and processes may be made. Spark's tasks are synchronous: its bridge to a loop is the third place.
