@@ -1,9 +1,9 @@
 """The broker's small state: topics, groups, offsets, delay progress and queue locks, saved as snapshots when they
 changed.
 
-Topics are saved at once, in the disk's one writer thread and so before the first message of a new topic can be
-acknowledged. A queue lock is granted when it is saved. The rest is saved every few seconds and at the end: a crash
-costs repeated deliveries, never a lost message.
+Topics are saved at once, in the disk's one writer thread, and so with ``flush="sync"`` before the first message of a
+new topic can be acknowledged. A queue lock is granted when it is saved. The rest is saved every few seconds and at the
+end: a crash costs repeated deliveries, never a lost message.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class TransactionHandlers:
         return None
 
     def _check(self, header: EndTransactionRequestHeader, view: RecordView) -> Refusal | None:
-        """7.6: may this producer end this half message now?"""
+        """May this producer end this half message now? The checks are RocketMQ's, in its order."""
         values = view.properties
         wait = immunity(values)
         if wait is not None and not header.from_transaction_check:
