@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from aiorocket_protocol import NAMESERVER_PORT
+from aiorocket_protocol import DEFAULT_CLUSTER, NAMESERVER_PORT
 
 __all__ = (
     "DEFAULT_DATA",
@@ -99,7 +99,7 @@ def server_options(port: int, port_help: str) -> Callable[[F], F]:
 def store_options(function: F) -> F:
     """What a broker stores, how, and under which name: the same for ``broker`` and ``standalone``."""
     for option in (
-        click.option("--cluster", default="DefaultCluster", show_default=True, help="Cluster name."),
+        click.option("--cluster", default=DEFAULT_CLUSTER, show_default=True, help="Cluster name."),
         click.option("--name", default="broker-a", show_default=True, help="Broker name; one living broker per name."),
         click.option(
             "--flush",

@@ -7,7 +7,7 @@ from typing import Literal
 
 from aiorocket.config.remoting import MIB, RemotingConfig, check_positive
 from aiorocket.errors import ConfigError
-from aiorocket_protocol import BROKER_PORT, MASTER_ID, MAX_BODY, NAMESERVER_PORT
+from aiorocket_protocol import BROKER_PORT, DEFAULT_CLUSTER, MASTER_ID, MAX_BODY, NAMESERVER_PORT
 
 __all__ = ("DELAY_LEVELS", "BrokerConfig", "Flush", "NameServerConfig", "StoreConfig")
 
@@ -65,7 +65,7 @@ class BrokerConfig:
     """A broker. ``advertise`` is the host that clients are told (route, offset ids); the bound port is added to it."""
 
     name: str = "broker-a"
-    cluster: str = "DefaultCluster"
+    cluster: str = DEFAULT_CLUSTER
     broker_id: int = MASTER_ID
     host: str = "127.0.0.1"
     port: int = BROKER_PORT

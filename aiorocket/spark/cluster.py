@@ -44,6 +44,7 @@ from aiorocket_protocol import (
     UpdateConsumerOffsetRequestHeader,
     decode_body,
     pull_header,
+    reply_topic,
     split_records,
 )
 
@@ -165,7 +166,7 @@ async def _matching(client: Session, pattern: str) -> list[str]:
     about = decode_body(ClusterInfo, cluster.body, cluster.serialize_type)
     # Apache's brokers have a topic of the name of each broker and cluster, and one for replies to requests.
     clusters = about.cluster_addr_table
-    own = {*about.broker_addr_table, *clusters, *(f"{name}_REPLY_TOPIC" for name in clusters)}
+    own = {*about.broker_addr_table, *clusters, *map(reply_topic, clusters)}
     namespace = client.config.namespace
     found = []
     for name in decode_body(TopicListBody, listed.body, listed.serialize_type).topics:

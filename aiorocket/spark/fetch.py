@@ -34,6 +34,7 @@ from aiorocket.spark.cluster import address_of, has_master
 from aiorocket.spark.fetch_state import HEAD, Answer, Pace, Part, first_offset, within
 from aiorocket_protocol import (
     ALL_TAGS,
+    OFFSET_RESET,
     TAG,
     TOOLS_GROUP,
     PullMessageResponseHeader,
@@ -71,8 +72,6 @@ _EMPTY = (int(ResponseCode.PULL_NOT_FOUND), _RETRY, int(ResponseCode.PULL_OFFSET
 _GONE = (int(ResponseCode.TOPIC_NOT_EXIST), int(ResponseCode.INVALID_PARAMETER))
 #: "Not now": busy, an exception in the broker, GO_AWAY of a 5.x broker that shuts down.
 _LATER = BUSY_CODES | {int(ResponseCode.SYSTEM_ERROR), int(ResponseCode.GO_AWAY)}
-#: RocketMQ's name of the answer that passes on an administrator's reset of the group.
-_RESET = "OFFSET_RESET"
 #: GetMessageStatus: the file of these messages is being deleted. The code is that of "nothing matches the filter".
 _REMOVING = "MESSAGE_WAS_REMOVING"
 _PASSING = (
@@ -348,7 +347,7 @@ class _Reader:
             elif header.min_offset > begin and header.max_offset >= header.min_offset:
                 why = f"the queue begins at {header.min_offset} now (retention)"
                 self._lose(part, begin, header.min_offset, end, why)
-            elif answer.remark == _RESET or following <= begin:
+            elif answer.remark == OFFSET_RESET or following <= begin:
                 text = f"the queue has the offsets {header.min_offset} to {header.max_offset}, {answer.remark or code}"
                 short = header.max_offset <= begin
                 if short and not has_master(self._client, part.queue):

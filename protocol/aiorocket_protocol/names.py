@@ -19,6 +19,7 @@ __all__ = (
     "CONSUME_FROM_WHERE",
     "CONSUME_PASSIVELY",
     "CONSUME_TYPES",
+    "DEFAULT_CLUSTER",
     "DEFAULT_REGION",
     "DLQ_PREFIX",
     "EXT_ACCEPT",
@@ -32,6 +33,7 @@ __all__ = (
     "NAMESERVER_PORT",
     "NAME_CHARACTER",
     "OFFSET_MOVED_TOPIC",
+    "OFFSET_RESET",
     "OP_TOPIC",
     "PERM_ALL",
     "PERM_INHERIT",
@@ -43,6 +45,7 @@ __all__ = (
     "PULL_LITE",
     "PULL_SUBSCRIPTION",
     "PULL_SUSPEND",
+    "REPLY_SUFFIX",
     "RETRY_PREFIX",
     "SCHEDULE_TOPIC",
     "SELF_TEST_TOPIC",
@@ -62,6 +65,7 @@ __all__ = (
     "VERSION_WITH_SQL92",
     "VERSION_WITH_TIMERS",
     "dlq_topic",
+    "reply_topic",
     "retry_topic",
 )
 
@@ -84,6 +88,8 @@ NAME_CHARACTER = r"[%|a-zA-Z0-9_-]"
 #: In front of a group: its topic of messages to be delivered again, and of those given up.
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
+#: Behind a cluster.
+REPLY_SUFFIX = "_REPLY_TOPIC"
 #: The template of topics that a broker creates by itself; it has a route exactly when some broker does so.
 AUTO_CREATE_TOPIC = "TBW102"
 #: Messages that wait for their delay level.
@@ -129,6 +135,11 @@ def retry_topic(group: str) -> str:
 
 def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
+
+
+def reply_topic(cluster: str) -> str:
+    """Where answers to requests of producers are sent."""
+    return cluster + REPLY_SUFFIX
 
 
 # ---- Groups
@@ -182,6 +193,8 @@ PULL_SUSPEND = 2
 PULL_SUBSCRIPTION = 4
 PULL_CLASS_FILTER = 8
 PULL_LITE = 16
+#: The remark of an answer that passes on an administrator's reset of the group.
+OFFSET_RESET = "OFFSET_RESET"
 
 #: expressionType: tags ("a || b", "*" for all) or an SQL92 condition.
 TAG, SQL92 = "TAG", "SQL92"
@@ -193,8 +206,9 @@ ALL_TAGS = "*"
 MASTER_ID = 0
 #: Where they listen unless told otherwise.
 NAMESERVER_PORT, BROKER_PORT = 9876, 10911
-#: What MSG_REGION says where nothing else is configured.
+#: What MSG_REGION says, and the cluster of a broker, where nothing else is configured.
 DEFAULT_REGION = "DefaultRegion"
+DEFAULT_CLUSTER = "DefaultCluster"
 #: Ext fields of our own: "my answers may be msgpack", and the lease in which a queue was read or its offset committed.
 EXT_ACCEPT = "_accept"
 EXT_EPOCH = "_epoch"

@@ -30,6 +30,7 @@ from aiorocket_protocol import (
     SELF_TEST_TOPIC,
     SINGLE_TAG,
     ResponseCode,
+    reply_topic,
 )
 
 __all__ = ("UNIT", "UNIT_SUB", "Topic", "TopicTable")
@@ -260,7 +261,7 @@ def _built_in(broker: str, cluster: str, auto_create: bool, default_queues: int,
     yield Topic(BENCHMARK_TOPIC, 1024, 1024)
     if is_topic_name(cluster):
         yield Topic(cluster, 16, 16, PERM_ALL)
-        yield Topic(f"{cluster}_REPLY_TOPIC"[:MAX_TOPIC], 1, 1)
+        yield Topic(reply_topic(cluster)[:MAX_TOPIC], 1, 1)
     if is_topic_name(broker):
         yield Topic(broker, 1, 1, PERM_ALL)
     levels = max(len(DELAY_LEVELS), delay_levels)

@@ -30,6 +30,7 @@ from aiorocket.storage.results import ReadResult, ReadStatus
 from aiorocket_protocol import (
     EXT_EPOCH,
     LANGUAGE_PYTHON,
+    OFFSET_RESET,
     PULL_CLASS_FILTER,
     PULL_COMMIT,
     PULL_SUBSCRIPTION,
@@ -206,7 +207,7 @@ class PullHandlers:
             return None
         low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
         answer = PullMessageResponseHeader(0, offset, low, high)
-        return RemotingCommand.response(ResponseCode.PULL_OFFSET_MOVED, answer, remark="OFFSET_RESET")
+        return RemotingCommand.response(ResponseCode.PULL_OFFSET_MOVED, answer, remark=OFFSET_RESET)
 
     def lost(self, connection: Connection) -> None:
         self.polls.lost(connection)

@@ -34,13 +34,13 @@ from aiorocket_protocol import (
     RemotingCommand,
     RequestCode,
     SendMessageRequestHeaderV2,
+    reply_topic,
 )
 
 __all__ = ("Requests", "reply", "request")
 
 log = logging.getLogger("aiorocket.client")
 
-_REPLY_TOPIC: Final = "_REPLY_TOPIC"
 #: Hex digits behind the prefix of a correlation id.
 _NUMBER: Final = 16
 _HEX: Final = frozenset("0123456789ABCDEF")
@@ -191,7 +191,7 @@ async def reply(
             connection = await client.connection(address, timeout)
             text = property_text(sender.next_ids(1)[0], "", (), properties, None, 0, system)
             header = SendMessageRequestHeaderV2(
-                sender.wire_group, cluster + _REPLY_TOPIC, AUTO_CREATE_TOPIC, 4, 0, sys_flag,
+                sender.wire_group, reply_topic(cluster), AUTO_CREATE_TOPIC, 4, 0, sys_flag,
                 client.env.clock.wall_ms(), 0, text, 0, False, None, False, request.queue.broker_name,
             )  # fmt: skip
             command: RemotingCommand = RemotingCommand.request(RequestCode.SEND_REPLY_MESSAGE_V2, header, body=body)
