@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from aiorocket.client.core.delays import level_for
 from aiorocket.client.core.namespace import unwrap
+from aiorocket.client.core.process_queue import ProcessQueue
 from aiorocket.client.exits import DeadLetter, Retry, Skip
+from aiorocket.model import Queue
 from aiorocket_protocol import (
     PROPERTY_CONSUME_START_TIME,
     PROPERTY_RETRY_TOPIC,
@@ -16,10 +18,6 @@ from aiorocket_protocol import (
     RETRY_PREFIX,
     RecordView,
 )
-
-if TYPE_CHECKING:
-    from aiorocket.client.core.process_queue import ProcessQueue
-    from aiorocket.model import Queue
 
 __all__ = ("Message", "Settler", "Source", "exit_level")
 

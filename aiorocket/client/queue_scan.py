@@ -4,9 +4,11 @@ waiting."""
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from aiorocket.client.core.retry import remote_error
+from aiorocket.client.session import Session
+from aiorocket.model import Queue
 from aiorocket_protocol import (
     TOOLS_GROUP,
     GetMaxOffsetRequestHeader,
@@ -22,10 +24,6 @@ from aiorocket_protocol import (
     pull_header,
     split_records,
 )
-
-if TYPE_CHECKING:
-    from aiorocket.client.session import Session
-    from aiorocket.model import Queue
 
 __all__ = ("Bounds", "QueueScan")
 

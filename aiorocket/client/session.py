@@ -93,7 +93,7 @@ class Session:
         self.routes = RouteTable(config, self.remoting)
         clock = self.env.clock
         for code, handler in {
-            **consumer_requests.handlers(self.consumers, config, clock, self.start_task),
+            **consumer_requests.handlers(self.consumers, config, clock, self._scope),
             **producer_requests.handlers(self.producers, config, clock, self.routes),
         }.items():
             processors.add(code, handler)

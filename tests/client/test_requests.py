@@ -71,7 +71,7 @@ class Asker:
 
 async def ask(client: Client, code: int, header: Any, body: bytes = b"", kind: int = JSON) -> RemotingCommand:
     """The client's own answer."""
-    found: Any = handlers(client.consumers, client.config, client.env.clock, client.start_task)[code]
+    found: Any = handlers(client.consumers, client.config, client.env.clock, client._scope)[code]
     # As it comes from the wire: its header is read from text.
     command = RemotingCommand.request(code, header, body=body)
     answer = found(Asker(kind), command)

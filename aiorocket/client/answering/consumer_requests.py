@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from aiorocket.client.answering.running_info import queue_key, queues_of, running_info
 from aiorocket.client.link import GroupMember
@@ -14,6 +13,7 @@ from aiorocket.model import Queue
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import RequestHandler
 from aiorocket.runtime.clock import Clock
+from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
@@ -60,16 +60,10 @@ class ResetOffsetBody(dict[Queue, int]):
         return found
 
 
-class StartTask(Protocol):
-    """``Session.start_task``."""
-
-    def __call__(self, coro: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]: ...
-
-
 def handlers(
-    consumers: Mapping[str, GroupMember], config: ClientConfig, clock: Clock, start_task: StartTask
+    consumers: Mapping[str, GroupMember], config: ClientConfig, clock: Clock, scope: TaskScope
 ) -> dict[int, RequestHandler]:
-    """By request code. ``consumers`` by group, as they are when a request comes; ``start_task`` runs what outlives the
+    """By request code. ``consumers`` by group, as they are when a request comes; in ``scope`` runs what outlives the
     connection that it came on."""
 
     def members_changed(connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -120,7 +114,7 @@ def handlers(
         table = decode_body(ResetOffsetBody, command.body, command.serialize_type)
         wanted = {queue: max(0, offset) for queue, offset in table.items() if queue.topic == header.topic}
         log.warning("group %s: %s resets %d queues of %s", header.group, connection.peer, len(wanted), header.topic)
-        start_task(member.reset_offsets(header.topic, wanted), name="reset-offsets")
+        scope.start(member.reset_offsets(header.topic, wanted), name="reset-offsets")
         return RemotingCommand.response()
 
     return {
