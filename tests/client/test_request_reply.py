@@ -118,6 +118,26 @@ def test_no_reply_is_a_timeout_and_a_late_one_is_counted() -> None:
     run(scenario)
 
 
+def test_a_reply_to_a_request_of_nobody_here_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        (broker,) = cluster.brokers
+        other = Producer("other", client=producer.client)
+
+        def answer(kept: Kept) -> RemotingCommand:
+            kept.properties["CORRELATION_ID"] = "F" * 32
+            asyncio.get_running_loop().call_later(0.01, lambda: broker.host.start(push(broker, kept)))
+            return broker.stored()
+
+        broker.on_send = answer
+        async with other:
+            with pytest.raises(RequestTimeoutError):
+                await producer.request("t", b"ping", timeout=1)
+        assert producer.late_replies == other.late_replies == 0
+
+    run(scenario)
+    assert "brought a reply to request 'FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF', which none here has sent" in caplog.text
+
+
 def test_a_request_takes_one_place_among_the_sends_and_its_time_is_that_of_the_call() -> None:
     async def scenario(cluster: FakeCluster, producer: Producer) -> None:
         (broker,) = cluster.brokers
