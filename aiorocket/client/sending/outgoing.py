@@ -91,29 +91,11 @@ def as_message(
         if topic.sharding_key is None and sharding_key is not None:
             topic = replace(topic, sharding_key=sharding_key)
         return topic if type(topic.body) is bytes else replace(topic, body=as_bytes(topic.body))
+    if not isinstance(topic, str):
+        raise UsageError(ONE_OR_THE_OTHER)
     return OutgoingMessage(
         topic=topic, body=as_bytes(body), tag=tag, keys=keys, properties=properties or {}, delay_level=delay_level,
         sharding_key=sharding_key,
-    )  # fmt: skip
-
-
-def taken_apart(
-    message: object,
-    body: object,
-    tag: str,
-    keys: Sequence[str],
-    properties: Mapping[str, str] | None,
-    sharding_key: str | None,
-    delay_level: int,
-) -> tuple[str, bytes, str, Sequence[str], Mapping[str, str], str | None, int, int]:
-    """The other way round, without making another value: topic, body, tag, keys, properties, key, delay level, flag of
-    an OutgoingMessage that was given in place of all these, but for the key."""
-    if body is not None or tag or keys or properties or delay_level or not isinstance(message, OutgoingMessage):
-        raise UsageError(ONE_OR_THE_OTHER)
-    key = sharding_key if message.sharding_key is None else message.sharding_key
-    return (
-        message.topic, message.body, message.tag, message.keys, message.properties, key, message.delay_level,
-        message.flag,
     )  # fmt: skip
 
 

@@ -11,13 +11,13 @@ from typing import Any, Self
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.message import Message
 from aiorocket.client.sending.bulk import Item, SendOutcome, send_batch, send_many
-from aiorocket.client.sending.outgoing import EncodedMessage, as_bytes, as_message, property_text, taken_apart
+from aiorocket.client.sending.outgoing import EncodedMessage, as_bytes, as_message, property_text
 from aiorocket.client.sending.request_reply import Requests, reply, request
 from aiorocket.client.sending.send_hooks import SendHook
 from aiorocket.client.sending.sender import Selector, Sender
 from aiorocket.client.session import Session
 from aiorocket.config import ProducerConfig
-from aiorocket.errors import RocketError, SendError, UsageError
+from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt, SendStatus, check_group
 from aiorocket.remoting.connection import Connection
 from aiorocket.runtime.env import Env
@@ -178,15 +178,14 @@ class Producer:
         if timeout is None:
             timeout = self.config.send_timeout
         deadline = self._time() + timeout
-        if select is not None:
-            topic = as_message(topic, body, tag, keys, properties, sharding_key, delay_level)
-            queue = await sender.select(topic, queue, select, arg, timeout)
-            body, tag, keys, properties, delay_level = None, "", (), None, 0
-        if type(topic) is not str:
-            topic, body, tag, keys, properties, sharding_key, delay_level, flag = taken_apart(
-                topic, body, tag, keys, properties, sharding_key, delay_level
-            )
-        if type(body) is not bytes:
+        if select is not None or type(topic) is not str:
+            message = as_message(topic, body, tag, keys, properties, sharding_key, delay_level)
+            if select is not None:
+                queue = await sender.select(message, queue, select, arg, timeout)
+            topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
+            properties, delay_level, flag = message.properties, message.delay_level, message.flag
+            sharding_key = message.sharding_key
+        elif type(body) is not bytes:
             body = as_bytes(body)
         key = sharding_key if queue is None else None
         if key is not None:
@@ -221,16 +220,13 @@ class Producer:
                     command = RemotingCommand(_SEND, 0, 0, LANGUAGE_PYTHON, VERSION, None, None, header, None, body)
                     try:
                         first = await connection.request(command, timeout)
-                    except (RocketError, ProtocolError) as error:
-                        first = error
-                    else:
                         if not first.code:
                             stored = first.read(SendMessageResponseHeader)
                             return _receipt((msg_id, target.queue, stored.queue_offset, stored.msg_id, _OK))
+                    except (RocketError, ProtocolError) as error:
+                        first = first or error  # an answer that cannot be read is one
                 encoded = EncodedMessage(self.wire_group, publish.name, body, text, msg_id, sys_flag, flag, born)
                 return await sender.attempts.run(publish, target, encoded, deadline, moves=moves, first=first)
-            except ProtocolError as error:
-                raise SendError(f"topic {topic!r}: the answer cannot be read: {error}", may_be_stored=True) from error
             finally:
                 in_flight.count -= 1
                 if in_flight.waited_for:
@@ -261,14 +257,13 @@ class Producer:
         sender, flag, delay_level = self.sender, 0, 0
         timeout = self.config.send_timeout if timeout is None else timeout
         deadline = self._time() + timeout
-        if select is not None:
-            topic = as_message(topic, body, tag, keys, properties, sharding_key, 0)
-            queue = await sender.select(topic, queue, select, arg, timeout)
-            body, tag, keys, properties = None, "", (), None
-        if type(topic) is not str:
-            topic, body, tag, keys, properties, sharding_key, delay_level, flag = taken_apart(
-                topic, body, tag, keys, properties, sharding_key, 0
-            )
+        if select is not None or type(topic) is not str:
+            message = as_message(topic, body, tag, keys, properties, sharding_key, 0)
+            if select is not None:
+                queue = await sender.select(message, queue, select, arg, timeout)
+            topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
+            properties, delay_level, flag = message.properties, message.delay_level, message.flag
+            sharding_key = message.sharding_key
         body = as_bytes(body)
         key = sharding_key if queue is None else None
         if key is not None:
