@@ -20,7 +20,7 @@ from aiorocket.client.answering import consumer_requests, producer_requests
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.core.routes import TopicRoute, parse_nameservers
-from aiorocket.client.link import GroupMember, GroupProducer
+from aiorocket.client.registered import GroupMember, GroupProducer
 from aiorocket.client.route_table import RouteTable
 from aiorocket.config import ClientConfig
 from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, UsageError

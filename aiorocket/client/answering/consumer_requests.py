@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiorocket.client.answering.running_info import queue_key, queues_of, running_info
-from aiorocket.client.link import GroupMember
+from aiorocket.client.registered import GroupMember
 from aiorocket.config import ClientConfig
 from aiorocket.model import Queue
 from aiorocket.remoting.connection import Connection

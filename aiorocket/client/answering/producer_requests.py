@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from aiorocket.client.link import GroupProducer
 from aiorocket.client.pushed import broker_of, from_reply
+from aiorocket.client.registered import GroupProducer
 from aiorocket.client.route_table import RouteTable
 from aiorocket.config import ClientConfig
 from aiorocket.remoting.connection import Connection

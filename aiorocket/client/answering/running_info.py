@@ -10,7 +10,7 @@ from typing import Any
 
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.stats import ConsumeStats
-from aiorocket.client.link import GroupMember
+from aiorocket.client.registered import GroupMember
 from aiorocket.client.state import QueueState
 from aiorocket.config import ClientConfig
 from aiorocket.model import Queue
