@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from aiorocket.spark.steps.analyses import run_order
 from aiorocket.spark.steps.archive import archive
 from aiorocket.spark.steps.demo.access_log import access_log
-from aiorocket.spark.steps.demo.plots import draw_log
+from aiorocket.spark.steps.demo.plots import Found, draw_log
 from aiorocket.spark.steps.inputs import Input
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
 from aiorocket.spark.steps.run import Made, Output, Shown, add, told
@@ -123,23 +123,6 @@ def _decode(spark: SparkSession, given: Input, path: str, on_progress: ProgressC
         return Made(done.rows, {"decoded": good, "quarantine": bad})
 
     return add("decode", spark, given, Output(path), {}, make, splits=True, on_progress=on_progress)
-
-
-@dataclass(frozen=True)
-class Found:
-    """What the pictures show, collected: (window, status class, rows), (window, p50, p95, p99), (path, rows, errors,
-    p95 of its seconds), (clients, bots, bytes), and the length of the windows."""
-
-    every: str = "1 minute"
-    requests: Sequence[tuple[datetime, str, int]] = ()
-    times: Sequence[tuple[datetime, int, float, float, float]] = ()
-    paths: Sequence[tuple[str, int, int, float | None]] = ()
-    visitors: tuple[int, int, int] = (0, 0, 0)
-
-    @property
-    def span(self) -> tuple[datetime, datetime] | None:
-        starts = [start for start, _, _ in self.requests]
-        return (min(starts), max(starts)) if starts else None
 
 
 def _windows(spark: SparkSession, log: Table, path: str, on_progress: ProgressCall | None) -> tuple[int, Found]:

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aiorocket.spark.steps import plot_style as style
 
-if TYPE_CHECKING:
-    from aiorocket.spark.steps.demo import Found
-
-__all__ = ("draw_log",)
+__all__ = ("Found", "draw_log")
 
 #: What went well is calm, what did not stands out.
 _STATUS = {"1xx": "#cfd8e3", "2xx": "#3b8bc2", "3xx": "#a9cfe8", "4xx": "#f0b545", "5xx": "#c8372d"}
 _LINES = (("p50", "#009e73"), ("p95", "#0072b2"), ("p99", "#d55e00"))
 _PATHS = 15
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the pictures show, collected: (window, status class, rows), (window, p50, p95, p99), (path, rows, errors,
+    p95 of its seconds), (clients, bots, bytes), and the length of the windows."""
+
+    every: str = "1 minute"
+    requests: Sequence[tuple[datetime, str, int]] = ()
+    times: Sequence[tuple[datetime, int, float, float, float]] = ()
+    paths: Sequence[tuple[str, int, int, float | None]] = ()
+    visitors: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def span(self) -> tuple[datetime, datetime] | None:
+        starts = [start for start, _, _ in self.requests]
+        return (min(starts), max(starts)) if starts else None
 
 
 def draw_log(found: Found, directory: str | Path) -> list[Path]:
