@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aiorocket.client.admin.dead_letters import DeadMessage
+    from aiorocket import DeadMessage
 
 __all__ = ("FIELDS", "condition", "every")
 

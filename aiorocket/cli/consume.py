@@ -12,12 +12,11 @@ from typing import Any
 
 import click
 
+from aiorocket import Client, Message
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import nameserver_option
 from aiorocket.cli.positions import Positions
 from aiorocket.cli.running import INTERRUPTED, run, stop_signals
-from aiorocket.client.app import Client
-from aiorocket.client.message import Message
 from aiorocket.config import ConsumerConfig
 from aiorocket.errors import RemoteError
 from aiorocket.model import Queue, check_group, check_topic

@@ -13,6 +13,7 @@ from time import perf_counter
 
 import click
 
+from aiorocket import Consumer, Message, Producer, Retry
 from aiorocket.broker.broker import Broker
 from aiorocket.cli.counts import counted
 from aiorocket.cli.ledger import GROUP, LINE, QUEUES, RETRY_TOPIC, TOPIC, Books, message_key, read_books, stock
@@ -21,10 +22,6 @@ from aiorocket.cli.running import INTERRUPTED, run, until_stopped
 from aiorocket.cli.sending import send_lines
 from aiorocket.cli.show import Row, Update, progress, table
 from aiorocket.cli.tally import Tally, percentile
-from aiorocket.client.exits import Retry
-from aiorocket.client.message import Message
-from aiorocket.client.push.consumer import Consumer
-from aiorocket.client.sending.producer import Producer
 from aiorocket.config import ConsumerConfig
 from aiorocket.embedded import Embedded, embed
 from aiorocket.errors import RocketError

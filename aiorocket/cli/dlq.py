@@ -11,14 +11,12 @@ from typing import Any, TypeVar
 
 import click
 
+from aiorocket import Admin, DeadLetters, DeadMessage, ReplayOutcome, ReplayReport
 from aiorocket.cli.conditions import condition, every
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import nameserver_option
 from aiorocket.cli.running import INTERRUPTED, run, until_stopped
 from aiorocket.cli.show import Row, table
-from aiorocket.client.admin.admin import Admin
-from aiorocket.client.admin.dead_letters import DeadLetters, DeadMessage
-from aiorocket.client.admin.replay import ReplayOutcome, ReplayReport
 
 __all__ = ("dlq",)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
-from aiorocket.client.app import Client
+from aiorocket import Client
 from aiorocket.errors import NotConnectedError
 from aiorocket.model import Queue
 from aiorocket_protocol import (

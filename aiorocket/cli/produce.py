@@ -8,12 +8,12 @@ import sys
 
 import click
 
+from aiorocket import Producer
 from aiorocket.cli.counts import counted
 from aiorocket.cli.lines import Line, LineSource
 from aiorocket.cli.options import nameserver_option
 from aiorocket.cli.running import INTERRUPTED, run, until_stopped
 from aiorocket.cli.sending import send_lines
-from aiorocket.client.sending.producer import Producer
 from aiorocket.errors import RocketError
 from aiorocket.model import check_group, check_topic
 

@@ -23,7 +23,7 @@ from aiorocket.errors import RequestTimeoutError, UsageError
 from aiorocket.runtime.loop import new_event_loop
 
 if TYPE_CHECKING:
-    from aiorocket.client.session import Session
+    from aiorocket.client.pipeline.reading import Session
     from aiorocket.config import ClientConfig
     from aiorocket.spark.options import ConnectionOptions
 
@@ -235,7 +235,7 @@ async def client(connection: ConnectionOptions) -> Session:
     async with bridge.making:
         cached = bridge.clients.get(connection)
         if cached is None or not cached.client.started:
-            from aiorocket.client.session import Session
+            from aiorocket.client.pipeline.reading import Session
 
             made = Session(config=client_config(connection))
             await made.start()

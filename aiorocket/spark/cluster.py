@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from aiorocket.client.core.namespace import unwrap, wrap
-from aiorocket.client.queue_scan import Bounds, QueueScan
+from aiorocket.client.pipeline.reading import Bounds, QueueScan, unwrap, wrap
 from aiorocket.errors import (
     NotConnectedError,
     ProtocolError,
@@ -49,8 +48,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.core.routes import TopicRoute
-    from aiorocket.client.session import Session
+    from aiorocket.client.pipeline.reading import Session, TopicRoute
     from aiorocket.spark.options import SourceOptions
 
 __all__ = (

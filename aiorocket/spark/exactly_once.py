@@ -24,10 +24,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.client.core.namespace import wrap
-from aiorocket.client.message import Message
-from aiorocket.client.queue_scan import QueueScan
-from aiorocket.client.sending.transaction import TransactionProducer
+from aiorocket import Message, TransactionProducer
+from aiorocket.client.pipeline.reading import QueueScan, wrap
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import (
     BackPressureError,
@@ -53,7 +51,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.session import Session
+    from aiorocket.client.pipeline.reading import Session
     from aiorocket.spark.options import SinkOptions
 
 __all__ = ("HALF_GROUP", "HalfSink", "Halves", "OpenBatchError")
@@ -140,7 +138,7 @@ class HalfSink:
 
     def ledger(self, topic: str) -> Ledger:
         """The ledger in ``topic``, with what is known of it."""
-        return self._ledgers.setdefault(topic, Ledger(self.client, self.producer.sender, topic))
+        return self._ledgers.setdefault(topic, Ledger(self.client, self.producer, topic))
 
     # ---- the questions of brokers
 

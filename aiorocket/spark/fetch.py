@@ -14,8 +14,7 @@ from functools import partial
 from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.client.core.namespace import wrap
-from aiorocket.client.core.retry import BUSY_CODES, remote_error
+from aiorocket.client.pipeline.reading import BUSY_CODES, remote_error, wrap
 from aiorocket.errors import (
     BackPressureError,
     BrokerBusyError,
@@ -45,7 +44,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.session import Session
+    from aiorocket.client.pipeline.reading import Session
     from aiorocket.spark.options import SourceOptions
     from aiorocket.spark.planner import QueueRange
 

@@ -21,7 +21,7 @@ from aiorocket.spark.planner import QueueRange
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-    from aiorocket.client.session import Session
+    from aiorocket.client.pipeline.reading import Session
     from aiorocket.spark.options import SourceOptions
 
 __all__ = ("Pushed", "push")

@@ -16,8 +16,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from aiorocket.client.core.namespace import wrap
-from aiorocket.client.queue_scan import QueueScan
+from aiorocket.client.pipeline.reading import QueueScan, wrap
 from aiorocket.errors import (
     BrokerBusyError,
     ConnectionLostError,
@@ -31,9 +30,8 @@ from aiorocket.model import OutgoingMessage, Queue, SendStatus, TxState
 from aiorocket_protocol import AUTO_CREATE_TOPIC, PROPERTY_UNIQ_KEY, RecordView, RequestCode, SendMessageRequestHeaderV2
 
 if TYPE_CHECKING:
-    from aiorocket.client.core.routes import TopicRoute
-    from aiorocket.client.sending.sender import Sender
-    from aiorocket.client.session import Session
+    from aiorocket import Producer
+    from aiorocket.client.pipeline.reading import Session, TopicRoute
 
 __all__ = ("Entry", "Fold", "Ledger", "Mark", "Record", "decode", "encode", "lower_bound", "search")
 
@@ -174,12 +172,12 @@ class _Remembered:
 
 
 class Ledger:
-    """The ledger in ``topic``, read and written through ``sender`` and its client."""
+    """The ledger in ``topic``, read and written through ``producer`` and its client."""
 
-    def __init__(self, client: Session, sender: Sender, topic: str) -> None:
+    def __init__(self, client: Session, producer: Producer, topic: str) -> None:
         self.topic = topic
         self._client = client
-        self._sender = sender
+        self._producer = producer
         self._name = wrap(client.config.namespace, topic)
         self._known: OrderedDict[tuple[str, int], _Remembered] = OrderedDict()
         self._reading = asyncio.Lock()
@@ -268,9 +266,7 @@ class Ledger:
             topic=self.topic, body=encode(record), tag="ended" if isinstance(record, Mark) else "decided",
             keys=(record.query,),
         )  # fmt: skip
-        receipt = await self._sender.send(
-            message, self._client.loop.time() + timeout, queue=queue._replace(topic=self.topic)
-        )
+        receipt = await self._producer.send(message, queue=queue._replace(topic=self.topic), timeout=timeout)
         if receipt.status is not SendStatus.SEND_OK:
             raise SendError(f"ledger {self.topic!r}: stored with {receipt.status.name}", may_be_stored=True)
         return receipt.offset
@@ -308,8 +304,8 @@ class Ledger:
             raise NotConnectedError(f"no broker to make the ledger {self.topic!r} on")
         # By a first message, since that needs no administrator's rights: a mark that means nothing.
         header = SendMessageRequestHeaderV2(
-            self._sender.wire_group, self._name, AUTO_CREATE_TOPIC, 1, 0, 0, client.env.clock.wall_ms(), 0,
-            f"{PROPERTY_UNIQ_KEY}\x01{self._sender.next_ids(1)[0]}\x02", 0, False, None, False, broker,
+            self._producer.wire_group, self._name, AUTO_CREATE_TOPIC, 1, 0, 0, client.env.clock.wall_ms(), 0,
+            f"{PROPERTY_UNIQ_KEY}\x01{self._producer.sender.next_ids(1)[0]}\x02", 0, False, None, False, broker,
         )  # fmt: skip
         await client.call(address, RequestCode.SEND_MESSAGE_V2, header, body=encode(Mark("", 0)))
         _log.info("made the ledger %s on %s", self.topic, broker)

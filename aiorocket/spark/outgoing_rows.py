@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from aiorocket.client.sending.outgoing import property_text
+from aiorocket.client.pipeline.sending import property_text
 from aiorocket.config import DELAY_LEVELS
 from aiorocket.errors import UsageError
 from aiorocket.model import check_topic

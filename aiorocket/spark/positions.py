@@ -12,8 +12,7 @@ from aiorocket.spark.offsets import EARLIEST, LATEST, OptionError, queue_path
 from aiorocket.spark.options import OffsetSpec
 
 if TYPE_CHECKING:
-    from aiorocket.client.queue_scan import Bounds
-    from aiorocket.client.session import Session
+    from aiorocket.client.pipeline.reading import Bounds, Session
     from aiorocket.model import Queue
     from aiorocket.spark.options import SourceOptions
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.client.sending.outgoing import EncodedMessage, squeeze
+from aiorocket.client.pipeline.sending import Prepared, Publish, send_prepared
 from aiorocket.errors import (
     BackPressureError,
     BrokerBusyError,
@@ -16,22 +16,17 @@ from aiorocket.errors import (
     ProtocolError,
     RocketError,
     SendError,
-    UsageError,
 )
 from aiorocket.model import Queue, SendReceipt, SendStatus
 from aiorocket.spark.outgoing_rows import OutgoingRow, RowError
 from aiorocket_protocol import (
     PROPERTY_TIMER_DELIVER_MS,
-    PROPERTY_UNIQ_KEY,
-    PROPERTY_WAIT,
     SYS_FLAG_TRANSACTION_PREPARED,
     VERSION_WITH_TIMERS,
-    encode_batch,
 )
 
 if TYPE_CHECKING:
-    from aiorocket.client.sending.producer import Producer
-    from aiorocket.client.sending.publish import Publish
+    from aiorocket import Producer
 
 __all__ = ("Sent", "send_rows")
 
@@ -40,7 +35,6 @@ _BATCH_BYTES = 1 << 20
 _ITEM_OVERHEAD = 96
 _PAUSE = 0.05
 _NOT_NOW = (BrokerBusyError, BackPressureError, NotConnectedError)
-_ITEM_HEAD = f"{PROPERTY_UNIQ_KEY}\x01"
 
 
 class Sent(NamedTuple):
@@ -83,21 +77,24 @@ async def send_rows(
     waiting = iter(jobs)
     failed: list[tuple[int, str, RocketError | ProtocolError]] = []
     time = asyncio.get_running_loop().time
+    sys_flag = 0 if half is None else SYS_FLAG_TRANSACTION_PREPARED
 
     async def request(job: _Job, part: list[OutgoingRow]) -> bool:
         deadline = time() + timeout
         try:
-            with producer.sender.in_flight:
-                encoded = _encode(producer, job.publish, part, compress_over, half)
-                while True:
-                    try:
-                        receipt = await producer.sender.place(job.publish, job.queue, None, encoded, deadline)
-                        break
-                    except SendError as error:
-                        # What is certainly not there may be sent again, also by a producer without retries.
-                        if error.may_be_stored or not isinstance(error.__cause__, _NOT_NOW) or time() >= deadline:
-                            raise
-                        await asyncio.sleep(_PAUSE)
+            messages = [_prepared(row, half) for row in part]
+            while True:
+                try:
+                    receipt = await send_prepared(
+                        producer.sender, job.publish, messages, job.queue, deadline, sys_flag=sys_flag,
+                        compress_over=compress_over,
+                    )  # fmt: skip
+                    break
+                except SendError as error:
+                    # What is certainly not there may be sent again, also by a producer without retries.
+                    if error.may_be_stored or not isinstance(error.__cause__, _NOT_NOW) or time() >= deadline:
+                        raise
+                    await asyncio.sleep(_PAUSE)
             if sent is not None and len(part) == 1:
                 sent.append(Sent(part[0], receipt, job.queue is not None))
             if half is not None and receipt.status is not SendStatus.SEND_OK:
@@ -181,7 +178,7 @@ def _jobs(
         if row.queue_id is not None:
             ordered.setdefault(targets[row.topic].queues[row.queue_id, row.broker_name], []).append(row)
         elif row.sharding_key is not None:
-            queue = targets[row.topic].publish.choice.by_key(row.sharding_key).queue
+            queue = targets[row.topic].publish.target(None, row.sharding_key).queue
             ordered.setdefault(queue, []).append(row)
         else:
             free.setdefault(row.topic, []).append(row)
@@ -211,29 +208,8 @@ def _requests(rows: list[OutgoingRow], batch_size: int, compress_over: int) -> I
         yield part
 
 
-def _encode(
-    producer: Producer, publish: Publish, part: list[OutgoingRow], compress_over: int, half: str | None
-) -> EncodedMessage:
-    ids = producer.sender.next_ids(len(part))
-    born = producer.client.env.clock.wall_ms()
-    system = "".join([f"{name}\x01{value}\x02" for name, value in producer.sender.system.items()])
-    if len(part) > 1:
-        items = [
-            (row.body, 0, f"{_ITEM_HEAD}{msg_id}\x02{row.tail}{system}".encode())
-            for row, msg_id in zip(part, ids, strict=True)
-        ]
-        return EncodedMessage(
-            producer.wire_group, publish.name, encode_batch(items), f"{PROPERTY_WAIT}\x01true\x02", ids[0], 0, 0, born,
-            batch=True,
-        )  # fmt: skip
-    (row,) = part
-    text = f"{_ITEM_HEAD}{ids[0]}\x02{row.tail}{system}{half or ''}"
+def _prepared(row: OutgoingRow, half: str | None) -> Prepared:
+    text = row.tail + (half or "")
     if row.deliver_ms is not None:
         text += f"{PROPERTY_TIMER_DELIVER_MS}\x01{row.deliver_ms}\x02"
-    body, flag = row.body, 0 if half is None else SYS_FLAG_TRANSACTION_PREPARED
-    if len(body) >= compress_over:
-        body, bits = squeeze(body, producer.config.compress_level)
-        flag |= bits
-    if len(body) > producer.config.max_message_size:
-        raise UsageError(f"the body has {len(body)} bytes, {producer.config.max_message_size} is the limit")
-    return EncodedMessage(producer.wire_group, publish.name, body, text, ids[0], flag, 0, born)
+    return Prepared(row.body, text)

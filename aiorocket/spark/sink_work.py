@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiorocket.client.core.namespace import wrap
-from aiorocket.client.sending.producer import Producer
+from aiorocket import Producer
+from aiorocket.client.pipeline.reading import wrap
 from aiorocket.spark import bridge
 from aiorocket.spark.exactly_once import HALF_GROUP, HalfSink, Halves
 from aiorocket.spark.sink_sending import send_rows

@@ -33,8 +33,7 @@ from aiorocket.spark.positions import present, starting_offsets
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from aiorocket.client.queue_scan import Bounds
-    from aiorocket.client.session import Session
+    from aiorocket.client.pipeline.reading import Bounds, Session
     from aiorocket.spark.options import SourceOptions
 
 __all__ = ("StreamReader",)

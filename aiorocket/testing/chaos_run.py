@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypedDict
 
-from aiorocket.client.exits import DeadLetter, Retry
-from aiorocket.client.message import Message
+from aiorocket import DeadLetter, Message, Retry
 from aiorocket.config import ConsumerConfig
 from aiorocket.errors import RocketError
 from aiorocket.testing.checkers import (

@@ -8,8 +8,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from aiorocket.client.app import Client
-from aiorocket.client.message import Message
+from aiorocket import Client, Message
 from aiorocket.config import BrokerConfig, ClientConfig, ConsumerConfig, ProducerConfig, StoreConfig
 from aiorocket.model import Queue
 from aiorocket.testing.history import History

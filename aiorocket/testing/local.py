@@ -8,10 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+from aiorocket import Consumer, Producer, Router
 from aiorocket.broker.broker import Broker
-from aiorocket.client.push.consumer import Consumer
-from aiorocket.client.push.router import Router
-from aiorocket.client.sending.producer import Producer
 from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig
 from aiorocket.embedded import Embedded, embed
 from aiorocket.errors import UsageError

@@ -8,15 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from aiorocket import Client, Consumer, DeadLetter, Message, Producer, Router, Skip
 from aiorocket.broker.broker import Broker
 from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.tables import Tables
-from aiorocket.client.app import Client
-from aiorocket.client.exits import DeadLetter, Skip
-from aiorocket.client.message import Message
-from aiorocket.client.push.consumer import Consumer
-from aiorocket.client.push.router import Router
-from aiorocket.client.sending.producer import Producer
 from aiorocket.config import BrokerConfig, ClientConfig, ConsumerConfig, NameServerConfig, ProducerConfig
 from aiorocket.errors import RocketError, SendError
 from aiorocket.model import Queue, SendReceipt

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from aiohttp import web
 
-from aiorocket.client.app import Client
-from aiorocket.client.push.router import Router
+from aiorocket import Client, Router
 from aiorocket.config import ClientConfig
 
 __all__ = ("MQ", "readiness", "rocketmq_ctx")

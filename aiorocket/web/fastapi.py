@@ -13,8 +13,7 @@ from typing import Annotated, Any, TypedDict
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from aiorocket.client.app import Client
-from aiorocket.client.push.router import Router
+from aiorocket import Client, Router
 from aiorocket.config import ClientConfig
 from aiorocket.errors import UsageError
 

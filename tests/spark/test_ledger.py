@@ -146,7 +146,7 @@ async def test_drivers_that_race_agree_on_one() -> None:
         for client in (first, second):
             producer = Producer("ledger", client=client)
             await producer.start()
-            ledgers.append((producer, Ledger(client, producer.sender, "L")))
+            ledgers.append((producer, Ledger(client, producer, "L")))
         with pytest.raises(TopicNotFoundError, match="not the query's first batch"):
             await ledgers[0][1].look("q", 7)
         looks = await asyncio.gather(*(ledger.look("q", 0, first=True) for _, ledger in ledgers))
@@ -172,7 +172,7 @@ async def test_what_a_stranger_sends_to_the_ledger_is_passed_over(caplog: pytest
         await mq.create_topic("L", 1)
         client: Client = producer.client
         await producer.send("L", b"hello")
-        ledger = Ledger(client, producer.sender, "L")
+        ledger = Ledger(client, producer, "L")
         fold = await ledger.decide(Entry("q", 0, ("a",), 1), 5.0)
         assert fold.state_of("a") is TxState.COMMIT and "is no entry" in caplog.text
 
@@ -180,6 +180,6 @@ async def test_what_a_stranger_sends_to_the_ledger_is_passed_over(caplog: pytest
 async def test_a_ledger_that_cannot_be_made_is_asked_for() -> None:
     async with embed(broker={"auto_create_topics": False}) as mq, mq.producer() as producer:
         with pytest.raises(UsageError, match="create it, with one queue on one broker"):
-            await Ledger(producer.client, producer.sender, "L").look("q", 0, first=True)
+            await Ledger(producer.client, producer, "L").look("q", 0, first=True)
         await mq.create_topic("L", 1)
-        assert not (await Ledger(producer.client, producer.sender, "L").look("q", 0, first=True)).decided
+        assert not (await Ledger(producer.client, producer, "L").look("q", 0, first=True)).decided

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pyspark.errors import StreamingQueryException
 
-from aiorocket.client.core.namespace import unwrap, wrap
+from aiorocket.client.pipeline.reading import unwrap, wrap
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.offsets import format_offsets, from_nested

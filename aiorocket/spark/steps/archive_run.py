@@ -8,7 +8,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.client.core.namespace import wrap
+from aiorocket.client.pipeline.reading import wrap
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime.entropy import Entropy
@@ -34,7 +34,7 @@ from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from aiorocket.client.queue_scan import Bounds
+    from aiorocket.client.pipeline.reading import Bounds
 
 __all__ = ("Goal", "Hook", "Run")
 

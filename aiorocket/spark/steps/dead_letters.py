@@ -16,7 +16,7 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from aiorocket.client.admin.admin import Admin
+from aiorocket import Admin
 from aiorocket.errors import UsageError
 from aiorocket.spark import bridge
 from aiorocket.spark.options import ConnectionOptions, SourceOptions

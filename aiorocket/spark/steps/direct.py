@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from aiorocket.client.core.namespace import unwrap, wrap
+from aiorocket.client.pipeline.reading import unwrap, wrap
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.spark import cluster
@@ -32,7 +32,7 @@ from aiorocket.spark.steps.manifest import Commit, DataFile, Span, spans
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from aiorocket.client.queue_scan import Bounds
+    from aiorocket.client.pipeline.reading import Bounds
     from aiorocket.spark.steps.archive_run import Run
 
 __all__ = ("DirectArchive", "Rounds")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from aiorocket.client.core.namespace import unwrap, wrap
+from aiorocket.client.pipeline.reading import unwrap, wrap
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.spark import cluster

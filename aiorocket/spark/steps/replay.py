@@ -15,9 +15,7 @@ from functools import partial
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from aiorocket.client.admin.admin import Admin
-from aiorocket.client.admin.dead_letters import DeadMessage
-from aiorocket.client.admin.replay import ReplayOutcome
+from aiorocket import Admin, DeadMessage, ReplayOutcome
 from aiorocket.errors import UsageError
 from aiorocket.spark import bridge
 from aiorocket.spark.options import ConnectionOptions
