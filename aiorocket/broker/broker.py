@@ -95,9 +95,10 @@ class Broker:
             # Nobody knows a port that was not asked for, so it may be bound before there is something to serve.
             await self.server.start(config.host, 0)
         self.address, store_host = await advertised(config, config.port or self.server.port)
-        store = MessageStore(self._env, config.store, self._directory, store_host=store_host)
-        store.tags_code_of = self._tags_code_of
-        self.recovery = await store.open()
+        store = await MessageStore.open(
+            self._env, config.store, self._directory, store_host=store_host, tags_code_of=self._tags_code_of
+        )
+        self.recovery = store.recovery
         started.push_async_callback(store.close)
         state = await self._load(store)
         started.push_async_callback(state.save_all)

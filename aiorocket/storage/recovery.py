@@ -57,6 +57,8 @@ class Recovered(NamedTuple):
     queues: QueueTable
     timestamp: int
     deleted: dict[str, int]
+    #: Where checkpoints go.
+    snapshot: Snapshot
     report: Recovery
 
 
@@ -95,10 +97,9 @@ def sync_queue(disk: Disk, queue: ConsumeQueue) -> None:
     queue.written(count, synced=True)
 
 
-def recover(
-    disk: Disk, directory: str, config: StoreConfig, snapshot: Snapshot, tags_code_of: Callable[[RecordView], int]
-) -> Recovered:
+def recover(disk: Disk, directory: str, config: StoreConfig, tags_code_of: Callable[[RecordView], int]) -> Recovered:
     """Blocking. StoreCorruptedError when durable bytes are damaged or missing; OSError passes."""
+    snapshot = Snapshot(disk, f"{directory}/checkpoint")
     state = _load(snapshot)
     steps = _Steps(disk, directory, config, state, tags_code_of)
     steps.find_segments()
@@ -137,7 +138,7 @@ def recover(
         queues=len(steps.queues),
         end=steps.end,
     )
-    return Recovered(steps.segments, steps.end, steps.queues, steps.timestamp, steps.deleted, report)
+    return Recovered(steps.segments, steps.end, steps.queues, steps.timestamp, steps.deleted, snapshot, report)
 
 
 def _load(snapshot: Snapshot) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from struct import pack
 
 from aiorocket.config import StoreConfig
 from aiorocket.errors import ProtocolError, StoreError
-from aiorocket.runtime.disk import Lock
+from aiorocket.runtime.disk import Disk, Lock
 from aiorocket.runtime.env import Env
 from aiorocket.storage.block import BLOCK_MASK
 from aiorocket.storage.chunk_cache import ChunkCache
@@ -29,7 +29,6 @@ from aiorocket.storage.housekeeping import Housekeeping
 from aiorocket.storage.reader import Reader
 from aiorocket.storage.recovery import WRITE_OUT, QueueTable, Recovered, recover
 from aiorocket.storage.results import PutResult, PutStatus, ReadResult, Recovery, StoreBusyError
-from aiorocket.storage.snapshots import Snapshot
 from aiorocket.storage.tail_cache import TailCache
 from aiorocket_protocol import (
     PHYSICAL_OFFSET_AT,
@@ -65,85 +64,66 @@ def _tags_code_of(record: RecordView) -> int:
 
 
 class MessageStore:
-    """A store in ``directory``. ``store_host`` is the broker's address as 8 (IPv4) or 20 (IPv6) packed bytes.
+    """A store in a directory, made by ``open``. Set ``on_arrival`` to hear of visible messages, once per queue and
+    group commit."""
 
-    Set ``on_arrival`` to hear of visible messages, once per queue and group commit. Set ``tags_code_of`` before
-    ``open`` if queues exist whose units carry something else than the hash of TAGS (the delay queues): recovery asks
-    it for every record it reads.
-    """
-
-    def __init__(self, env: Env, config: StoreConfig, directory: str, *, store_host: bytes) -> None:
-        self._env = env
-        self._disk = env.disk
+    def __init__(
+        self, env: Env, config: StoreConfig, directory: str, store_host: bytes, lock: Lock, found: Recovered
+    ) -> None:
+        self.directory = directory
+        #: What opening it found.
+        self.recovery: Recovery = found.report
+        self.on_arrival: Arrival = _no_arrival
+        self._loop = asyncio.get_running_loop()
         self._wall_ms = env.clock.wall_ms
-        self._config = config
         self._max_pending = config.max_pending
         self._store_host = store_host
-        self.directory = directory.rstrip("/") or "/"
-        self._log_directory = f"{self.directory}/commitlog"
-        self._queue_directory = f"{self.directory}/consumequeue"
-        self._snapshot = Snapshot(self._disk, f"{self.directory}/checkpoint")
-        self.on_arrival: Arrival = _no_arrival
-        self.tags_code_of: Callable[[RecordView], int] = _tags_code_of
-        self._files = FileCache(self._disk)
+        self._queue_directory = f"{directory}/consumequeue"
+        self._files = files = FileCache(env.disk)
         self._tail = TailCache(config.tail_cache)
-        self._queues: QueueTable = {}
-        self._timestamp = 0
-        self._lock: Lock | None = None
-        self._log: CommitLog
-        self._reader: Reader
-        self._behind: Housekeeping
-        self._loop: asyncio.AbstractEventLoop
-        self._closed = True
+        self._queues: QueueTable = found.queues
+        self._timestamp = found.timestamp
+        self._lock = lock
+        self._log = log = CommitLog(env, config, f"{directory}/commitlog", files, self._committed, self._failed)
+        self._reader = Reader(log, ChunkCache(log, max(4 << 20, config.tail_cache)), files, self._queues)
+        self._behind = Housekeeping(
+            env.disk, config, log, files, found.snapshot, self._queues, found.deleted, lambda: self._timestamp
+        )
+        self._closed = False
+        log.start(found.segments, found.end)
+        log.check_space()
 
     # ---- life
 
-    async def open(self) -> Recovery:
-        """Lock the directory, recover, start. StoreLockedError, StoreCorruptedError, or StoreError for an unusable
-        directory."""
-        self._loop = asyncio.get_running_loop()
+    @classmethod
+    async def open(
+        cls,
+        env: Env,
+        config: StoreConfig,
+        directory: str,
+        *,
+        store_host: bytes,
+        tags_code_of: Callable[[RecordView], int] = _tags_code_of,
+    ) -> MessageStore:
+        """Lock the directory, recover, start. ``store_host`` is the broker's address as 8 (IPv4) or 20 (IPv6) packed
+        bytes. ``tags_code_of`` says what stands beside a record in its queue, if there are queues where that is
+        something else than the hash of TAGS (the delay queues): recovery asks it for every record it reads.
+
+        StoreLockedError, StoreCorruptedError, or StoreError for an unusable directory.
+        """
+        directory = directory.rstrip("/") or "/"
+        locks: list[Lock] = []
         try:
-            found = await self._disk.run(self._open_files)
-        except OSError as error:
-            self._release()
-            raise StoreError(
-                f"data directory {self.directory} cannot be used: {error}; give a directory this user may write to"
-            ) from error
-        except BaseException:
-            self._release()
+            found = await env.disk.run(_open_files, env.disk, config, directory, tags_code_of, locks)
+        except BaseException as error:
+            for lock in locks:
+                lock.release()
+            if isinstance(error, OSError):
+                raise StoreError(
+                    f"data directory {directory} cannot be used: {error}; give a directory this user may write to"
+                ) from error
             raise
-        self._queues = found.queues
-        self._timestamp = found.timestamp
-        self._log = CommitLog(self._env, self._config, self._log_directory, self._files, self._committed, self._failed)
-        self._log.start(found.segments, found.end)
-        chunks = ChunkCache(self._log, max(4 << 20, self._config.tail_cache))
-        self._reader = Reader(self._log, chunks, self._files, self._queues)
-        self._behind = Housekeeping(
-            self._disk,
-            self._config,
-            self._log,
-            self._files,
-            self._snapshot,
-            self._queues,
-            found.deleted,
-            lambda: self._timestamp,
-        )
-        self._closed = False
-        self._log.check_space()
-        return found.report
-
-    def _open_files(self) -> Recovered:
-        disk = self._disk
-        disk.makedirs(self.directory)
-        self._lock = disk.lock(f"{self.directory}/lock")
-        disk.makedirs(self._log_directory)
-        disk.makedirs(self._queue_directory)
-        return recover(disk, self.directory, self._config, self._snapshot, self.tags_code_of)
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        return cls(env, config, directory, store_host, locks[0], found)
 
     async def close(self) -> None:
         """Write and acknowledge what waits, save a checkpoint that makes the next start scan nothing, give the lock
@@ -157,7 +137,7 @@ class MessageStore:
             await self._log.close()
         finally:
             self._files.close()
-            self._release()
+            self._lock.release()
 
     @property
     def problem(self) -> str | None:
@@ -489,6 +469,17 @@ class MessageStore:
             self._tail.forget(queue, queue.cached_first)
             self._behind.dirty.pop(queue, None)
         return self._behind.remove(topic, doomed)
+
+
+def _open_files(
+    disk: Disk, config: StoreConfig, directory: str, tags_code_of: Callable[[RecordView], int], locks: list[Lock]
+) -> Recovered:
+    """Blocking. The lock is in ``locks`` as soon as it is held, so that it can be given back whatever happens then."""
+    disk.makedirs(directory)
+    locks.append(disk.lock(f"{directory}/lock"))
+    disk.makedirs(f"{directory}/commitlog")
+    disk.makedirs(f"{directory}/consumequeue")
+    return recover(disk, directory, config, tags_code_of)
 
 
 def _moved(record: bytes, physical: int) -> bytes:

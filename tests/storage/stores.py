@@ -20,8 +20,8 @@ def config(**changes: Any) -> StoreConfig:
     return StoreConfig(**{**SMALL, **changes})
 
 
-def make(env: Env | None = None, directory: str = "store", **changes: Any) -> MessageStore:
-    return MessageStore(env or memory_env(), config(**changes), directory, store_host=HOST)
+async def opened(env: Env | None = None, directory: str = "store", **changes: Any) -> MessageStore:
+    return await MessageStore.open(env or memory_env(), config(**changes), directory, store_host=HOST)
 
 
 def put(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aiorocket.runtime.env import real_env
-from tests.storage.stores import everything, make
+from tests.storage.stores import everything, opened
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,11 +21,10 @@ WRITER = """
 import asyncio, os, sys
 sys.path[:0] = [{root!r}, {protocol!r}]
 from aiorocket.runtime.env import real_env
-from tests.storage.stores import make, put
+from tests.storage.stores import opened, put
 
 async def main():
-    store = make(real_env(), {directory!r}, flush={flush!r}, segment_size=1 << 18, checkpoint_interval=0.02)
-    await store.open()
+    store = await opened(real_env(), {directory!r}, flush={flush!r}, segment_size=1 << 18, checkpoint_interval=0.02)
     number = 0
     lines = []
     while True:
@@ -69,8 +68,8 @@ async def test_what_was_told_before_a_kill_is_there(tmp_path: Path, flush: str) 
         for queue_id, offset, place in write_until_killed(str(tmp_path), flush, draw.random() * 0.25):
             assert (queue_id, offset) not in told, "an offset was given twice"
             told[queue_id, offset] = place
-        store = make(env, str(tmp_path))
-        recovery = await store.open()
+        store = await opened(env, str(tmp_path))
+        recovery = store.recovery
         assert not recovery.clean and not recovery.rebuilt
         found = {
             (queue_id, view.queue_offset): view.physical_offset

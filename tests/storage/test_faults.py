@@ -19,14 +19,14 @@ from aiorocket.runtime.disk import File
 from aiorocket.runtime.env import Env
 from aiorocket.storage import MessageStore, PutResult, PutStatus, StoreBrokenError
 from aiorocket.testing import SimDisk, Simulation, simulate
-from tests.storage.stores import bodies, everything, make, put, put_batch
+from tests.storage.stores import bodies, everything, opened, put, put_batch
 
 Outcomes = list[tuple[int, bytes, "asyncio.Future[PutResult]"]]
 
 
-async def script(store: MessageStore, outcomes: Outcomes) -> None:
+async def script(env: Env, outcomes: Outcomes, **changes: Any) -> None:
     """Open, singles and batches over two queues, segments rolling, checkpoints, close."""
-    await store.open()
+    store = await opened(env, **changes)
     number = 0
     for turn in range(12):
         for _ in range(3):
@@ -64,8 +64,8 @@ def check(store: MessageStore, outcomes: Outcomes) -> None:
 async def after(env: Env, outcomes: Outcomes, *, may_rebuild: bool = True) -> None:
     """A new process opens the store, finds what it must, stores more, and so does the next one."""
     for _ in range(2):
-        store = make(env)
-        recovery = await store.open()
+        store = await opened(env)
+        recovery = store.recovery
         assert may_rebuild or not recovery.rebuilt, "a checkpoint vouches for consume queues that were not synced"
         check(store, outcomes)
         body = b"later %d" % len(outcomes)
@@ -90,8 +90,8 @@ def test_the_machine_or_the_process_dies_at_any_moment(flush: str, kind: str) ->
             env = simulation.env(disk=disk)
             outcomes: Outcomes = []
             host = simulation.host("10.0.0.1")
-            store = make(env, flush=flush, flush_interval=100)  # nothing is synced but by rolling and checkpoints
-            host.start(script(store, outcomes))
+            # Nothing is synced but by rolling and checkpoints.
+            host.start(script(env, outcomes, flush=flush, flush_interval=100))
             await asyncio.sleep(0.3 * simulation.env().entropy.random())
             host.kill()
             if kind == "power":
@@ -100,8 +100,7 @@ def test_the_machine_or_the_process_dies_at_any_moment(flush: str, kind: str) ->
                 disk.process_died()
             if flush == "async" and kind == "power":
                 # This mode promises nothing for a power cut: opening must work, and what is there must be whole.
-                store = make(env, flush=flush)
-                await store.open()
+                store = await opened(env, flush=flush)
                 for queue_id in (0, 1):
                     sent = b"".join(body for _, body, _ in outcomes)
                     assert all(body in sent for body in bodies(store, "T", queue_id))
@@ -126,7 +125,7 @@ def test_every_storage_call_fails_once(flush: str, code: int) -> None:
             outcomes: Outcomes = []
             disk.fail(call, code)
             try:
-                await script(make(env, flush=flush), outcomes)
+                await script(env, outcomes, flush=flush)
             except StoreError:
                 pass
             finished = disk.calls < call
@@ -148,8 +147,7 @@ def test_a_failed_sync_is_final_until_a_restart() -> None:
     async def scenario(simulation: Simulation) -> None:
         disk = simulation.disk()
         env = simulation.env(disk=disk)
-        store = make(env, checkpoint_interval=100)
-        await store.open()
+        store = await opened(env, checkpoint_interval=100)
         outcomes: Outcomes = [(0, b"before", put(store, "T", 0, b"before"))]
         await outcomes[0][2]
         disk.fail(2)  # pwritev, then fdatasync
@@ -172,8 +170,7 @@ def test_a_full_disk_refuses_loses_nothing_and_recovers_when_space_returns() -> 
         async def scenario(simulation: Simulation) -> None:
             disk = simulation.disk(capacity=150_000 + 777 * simulation.loop.seed)
             env = simulation.env(disk=disk)
-            store = make(env)
-            await store.open()
+            store = await opened(env)
             outcomes: Outcomes = []
             refused = 0
             for number in range(300):
@@ -207,8 +204,7 @@ def test_a_full_disk_refuses_loses_nothing_and_recovers_when_space_returns() -> 
 def test_a_slow_disk_gathers_and_the_loop_goes_on() -> None:
     async def scenario(simulation: Simulation) -> None:
         disk = simulation.disk()
-        store = make(simulation.env(disk=disk))
-        await store.open()
+        store = await opened(simulation.env(disk=disk))
         disk.latency = (2.0, 2.0)
         loop = asyncio.get_running_loop()
         start = loop.time()
@@ -230,8 +226,7 @@ def test_a_slow_disk_gathers_and_the_loop_goes_on() -> None:
 def test_async_syncs_behind_the_writes_once_per_interval_and_not_when_idle() -> None:
     async def scenario(simulation: Simulation) -> None:
         disk = simulation.disk()
-        store = make(simulation.env(disk=disk), flush="async", flush_interval=0.5, checkpoint_interval=1000)
-        await store.open()
+        store = await opened(simulation.env(disk=disk), flush="async", flush_interval=0.5, checkpoint_interval=1000)
         await asyncio.sleep(0.1)
         await put(store, body=b"kept")
         await asyncio.sleep(0.7)
@@ -240,8 +235,7 @@ def test_async_syncs_behind_the_writes_once_per_interval_and_not_when_idle() -> 
         assert disk.calls == calls, "an idle store does nothing"
         disk.crash()
         await store.close()
-        again = make(Env(simulation.env().clock, simulation.env().entropy, disk))
-        await again.open()
+        again = await opened(Env(simulation.env().clock, simulation.env().entropy, disk))
         assert bodies(again) == [b"kept"]
         await again.close()
 
@@ -257,8 +251,7 @@ def test_deleting_a_topic_while_power_fails() -> None:
             made_again: list[PutResult] = []
 
             async def process() -> None:
-                store = make(env)
-                await store.open()
+                store = await opened(env)
                 await asyncio.gather(*[put(store, "T", number % 2, b"old %d" % number) for number in range(20)])
                 await put(store, "kept", 0, b"kept")
                 await store.delete_topic("T")
@@ -269,8 +262,7 @@ def test_deleting_a_topic_while_power_fails() -> None:
             await asyncio.wait([running], timeout=0.02 * simulation.env().entropy.random())
             host.kill()
             disk.crash()
-            again = make(env)
-            await again.open()
+            again = await opened(env)
             found = bodies(again, "T")
             old = [b"old %d" % number for number in range(0, 20, 2)]
             if made_again:
@@ -294,8 +286,7 @@ def test_deleting_a_topic_while_its_messages_are_being_written(full: bool) -> No
         new = [b"new %d" % number for number in range(3)]
 
         async def process() -> None:
-            store = make(env)
-            await store.open()
+            store = await opened(env)
             await put(store, "kept", 0, b"kept")
             if full:
                 disk.fail(1, errno.ENOSPC)
@@ -313,8 +304,7 @@ def test_deleting_a_topic_while_its_messages_are_being_written(full: bool) -> No
         host.kill()
         disk.process_died()
         for _ in range(2):
-            again = make(env)
-            await again.open()
+            again = await opened(env)
             assert bodies(again, "T") == new and bodies(again, "kept") == [b"kept"]
             await again.close()
             for queue in ("T", "kept"):
@@ -340,20 +330,20 @@ def test_the_simulated_disk_is_what_these_tests_need() -> None:
 class Handle:
     """An open file of a disk that counts those; what is done after ``close`` fails as on a closed descriptor."""
 
-    def __init__(self, file: File, opened: set[Handle]) -> None:
-        self._file, self._opened = file, opened
-        opened.add(self)
+    def __init__(self, file: File, handles: set[Handle]) -> None:
+        self._file, self._handles = file, handles
+        handles.add(self)
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: object) -> Any:
-            if self not in self._opened:
+            if self not in self._handles:
                 raise OSError(errno.EBADF, f"{name} of a closed file")
             return getattr(self._file, name)(*args)
 
         return call
 
     def close(self) -> None:
-        self._opened.discard(self)
+        self._handles.discard(self)
         self._file.close()
 
 
@@ -362,20 +352,19 @@ def test_a_full_segment_keeps_no_file_open(flush: str, monkeypatch: pytest.Monke
     """However often the log rolls, also while syncs of the segment before wait for the thread."""
 
     async def scenario(simulation: Simulation) -> None:
-        opened: set[Handle] = set()
+        handles: set[Handle] = set()
         disk = simulation.disk()
         plain = disk._open
-        monkeypatch.setattr(disk, "_open", lambda path, data: Handle(plain(path, data), opened))
+        monkeypatch.setattr(disk, "_open", lambda path, data: Handle(plain(path, data), handles))
         disk.latency = (0.001, 0.003)
-        store = make(simulation.env(disk=disk), flush=flush, flush_interval=0.0005, checkpoint_interval=0.01)
-        await store.open()
+        store = await opened(simulation.env(disk=disk), flush=flush, flush_interval=0.0005, checkpoint_interval=0.01)
         for _ in range(200):
             results = [put(store, body=bytes(5000)) for _ in range(3)]
             assert {(await result).status for result in results} == {PutStatus.OK}
-            assert len(opened) <= 4, opened  # the active segment, the next one, the last one, a consume queue
+            assert len(handles) <= 4, handles  # the active segment, the next one, the last one, a consume queue
         assert len(disk.listdir("store/commitlog")) > 40
         await store.close()
-        assert not opened
+        assert not handles
 
     for seed in range(5):
         run(scenario, seed)

@@ -11,10 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.env import Env
-from aiorocket.storage import MessageStore, PutResult, PutStatus, ReadStatus
+from aiorocket.storage import PutResult, PutStatus, ReadStatus
 from aiorocket.testing import SimClock, SimDisk, SimLoop
 from aiorocket_protocol import split_records, tags_code
-from tests.storage.stores import everything, make, put, put_batch
+from tests.storage.stores import everything, opened, put, put_batch
 
 TOPICS = ("T", "%RETRY%g")
 Model = dict[tuple[str, int], list[bytes]]
@@ -41,8 +41,7 @@ class StoreAndDict(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.store: MessageStore = make(self.env, tail_cache=self.tail_cache)
-        self.loop.run_until_complete(self.store.open())
+        self.store = self.loop.run_until_complete(opened(self.env, tail_cache=self.tail_cache))
 
     def body(self, size: int) -> bytes:
         self.number += 1

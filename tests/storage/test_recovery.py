@@ -14,7 +14,7 @@ from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import Env, memory_env
 from aiorocket.storage import MessageStore, Recovery, Snapshot, StoreBusyError
 from aiorocket_protocol import RecordView
-from tests.storage.stores import bodies, make, put
+from tests.storage.stores import HOST, bodies, config, opened, put
 
 LOG = "store/commitlog"
 QUEUES = "store/consumequeue"
@@ -35,15 +35,14 @@ def copy_of(env: Env) -> Env:
 
 
 async def reopen(env: Env, **changes: Any) -> tuple[MessageStore, Recovery]:
-    store = make(env, **changes)
-    return store, await store.open()
+    store = await opened(env, **changes)
+    return store, store.recovery
 
 
 async def filled(count: int, *, checkpoint_at: int = 0, size: int = 40) -> tuple[Env, MessageStore, list[int]]:
     """A store with ``count`` messages over two queues whose last checkpoint came after ``checkpoint_at`` of them."""
     env = memory_env()
-    store = make(env, checkpoint_interval=1000)
-    await store.open()
+    store = await opened(env, checkpoint_interval=1000)
     places = []
     for number in range(count):
         if number == checkpoint_at and number:
@@ -119,8 +118,7 @@ async def test_old_records_behind_a_tear_never_come_back() -> None:
 
 async def test_a_property_sector_that_was_never_written_is_a_tear() -> None:
     env = memory_env()
-    store = make(env)
-    await store.open()
+    store = await opened(env)
     properties = b"name\x01" + b"v" * 1500 + b"\x02"
     done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     store.append(
@@ -259,8 +257,7 @@ async def test_store_time_goes_on_after_a_restart() -> None:
 
     env.clock = Stuck()
     now = 9000
-    store = make(env)
-    await store.open()
+    store = await opened(env)
     await put(store)
     killed = copy_of(env)
     await store.close()
@@ -317,20 +314,17 @@ async def test_deletion_survives_a_kill_and_a_rebuild() -> None:
 
 async def test_units_of_delay_queues_are_computed_by_the_owner() -> None:
     env = memory_env()
-    store = make(env, checkpoint_interval=1000)
-    await store.open()
+    store = await opened(env, checkpoint_interval=1000)
     await put(store, "SCHEDULE_TOPIC_XXXX", 2, tags_code=123_456_789_012)
     killed = copy_of(env)
     await store.close()
-    again = make(killed)
     seen: list[str] = []
 
     def deliver_at(view: RecordView) -> int:
         seen.append(view.topic)
         return view.store_timestamp + 5000
 
-    again.tags_code_of = deliver_at
-    await again.open()
+    again = await MessageStore.open(killed, config(), "store", store_host=HOST, tags_code_of=deliver_at)
     [(_, _, code)] = again.entries("SCHEDULE_TOPIC_XXXX", 2, 0, 5)
     assert seen == ["SCHEDULE_TOPIC_XXXX"] and code == (again.store_time("SCHEDULE_TOPIC_XXXX", 2, 0) or 0) + 5000
     await again.close()

@@ -13,14 +13,13 @@ from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import memory_env, real_env
 from aiorocket.storage import PutStatus, ReadStatus, StoreBusyError
 from aiorocket_protocol import RecordView, split_records, tags_code
-from tests.storage.stores import HOST, HOST_V6, bodies, everything, make, put, put_batch
+from tests.storage.stores import HOST, HOST_V6, bodies, everything, opened, put, put_batch
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("tail_cache", [0, 3000, 1 << 20])
 async def test_what_is_appended_is_read_back_from_memory_and_from_files(flush: str, tail_cache: int) -> None:
-    store = make(flush=flush, tail_cache=tail_cache)
-    await store.open()
+    store = await opened(flush=flush, tail_cache=tail_cache)
     expected: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
     pending = []
     for number in range(900):
@@ -38,8 +37,7 @@ async def test_what_is_appended_is_read_back_from_memory_and_from_files(flush: s
 
 
 async def test_result_names_where_the_message_lies() -> None:
-    store = make()
-    await store.open()
+    store = await opened()
     first, second = await put(store, body=b"one"), await put(store, body=b"two!")
     assert (first.queue_offset, second.queue_offset) == (0, 1)
     record = store.read_record(second.physical_offset)
@@ -59,8 +57,7 @@ async def test_result_names_where_the_message_lies() -> None:
 
 
 async def test_a_batch_is_one_append_with_consecutive_offsets() -> None:
-    store = make()
-    await store.open()
+    store = await opened()
     await put(store, body=b"before")
     result = await put_batch(store, [b"a", b"bb", b"ccc"])
     assert (result.queue_offset, len(result.physical_offsets)) == (1, 3)
@@ -75,8 +72,7 @@ async def test_a_batch_is_one_append_with_consecutive_offsets() -> None:
 
 
 async def test_nothing_is_visible_before_it_is_durable() -> None:
-    store = make(flush="sync")
-    await store.open()
+    store = await opened(flush="sync")
     arrivals: list[Any] = []
     store.on_arrival = lambda *news: arrivals.append(news)
     future = put(store)
@@ -90,8 +86,7 @@ async def test_nothing_is_visible_before_it_is_durable() -> None:
 
 
 async def test_arrival_is_told_once_per_queue_and_group_with_the_code_if_there_is_only_one() -> None:
-    store = make()
-    await store.open()
+    store = await opened()
     arrivals: list[Any] = []
     store.on_arrival = lambda *news: arrivals.append(news)
     futures = [put(store, "T", 0, tag="A"), put(store, "T", 0, tag="A"), put(store, "T", 1, tag="A")]
@@ -105,8 +100,7 @@ async def test_done_is_called_after_publication_and_its_error_keeps_nobody_from_
     loop = asyncio.get_running_loop()
     reported: list[Any] = []
     loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
-    store = make()
-    await store.open()
+    store = await opened()
     seen: list[int] = []
     more: dict[str, Any] = {"flag": 0, "sys_flag": 0, "born_timestamp": 1, "born_host": HOST, "tags_code": 0}
 
@@ -122,8 +116,7 @@ async def test_done_is_called_after_publication_and_its_error_keeps_nobody_from_
 
 
 async def test_statuses_of_reads_outside_the_queue() -> None:
-    store = make()
-    await store.open()
+    store = await opened()
     status = ReadStatus.NO_MATCHED_LOGIC_QUEUE
     assert store.read("T", 0, 5, 1, 100)[:3] == (status, (), 0)
     await asyncio.gather(*[put(store) for _ in range(3)])
@@ -137,8 +130,7 @@ async def test_statuses_of_reads_outside_the_queue() -> None:
 
 @pytest.mark.parametrize("tail_cache", [0, 1 << 20])
 async def test_limits_count_messages_and_bytes_but_one_message_always_comes(tail_cache: int) -> None:
-    store = make(tail_cache=tail_cache)
-    await store.open()
+    store = await opened(tail_cache=tail_cache)
     await asyncio.gather(*[put(store, body=b"x" * 1000) for _ in range(10)])
     size = 94 + 1000 - 2
     size = store.entries("T", 0, 0, 1)[0][1]
@@ -154,8 +146,7 @@ async def test_limits_count_messages_and_bytes_but_one_message_always_comes(tail
 
 @pytest.mark.parametrize("tail_cache", [0, 1 << 20])
 async def test_a_filter_skips_and_the_next_offset_says_how_far_it_looked(tail_cache: int) -> None:
-    store = make(tail_cache=tail_cache, segment_size=1 << 20)
-    await store.open()
+    store = await opened(tail_cache=tail_cache, segment_size=1 << 20)
     wanted = tags_code("A")
     await asyncio.gather(*[put(store, tag="A" if number % 3 == 0 else "B") for number in range(2000)])
 
@@ -187,8 +178,7 @@ async def test_offset_by_time() -> None:
             return self.now
 
     env.clock = clock = Steps()
-    store = make(env)
-    await store.open()
+    store = await opened(env)
     for stamp in (1000, 1000, 2000, 4000):
         clock.now = stamp
         await put(store)
@@ -204,8 +194,7 @@ async def test_offset_by_time() -> None:
 
 
 async def test_ipv6_hosts() -> None:
-    store = make()
-    await store.open()
+    store = await opened()
     result = await put(store, born_host=HOST_V6)
     record = store.read_record(result.physical_offset)
     assert record is not None
@@ -216,8 +205,7 @@ async def test_ipv6_hosts() -> None:
 
 
 async def test_a_young_message_counts_as_in_memory() -> None:
-    store = make()
-    await store.open()
+    store = await opened()
     assert not store.is_in_memory("T", 0, 0)
     await put(store)
     assert store.is_in_memory("T", 0, 0) and not store.is_in_memory("T", 0, 1)
@@ -225,8 +213,7 @@ async def test_a_young_message_counts_as_in_memory() -> None:
 
 
 async def test_a_full_segment_ends_with_a_blank_and_records_never_span() -> None:
-    store = make()
-    await store.open()
+    store = await opened()
     places = []
     for number in range(200):
         places.append((await put(store, body=bytes([number]) * 3000)).physical_offset)
@@ -238,8 +225,7 @@ async def test_a_full_segment_ends_with_a_blank_and_records_never_span() -> None
 
 
 async def test_a_message_larger_than_a_segment_is_refused_and_nothing_else_suffers() -> None:
-    store = make()
-    await store.open()
+    store = await opened()
     await put(store)
     with pytest.raises(StoreError, match="segment_size"):
         put(store, body=b"x" * 65_536)
@@ -251,8 +237,7 @@ async def test_a_message_larger_than_a_segment_is_refused_and_nothing_else_suffe
 
 @pytest.mark.parametrize("topic", ["../../etc", "a/b", "", ".", "..", "a\0b", "ü", "x" * 256])
 async def test_topics_that_could_leave_the_directory_are_refused(topic: str) -> None:
-    store = make()
-    await store.open()
+    store = await opened()
     with pytest.raises(UsageError, match="topic"):
         put(store, topic)
     with pytest.raises(UsageError, match="queue id"):
@@ -265,8 +250,7 @@ async def test_topics_that_could_leave_the_directory_are_refused(topic: str) -> 
 
 
 async def test_too_many_waiting_bytes_are_busy_and_pass() -> None:
-    store = make(max_pending=5000)
-    await store.open()
+    store = await opened(max_pending=5000)
     futures = []
     with pytest.raises(StoreBusyError, match="max_pending"):
         for _ in range(100):
@@ -282,8 +266,7 @@ async def test_too_little_free_space_refuses_appends_until_space_is_back() -> No
     env = memory_env()
     disk = env.disk
     assert isinstance(disk, MemoryDisk)
-    store = make(env, min_free=1 << 20)
-    await store.open()
+    store = await opened(env, min_free=1 << 20)
     await put(store, body=b"before")
     disk.free = 1000
     await asyncio.sleep(0.2)  # a checkpoint looks at the space
@@ -298,8 +281,7 @@ async def test_too_little_free_space_refuses_appends_until_space_is_back() -> No
 
 
 async def test_a_closed_store_refuses_and_closes_once() -> None:
-    store = make()
-    await store.open()
+    store = await opened()
     waiting = put(store)
     await store.close()
     assert waiting.done(), "close answers what was accepted"
@@ -310,8 +292,7 @@ async def test_a_closed_store_refuses_and_closes_once() -> None:
 
 async def test_a_deleted_topic_is_gone_and_starts_again_at_zero() -> None:
     env = memory_env()
-    store = make(env)
-    await store.open()
+    store = await opened(env)
     await asyncio.gather(*[put(store, "T", queue_id) for queue_id in (0, 1)], put(store, "kept"))
     pending = put(store, "T", 0)
     deleted = store.delete_topic("T")
@@ -325,8 +306,7 @@ async def test_a_deleted_topic_is_gone_and_starts_again_at_zero() -> None:
     assert bodies(store, "T") == [b"new"]
     assert not env.disk.exists("store/consumequeue/T/1")
     await store.close()
-    again = make(env)
-    await again.open()
+    again = await opened(env)
     assert bodies(again, "T") == [b"new"] and bodies(again, "kept") == [b"x"] and again.queues("T") == [0]
     await again.close()
 
@@ -339,8 +319,7 @@ async def test_consume_queues_leave_memory_and_cross_files(monkeypatch: pytest.M
     monkeypatch.setattr(consume_queue, "FILE_SIZE", 2000)
     monkeypatch.setattr(recovery, "FILE_SIZE", 2000)
     env = memory_env()
-    store = make(env, tail_cache=0, segment_size=1 << 20)
-    await store.open()
+    store = await opened(env, tail_cache=0, segment_size=1 << 20)
     expected = [b"%d" % number for number in range(750)]
     for start in range(0, 750, 50):
         await asyncio.gather(*[put(store, body=body) for body in expected[start : start + 50]])
@@ -348,8 +327,8 @@ async def test_consume_queues_leave_memory_and_cross_files(monkeypatch: pytest.M
     assert bodies(store) == expected and len(store.entries("T", 0, 0, 1000)) == 750
     await store.close()
     assert len(env.disk.listdir("store/consumequeue/T/0")) == 8
-    again = make(env, tail_cache=0, segment_size=1 << 20)
-    assert not (await again.open()).rebuilt
+    again = await opened(env, tail_cache=0, segment_size=1 << 20)
+    assert not again.recovery.rebuilt
     assert bodies(again, step=1000) == expected
     await put(again, body=b"more")
     assert bodies(again) == [*expected, b"more"]
@@ -361,13 +340,12 @@ async def test_consume_queues_leave_memory_and_cross_files(monkeypatch: pytest.M
 
 async def test_two_stores_cannot_share_a_directory(tmp_path: Path) -> None:
     env = real_env()
-    first, second = make(env, str(tmp_path)), make(env, str(tmp_path))
-    await first.open()
+    first = await opened(env, str(tmp_path))
     with pytest.raises(StoreLockedError, match=str(tmp_path)):
-        await second.open()
+        await opened(env, str(tmp_path))
     await put(first)
     await first.close()
-    await second.open()
+    second = await opened(env, str(tmp_path))
     assert bodies(second) == [b"x"]
     await second.close()
     await env.disk.close()
@@ -377,9 +355,9 @@ async def test_a_directory_below_a_regular_file_is_one_clear_error(tmp_path: Pat
     env = real_env()
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(StoreError, match=r"data directory .*file/store cannot be used"):
-        await make(env, str(tmp_path / "file" / "store")).open()
+        await opened(env, str(tmp_path / "file" / "store"))
     with pytest.raises(StoreError, match="cannot be used"):
-        await make(env, str(tmp_path / "file")).open()
+        await opened(env, str(tmp_path / "file"))
     await env.disk.close()
 
 
@@ -387,8 +365,8 @@ async def test_real_files_keep_everything_over_restarts(tmp_path: Path) -> None:
     env = real_env()
     expected: list[bytes] = []
     for turn in range(3):
-        store = make(env, str(tmp_path), flush=("sync", "async")[turn % 2])
-        recovery = await store.open()
+        store = await opened(env, str(tmp_path), flush=("sync", "async")[turn % 2])
+        recovery = store.recovery
         assert recovery.truncated_bytes == 0 and not recovery.rebuilt and recovery.records == 0
         assert bodies(store) == expected
         more = [b"%d/%d " % (turn, number) * 50 for number in range(300)]
@@ -400,8 +378,7 @@ async def test_real_files_keep_everything_over_restarts(tmp_path: Path) -> None:
 
 
 async def test_large_records_and_sparse_queues_are_read_one_by_one() -> None:
-    store = make(tail_cache=0, segment_size=4 << 20)
-    await store.open()
+    store = await opened(tail_cache=0, segment_size=4 << 20)
     for number in range(30):
         await put(store, "big", 0, bytes([number]) * 100_000)
         await put(store, "small", 0, bytes([number]))
@@ -412,8 +389,7 @@ async def test_large_records_and_sparse_queues_are_read_one_by_one() -> None:
 
 
 async def test_callbacks_that_append_in_bursts_do_not_nest() -> None:
-    store = make(flush="async", segment_size=1 << 20)
-    await store.open()
+    store = await opened(flush="async", segment_size=1 << 20)
     more: dict[str, Any] = {"flag": 0, "sys_flag": 0, "born_timestamp": 1, "born_host": HOST, "tags_code": 0}
     wanted = 20_000
     sent = told = 0

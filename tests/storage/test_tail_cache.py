@@ -12,7 +12,7 @@ from aiorocket.storage import ReadStatus
 from aiorocket.storage.block import BLOCK_MASK
 from aiorocket.storage.consume_queue import ConsumeQueue
 from aiorocket.storage.tail_cache import TailCache, read_tail, scan_tail
-from tests.storage.stores import make, put, put_batch
+from tests.storage.stores import opened, put, put_batch
 
 #: Sizes of appends: 1 is a message alone, more is a batch; together they pass several blocks of 128.
 APPENDS = st.lists(st.sampled_from([1, 1, 2, 3, 31, 100, 128, 129, 300]), min_size=1, max_size=12)
@@ -21,8 +21,7 @@ APPENDS = st.lists(st.sampled_from([1, 1, 2, 3, 31, 100, 128, 129, 300]), min_si
 @given(APPENDS, st.data())
 def test_any_piece_of_the_tail_is_what_was_appended(appends: list[int], data: st.DataObject) -> None:
     async def go() -> None:
-        store = make(tail_cache=8 << 20, segment_size=8 << 20)
-        await store.open()
+        store = await opened(tail_cache=8 << 20, segment_size=8 << 20)
         # The buffers of large batches are handed out as they are.
         times = data.draw(st.sampled_from([1, 1, 300]), "times")
         for count in appends:
@@ -49,8 +48,7 @@ def test_any_piece_of_the_tail_is_what_was_appended(appends: list[int], data: st
 
 
 async def test_large_batches_are_not_copied() -> None:
-    store = make(tail_cache=8 << 20)
-    await store.open()
+    store = await opened(tail_cache=8 << 20)
     for _ in range(3):
         await put_batch(store, [bytes(1000)] * 16)
     first, second = (store.read("T", 0, offset, 40, 1 << 30).pieces for offset in (0, 0))
