@@ -87,6 +87,11 @@ class RemotingClient:
         """The open connections."""
         return [connection for connection in self._live.values() if not connection.closed]
 
+    @property
+    def addresses(self) -> set[str]:
+        """Those with an open connection."""
+        return {address for address, connection in self._live.items() if not connection.closed}
+
     def backing_off(self, address: str) -> float:
         """Seconds until ``address`` may be dialled again after failures; 0 when at once."""
         failures = self._failures.get(address)

@@ -112,3 +112,31 @@ def test_consumers_get_what_was_paid_and_nothing_else(seed: int) -> None:
         await names_host.run(names.close())
 
     simulate(main, seed)
+
+
+@pytest.mark.seeds(2)
+def test_the_check_of_a_transaction_that_made_its_topic_finds_its_producer(seed: int) -> None:
+    """The topic has no route until a broker has made it, and the client looks for routes every 30 s only."""
+
+    async def main(sim: Simulation) -> None:
+        bank = Bank()
+        names_host, sender_host = sim.host("10.0.0.1"), sim.host("10.0.1.1")
+        names = NameServer(sim.env(), NameServerConfig(host="10.0.0.1"))
+        await names_host.run(names.start())
+        broker_host, broker = await start_broker(sim, sim.disk())
+        producer = TransactionProducer("bank", nameservers=NAMES, env=sim.env(), checker=bank.check)
+        await sender_host.run(producer.start())
+
+        async def pay_and_forget() -> None:
+            async with producer.transaction("payments", b"1", keys=["p-1"]) as tx:
+                bank.paid.add("p-1")
+                tx.leave_unknown()
+
+        await sender_host.run(pay_and_forget())
+        await asyncio.sleep(8)  # asked after 6
+        assert sum(broker.store.max_offset("payments", queue) for queue in range(4)) == 1
+        await sender_host.run(producer.stop())
+        await broker_host.run(broker.close())
+        await names_host.run(names.close())
+
+    simulate(main, seed)
