@@ -51,8 +51,9 @@ class RouteTable:
         return self._routes.get(topic)
 
     def broker_addresses(self, *, masters_only: bool) -> set[str]:
-        """Every broker that serves a topic in use."""
-        found: set[str] = set()
+        """Every broker that serves a topic in use, and every other that we are connected to: a topic that a send
+        creates has no route until then, and its broker may ask about a transaction before we look again."""
+        found = self._remoting.addresses - set(self._config.nameservers)
         for route in self._routes.values():
             found |= route.masters() if masters_only else route.all_addresses()
         return found

@@ -225,7 +225,7 @@ class Session:
     async def _unregister(self, header: UnregisterClientRequestHeader) -> None:
         self._registration += 1
         waiting = []
-        for address in sorted(self._brokers(masters_only=False)):
+        for address in sorted(self.routes.broker_addresses(masters_only=False)):
             connection = self.remoting.live(address)
             if connection is not None:
                 command = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)
@@ -297,15 +297,9 @@ class Session:
 
     async def heartbeat(self) -> dict[str, Exception]:
         """Tell every broker in use about us, now. The errors by address; empty when all of them know."""
-        addresses = sorted(self._brokers(masters_only=not self.consumers))
+        addresses = sorted(self.routes.broker_addresses(masters_only=not self.consumers))
         results = await asyncio.gather(*(self._heartbeat_to(address) for address in addresses))
         return {address: error for address, error in zip(addresses, results, strict=True) if error is not None}
-
-    def _brokers(self, *, masters_only: bool) -> set[str]:
-        """Every broker that serves a topic in use, and every other one that we are connected to: a topic that a send
-        creates has no route until then, and its broker may ask about a transaction before we look again."""
-        connected = self.remoting.addresses - set(self.config.nameservers)
-        return self.routes.broker_addresses(masters_only=masters_only) | connected
 
     def registered(self, address: str) -> bool:
         """The broker at ``address`` knows our groups as they are now, over the connection that is open."""
