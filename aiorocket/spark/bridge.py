@@ -19,12 +19,12 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from aiorocket.config import ClientConfig, TlsConfig
 from aiorocket.errors import RequestTimeoutError, UsageError
 from aiorocket.runtime.loop import new_event_loop
 
 if TYPE_CHECKING:
     from aiorocket.client.pipeline.reading import Session
-    from aiorocket.config import ClientConfig
     from aiorocket.spark.options import ConnectionOptions
 
 __all__ = ("call", "client", "client_config", "close", "holding", "iterate")
@@ -262,8 +262,6 @@ def holding(client: Session) -> Iterator[None]:
 
 def client_config(connection: ConnectionOptions) -> ClientConfig:
     """The settings of a client for ``connection``. ConfigError when they contradict each other."""
-    from aiorocket.config import ClientConfig, TlsConfig
-
     tls: TlsConfig | bool = connection.tls
     if connection.tls:
         tls = TlsConfig(
