@@ -89,21 +89,20 @@ class Broker:
             raise
 
     async def _start(self) -> None:
-        config, started = self.config, self._started
+        env, config, started = self._env, self.config, self._started
         started.push_async_callback(self.server.close)
         if not config.port:
             # Nobody knows a port that was not asked for, so it may be bound before there is something to serve.
             await self.server.start(config.host, 0)
-        self.address, store_host = await advertised(config, config.port or self.server.port)
-        store = await MessageStore.open(
-            self._env, config.store, self._directory, store_host=store_host, tags_code_of=self._tags_code_of
-        )
+        self.address, host = await advertised(config, config.port or self.server.port)
+        codes = self._tags_code_of
+        store = await MessageStore.open(env, config.store, self._directory, store_host=host, tags_code_of=codes)
         self.recovery = store.recovery
         started.push_async_callback(store.close)
         state = await self._load(store)
         started.push_async_callback(state.save_all)
         self._parts = parts = Parts(
-            self._env, config, self._tables, store, state, self.server, address=self.address, hooks=self.on_send_back
+            env, config, self._tables, store, state, self.server, address=self.address, hooks=self.on_send_back
         )
         store.on_arrival = parts.arrived
         started.push_async_callback(parts.checks.close)
