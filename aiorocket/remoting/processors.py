@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -14,7 +15,20 @@ __all__ = ("ProcessorTable", "RequestHandler", "error_response")
 
 RequestHandler = Callable[[Connection, RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None]
 
+_log = logging.getLogger("aiorocket.remoting")
+
 _REMARK_LIMIT = 2000
+#: Seconds between two warnings of refused requests of one code; what is refused meanwhile is counted in the next.
+_WARN_EVERY = 60.0
+#: Answers to requests that are malformed or ask for what is not served.
+_REFUSALS = frozenset(
+    (
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        ResponseCode.MESSAGE_ILLEGAL,
+        ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+        ResponseCode.INVALID_PARAMETER,
+    )
+)
 
 
 def error_response(error: BaseException) -> RemotingCommand:
@@ -39,10 +53,12 @@ class ProcessorTable:
     flight), or an awaitable of either, which costs a task and is for requests off the hot path.
     """
 
-    __slots__ = ("_handlers",)
+    __slots__ = ("_handlers", "_warned")
 
     def __init__(self) -> None:
         self._handlers: dict[int, RequestHandler] = {}
+        #: By request code (None: all that are no codes): when the next warning may come, and how many did not.
+        self._warned: dict[int | None, tuple[float, int]] = {}
 
     def add(self, code: int, handler: RequestHandler) -> None:
         """Serve ``code``. ValueError when it is served already."""
@@ -58,14 +74,14 @@ class ProcessorTable:
         """Call the handler of ``request`` and see to it that there is one answer. Raises nothing."""
         handler = self._handlers.get(request.code)
         if handler is None:
-            connection.reply(request, _not_supported(request.code))
+            self._answer(connection, request, _not_supported(request.code))
             return
         try:
             result = handler(connection, request)
             if result is None:
                 return
             if type(result) is RemotingCommand:
-                connection.reply(request, result)
+                self._answer(connection, request, result)
                 return
         except Exception as error:  # noqa: BLE001 - a handler's failure is an answer, never the connection's end
             self._failed(connection, request, error)
@@ -79,23 +95,53 @@ class ProcessorTable:
         try:
             response = await result
             if response is not None:
-                connection.reply(request, response)
+                self._answer(connection, request, response)
         except Exception as error:  # noqa: BLE001 - as in dispatch
             self._failed(connection, request, error)
 
+    def _answer(self, connection: Connection, request: RemotingCommand, answer: RemotingCommand) -> None:
+        connection.reply(request, answer)
+        if answer.code in _REFUSALS:
+            self._warn(connection, request, answer.remark or "")
+
     def _failed(self, connection: Connection, request: RemotingCommand, error: Exception) -> None:
-        if not isinstance(error, (RocketError, ProtocolError)):
+        if isinstance(error, UnicodeEncodeError):  # half a surrogate pair, which JSON can escape
+            error = ProtocolError(
+                f"text that is not Unicode: {error.object[error.start : error.end]!r}", where="request"
+            )
+        if isinstance(error, ProtocolError):
+            self._warn(connection, request, str(error))
+        elif not isinstance(error, RocketError):
             asyncio.get_running_loop().call_exception_handler(
                 {"message": f"handler of request code {request.code} from {connection.peer} failed", "exception": error}
             )
         connection.reply(request, error_response(error))
 
+    def _warn(self, connection: Connection, request: RemotingCommand, why: str) -> None:
+        """Say what was refused to whom, with the field and the value: peers often show their users neither."""
+        name = _NAMES.get(request.code)
+        key = request.code if name else None
+        now = asyncio.get_running_loop().time()
+        until, unsaid = self._warned.get(key, (now, 0))
+        if now < until:
+            self._warned[key] = until, unsaid + 1
+            return
+        self._warned[key] = now + _WARN_EVERY, 0
+        _log.warning(
+            "refused request %d (%s) of %s: %.500s%s",
+            request.code,
+            name or "unknown",
+            connection.peer,
+            why.strip(),
+            f" ({unsaid} more since the last such line)" if unsaid else "",
+        )
+
+
+_NAMES = {code.value: code.name for code in RequestCode}
+
 
 def _not_supported(code: int) -> RemotingCommand:
-    try:
-        name = f" ({RequestCode(code).name})"
-    except ValueError:
-        name = ""
+    name = f" ({_NAMES[code]})" if code in _NAMES else ""
     # The blank at the start is RocketMQ's own text.
     return RemotingCommand.response(
         int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED), remark=f" request type {code} not supported{name}"
