@@ -4,16 +4,16 @@ made to fail. The fixtures ``rocketmq`` and ``rocketmq_durable`` of the pytest p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from aiorocket import Consumer, Producer, Router
+from aiorocket import ConsumeHook, Consumer, Producer, Router
 from aiorocket.broker.broker import Broker
-from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig
+from aiorocket.config import BrokerConfig, ConsumerConfig, Flush, NameServerConfig, StoreConfig
 from aiorocket.embedded import Embedded, embed
 from aiorocket.errors import UsageError
-from aiorocket.model import SendReceipt
+from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.disk import RealDisk
@@ -21,7 +21,7 @@ from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.threads import loop_in_thread
 from aiorocket.testing.faults import WireFaults
-from aiorocket.testing.stored import stored_messages
+from aiorocket.testing.stored import lag, stored_messages
 from aiorocket_protocol import RecordView, dlq_topic
 
 __all__ = ("LocalRocketMQ", "TestClock", "broker_thread", "local_rocketmq")
@@ -111,20 +111,46 @@ class LocalRocketMQ:
         """Create ``topic``; it has a route when this returns."""
         await self.embedded.create_topic(topic, queues)
 
-    async def send(self, topic: str, body: bytes, **options: Any) -> SendReceipt:
-        """Send a message with a producer of the fixture. ``options`` and errors as of ``Producer.send``."""
+    async def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        queue: Queue | None = None,
+        select: Callable[[Sequence[Queue], OutgoingMessage, Any], Queue] | None = None,
+        arg: Any = None,
+        delay_level: int = 0,
+        timeout: float | None = None,
+    ) -> SendReceipt:
+        """Send a message with a producer of the fixture. Arguments and errors as of ``Producer.send``."""
         if self._producer is None:
             self._producer = self.embedded.producer("rocketmq-fixture")
             await self._producer.start()
-        return await self._producer.send(topic, body, **options)
+        return await self._producer.send(
+            topic, body, tag=tag, keys=keys, properties=properties, sharding_key=sharding_key, queue=queue,
+            select=select, arg=arg, delay_level=delay_level, timeout=timeout,
+        )  # fmt: skip
 
-    def consumer(self, group: str | Router, **options: Any) -> Consumer:
+    def consumer(
+        self,
+        group: str | Router,
+        *,
+        config: ConsumerConfig | None = None,
+        env: Env | None = None,
+        hooks: Iterable[ConsumeHook] = (),
+        on_assigned: Callable[[list[Queue]], Awaitable[object]] | None = None,
+        on_revoked: Callable[[list[Queue]], Awaitable[object]] | None = None,
+    ) -> Consumer:
         """A consumer of this broker, to be started by the test (``async with``): of a group, or of a router with its
-        group. ``options`` as of ``Consumer``."""
-        if isinstance(group, Router):
-            consumer = self.embedded.consumer(group.group, router=group, **options)
-        else:
-            consumer = self.embedded.consumer(group, **options)
+        group. The other arguments as of ``Consumer``."""
+        name, router = (group.group, group) if isinstance(group, Router) else (group, None)
+        consumer = self.embedded.consumer(
+            name, router=router, config=config, env=env, hooks=hooks, on_assigned=on_assigned, on_revoked=on_revoked
+        )
         self._consumers.append(consumer)
         return consumer
 
@@ -146,11 +172,7 @@ class LocalRocketMQ:
     def lag(self, group: str, topic: str) -> int:
         """Messages of ``topic`` that ``group`` has not committed. A running consumer commits every 10 s, when
         ``Consumer.commit`` is called, and at its end."""
-        store, offsets = self.broker.store, self.broker.offsets
-        return sum(
-            store.max_offset(topic, queue_id) - (offsets.query(group, topic, queue_id) or 0)
-            for queue_id in store.queues(topic)
-        )
+        return lag(self.broker, group, topic)
 
     def assert_committed(self, group: str, topic: str, lag: int = 0) -> None:
         """AssertionError when ``group`` has committed more or less of ``topic`` than all but ``lag`` messages."""
@@ -205,9 +227,15 @@ async def local_rocketmq(data: str | None = None) -> AsyncIterator[LocalRocketMQ
 
 
 @contextmanager
-def broker_thread(data: str | None = None, **options: Any) -> Iterator[str]:
+def broker_thread(
+    data: str | None = None,
+    *,
+    flush: Flush | None = None,
+    broker: BrokerConfig | Mapping[str, Any] | None = None,
+    host: str = "127.0.0.1",
+) -> Iterator[str]:
     """``with broker_thread() as address``: a name server and a broker in a thread of their own, for synchronous code
     and clients of other languages. ``address`` is the name server's; the arguments and errors are those of ``embed``.
     They have ended when the block is left."""
-    with loop_in_thread(embed(data, **options)) as mq:
+    with loop_in_thread(embed(data, flush=flush, broker=broker, host=host)) as mq:
         yield mq.nameserver_address

@@ -23,7 +23,7 @@ from aiorocket.testing.history import History
 from aiorocket.testing.sim import SimClock, Simulation
 from aiorocket.testing.sim_disk import SimDisk
 from aiorocket.testing.sim_host import SimHost
-from aiorocket.testing.stored import stored_messages
+from aiorocket.testing.stored import lag, stored_messages
 from aiorocket_protocol import (
     BROKER_PORT,
     NAMESERVER_PORT,
@@ -180,11 +180,7 @@ class SimBroker(_Machine):
 
     def lag(self, group: str, topic: str) -> int:
         """Messages of a topic that the group has not committed."""
-        store, offsets = self.broker.store, self.broker.offsets
-        return sum(
-            store.max_offset(topic, queue_id) - (offsets.query(group, topic, queue_id) or 0)
-            for queue_id in store.queues(topic)
-        )
+        return lag(self.broker, group, topic)
 
     # -- what the history sees of it --
 

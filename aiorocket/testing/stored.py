@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from aiorocket.broker.broker import Broker
 from aiorocket.storage.store import MessageStore
 from aiorocket_protocol import RecordView
 
-__all__ = ("stored_messages",)
+__all__ = ("lag", "stored_messages")
 
 _READ_AT_ONCE = 64
 
@@ -25,3 +26,12 @@ def stored_messages(store: MessageStore, topic: str) -> list[RecordView]:
                     found.append(RecordView(record, 0, len(record)))
             offset += len(entries)
     return found
+
+
+def lag(broker: Broker, group: str, topic: str) -> int:
+    """Messages of ``topic`` that ``group`` has not committed."""
+    store, offsets = broker.store, broker.offsets
+    return sum(
+        store.max_offset(topic, queue_id) - (offsets.query(group, topic, queue_id) or 0)
+        for queue_id in store.queues(topic)
+    )
