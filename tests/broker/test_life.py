@@ -15,7 +15,7 @@ from aiorocket.broker.state import BrokerState
 from aiorocket.config import BrokerConfig, NameServerConfig, RemotingConfig
 from aiorocket.errors import StoreError, StoreLockedError, UsageError
 from aiorocket.nameserver import NameServer
-from aiorocket.runtime.env import real_env
+from aiorocket.runtime.env import memory_env, real_env
 from aiorocket_protocol import TopicRouteData, decode_body
 from tests.broker.peer import Peer, records, running
 
@@ -50,6 +50,15 @@ async def test_everything_that_was_promised_is_there_after_a_restart(tmp_path: P
         assert broker.delays.progress(1) == 1
         await peer.close()
     await env.disk.close()
+
+
+async def test_a_broker_that_was_not_started_says_so_and_can_be_closed() -> None:
+    broker = Broker(memory_env(), BrokerConfig(port=0))
+    with pytest.raises(UsageError, match="start it first"):
+        broker.store  # noqa: B018 - asking is what is tested
+    assert broker.parked_pulls == 0 and broker.recovery is None
+    broker.clock_changed()
+    await asyncio.gather(broker.close(), broker.close())
 
 
 async def test_a_save_whose_turn_never_came_is_made_up_for(tmp_path: Path) -> None:
