@@ -21,11 +21,15 @@ from aiorocket_protocol import (
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
 
-__all__ = ("keyed", "only_local", "plain_body", "put_refusal", "refuse", "store_refusal")
+__all__ = ("keyed", "only_local", "plain_body", "put_refusal", "refuse", "store_refusal", "unknown_topic")
 
 
 def refuse(refusal: Refusal) -> RemotingCommand:
     return RemotingCommand.response(int(refusal.code), remark=refusal.remark)
+
+
+def unknown_topic(name: str) -> Refusal:
+    return Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name:.200}] not exist")
 
 
 def store_refusal(error: StoreError) -> Refusal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiorocket.broker.answers import refuse
+from aiorocket.broker.answers import refuse, unknown_topic
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.lower_commits import warn_of_lower
@@ -89,7 +89,7 @@ class OffsetHandlers:
         if isinstance(config, Refusal):
             return refuse(config)
         if topic not in self._topics:
-            return _unknown(topic)
+            return refuse(unknown_topic(topic))
         epoch = command.ext_value(EXT_EPOCH)
         if epoch is not None and (refusal := self._stale(group, topic, header.queue_id, epoch)) is not None:
             return refuse(refusal)
@@ -104,7 +104,7 @@ class OffsetHandlers:
         """Code 29."""
         header = command.read(SearchOffsetRequestHeader)
         if header.topic not in self._topics:
-            return _unknown(header.topic)
+            return refuse(unknown_topic(header.topic))
         upper = (header.boundary_type or "").upper() == "UPPER"
         offset = self._store.offset_by_time(header.topic, header.queue_id, header.timestamp, upper)
         return RemotingCommand.response(header=SearchOffsetResponseHeader(offset))
@@ -125,11 +125,7 @@ class OffsetHandlers:
         """Code 32: -1 for an empty queue."""
         header = command.read(GetEarliestMsgStoretimeRequestHeader)
         if header.topic not in self._topics:
-            return _unknown(header.topic)
+            return refuse(unknown_topic(header.topic))
         first = self._store.min_offset(header.topic, header.queue_id)
         stamp = self._store.store_time(header.topic, header.queue_id, first)
         return RemotingCommand.response(header=GetEarliestMsgStoretimeResponseHeader(-1 if stamp is None else stamp))
-
-
-def _unknown(topic: str) -> RemotingCommand:
-    return RemotingCommand.response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{topic:.200}] not exist")

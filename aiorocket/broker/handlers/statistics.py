@@ -14,9 +14,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from aiorocket.broker.answers import keyed, refuse
+from aiorocket.broker.answers import keyed, refuse, unknown_topic
 from aiorocket.broker.core.groups import ConsumerGroup, Member
-from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
 from aiorocket_protocol import (
     LANGUAGE_NAMES,
@@ -86,7 +85,7 @@ class StatisticsHandlers:
         name = command.read(GetTopicStatsInfoRequestHeader).topic
         topic = self._topics.get(name)
         if topic is None:
-            return refuse(_unknown(name))
+            return refuse(unknown_topic(name))
         table: dict[MessageQueue, Any] = {}
         for queue_id in range(topic.max_queues):
             await _turn(queue_id)
@@ -163,7 +162,7 @@ class StatisticsHandlers:
         name = header.topic
         topic = self._topics.get(name)
         if topic is None:
-            return refuse(_unknown(name))
+            return refuse(unknown_topic(name))
         spans = []
         for queue_id in range(topic.write_queues):
             await _turn(queue_id)
@@ -276,10 +275,6 @@ def _is_wanted(live: ConsumerGroup | None, topic: str) -> bool:
 async def _turn(number: int) -> None:
     if number % TURN == TURN - 1:
         await asyncio.sleep(0)
-
-
-def _unknown(topic: str) -> Refusal:
-    return Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic:.200}] not exist")
 
 
 def _answer(connection: Connection, command: RemotingCommand, plain: dict[str, Any]) -> RemotingCommand:
