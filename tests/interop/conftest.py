@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -26,9 +27,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not _wanted(item.config):
         pytest.skip("interop is run by .ci/run; by hand: -m interop or AIOROCKET_INTEROP=1 (needs a JDK and Maven)")
     if reason := missing_programs():
-        if os.environ.get("AIOROCKET_REQUIRE_INTEROP") == "1":
-            pytest.fail(f"interop is required here: {reason}", pytrace=False)
-        pytest.skip(f"interop: {reason}")
+        absent(reason)
+
+
+def absent(reason: str) -> NoReturn:
+    """What a test needs is not on this machine: it is skipped, or fails where interop is required."""
+    if os.environ.get("AIOROCKET_REQUIRE_INTEROP") == "1":
+        pytest.fail(f"interop is required here: {reason}", pytrace=False)
+    pytest.skip(f"interop: {reason}")
 
 
 @pytest.fixture(scope="session")

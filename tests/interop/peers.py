@@ -21,7 +21,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ("JavaClient", "JavaRun", "Server", "apache_server", "ask", "fetch_jars", "missing_programs", "our_server")
+__all__ = (
+    "JavaClient",
+    "JavaRun",
+    "Server",
+    "apache_server",
+    "ask",
+    "fetch_jars",
+    "kept",
+    "missing_programs",
+    "our_server",
+)
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -55,13 +65,19 @@ def missing_programs() -> str:
     return f"not on PATH: {', '.join(missing)} (a JDK >= 17 and Maven are needed)" if missing else ""
 
 
+def kept() -> Path:
+    """The folder for what registries gave, kept from run to run."""
+    home = Path(os.environ.get("AIOROCKET_PEERS") or ROOT / ".peers").resolve()
+    home.mkdir(parents=True, exist_ok=True)
+    return home
+
+
 def fetch_jars() -> Path:
     """The folder with the jars of ``pom.xml``, copied there by Maven once per content of the pom."""
-    home = Path(os.environ.get("AIOROCKET_PEERS") or ROOT / ".peers").resolve()
+    home = kept()
     lib = home / f"apache-{hashlib.sha256(POM.read_bytes()).hexdigest()[:12]}"
     if lib.is_dir():
         return lib
-    home.mkdir(parents=True, exist_ok=True)
     partial = home / f"{lib.name}.{os.getpid()}"
     log = home / f"{lib.name}.log"
     command = ["mvn", "-B", "-q", "-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={partial}"]

@@ -1,0 +1,92 @@
+"""The C++ client through its Python binding (PyPI ``rocketmq``) as a program: every fact it learns is one JSON line.
+
+    smoke.py send    NAMESERVER TOPIC PREFIX COUNT
+    smoke.py consume NAMESERVER TOPIC GROUP  TAG COUNT LIMIT_SECONDS
+
+``send`` makes bodies PREFIX-0, PREFIX-1 ..., the even ones with the tag "even" and the odd ones with "odd", then one
+batch of two. ``consume`` reads TAG until COUNT different bodies were consumed; the first of them fails once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+from rocketmq.client import Message, Producer, PushConsumer  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+_lock = threading.Lock()
+
+
+def show(**fact: Any) -> None:
+    with _lock:
+        print(json.dumps(fact), flush=True)
+
+
+def message(topic: str, body: str, index: int) -> Any:
+    made = Message(topic)
+    made.set_keys(f"key-{body} all")
+    made.set_tags(("even", "odd")[index % 2])
+    made.set_property("from", "c++ grün")
+    made.set_body(body)
+    return made
+
+
+def send(nameserver: str, topic: str, prefix: str, count: int) -> None:
+    sender = Producer("cpp-sender", timeout=10_000)
+    sender.set_namesrv_addr(nameserver)
+    sender.start()
+    for index in range(count):
+        body = f"{prefix}-{index}"
+        result = sender.send_sync(message(topic, body, index))
+        show(event="sent", body=body, status=int(result.status), msgId=result.msg_id, queueOffset=result.offset)
+    result = sender.send_batch([message(topic, f"{prefix}-batch-{index}", index) for index in range(2)])
+    show(
+        event="sent", body=f"{prefix}-batch", status=int(result.status), msgId=result.msg_id, queueOffset=result.offset
+    )
+    sender.shutdown()
+
+
+def consume(nameserver: str, topic: str, group: str, tag: str, count: int, limit: float) -> None:
+    consumed: set[str] = set()
+    complete = threading.Event()
+    failed = False
+
+    def on_message(received: Any) -> None:
+        nonlocal failed
+        body = received.body.decode()
+        with _lock:
+            fail, failed = not failed, True
+        names = ("KEYS", "TAGS", "UNIQ_KEY", "CLUSTER", "MSG_REGION", "TRACE_ON", "from", "RETRY_TOPIC", "DELAY")
+        values = {name: received.get_property(name) for name in names}
+        show(
+            event="message", body=body, failed=fail, tags=received.tags.decode(), keys=received.keys.decode(),
+            msgId=received.id, reconsumeTimes=received.reconsume_times,
+            properties={name: value.decode() for name, value in values.items() if value},
+        )  # fmt: skip
+        if fail:
+            raise RuntimeError("this delivery fails on purpose")
+        consumed.add(body)
+        if len(consumed) == count:
+            complete.set()
+
+    receiver = PushConsumer(group)
+    receiver.set_namesrv_addr(nameserver)
+    receiver.set_thread_count(2)
+    receiver.subscribe(topic, on_message, tag)
+    receiver.start()
+    if not complete.wait(limit):
+        print(f"only {len(consumed)} of {count} after {limit:g} s", file=sys.stderr, flush=True)
+        os._exit(1)
+    receiver.shutdown()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "send":
+        send(*sys.argv[2:5], int(sys.argv[5]))
+    else:
+        consume(*sys.argv[2:6], int(sys.argv[6]), float(sys.argv[7]))
+    show(event="done")
+    os._exit(0)  # the library's own threads and its exit handlers are not waited for

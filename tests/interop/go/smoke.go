@@ -1,0 +1,127 @@
+// Apache's Go client as a program: every fact it learns is one JSON line on standard output, the test judges them.
+//
+//	smoke send    NAMESERVER TOPIC PREFIX COUNT
+//	smoke consume NAMESERVER TOPIC GROUP  TAG COUNT LIMIT_SECONDS
+//
+// "send" makes bodies PREFIX-0, PREFIX-1 ..., the even ones with the tag "even" and the odd ones with "odd", then one batch
+// of two. "consume" reads TAG from the first offset until COUNT different bodies were consumed; the first of them fails once.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/apache/rocketmq-client-go/v2"
+	"github.com/apache/rocketmq-client-go/v2/consumer"
+	"github.com/apache/rocketmq-client-go/v2/primitive"
+	"github.com/apache/rocketmq-client-go/v2/producer"
+	"github.com/apache/rocketmq-client-go/v2/rlog"
+)
+
+func main() {
+	rlog.SetOutputPath(os.Args[1] + ".log")
+	rlog.SetLogLevel("warn")
+	switch os.Args[1] {
+	case "send":
+		send(os.Args[2], os.Args[3], os.Args[4], number(os.Args[5]))
+	case "consume":
+		consume(os.Args[2], os.Args[3], os.Args[4], os.Args[5], number(os.Args[6]), number(os.Args[7]))
+	default:
+		fail(fmt.Errorf("send or consume, not %s", os.Args[1]))
+	}
+	show(map[string]any{"event": "done"})
+}
+
+func send(nameserver, topic, prefix string, count int) {
+	sender, err := rocketmq.NewProducer(
+		producer.WithNameServer([]string{nameserver}), producer.WithGroupName("go-sender"), producer.WithRetry(2))
+	fail(err)
+	fail(sender.Start())
+	message := func(body string, index int) *primitive.Message {
+		made := primitive.NewMessage(topic, []byte(body))
+		made.WithTag([]string{"even", "odd"}[index%2])
+		made.WithKeys([]string{"key-" + body, "all"})
+		made.WithProperty("from", "go grün")
+		return made
+	}
+	post := func(body string, messages ...*primitive.Message) {
+		result, err := sender.SendSync(context.Background(), messages...)
+		fail(err)
+		show(map[string]any{
+			"event": "sent", "body": body, "status": int(result.Status), "msgId": result.MsgID,
+			"offsetMsgId": result.OffsetMsgID, "queueId": result.MessageQueue.QueueId, "queueOffset": result.QueueOffset,
+		})
+	}
+	for index := 0; index < count; index++ {
+		body := fmt.Sprintf("%s-%d", prefix, index)
+		post(body, message(body, index))
+	}
+	post(prefix+"-batch", message(prefix+"-batch-0", 0), message(prefix+"-batch-1", 1))
+	fail(sender.Shutdown())
+}
+
+func consume(nameserver, topic, group, tag string, count, limit int) {
+	receiver, err := rocketmq.NewPushConsumer(
+		consumer.WithNameServer([]string{nameserver}), consumer.WithGroupName(group),
+		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+	fail(err)
+	var lock sync.Mutex
+	consumed := map[string]bool{}
+	failed := false
+	complete := make(chan bool)
+	each := func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+		lock.Lock()
+		defer lock.Unlock()
+		result := consumer.ConsumeSuccess
+		for _, message := range messages {
+			body := string(message.Body)
+			if !failed {
+				failed, result = true, consumer.ConsumeRetryLater
+			}
+			show(map[string]any{
+				"event": "message", "body": body, "failed": result != consumer.ConsumeSuccess, "tags": message.GetTags(),
+				"keys": message.GetKeys(), "msgId": message.MsgId, "offsetMsgId": message.OffsetMsgId,
+				"reconsumeTimes": message.ReconsumeTimes, "properties": message.GetProperties(),
+			})
+			if result == consumer.ConsumeSuccess && !consumed[body] {
+				consumed[body] = true
+				if len(consumed) == count {
+					close(complete)
+				}
+			}
+		}
+		return result, nil
+	}
+	fail(receiver.Subscribe(topic, consumer.MessageSelector{Type: consumer.TAG, Expression: tag}, each))
+	fail(receiver.Start())
+	select {
+	case <-complete:
+	case <-time.After(time.Duration(limit) * time.Second):
+		fail(fmt.Errorf("only %d of %d after %d s", len(consumed), count, limit))
+	}
+	fail(receiver.Shutdown())
+}
+
+func number(text string) int {
+	value, err := strconv.Atoi(text)
+	fail(err)
+	return value
+}
+
+func show(fact map[string]any) {
+	line, err := json.Marshal(fact)
+	fail(err)
+	fmt.Println(string(line))
+}
+
+func fail(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
