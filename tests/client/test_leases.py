@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from aiorocket.client.app import Client
-from aiorocket.client.push.leases import Leases
+from aiorocket.client.group.leases import Leases
 from aiorocket.config import ClientConfig, ConsumerConfig, RemotingConfig
 from aiorocket.errors import ConfigError
 from aiorocket.model import Queue

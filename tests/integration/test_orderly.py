@@ -16,7 +16,7 @@ import pytest
 
 from aiorocket import Client, ClientConfig, ConsumerConfig, Embedded, Message, Queue, Retry, Router, UsageError
 from aiorocket.broker.core.locks import QueueKey
-from aiorocket.client.push.leases import Leases
+from aiorocket.client.group.leases import Leases
 from aiorocket.client.push.status import ConsumeOrderlyContext, ConsumeOrderlyStatus
 
 Until = Callable[[Callable[[], bool]], Awaitable[None]]

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from aiorocket.client.core.process_queue import ProcessQueue
     from aiorocket.client.core.start_from import Start, StartFrom
     from aiorocket.client.core.stats import ConsumeStats
+    from aiorocket.client.group.leases import Leases
     from aiorocket.client.message import Message
     from aiorocket.client.push.backlog import Backlog
-    from aiorocket.client.push.leases import Leases
     from aiorocket.client.push.stream import MessageStream
     from aiorocket.client.session import Session
     from aiorocket.client.state import Counters

@@ -19,6 +19,7 @@ from aiorocket.client.core.stats import ConsumeStats
 from aiorocket.client.core.subscriptions import check_filter
 from aiorocket.client.group.commits import Commits, RemoteOffsets
 from aiorocket.client.group.group_check import check_group_agrees
+from aiorocket.client.group.leases import Leases
 from aiorocket.client.group.local_offsets import LocalOffsets, offset_path
 from aiorocket.client.group.member import OffsetStore
 from aiorocket.client.group.rebalance_hooks import QueuesHook
@@ -29,7 +30,6 @@ from aiorocket.client.push.backlog import Backlog
 from aiorocket.client.push.calls import Surroundings
 from aiorocket.client.push.fetcher import Fetcher
 from aiorocket.client.push.hooks import ConsumeHook
-from aiorocket.client.push.leases import Leases
 from aiorocket.client.push.listening import Listening
 from aiorocket.client.push.router import Listener, Router
 from aiorocket.client.push.settlement import Settlement

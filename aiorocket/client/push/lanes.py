@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 
+from aiorocket.client.group.leases import Leases
 from aiorocket.client.message import Message, Source
-from aiorocket.client.push.leases import Leases
 from aiorocket.client.push.resting import Resting
 from aiorocket.client.push.workers import Worker
 from aiorocket.model import Queue

@@ -12,11 +12,11 @@ import logging
 from collections.abc import Sequence
 
 from aiorocket.client.exits import DeadLetter, LeaseLost, Retry, Skip
+from aiorocket.client.group.leases import Leases
 from aiorocket.client.message import Message
 from aiorocket.client.push.calls import Surroundings
 from aiorocket.client.push.hooks import ConsumeContext, ConsumeReturnType, run_after, run_before
 from aiorocket.client.push.lanes import LaneState, QueueLane, QueueLanes
-from aiorocket.client.push.leases import Leases
 from aiorocket.client.push.resting import rest_after
 from aiorocket.client.push.router import Handler
 from aiorocket.client.push.status import ConsumeOrderlyContext, ConsumeOrderlyStatus

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from aiorocket.client.group.leases import Leases
 from aiorocket.client.message import Message
 from aiorocket.client.push.batch_listener import BatchDelivery
 from aiorocket.client.push.calls import Call, SingleCall, StatusCall, Surroundings
 from aiorocket.client.push.delivery import Delivery
 from aiorocket.client.push.keyed import KeyedDelivery
-from aiorocket.client.push.leases import Leases
 from aiorocket.client.push.listener_state import check_state
 from aiorocket.client.push.orderly import OrderlyDelivery
 from aiorocket.client.push.router import Listener
