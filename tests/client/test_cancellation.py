@@ -416,7 +416,7 @@ def test_a_subscribe_in_the_midst_of_a_rebalance(orderly_ones: bool) -> None:
             consumer = Consumer("g", nameservers=cluster.endpoints, env=sim.env(), config=config, on_revoked=reluctant)
             (consumer.orderly if orderly_ones else consumer.listener)("t", start_from="first")(seen.work)
             await host.run(consumer.start())
-            rebalancer: Any = consumer._rebalancer
+            rebalancer: Any = consumer._membership.rebalancer
             rebalancer.now = lambda: None  # nobody tells it of the other
             other = await cluster.consumer("g", "t", orderly=orderly_ones)
             await _cut_off(host, cut, consumer.subscribe("u"))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -90,11 +89,7 @@ class World:
         await self.host.run(self.client.start())
         self.near.client_id = self.far.client_id = self.client.client_id
         self.masters: dict[str, str | None] = {"broker-a": "10.0.0.2:10911", "broker-b": "10.0.0.3:10911"}
-        consumer = SimpleNamespace(
-            client=self.client, wire_group="g", config=ConsumerConfig(),
-            master_address=lambda queue: self.masters[queue.broker_name],
-        )  # fmt: skip
-        self.leases = Leases(cast("Any", consumer))
+        self.leases = Leases(self.client, "g", ConsumerConfig(), lambda queue: self.masters[queue.broker_name])
         self.leases.watch_lost(lambda queue: self.lost.append((round(self.sim.loop.time(), 1), queue)))
         self.scope = TaskScope("leases")
         self.scope.start(self.leases.renew_forever(), name="renew")

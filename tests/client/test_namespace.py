@@ -10,6 +10,7 @@ import pytest
 
 from aiorocket.client.core.balance import fixed
 from aiorocket.client.message import Message
+from aiorocket.client.push.direct import find_listener
 from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.errors import ConfigError
 from aiorocket.model import Queue
@@ -92,7 +93,7 @@ def test_pause_names_and_hooks_are_plain() -> None:
         assert {each.paused for each in consumer.fetchers() if each.shown.topic == "t"} == {True}
         await member.host.run(_call(lambda: consumer.resume("t")))
         assert {each.paused for each in consumer.fetchers()} == {False}
-        assert {queue.topic for queue in consumer.shown(consumer.held())} == {"t", "%RETRY%g"}
+        assert {queue.topic for queue in consumer.member.shown(consumer.held())} == {"t", "%RETRY%g"}
 
     run(scenario)
 
@@ -102,7 +103,7 @@ def test_a_fixed_list_names_queues_as_the_program_does() -> None:
         mine = [Queue("t", "broker-1", 1), Queue("%RETRY%g", "broker-1", 0)]
         member = await cluster.consumer("g", "t", config=ConsumerConfig(allocate=fixed(mine)))
         await asyncio.sleep(2)
-        assert member.consumer.shown(member.held()) == sorted(mine)
+        assert member.consumer.member.shown(member.held()) == sorted(mine)
 
     run(scenario)
 
@@ -117,7 +118,7 @@ def test_a_topic_may_be_named_with_its_namespace() -> None:
         for name in ("t", "one%t"):
             assert consumer.stats.status(name).pull_tps > 0
             consumer.set_concurrency(name, 2)
-        listener = consumer.listener_of("t", "")  # as a message names its topic
+        listener = find_listener(consumer.listeners, "one", "t", "")  # as a message names its topic
         assert listener is consumer.listeners[0]
 
     run(scenario)
@@ -133,7 +134,7 @@ def test_without_a_namespace_names_stay() -> None:
         await sender.send("t", "a")
         await asyncio.sleep(1)
         assert member.consumer.state().counters.consumed == 1
-        assert member.consumer.wire_group == "g"
+        assert member.consumer.member.wire_group == "g"
 
     run(scenario, ClientConfig())
 

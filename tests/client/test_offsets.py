@@ -107,31 +107,31 @@ def test_the_path_is_javas() -> None:
 
 async def test_the_store_keeps_what_it_had_as_a_backup() -> None:
     disk = MemoryDisk()
-    store = LocalOffsets(disk, "d/offsets.json")
+    store = LocalOffsets(disk, lambda: "d/offsets.json")
     assert await store.read(Q0) == -1
     assert await store.write([(Q0, 1)]) == {}
     assert await store.write([(Q1, 9)]) == {}
     assert await store.write([(Q0, 0)]) == {}  # also backwards
     assert read_offset_file(disk.read_bytes("d/offsets.json")) == {Q0: 0, Q1: 9}
     assert read_offset_file(disk.read_bytes("d/offsets.json.bak")) == {Q0: 1, Q1: 9}
-    again = LocalOffsets(disk, "d/offsets.json")
+    again = LocalOffsets(disk, lambda: "d/offsets.json")
     assert [await again.read(Q0), await again.read(Q1)] == [0, 9]
     await disk.close()
 
 
 async def test_a_torn_file_falls_back_and_does_not_replace_the_backup() -> None:
     disk = MemoryDisk()
-    store = LocalOffsets(disk, "d/offsets.json")
+    store = LocalOffsets(disk, lambda: "d/offsets.json")
     await store.write([(Q0, 1)])
     await store.write([(Q0, 2)])
     disk.replace("d/offsets.json", b'{"offsetTable":{{"brok')
-    store = LocalOffsets(disk, "d/offsets.json")
+    store = LocalOffsets(disk, lambda: "d/offsets.json")
     assert await store.read(Q0) == 1
     await store.write([(Q0, 3)])
     assert read_offset_file(disk.read_bytes("d/offsets.json.bak")) == {Q0: 1}
     assert read_offset_file(disk.read_bytes("d/offsets.json")) == {Q0: 3}
     disk.unlink("d/offsets.json")
-    assert await LocalOffsets(disk, "d/offsets.json").read(Q0) == 1
+    assert await LocalOffsets(disk, lambda: "d/offsets.json").read(Q0) == 1
     await disk.close()
 
 
@@ -140,7 +140,7 @@ async def test_two_torn_files_are_an_error_and_not_a_beginning() -> None:
     disk.makedirs("d")
     disk.replace("d/offsets.json", b"{")
     disk.replace("d/offsets.json.bak", b"")
-    store = LocalOffsets(disk, "d/offsets.json")
+    store = LocalOffsets(disk, lambda: "d/offsets.json")
     with pytest.raises(StoreError, match=r"neither d/offsets.json nor its .bak"):
         await store.read(Q0)
     assert list(await store.write([(Q0, 3)])) == [Q0]
@@ -151,14 +151,14 @@ def test_a_power_cut_between_any_two_steps_leaves_an_offset() -> None:
     async def main(sim: Simulation) -> None:
         for seed in range(30):
             disk = SimDisk(seed)
-            store = LocalOffsets(disk, "d/offsets.json")
+            store = LocalOffsets(disk, lambda: "d/offsets.json")
             await store.write([(Q0, 1)])
             writing = asyncio.ensure_future(store.write([(Q0, 2)]))
             await asyncio.sleep(seed * 0.0003)
             disk.crash()
             writing.cancel()
             await asyncio.wait([writing])
-            assert await LocalOffsets(disk, "d/offsets.json").read(Q0) in (1, 2)
+            assert await LocalOffsets(disk, lambda: "d/offsets.json").read(Q0) in (1, 2)
 
     simulate(main)
 

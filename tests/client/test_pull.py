@@ -613,7 +613,7 @@ def test_an_answer_that_comes_with_a_reset_leads_nowhere() -> None:
 
             def request(self, command: RemotingCommand, timeout: float) -> asyncio.Future[RemotingCommand]:
                 answer = self._connection.request(command, timeout)
-                answer.add_done_callback(lambda _: member.consumer.begin_anew({Queue("t", "broker-1", 0): 1}))
+                answer.add_done_callback(lambda _: member.consumer._begin_anew({Queue("t", "broker-1", 0): 1}))
                 return answer
 
         async def connect(address: str, timeout: float | None = None) -> Connection:

@@ -12,10 +12,12 @@ import pytest
 from aiorocket.client.core.assignment import TopicView, diff, wanted_queues
 from aiorocket.client.core.balance import fixed
 from aiorocket.client.core.start_from import StartFrom
+from aiorocket.client.group.member import Member
 from aiorocket.client.message import Message
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.push.stream import MessageStream
 from aiorocket.client.push.topics import Topics
+from aiorocket.client.session import Session
 from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.errors import ConfigError, UsageError
 from aiorocket.model import Queue
@@ -23,6 +25,8 @@ from aiorocket.testing import Simulation, simulate
 from aiorocket.testing.cluster import SimCluster
 from aiorocket.testing.machines import SimMember
 from aiorocket_protocol import (
+    CLUSTERING,
+    CONSUME_PASSIVELY,
     LockBatchBody,
     PullMessageRequestHeader,
     QueryConsumerOffsetRequestHeader,
@@ -60,25 +64,29 @@ def test_broadcasting_takes_all_and_a_fixed_list_only_what_exists() -> None:
 
 def test_subscription_versions_only_grow() -> None:
     stream = MessageStream(lambda: None)
-    topics = Topics("%RETRY%g", stream)
+    session = Session(nameservers="10.0.0.1:9876")
+    member = Member(
+        session, "g", ConsumerConfig(), kind="consumer", consume_type=CONSUME_PASSIVELY, message_model=CLUSTERING
+    )
+    topics, data = Topics(member, stream), member.subscriptions
     topics.add("t", {"a"}, stream, StartFrom("first"))
     topics.derive(10)
     topics.derive(20)
-    assert {name: data.sub_version for name, data in topics.data.items()} == {"t": 10, "%RETRY%g": 10}
-    topics.touch(["t", "unknown"], 30)
-    topics.touch(["t"], 25)
-    assert topics.data["t"].sub_version == 30
+    assert {name: each.sub_version for name, each in data.items()} == {"t": 10, "%RETRY%g": 10}
+    member.touch(["t", "unknown"], 30)
+    member.touch(["t"], 25)
+    assert data["t"].sub_version == 30
     topics.derive(40)
-    assert topics.data["t"].sub_version == 30
+    assert data["t"].sub_version == 30
     topics.add("t", {"b"}, stream, StartFrom("last"))
     topics.derive(50)
-    assert (topics.data["t"].sub_version, topics.data["t"].sub_string) == (50, "a || b")
+    assert (data["t"].sub_version, data["t"].sub_string) == (50, "a || b")
     # Brokers take only what is newer, also when the clock was set back.
     topics.add("t", {"c"}, stream, StartFrom("last"))
     topics.derive(20)
-    assert (topics.data["t"].sub_version, topics.data["t"].sub_string) == (51, "a || b || c")
-    assert list(topics.data) == ["t", "%RETRY%g"]
-    assert topics.wire_start == "CONSUME_FROM_FIRST_OFFSET"
+    assert (data["t"].sub_version, data["t"].sub_string) == (51, "a || b || c")
+    assert list(data) == ["t", "%RETRY%g"]
+    assert member.consumer_data().consume_from_where == "CONSUME_FROM_FIRST_OFFSET"
 
 
 # -- how soon --
@@ -462,7 +470,7 @@ def test_a_revocation_that_is_cancelled_half_way_leaves_no_queue_behind() -> Non
         await asyncio.sleep(5)
         # The notices of the second member are lost, so the next look is that of a subscription, and that is given up.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(member.consumer._rebalancer, "now", lambda: None)
+            patch.setattr(member.consumer._membership.rebalancer, "now", lambda: None)
             second = await cluster.consumer("g", "t", on_message)
             subscribing = asyncio.ensure_future(member.host.run(member.consumer.subscribe("u")))
             await asyncio.sleep(1)

@@ -9,8 +9,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -139,7 +137,7 @@ async def test_a_second_member_takes_over_queues_in_order(mq: Embedded, until: U
         async with mq.consumer("billing", router=member("two")) as two:
             await until(lambda: len([queue for queue in two.held() if queue.topic == "orders"]) == 2)
             await until(lambda: len(seen) >= 100)
-            assert one.leases is not None
+            assert one.member.leases is not None
             assert not set(one.held()) & set(two.held())
         # What the second gave back at its end the first has again.
         await until(lambda: len([queue for queue in one.held() if queue.topic == "orders"]) == 4)
@@ -215,15 +213,12 @@ async def test_the_commit_of_a_lost_queue_is_refused(mq: Embedded, until: Until)
     async with consumer, mq.producer("shop") as producer, mq.client() as thief:
         await producer.send("orders", b"one")
         await until(lambda: bool(seen))
-        assert consumer.leases is not None
-        before = consumer.leases.epoch(queue)
+        assert consumer.member.leases is not None
+        before = consumer.member.leases.epoch(queue)
         key = QueueKey(*queue)
         now = asyncio.get_running_loop().time()
         assert mq.broker.locks.unlock("billing", consumer.client.client_id, [key], now) == 1
-        other = SimpleNamespace(
-            client=thief, wire_group="billing", config=ConsumerConfig(), master_address=consumer.master_address
-        )
-        stolen = Leases(cast("Any", other))
+        stolen = Leases(thief, "billing", ConsumerConfig(), consumer.member.master_address)
         assert await stolen.acquire([queue]) == {queue}
         assert before is not None and (stolen.epoch(queue) or 0) > before
         go_on.set()
@@ -252,7 +247,7 @@ async def test_broadcasting_is_in_order_for_each_member(mq: Embedded, until: Unt
         config = ConsumerConfig(message_model="broadcasting", offset_store_dir=str(tmp_path / name))
         consumer = client.consumer("audit", router=router, config=config)
         await stack.enter_async_context(consumer)
-        assert consumer.leases is None
+        assert consumer.member.leases is None
 
     async with AsyncExitStack() as stack, mq.producer("shop") as producer:
         for number in range(6):

@@ -89,6 +89,11 @@ class ProcessQueue:
         order = self._order
         return order[-1].queue_offset - order[0].queue_offset if order else 0
 
+    def bounds(self) -> tuple[int, int]:
+        """The smallest unfinished offset and the newest one; zeros when all is finished."""
+        order = self._order
+        return (order[0].queue_offset, order[-1].queue_offset) if order else (0, 0)
+
     def full(self) -> str | None:
         """Which limit is exceeded, or None when the next pull may go out."""
         limits = self.limits

@@ -61,9 +61,13 @@ class PullCursor(Generic[E]):
         """The offset ``fetch`` goes on at: everything before it has been handed out, or was filtered out."""
         return self._cached[0].queue_offset if self._cached else self.next_offset
 
-    def span(self) -> int:
-        """Distance between the oldest and the newest cached message."""
-        return self._cached[-1].queue_offset - self._cached[0].queue_offset if self._cached else 0
+    def committable(self) -> int:
+        return self.done
+
+    def bounds(self) -> tuple[int, int]:
+        """The oldest and the newest cached offset; zeros when nothing is cached."""
+        cached = self._cached
+        return (cached[0].queue_offset, cached[-1].queue_offset) if cached else (0, 0)
 
     def put(self, generation: int, entries: Sequence[E], size: int, next_offset: int) -> bool:
         """Cache the answer to a pull of ``generation``: ascending offsets, ``size`` bytes. False, and no change, when

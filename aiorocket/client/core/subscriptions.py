@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 from aiorocket.errors import UsageError
 from aiorocket_protocol import ALL_TAGS, SQL92, ProtocolError, SubscriptionData
 
-__all__ = ("Registration", "Subscriptions", "check_filter", "check_tags")
+__all__ = ("Registration", "Subscriptions", "check_filter", "check_tags", "subscription_data")
 
 S = TypeVar("S")
 
@@ -31,6 +31,13 @@ def check_filter(tags: str, sql: str | None) -> frozenset[str]:
     if tags.strip() not in ("", ALL_TAGS):
         raise UsageError(f"tags={tags!r} and sql={sql!r}: a topic is filtered by one of them (SQL knows TAGS too)")
     return frozenset()
+
+
+def subscription_data(topic: str, tags: Iterable[str], sql: str | None, version: int) -> SubscriptionData:
+    """As heartbeats carry it: by ``sql``, else by ``tags``, all when there is none."""
+    if sql is not None:
+        return SubscriptionData(topic, sql, sub_version=version, expression_type=SQL92)
+    return SubscriptionData.parse(topic, " || ".join(sorted(tags)) or ALL_TAGS, version)
 
 
 class Registration(NamedTuple, Generic[S]):
@@ -77,9 +84,7 @@ class Subscriptions(Generic[S]):
     def data(self, topic: str, version: int) -> SubscriptionData:
         """As heartbeats carry it."""
         sql = next((each.sql for each in self._by_topic.get(topic, ()) if each.sql is not None), None)
-        if sql is not None:
-            return SubscriptionData(topic, sql, sub_version=version, expression_type=SQL92)
-        return SubscriptionData.parse(topic, " || ".join(sorted(self.tags(topic))) or ALL_TAGS, version)
+        return subscription_data(topic, self.tags(topic), sql, version)
 
     def only(self, topic: str) -> S | None:
         """The sink of a topic that has one, so that whole runs of messages go there without a look at each."""

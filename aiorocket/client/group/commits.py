@@ -6,11 +6,14 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from aiorocket.client.core.offsets import OffsetTable
 from aiorocket.client.core.retry import remote_error
+from aiorocket.client.group.held_queue import HeldQueue
+from aiorocket.client.group.member import Member
 from aiorocket.errors import NotConnectedError, RocketError
+from aiorocket.model import Queue
 from aiorocket_protocol import (
     EXT_EPOCH,
     ProtocolError,
@@ -22,11 +25,7 @@ from aiorocket_protocol import (
     UpdateConsumerOffsetRequestHeader,
 )
 
-if TYPE_CHECKING:
-    from aiorocket.client.group.member import Member, Position, Reader
-    from aiorocket.model import Queue
-
-__all__ = ("Commits", "RemoteOffsets")
+__all__ = ("Commits", "OffsetStore", "RemoteOffsets")
 
 log = logging.getLogger("aiorocket.client")
 
@@ -36,20 +35,31 @@ _REFUSED = int(ResponseCode.NO_PERMISSION)
 _STALE = "stale epoch"
 
 
+class OffsetStore(Protocol):
+    """Where a group's offsets lie: at the brokers, or in a file beside a broadcasting member."""
+
+    async def read(self, queue: Queue) -> int:
+        """The stored offset, -1 when there is none. RocketError or ProtocolError when that cannot be found out."""
+
+    async def write(self, due: list[tuple[Queue, int]]) -> dict[Queue, Exception]:
+        """Store these, also backwards. The failures by queue; whatever is not in it is stored."""
+
+
 class Commits:
     """Knows what each queue's position is and what the store has of it."""
 
-    def __init__(self, consumer: Member) -> None:
-        self._consumer = consumer
+    def __init__(self, member: Member, offset_store: OffsetStore) -> None:
+        self.offset_store = offset_store
         self.offsets = OffsetTable()
+        self._member = member
         self._flushing = asyncio.Lock()
 
-    async def forever(self, interval: float, fetchers: Callable[[], Iterable[Position]]) -> None:
+    async def forever(self, interval: float, fetchers: Callable[[], Iterable[HeldQueue]]) -> None:
         while True:
             await asyncio.sleep(interval)
             await self.flush(fetchers())
 
-    async def flush(self, fetchers: Iterable[Position]) -> dict[Queue, Exception]:
+    async def flush(self, fetchers: Iterable[HeldQueue]) -> dict[Queue, Exception]:
         """Commit what has advanced in these and wait for the answers; what failed stays due. The failures by queue."""
         # One at a time: a slow answer to an old commit must not be taken for the state after a newer one.
         async with self._flushing:
@@ -65,16 +75,16 @@ class Commits:
         async with self._flushing:
             return await self._write([entry for entry in self._due() if entry[0] in queues])
 
-    def note(self, fetcher: Position) -> None:
+    def note(self, fetcher: HeldQueue) -> None:
         """Take over the position of an assignment that is not dropped. Concurrent results move it forward only; what an
         orderly listener has committed is set as it is."""
-        process_queue = fetcher.process_queue
-        if process_queue.dropped:
+        cache = fetcher.cache
+        if cache.dropped:
             return
-        if self._consumer.leases is not None:
-            self.offsets.set(fetcher.queue, process_queue.committable())
+        if self._member.leases is not None:
+            self.offsets.set(fetcher.queue, cache.committable())
         else:
-            self.offsets.advance(fetcher.queue, process_queue.committable())
+            self.offsets.advance(fetcher.queue, cache.committable())
 
     async def repair(self, positions: Mapping[Queue, int]) -> dict[Queue, Exception]:
         """Set these positions, also backwards, and store them now. The failures by queue."""
@@ -89,17 +99,17 @@ class Commits:
 
     def _due(self) -> list[tuple[Queue, int]]:
         due = self.offsets.dirty()
-        leases = self._consumer.leases
+        leases = self._member.leases
         if leases is not None:
             # Whoever may own the queue by now has a newer position: without our lock, ours is not news but damage.
-            now = self._consumer.client.loop.time()
+            now = self._member.session.loop.time()
             due = [(queue, offset) for queue, offset in due if leases.valid(queue, now)]
         return due
 
     async def _write(self, due: list[tuple[Queue, int]]) -> dict[Queue, Exception]:
         if not due:
             return {}
-        failures = await self._consumer.offset_store.write(due)
+        failures = await self.offset_store.write(due)
         for queue, offset in due:
             if queue not in failures:
                 self.offsets.note_committed(queue, offset)
@@ -111,42 +121,39 @@ class Commits:
 class RemoteOffsets:
     """The OffsetStore of a clustering group: each queue's broker (codes 14 and 15)."""
 
-    def __init__(self, consumer: Reader) -> None:
-        self._consumer = consumer
+    def __init__(self, member: Member) -> None:
+        self._member = member
 
     async def read(self, queue: Queue) -> int:
-        consumer = self._consumer
-        address = consumer.master_address(queue) or consumer.reader_address(queue, 0)
-        if address is None:
-            raise NotConnectedError(f"no route to broker {queue.broker_name!r} for topic {queue.topic!r}")
-        header = QueryConsumerOffsetRequestHeader(consumer.wire_group, queue.topic, queue.queue_id)
+        member = self._member
+        header = QueryConsumerOffsetRequestHeader(member.wire_group, queue.topic, queue.queue_id)
         code = RequestCode.QUERY_CONSUMER_OFFSET
-        stored = await consumer.client.call(address, code, header, accept=(0, _NO_OFFSET))
+        stored = await member.session.call(member.address(queue), code, header, accept=(0, _NO_OFFSET))
         return stored.read(QueryConsumerOffsetResponseHeader).offset if stored.code == 0 else -1
 
     async def write(self, due: list[tuple[Queue, int]]) -> dict[Queue, Exception]:
         failures: dict[Queue, Exception] = {}
         by_address: defaultdict[str | None, list[tuple[Queue, int]]] = defaultdict(list)
         for queue, offset in due:
-            by_address[self._consumer.master_address(queue)].append((queue, offset))
+            by_address[self._member.master_address(queue)].append((queue, offset))
         await asyncio.gather(*(self._send_to(address, part, failures) for address, part in by_address.items()))
         return failures
 
     async def _send_to(
         self, address: str | None, due: list[tuple[Queue, int]], failures: dict[Queue, Exception]
     ) -> None:
-        client, group, leases = self._consumer.client, self._consumer.wire_group, self._consumer.leases
+        session, group, leases = self._member.session, self._member.wire_group, self._member.leases
         waiting: list[asyncio.Future[RemotingCommand]] = []
         try:
             if address is None:
                 raise NotConnectedError(f"no route to broker {due[0][0].broker_name!r}")
-            connection = await client.connection(address)
+            connection = await session.connection(address)
             for queue, offset in due:
                 header = UpdateConsumerOffsetRequestHeader(group, queue.topic, queue.queue_id, offset)
                 epoch = leases.epoch(queue) if leases is not None else None
                 ext = None if epoch is None else {EXT_EPOCH: str(epoch)}
                 command = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header, ext=ext)
-                waiting.append(connection.request(command, client.config.remoting.request_timeout))
+                waiting.append(connection.request(command, session.config.remoting.request_timeout))
         except (RocketError, ProtocolError) as error:
             failures.update((queue, error) for queue, _ in due[len(waiting) :])
         answers = await asyncio.gather(*waiting, return_exceptions=True)
@@ -155,7 +162,7 @@ class RemoteOffsets:
                 failures[queue] = answer if isinstance(answer, Exception) else ConnectionError("cancelled")
             elif answer.code == _REFUSED and (answer.remark or "").startswith(_STALE):
                 # The queue has another owner, whose position counts.
-                self._consumer.counters.stale_commits += 1
+                self._member.counters.stale_commits += 1
                 log.info("commit of %s at %d is ignored: %s", queue, offset, answer.remark)
             elif answer.code != 0:
                 failures[queue] = remote_error(

@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.core.lease_table import LeaseTable
 from aiorocket.client.core.retry import remote_error
+from aiorocket.client.session import Session
+from aiorocket.config import ConsumerConfig
 from aiorocket.errors import NotConnectedError, RocketError
 from aiorocket.model import Queue
 from aiorocket.runtime.deadlines import DeadlineDriver
@@ -24,37 +25,23 @@ from aiorocket_protocol import (
     encode_body,
 )
 
-if TYPE_CHECKING:
-    from aiorocket.client.session import Session
-    from aiorocket.config import ConsumerConfig
-
-__all__ = ("Leases", "Lessee")
+__all__ = ("Leases",)
 
 log = logging.getLogger("aiorocket.client")
 
 
-class Lessee(Protocol):
-    """Whose the locks are."""
-
-    @property
-    def client(self) -> Session: ...
-    @property
-    def config(self) -> ConsumerConfig: ...
-    @property
-    def wire_group(self) -> str: ...
-
-    def master_address(self, queue: Queue) -> str | None: ...
-
-
 class Leases:
-    """The locks of one consumer; made and used on its running loop. ``renew_forever`` is to run as a task of the
-    consumer's scope, ``close`` ends it."""
+    """The locks of one member of ``group`` (as brokers call it); made and used on its running loop. ``master`` is the
+    address of a queue's broker, None while nobody knows it. ``renew_forever`` is to run as a task of the member's
+    scope, ``close`` ends it."""
 
-    def __init__(self, consumer: Lessee) -> None:
-        self._consumer = consumer
-        self._client = consumer.client
+    def __init__(
+        self, session: Session, group: str, config: ConsumerConfig, master: Callable[[Queue], str | None]
+    ) -> None:
+        self._session = session
+        self._group = group
+        self._master = master
         self._loop = asyncio.get_running_loop()
-        config = consumer.config
         self.table = LeaseTable(validity=config.lock_validity, renew=config.lock_renew_interval)
         #: A later answer finds the lease ended, and waiting for it would hold up the renewals at other brokers.
         self._patience = config.lock_validity - config.lock_renew_interval
@@ -233,17 +220,17 @@ class Leases:
 
     async def _request(self, code: int, queues: list[Queue]) -> tuple[float, RemotingCommand]:
         """To the master of the queues' broker; the loop time before it was sent, and the answer."""
-        client = self._client
-        address = self._consumer.master_address(queues[0])
+        session = self._session
+        address = self._master(queues[0])
         if address is None:
             raise NotConnectedError(f"broker {queues[0].broker_name!r} has no master that could lock its queues")
-        connection = await client.connection(address)
+        connection = await session.connection(address)
         wanted = [MessageQueue(queue.topic, queue.broker_name, queue.queue_id) for queue in queues]
-        asked = LockBatchBody(client.client_id, self._consumer.wire_group, wanted)
+        asked = LockBatchBody(session.client_id, self._group, wanted)
         body = encode_body(asked, connection.serialize_type)
         sent_at = self._loop.time()
         command = RemotingCommand.request(code, body=body)
-        answer = await connection.request(command, client.config.remoting.request_timeout)
+        answer = await connection.request(command, session.config.remoting.request_timeout)
         if answer.code != 0:
             raise remote_error(answer.code, answer.remark, request=RequestCode(code).name, address=address)
         return sent_at, answer

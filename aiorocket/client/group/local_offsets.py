@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from aiorocket.client.core.offsets import read_offset_file, write_offset_file
 from aiorocket.errors import StoreError
+from aiorocket.model import Queue
+from aiorocket.runtime.disk import Disk
 from aiorocket_protocol import ProtocolError
-
-if TYPE_CHECKING:
-    from aiorocket.model import Queue
-    from aiorocket.runtime.disk import Disk
 
 __all__ = ("DEFAULT_DIRECTORY", "LocalOffsets", "offset_path")
 
@@ -30,13 +28,21 @@ def offset_path(directory: str | None, client_id: str, group: str) -> str:
 
 class LocalOffsets:
     """The OffsetStore of one group in one file. It is replaced as a whole, and what it was before stays beside it as
-    ``.bak``, for the day it is found torn."""
+    ``.bak``, for the day it is found torn. ``path`` is asked for at the first use: the client id in it is known from
+    the first connection on."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: Callable[[], str]) -> None:
         self._disk = disk
-        self.path = path
+        self._path = path
+        self._found: str | None = None
         self._offsets: dict[Queue, int] | None = None
         self._loading = asyncio.Lock()
+
+    @property
+    def path(self) -> str:
+        if self._found is None:
+            self._found = self._path()
+        return self._found
 
     async def read(self, queue: Queue) -> int:
         """The stored offset, -1 when there is none. StoreError when the file is there and neither it nor its backup can

@@ -1,140 +1,106 @@
-"""What the parts of a consumer ask of it, of whichever kind it is: a role for each, with what that part uses.
-
-A part that is alone in what it asks says so beside itself (``Lessee`` in ``leases.py``, for one).
-"""
+"""One member of a consumer group, of whichever kind: what brokers know of it, and the ways to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+import asyncio
+from collections.abc import Iterable
+from typing import Any
 
-from aiorocket.client.message import Settler
+from aiorocket.client.core.lifecycle import Lifecycle, State
+from aiorocket.client.core.namespace import unwrap, wrap
+from aiorocket.client.core.start_from import StartFrom
+from aiorocket.client.group.leases import Leases
+from aiorocket.client.session import Session
+from aiorocket.client.state import Counters
+from aiorocket.config import ConsumerConfig, PullConsumerConfig
+from aiorocket.errors import NotConnectedError
+from aiorocket.model import Queue, check_group, check_topic
+from aiorocket.runtime.tasks import TaskScope
+from aiorocket_protocol import BROADCASTING, ConsumerData, SubscriptionData, retry_topic
 
-if TYPE_CHECKING:
-    from aiorocket.client.core.process_queue import ProcessQueue
-    from aiorocket.client.core.start_from import Start, StartFrom
-    from aiorocket.client.core.stats import ConsumeStats
-    from aiorocket.client.group.leases import Leases
-    from aiorocket.client.message import Message
-    from aiorocket.client.push.backlog import Backlog
-    from aiorocket.client.push.stream import MessageStream
-    from aiorocket.client.session import Session
-    from aiorocket.client.state import Counters
-    from aiorocket.config import ConsumerConfig
-    from aiorocket.model import Queue
-    from aiorocket_protocol import SubscriptionData
-
-__all__ = ("BalanceConfig", "Held", "Holdings", "Member", "OffsetStore", "Position", "Puller", "Reader")
+__all__ = ("Member",)
 
 
-class OffsetStore(Protocol):
-    """Where a group's offsets lie: at the brokers, or in a file beside a broadcasting member."""
+class Member:
+    """``group`` is as the application says it. Queues, topics and ``wire_group`` have their names on the wire, with the
+    client's namespace. ``kind`` is for errors and names of tasks; ``consume_type`` and ``message_model`` are RocketMQ's
+    words for heartbeats."""
 
-    async def read(self, queue: Queue) -> int:
-        """The stored offset, -1 when there is none. RocketError or ProtocolError when that cannot be found out."""
-
-    async def write(self, due: list[tuple[Queue, int]]) -> dict[Queue, Exception]:
-        """Store these, also backwards. The failures by queue; whatever is not in it is stored."""
-
-
-class BalanceConfig(Protocol):
-    """The options of a rebalance, as of ``ConsumerConfig``."""
-
-    @property
-    def allocate(self) -> str | Callable[[Sequence[Any], Sequence[str], str], list[Any]]: ...
-    @property
-    def rebalance_interval(self) -> float: ...
-    @property
-    def rebalance_retry(self) -> float: ...
-    @property
-    def max_pull_idle(self) -> float: ...
-
-
-class Reader(Protocol):
-    """One that asks brokers about queues in the name of a group. Queues and topics are by their names on the wire."""
-
-    @property
-    def client(self) -> Session: ...
-    @property
-    def group(self) -> str: ...
-    @property
-    def wire_group(self) -> str: ...
-    @property
-    def leases(self) -> Leases | None: ...
-    @property
-    def counters(self) -> Counters: ...
-
-    def subscription(self, topic: str) -> SubscriptionData: ...
-    def master_address(self, queue: Queue) -> str | None: ...
-    def reader_address(self, queue: Queue, suggested: int) -> str | None: ...
-
-
-class Member(Reader, Protocol):
-    """One member of a group, as rebalancing and offsets see it."""
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        config: ConsumerConfig | PullConsumerConfig,
+        *,
+        kind: str,
+        consume_type: str,
+        message_model: str,
+    ) -> None:
+        self.session = session
+        self.config = config
+        self.namespace = session.config.namespace
+        self.group = check_group(group)
+        self.wire_group = check_group(wrap(self.namespace, group))
+        self.retry_topic = check_topic(retry_topic(self.wire_group))
+        #: Every member has all queues.
+        self.broadcasting = message_model == BROADCASTING
+        self.lifecycle = Lifecycle(f"{kind} {group!r}")
+        self.scope = TaskScope(f"{kind.replace(' ', '-')}-{group}", on_crash=_crashed)
+        self.counters = Counters()
+        #: As the brokers are to know them, by topic.
+        self.subscriptions: dict[str, SubscriptionData] = {}
+        #: Where to begin in queues of a topic that the group has no offset for.
+        self.starts: dict[str, StartFrom] = {}
+        #: The brokers' queue locks, of an orderly consumer from its start on.
+        self.leases: Leases | None = None
+        self._consume_type = consume_type
+        self._message_model = message_model
 
     @property
-    def config(self) -> BalanceConfig: ...
-    @property
-    def retry_topic(self) -> str: ...
-    @property
-    def broadcasting(self) -> bool: ...
-    @property
-    def offset_store(self) -> OffsetStore: ...
+    def pulling(self) -> bool:
+        """Not stopping: queues may be taken and pulled."""
+        return self.lifecycle.state in (State.STARTING, State.RUNNING)
 
-    def topics(self) -> list[str]: ...
-    def held(self) -> list[Queue]: ...
-    def shown(self, queues: Iterable[Queue]) -> list[Queue]: ...
-    def touch(self, topics: Iterable[str]) -> None: ...
-    def start_from(self, topic: str) -> StartFrom: ...
+    def consumer_data(self) -> ConsumerData:
+        """As heartbeats carry it. RocketMQ knows one consumeFromWhere for a group: that of its first topic."""
+        start = next(iter(self.starts.values()), StartFrom("last")).wire
+        subscriptions = list(self.subscriptions.values())
+        return ConsumerData(self.wire_group, self._consume_type, self._message_model, start, subscriptions)
 
+    def touch(self, topics: Iterable[str], version: int) -> None:
+        """The queues of ``topics`` changed here: their subVersion becomes ``version``, as in Java."""
+        for topic in topics:
+            data = self.subscriptions.get(topic)
+            if data is not None:
+                self.subscriptions[topic] = data._replace(sub_version=max(version, data.sub_version))
 
-class Puller(Reader, Settler, Protocol):
-    """For whom a fetcher pulls, and who takes what it brings."""
+    def shown(self, queues: Iterable[Queue]) -> list[Queue]:
+        """Without the namespace, sorted."""
+        return sorted(queue._replace(topic=unwrap(self.namespace, queue.topic)) for queue in queues)
 
-    @property
-    def config(self) -> ConsumerConfig: ...
-    @property
-    def backlog(self) -> Backlog: ...
-    @property
-    def stream(self) -> MessageStream: ...
-    @property
-    def stats(self) -> ConsumeStats: ...
-    @property
-    def pulling(self) -> bool: ...
-    @property
-    def broadcasting(self) -> bool: ...
+    # -- where its queues lie, as far as routes are known --
 
-    def subscribed(self, topic: str) -> bool: ...
-    def stream_full(self, topic: str) -> bool: ...
-    def dispatch(self, topic: str, messages: list[Message]) -> None: ...
-    def begin_anew(self, positions: Mapping[Queue, int]) -> None: ...
+    def master_address(self, queue: Queue) -> str | None:
+        route = self.session.routes.known(queue.topic)
+        return route.master(queue.broker_name) if route is not None else None
 
+    def reader_address(self, queue: Queue, suggested: int) -> str | None:
+        """Whom to pull from, when the broker's last answer suggested the one with this id."""
+        route = self.session.routes.known(queue.topic)
+        return route.reader(queue.broker_name, suggested) if route is not None else None
 
-class Position(Protocol):
-    """A fetcher as commits see it: how far its queue is finished."""
+    def address(self, queue: Queue) -> str:
+        """The master, or a slave when there is none. NotConnectedError when no route leads to the queue's broker."""
+        address = self.master_address(queue) or self.reader_address(queue, 0)
+        if address is None:
+            raise self.no_route(queue)
+        return address
 
-    @property
-    def queue(self) -> Queue: ...
-    @property
-    def process_queue(self) -> ProcessQueue: ...
+    def no_route(self, queue: Queue) -> NotConnectedError:
+        return NotConnectedError(f"no route to broker {queue.broker_name!r} for topic {queue.topic!r}")
 
 
-class Held(Protocol):
-    """The fetcher of a queue, as a rebalance sees it."""
-
-    @property
-    def queue(self) -> Queue: ...
-
-    def idle_since(self, now: float) -> float: ...
-
-
-class Holdings(Protocol):
-    """The queues a member holds, as a rebalance changes them."""
-
-    @property
-    def fetchers(self) -> Mapping[Queue, Held]: ...
-
-    async def prepare(self, starts: Mapping[Queue, Start]) -> None: ...
-    def take(self, queue: Queue, start: Start) -> None: ...
-    async def give_up(self, queues: Collection[Queue]) -> None: ...
-    def spread_limits(self) -> None: ...
+def _crashed(task: asyncio.Task[Any], error: BaseException) -> None:
+    task.get_loop().call_exception_handler(
+        {"message": f"{task.get_name()} crashed: this is a bug in aiorocket", "exception": error, "task": task}
+    )

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from aiorocket.client.exits import failure_of
 from aiorocket.model import Queue
 
-__all__ = ("QueuesHook", "RebalanceHooks", "tell")
+__all__ = ("QueuesHook", "RebalanceHooks", "call_hook")
 
 log = logging.getLogger("aiorocket.client")
 
@@ -28,7 +28,7 @@ class RebalanceHooks:
         """These are given up when this returns: the last moment to commit what was fetched of them."""
 
 
-async def tell(hook: QueuesHook | None, queues: list[Queue], limit: float) -> None:
+async def call_hook(hook: QueuesHook | None, queues: list[Queue], limit: float) -> None:
     """Await a hook of the application for ``limit`` seconds at most; what it raises is logged."""
     if hook is None or not queues:
         return

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
+from typing import Protocol
 
 from aiorocket.client.core.assignment import TopicView, diff, wanted_queues
 from aiorocket.client.core.balance import find_strategy, in_namespace
 from aiorocket.client.core.routes import TopicRoute
+from aiorocket.client.core.start_from import Start
+from aiorocket.client.group.commits import OffsetStore
 from aiorocket.client.group.filter_check import check_expression
+from aiorocket.client.group.held_queue import HeldQueue
+from aiorocket.client.group.member import Member
 from aiorocket.client.group.start_offset import start_offset
 from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, TopicNotFoundError, UsageError
+from aiorocket.model import Queue
+from aiorocket.remoting.connection import Connection
 from aiorocket_protocol import (
     SQL92,
     ConsumerListBody,
@@ -26,13 +32,7 @@ from aiorocket_protocol import (
     decode_body,
 )
 
-if TYPE_CHECKING:
-    from aiorocket.client.core.start_from import Start
-    from aiorocket.client.group.member import Holdings, Member
-    from aiorocket.model import Queue
-    from aiorocket.remoting.connection import Connection
-
-__all__ = ("Rebalancer",)
+__all__ = ("Assignment", "Rebalancer")
 
 log = logging.getLogger("aiorocket.client")
 
@@ -48,15 +48,37 @@ _NO_MEMBERS = int(ResponseCode.SYSTEM_ERROR)
 _RETRY_ROUTE_LOOKS = 10
 
 
-class Rebalancer:
-    """Runs rounds: regularly, when told to, and soon again after one that left something open."""
+class Assignment(Protocol):
+    """The queues assigned to a member, as a rebalance changes them."""
 
-    def __init__(self, consumer: Member, assigned: Holdings) -> None:
-        self._consumer = consumer
-        self._client = consumer.client
-        self._config = consumer.config
-        self._assigned = assigned
-        self._strategy = in_namespace(consumer.client.config.namespace, find_strategy(consumer.config.allocate))
+    @property
+    def fetchers(self) -> Mapping[Queue, HeldQueue]:
+        """From ``take`` to the end of ``give_up``, or of what else ends one."""
+
+    async def prepare(self, starts: Mapping[Queue, Start]) -> None:
+        """Tell the application of queues that are about to be taken."""
+
+    def take(self, queue: Queue, start: Start) -> None:
+        """Begin with a queue."""
+
+    async def give_up(self, queues: Collection[Queue]) -> None:
+        """End with ``queues``: when this returns another member may begin."""
+
+    def spread_limits(self) -> None:
+        """Queues came or went: share out anew what they share."""
+
+
+class Rebalancer:
+    """Runs rounds: regularly, when told to, and soon again after one that left something open. ConfigError when the
+    member's config names a strategy that is none."""
+
+    def __init__(self, member: Member, assignment: Assignment, store: OffsetStore) -> None:
+        self._member = member
+        self._session = member.session
+        self._config = member.config
+        self._assignment = assignment
+        self._store = store
+        self._strategy = in_namespace(member.namespace, find_strategy(member.config.allocate))
         self._round = asyncio.Lock()
         self._now = asyncio.Event()
         self._checked: set[tuple[str, str, str]] = set()
@@ -88,7 +110,7 @@ class Rebalancer:
             balanced = not optional and all(isinstance(problem, UsageError) for problem in problems)
             texts = {str(problem) for problem in problems}
             for text in sorted(texts - said):
-                log.info("rebalance of %s: %s", self._consumer.group, text)
+                log.info("rebalance of %s: %s", self._member.group, text)
             said = texts
 
     def abandon(self) -> None:
@@ -115,7 +137,7 @@ class Rebalancer:
         except TimeoutError:
             what = "; ".join(dict.fromkeys(map(str, problems))) or "the first round of requests is not answered"
             kind = type(problems[0]) if problems and type(problems[0]) in _SIMPLE else RequestTimeoutError
-            raise kind(f"consumer {self._consumer.group!r} is not ready after {limit:g} s: {what}") from None
+            raise kind(f"consumer {self._member.group!r} is not ready after {limit:g} s: {what}") from None
 
     async def round(self) -> tuple[list[Exception], list[Exception]]:
         """One round. What is still open, first of the topics asked for, then what is not for a start to wait for: the
@@ -124,8 +146,8 @@ class Rebalancer:
             problems: list[Exception] = []
             optional: list[Exception] = []
             views: dict[str, TopicView | None] = {}
-            for topic in self._consumer.topics():
-                found = optional if topic == self._consumer.retry_topic else problems
+            for topic in list(self._member.subscriptions):
+                found = optional if topic == self._member.retry_topic else problems
                 try:
                     views[topic] = await self._view(topic)
                 except (RocketError, ProtocolError) as error:
@@ -135,49 +157,51 @@ class Rebalancer:
             self._complete_retry_route(views, optional)
             if self._abandoned:
                 return problems, optional  # all it has is the stop's to end: handlers may still be running
-            held = self._consumer.held()
+            held = list(self._assignment.fetchers)
             wanted: set[Queue] = set()
             for topic, view in views.items():
                 try:
-                    wanted |= wanted_queues({topic: view}, self._client.client_id, held, self._strategy)
+                    wanted |= wanted_queues({topic: view}, self._session.client_id, held, self._strategy)
                 except Exception as error:
                     log.exception("the allocation strategy failed for topic %s", topic)
-                    wanted |= wanted_queues({topic: None}, self._client.client_id, held)
+                    wanted |= wanted_queues({topic: None}, self._session.client_id, held)
                     problems.append(RocketError(f"the allocation strategy failed for topic {topic!r}: {error}"))
             idle = self._idle()
             change = diff(set(held) - idle, wanted)
-            await self._assigned.give_up(sorted({*change.removed, *idle}))
+            await self._assignment.give_up(sorted({*change.removed, *idle}))
             await self._release_strays(wanted)
             starts = await self._starts(change.added, problems, optional)
             if starts and not self._abandoned:
-                await self._assigned.prepare(starts)
+                await self._assignment.prepare(starts)
                 starts = self._still_locked(starts, optional)
             if self._abandoned:
                 return problems, optional
             touched = {queue.topic for queue in (*change.removed, *starts)}
             if touched:
                 # Before the first pull: it carries the version, and the heartbeat that tells it goes out ahead.
-                self._consumer.touch(touched)
-                self._client.subscriptions_changed()
+                self._member.touch(touched, self._session.env.clock.wall_ms())
+                self._session.subscriptions_changed()
             for queue, start in starts.items():
-                self._assigned.take(queue, start)
+                self._assignment.take(queue, start)
             if touched:
-                self._assigned.spread_limits()
+                self._assignment.spread_limits()
                 taken, given = len(starts), len(change.removed)
-                log.info("group %s: took %d queues, gave up %d", self._consumer.group, taken, given)
+                log.info("group %s: took %d queues, gave up %d", self._member.group, taken, given)
             return problems, optional
 
     async def _release_strays(self, wanted: set[Queue]) -> None:
         """A lock was granted, but the queue could not be begun, and now it is another member's: renewing the lock would
         keep it away from there for ever."""
-        leases = self._consumer.leases
+        leases = self._member.leases
         if leases is not None:
-            await asyncio.gather(*(leases.release(queue) for queue in leases.strays({*self._consumer.held(), *wanted})))
+            await asyncio.gather(
+                *(leases.release(queue) for queue in leases.strays({*list(self._assignment.fetchers), *wanted}))
+            )
 
     def _idle(self) -> set[Queue]:
         """Queues whose pull has hung for longer than anything may, or whose end was cut short: they are begun anew."""
-        now, limit = self._client.loop.time(), self._config.max_pull_idle
-        idle = {fetcher.queue for fetcher in self._assigned.fetchers.values() if fetcher.idle_since(now) > limit}
+        now, limit = self._session.loop.time(), self._config.max_pull_idle
+        idle = {fetcher.queue for fetcher in self._assignment.fetchers.values() if fetcher.idle_since(now) > limit}
         for queue in sorted(idle):
             log.warning("%s: its pull was stopped half-way, or hangs for %g s: beginning anew", queue, limit)
         return idle
@@ -187,7 +211,7 @@ class Rebalancer:
     ) -> dict[Queue, Start]:
         """Where to begin in each new queue; those that cannot be begun yet are left out. Locks come first, because the
         last owner of a queue commits until it gives it up."""
-        leases = self._consumer.leases
+        leases = self._member.leases
         if leases is not None and added:
             granted = await leases.acquire(added)
             optional.extend(
@@ -198,9 +222,9 @@ class Rebalancer:
 
         async def ask(queue: Queue) -> Start | None:
             try:
-                return await start_offset(self._consumer, queue)
+                return await start_offset(self._member, self._store, queue)
             except (RocketError, ProtocolError) as error:
-                (optional if queue.topic == self._consumer.retry_topic else problems).append(error)
+                (optional if queue.topic == self._member.retry_topic else problems).append(error)
             return None
 
         found = await asyncio.gather(*map(ask, added))
@@ -209,7 +233,7 @@ class Rebalancer:
     def _still_locked(self, starts: dict[Queue, Start], optional: list[Exception]) -> dict[Queue, Start]:
         """Those whose lock was held all the time since before their offset was looked up. Of others it may be old news
         by now: they are begun in another round."""
-        leases = self._consumer.leases
+        leases = self._member.leases
         if leases is None:
             return starts
         held = {queue: start for queue, start in starts.items() if leases.term(queue) == self._terms[queue] is not None}
@@ -219,7 +243,7 @@ class Rebalancer:
     def _complete_retry_route(self, views: Mapping[str, TopicView | None], optional: list[Exception]) -> None:
         """A route of the retry topic that is missing, or names fewer brokers than the topics have, is probably just too
         young; waiting for the regular refresh would cost the first retries half a minute."""
-        retry = self._consumer.retry_topic
+        retry = self._member.retry_topic
         if retry not in views:
             return
         needed = {queue.broker_name for view in views.values() if view for queue in view.queues}
@@ -230,18 +254,18 @@ class Rebalancer:
         if missing and self._looks < _RETRY_ROUTE_LOOKS:
             self._looks += 1
             if here is not None:
-                self._client.routes.refresh_soon(retry)
+                self._session.routes.refresh_soon(retry)
             optional.append(NotConnectedError(f"topic {retry!r} has no route to {', '.join(sorted(missing))} yet"))
 
     async def _view(self, topic: str) -> TopicView | None:
-        route = await self._client.route(topic)
+        route = await self._session.route(topic)
         if not route.subscribe:
-            if topic == self._consumer.retry_topic:
+            if topic == self._member.retry_topic:
                 return None  # the group's retryQueueNums is 0: it wants no retries
             # Without a single readable queue there is nobody to ask either.
             raise NotConnectedError(f"topic {topic!r} has a route but no queue that can be read")
         members = await self._members(topic, route)
-        if self._consumer.broadcasting:
+        if self._member.broadcasting:
             members = []
         return TopicView(route.subscribe, members)
 
@@ -250,25 +274,25 @@ class Rebalancer:
         broadcasting nobody is asked, the others do not matter."""
         members: list[str] | None = None
         failures: list[Exception] = []
-        header = GetConsumerListByGroupRequestHeader(self._consumer.wire_group)
+        header = GetConsumerListByGroupRequestHeader(self._member.wire_group)
         for address in sorted(route.all_addresses()):
             try:
-                connection = await self._client.member_connection(address)
+                connection = await self._session.member_connection(address)
                 await self._check_filter(topic, address, connection)
-                if self._consumer.broadcasting:
-                    members = [self._client.client_id]
+                if self._member.broadcasting:
+                    members = [self._session.client_id]
                 if members is not None:
                     continue
-                answer = await self._client.call(
+                answer = await self._session.call(
                     address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, accept=(0, _NO_MEMBERS)
                 )
                 listed: list[str] = []
                 if answer.code == 0:
                     listed = decode_body(ConsumerListBody, answer.body, answer.serialize_type).consumer_ids
-                if self._client.client_id not in listed:
+                if self._session.client_id not in listed:
                     # It has forgotten us, or has not noticed us yet.
-                    self._client.forget_registration(connection)
-                    raise NotConnectedError(f"{address} does not list this client in group {self._consumer.group!r}")
+                    self._session.forget_registration(connection)
+                    raise NotConnectedError(f"{address} does not list this client in group {self._member.group!r}")
                 members = listed
             except UsageError:
                 raise
@@ -280,8 +304,8 @@ class Rebalancer:
         return members
 
     async def _check_filter(self, topic: str, address: str, connection: Connection) -> None:
-        subscription = self._consumer.subscription(topic)
+        subscription = self._member.subscriptions[topic]
         key = (topic, address, subscription.sub_string)
         if subscription.expression_type == SQL92 and key not in self._checked:
-            await check_expression(self._consumer, connection, subscription)
+            await check_expression(self._member, connection, subscription)
             self._checked.add(key)

@@ -4,44 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, cast
+from typing import cast
 
-from aiorocket.client.core.balance import find_strategy
 from aiorocket.client.core.lifecycle import State
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.start_from import Start, parse_start
-from aiorocket.client.core.subscriptions import check_filter
+from aiorocket.client.core.subscriptions import check_filter, subscription_data
 from aiorocket.client.group.commits import Commits, RemoteOffsets
 from aiorocket.client.group.filter_check import check_expression
 from aiorocket.client.group.group_check import check_group_agrees
-from aiorocket.client.group.member import OffsetStore
+from aiorocket.client.group.member import Member
+from aiorocket.client.group.membership import Membership
 from aiorocket.client.group.rebalance_hooks import QueuesHook, RebalanceHooks
-from aiorocket.client.group.rebalancer import Rebalancer
 from aiorocket.client.group.start_offset import start_offset
 from aiorocket.client.message import Message
 from aiorocket.client.pull.fetcher import PullFetcher
-from aiorocket.client.pull.member import PullMember
 from aiorocket.client.pull.queues import PullQueues
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.client.session import Session
 from aiorocket.client.state import ConsumerState
 from aiorocket.config import PullConsumerConfig
-from aiorocket.errors import NotConnectedError, UsageError
+from aiorocket.errors import UsageError
 from aiorocket.model import Queue, check_topic
 from aiorocket.runtime.env import Env
-from aiorocket.runtime.tasks import TaskScope, to_the_end
-from aiorocket_protocol import ALL_TAGS, SQL92, SubscriptionData
+from aiorocket_protocol import ALL_TAGS, CLUSTERING, CONSUME_ACTIVELY, SQL92, ConsumerData, SubscriptionData
 
 __all__ = ("PullConsumer",)
 
 log = logging.getLogger("aiorocket.client")
 
 
-class PullConsumer(PullMember):
+class PullConsumer:
     """Reads queues at the application's pace: ``fetch`` gives messages, ``commit`` says which are done with, ``seek``
     goes elsewhere. Delivery is at least once, in order within a queue.
 
@@ -54,7 +50,9 @@ class PullConsumer(PullMember):
     and ``seek``; a ``fetch`` that runs meanwhile goes on with the other queues.
     """
 
-    client: Session
+    #: There are no listeners: nothing is ordered, and what is counted is fetched.
+    is_orderly = False
+    stats = None
 
     def __init__(
         self,
@@ -72,25 +70,27 @@ class PullConsumer(PullMember):
             raise UsageError("a PullConsumer takes client=, or nameservers= and env=: the client has them already")
         if hooks is not None and (on_assigned is not None or on_revoked is not None):
             raise UsageError("a PullConsumer takes either hooks= or on_assigned= and on_revoked=")
-        self._own_client = client is None
-        super().__init__(group, client or Session(nameservers=nameservers, env=env))
         self.config = config or PullConsumerConfig()
-        find_strategy(self.config.allocate)
-        self.on_assigned = hooks.on_assigned if hooks is not None else on_assigned
-        self.on_revoked = hooks.on_revoked if hooks is not None else on_revoked
-        self.offset_store: OffsetStore = RemoteOffsets(self)
-        self._scope = TaskScope(f"pull-consumer-{group}", on_crash=self._crashed)
-        self._assigning = asyncio.Lock()
-        self._commits = Commits(self)
-        self._queues = PullQueues(self, self._commits, self._scope)
-        self._rebalancer = Rebalancer(self, self._queues)
+        self.client = client or Session(nameservers=nameservers, env=env)
+        self.group = group
+        self.member = member = Member(
+            self.client,
+            group,
+            self.config,
+            kind="pull consumer",
+            consume_type=CONSUME_ACTIVELY,
+            message_model=CLUSTERING,
+        )
+        #: "subscribe" or "assign", once one of them was called.
+        self._mode: str | None = None
+        # Of ``assign`` before the start.
         self._wanted: frozenset[Queue] = frozenset()
-        self._registered = False
-        self._rebalancing: asyncio.Task[None] | None = None
-        self._unwatch: Callable[[], None] | None = None
-        self._ended = asyncio.Event()
-        #: What the latest fetches handed out, which auto-commit takes for done at the next.
-        self._served: dict[PullFetcher, None] = {}
+        self._assigning = asyncio.Lock()
+        self._commits = Commits(member, RemoteOffsets(member))
+        if hooks is not None:
+            on_assigned, on_revoked = hooks.on_assigned, hooks.on_revoked
+        self._queues = PullQueues(member, self.config, self._commits, on_assigned, on_revoked)
+        self._membership = Membership(member, self, self._queues, self._commits, own_session=client is None)
 
     # -- what to read --
 
@@ -106,16 +106,16 @@ class PullConsumer(PullMember):
         self._not_from_a_hook("subscribe")
         check_topic(topic)
         wanted, start = check_filter(tags, sql), parse_start(start_from)
-        wire = wrap(self._namespace, topic)
+        member, wire = self.member, self._wire_topic(topic)
         self._choose("subscribe")
-        if wire in self._subscriptions:
+        if wire in member.subscriptions:
             raise UsageError(f"pull consumer {self.group!r} has subscribed to topic {topic!r} already")
-        if self._lifecycle.running:
-            self._register()
-        self._subscriptions[wire] = self._subscription(wire, wanted, sql)
-        self._starts[wire] = start
-        if self._lifecycle.running:
-            await self._join()
+        if member.lifecycle.running:
+            self._membership.join()
+        member.subscriptions[wire] = subscription_data(wire, wanted, sql, self._now_ms())
+        member.starts[wire] = start
+        if member.lifecycle.running:
+            await self._settle()
 
     async def assign(
         self,
@@ -135,22 +135,23 @@ class PullConsumer(PullMember):
         chosen = frozenset(self._wire(queue) for queue in queues)
         self._choose("assign")
         topics = {queue.topic for queue in chosen}
-        self._starts.update(dict.fromkeys(topics, start))
-        subscriptions = {topic: self._subscription(topic, wanted, sql) for topic in topics}
-        if self._lifecycle.running:
+        self.member.starts.update(dict.fromkeys(topics, start))
+        version = self._now_ms()
+        subscriptions = {topic: subscription_data(topic, wanted, sql, version) for topic in topics}
+        if self.member.lifecycle.running:
             await self._assign(chosen, subscriptions)
         else:
-            self._wanted, self._subscriptions = chosen, subscriptions
+            self._wanted, self.member.subscriptions = chosen, subscriptions
 
     async def queues(self, topic: str) -> list[Queue]:
         """The queues of ``topic`` that can be read, sorted. TopicNotFoundError, NotConnectedError."""
         self._need_open()
-        route = await self.client.route(wrap(self._namespace, check_topic(topic)))
-        return self.shown(route.subscribe)
+        route = await self.client.route(self._wire_topic(check_topic(topic)))
+        return self.member.shown(route.subscribe)
 
     def assignment(self) -> list[Queue]:
         """The queues it reads now, sorted."""
-        return self.shown(fetcher.queue for fetcher in self.fetchers() if not fetcher.cursor.closing)
+        return self.member.shown(fetcher.queue for fetcher in self.fetchers() if not fetcher.cursor.closing)
 
     # -- messages --
 
@@ -161,30 +162,31 @@ class PullConsumer(PullMember):
         every ``pull_error_delay`` seconds and logged; only UsageError is raised, of a consumer that does not run.
         Being cancelled loses nothing. The messages are not to be settled one by one: ``commit`` them.
         """
-        self._lifecycle.need_running()
+        self.member.lifecycle.need_running()
         if max_messages < 1:
             raise UsageError(f"fetch(max_messages={max_messages}): at least 1")
-        if self._served:
+        served = self._queues.served
+        if served:
             # Who asks for more is done with what there was.
-            for fetcher in self._served:
+            for fetcher in served:
                 fetcher.cursor.finish(fetcher.cursor.position)
-            self._served.clear()
-        taken = self._queues.hand_out(max_messages)
+            served.clear()
+        taken = self._queues.prefetch.hand_out(max_messages)
         if not taken and timeout > 0:
             taken = await self._wait(max_messages, timeout)
         if taken and self.config.auto_commit:
-            self._served.update((cast(PullFetcher, message.source), None) for message in taken)
+            served.update((cast(PullFetcher, message.source), None) for message in taken)
         return taken
 
     async def _wait(self, most: int, timeout: float) -> list[Message]:
-        queues = self._queues
+        prefetch = self._queues.prefetch
         try:
             async with asyncio.timeout(timeout):
                 while True:
-                    queues.arrived.clear()
-                    await queues.arrived.wait()
-                    self._lifecycle.need_running()
-                    taken = queues.hand_out(most)
+                    prefetch.arrived.clear()
+                    await prefetch.arrived.wait()
+                    self.member.lifecycle.need_running()
+                    taken = prefetch.hand_out(most)
                     if taken:
                         return taken
         except TimeoutError:
@@ -203,10 +205,10 @@ class PullConsumer(PullMember):
         asked = set()
         for fetcher, end in ends.items():
             if fetcher.cursor.dropped:
-                self.counters.stale_commits += 1
+                self.member.counters.stale_commits += 1
                 log.info("commit of %s at %d is ignored: the queue was given up", fetcher.queue, end)
             else:
-                self._queues.finish(fetcher, end)
+                fetcher.finish(end)
                 asked.add(fetcher.queue)
         if asked:
             failures = await self._commits.store(asked)
@@ -217,7 +219,7 @@ class PullConsumer(PullMember):
         ends: dict[PullFetcher, int] = {}
         for message in batch:
             fetcher, end = message.source, message.queue_offset + 1
-            if not isinstance(fetcher, PullFetcher) or fetcher.settler is not self:
+            if not isinstance(fetcher, PullFetcher) or fetcher.member is not self.member:
                 raise UsageError(f"message {message.msg_id} was not fetched by this pull consumer: it cannot commit it")
             if end > ends.get(fetcher, 0):
                 ends[fetcher] = end
@@ -244,7 +246,7 @@ class PullConsumer(PullMember):
         fetcher = self._held(queue)
         if fetcher.cursor.closing:
             raise UsageError(f"{queue} is being given up: it cannot be sought in any more")
-        self._queues.seek(fetcher, offset)
+        fetcher.seek(offset)
 
     async def seek_to_begin(self, queue: Queue) -> None:
         """``seek`` to the first message there is. The broker's errors as they are."""
@@ -271,12 +273,12 @@ class PullConsumer(PullMember):
         """Neither pull nor hand out anything of ``queues`` until ``resume``, or until they are given up. UsageError for
         a queue that is not read here."""
         for fetcher in [self._held(queue) for queue in queues]:
-            self._queues.pause(fetcher, True)
+            fetcher.pause(True)
 
     def resume(self, queues: Iterable[Queue]) -> None:
         """Undo ``pause``."""
         for fetcher in [self._held(queue) for queue in queues]:
-            self._queues.pause(fetcher, False)
+            fetcher.pause(False)
 
     # -- life --
 
@@ -286,39 +288,24 @@ class PullConsumer(PullMember):
         Raises what is missing after the client's ``start_timeout``: TopicNotFoundError, NotConnectedError, or
         RequestTimeoutError with the details. Nothing is left running then.
         """
-        self._lifecycle.move("start")
-        self.started_ms = self.client.env.clock.wall_ms()
-        try:
-            if self._own_client:
-                await self.client.start()
-            self.client.need_running()
-            if self._mode == "subscribe":
-                await check_group_agrees(self)
-                self._register()
-                await self._rebalancer.settle(self.client.config.start_timeout)
-                self._rebalance_from_now_on()
-            elif self._mode == "assign":
-                await self._assign(self._wanted, self._subscriptions)
-            if self.config.auto_commit:
-                self._scope.start(self._commit_forever(), name="commit")
-            self._lifecycle.move("started")
-        except BaseException:
-            self._lifecycle.move("failed")
-            await self._leave()
-            raise
+        await self._membership.start(self._begin, self._leave)
+
+    async def _begin(self) -> None:
+        if self._mode == "subscribe":
+            await check_group_agrees(self.member)
+            self._membership.join()
+            await self._membership.settle()
+            self._membership.rebalance_from_now_on()
+        elif self._mode == "assign":
+            await self._assign(self._wanted, self.member.subscriptions)
+        if self.config.auto_commit:
+            self.member.scope.start(self._commit_forever(), name="commit")
 
     async def stop(self) -> None:
         """Leave: ``on_revoked`` for what is held, store what was committed, tell the brokers. A ``fetch`` that waits
         raises UsageError, and so does a ``start`` that is under way. A second ``stop`` returns with the first."""
         self._not_from_a_hook("stop")
-        before = self._lifecycle.state
-        self._lifecycle.move("stop")
-        if before in (State.STARTING, State.RUNNING):
-            self._rebalancer.abandon()
-        if before in (State.STARTING, State.STOPPING):
-            await self._ended.wait()
-        elif before is State.RUNNING:
-            await self._leave()
+        await self._membership.stop(self._leave)
 
     async def __aenter__(self) -> PullConsumer:
         await self.start()
@@ -331,54 +318,67 @@ class PullConsumer(PullMember):
 
     def state(self) -> ConsumerState:
         """What it is doing right now. ``in_work`` is 0: what was fetched is the application's."""
-        queues = self._queues.states()
-        return ConsumerState(
-            group=self.group,
-            client_id=self.client.client_id if self.client.started else "",
-            running=self._lifecycle.running,
-            members=self._rebalancer.members,
-            queues=queues,
-            cached=sum(each.cached for each in queues),
-            in_work=0,
-            counters=self.counters,
-            last_error=next((each.last_error for each in queues if each.last_error), None),
-        )
+        return self._membership.state(0, self.member.counters)
 
-    # -- what its parts ask --
+    # -- what heartbeats say of it, and brokers ask: registered.GroupMember --
+
+    @property
+    def started_ms(self) -> int:
+        """Wall clock, milliseconds; 0 before the start."""
+        return self._membership.started_ms
+
+    def consumer_data(self) -> ConsumerData:
+        """As heartbeats carry it. In RocketMQ an assigned consumer names its group and no topics."""
+        data = self.member.consumer_data()
+        return data if self._mode == "subscribe" else data._replace(subscriptions=[])
+
+    def topics(self) -> list[str]:
+        """Every topic it reads, by their names on the wire."""
+        return list(self.member.subscriptions)
+
+    def subscription(self, topic: str) -> SubscriptionData:
+        return self.member.subscriptions[topic]
 
     def rebalance_now(self) -> None:
         """The group changed: look at once who gets which queue."""
-        self._rebalancer.now()
+        self._membership.rebalancer.now()
 
     async def reset_offsets(self, topic: str, offsets: Mapping[Queue, int]) -> None:
         """Go on at ``offsets`` in these queues of ``topic``, those that are held here (code 220), and store that."""
-        wire = wrap(self._namespace, topic)
+        wire = self._wire_topic(topic)
         wanted = {queue._replace(topic=wire): offset for queue, offset in offsets.items()}
         for fetcher in self.fetchers():
             if fetcher.queue in wanted and not fetcher.cursor.closing:
-                self._queues.reset(fetcher, wanted[fetcher.queue])
+                fetcher.reset(wanted[fetcher.queue])
         await self._commits.store(wanted)
 
-    def need_pulling(self) -> None:
-        """UsageError when it stops: no queue may be taken any more."""
-        if self._lifecycle.state is not State.STARTING:
-            self._lifecycle.need_running()
+    async def consume_directly(self, record: bytes, broker_name: str) -> None:
+        """None: there are no listeners here."""
 
-    def held(self) -> list[Queue]:
-        """The queues it has, by their names on the wire."""
-        return [fetcher.queue for fetcher in self.fetchers()]
+    # -- inside --
 
     def fetchers(self) -> list[PullFetcher]:
         return list(self._queues.fetchers.values())
 
-    def note_served(self) -> None:
-        """Auto-commit: everything fetched is done, except what the application has in hands just now."""
-        if self.config.auto_commit:
-            for fetcher in self.fetchers():
-                cursor = fetcher.cursor
-                self._queues.finish(fetcher, cursor.done if fetcher in self._served else cursor.position)
+    def _wire_topic(self, topic: str) -> str:
+        return wrap(self.member.namespace, topic)
 
-    # -- inside --
+    def _wire(self, queue: Queue) -> Queue:
+        topic, broker_name, queue_id = queue
+        return Queue(self._wire_topic(check_topic(topic)), broker_name, queue_id)
+
+    def _now_ms(self) -> int:
+        return self.client.env.clock.wall_ms()
+
+    def _choose(self, mode: str) -> None:
+        lifecycle = self.member.lifecycle
+        if lifecycle.state not in (State.NEW, State.RUNNING):
+            lifecycle.need_running()
+        if self._mode not in (None, mode):
+            raise UsageError(
+                f"pull consumer {self.group!r} uses {self._mode}, so it cannot {mode}: make another one for that"
+            )
+        self._mode = mode
 
     def _not_from_a_hook(self, what: str) -> None:
         if self._queues.hooking is asyncio.current_task():
@@ -393,42 +393,23 @@ class PullConsumer(PullMember):
 
     def _need_open(self) -> None:
         """Hooks run, and may do more than fetch, also while it starts and stops."""
-        if self._lifecycle.state in (State.NEW, State.STOPPED):
-            self._lifecycle.need_running()
+        if self.member.lifecycle.state in (State.NEW, State.STOPPED):
+            self.member.lifecycle.need_running()
 
     async def _scan(self, queue: Queue) -> QueueScan:
         self._need_open()
         wire = self._wire(queue)
         await self.client.route(wire.topic)
-        address = self.master_address(wire) or self.reader_address(wire, 0)
-        if address is None:
-            raise NotConnectedError(f"no route to broker {queue.broker_name!r} for topic {queue.topic!r}")
-        return QueueScan(self.client, wire, address)
+        return QueueScan(self.client, wire, self.member.address(wire))
 
-    def _register(self) -> None:
-        """From the first subscription or assignment on only: a member that reads nothing would still be counted when
-        the group shares out its queues."""
-        if not self._registered:
-            self.client.add_consumer(self.wire_group, self)
-            self._registered = True
-            self._unwatch = self.client.watch_routes(self._on_route)
-
-    async def _join(self) -> None:
+    async def _settle(self) -> None:
         self.client.subscriptions_changed()
         try:
-            await self._rebalancer.settle(self.client.config.start_timeout)
-            self._lifecycle.need_running()
+            await self._membership.settle()
+            self.member.lifecycle.need_running()
         finally:
-            if self._lifecycle.running:
-                self._rebalance_from_now_on()
-
-    def _rebalance_from_now_on(self) -> None:
-        if self._rebalancing is None:
-            self._rebalancing = self._scope.start(self._rebalancer.forever(), name="rebalance")
-
-    def _on_route(self, route: Any) -> None:
-        if self._mode == "subscribe" and route.topic in self._subscriptions:
-            self._rebalancer.now()
+            if self.member.lifecycle.running:
+                self._membership.rebalance_from_now_on()
 
     async def _assign(self, wanted: frozenset[Queue], subscriptions: dict[str, SubscriptionData]) -> None:
         async with self._assigning:
@@ -438,21 +419,25 @@ class PullConsumer(PullMember):
                 if unknown:
                     there = f"{topic!r} has {len(route.subscribe)} queues"
                     raise UsageError(f"{unknown[0]} does not exist or cannot be read: {there}")
-            self._register()
+            # From the first assignment on only: a member that reads nothing would still be counted when the group
+            # shares out its queues.
+            self._membership.join()
             for queue in sorted(wanted):
-                address = self.master_address(queue)
+                address = self.member.master_address(queue)
                 if subscriptions[queue.topic].expression_type == SQL92 and address is not None:
                     connection = await self.client.member_connection(address)
-                    await check_expression(self, connection, subscriptions[queue.topic])
-            added = sorted(wanted.difference(self.held()))
-            found = await asyncio.gather(*(start_offset(self, queue) for queue in added), return_exceptions=True)
+                    await check_expression(self.member, connection, subscriptions[queue.topic])
+            added = sorted(wanted.difference(self._queues.fetchers))
+            asked = (start_offset(self.member, self._commits.offset_store, queue) for queue in added)
+            found = await asyncio.gather(*asked, return_exceptions=True)
             starts: dict[Queue, Start] = {}
             for queue, start in zip(added, found, strict=True):
                 if isinstance(start, BaseException):
                     raise start
                 starts[queue] = start
-            await self._queues.end([each for each in self.fetchers() if each.queue not in wanted], None)
-            self._subscriptions = subscriptions
+            gone = [each for each in self.fetchers() if each.queue not in wanted]
+            await self._queues.end(gone, revoked=False)
+            self.member.subscriptions = subscriptions
             self._queues.hold(starts)
             for queue, start in starts.items():
                 self._queues.take(queue, start)
@@ -460,40 +445,18 @@ class PullConsumer(PullMember):
     async def _commit_forever(self) -> None:
         while True:
             await asyncio.sleep(self.config.auto_commit_interval)
-            self.note_served()
-            await self._commits.store(self.held())
+            self._queues.finish_fetched()
+            await self._commits.store(list(self._queues.fetchers))
 
     async def _leave(self) -> None:
         try:
-            if self._unwatch is not None:
-                self._unwatch()
-            if self._rebalancing is not None:
-                # Nothing is taken or given up by it any more.
-                self._rebalancing.cancel()
-                await asyncio.wait([self._rebalancing])
+            await self._membership.end_rebalancing()
             # Whoever waits in fetch learns that it is over.
-            self._queues.arrived.set()
-            hook = self.on_revoked if self._mode == "subscribe" else None
-            await self._queues.end(self.fetchers(), hook)
-            await self._scope.close()
-            if self._registered and self.client.started:
-                await self.client.remove_consumer(self.wire_group, self)
+            self._queues.prefetch.arrived.set()
+            await self._queues.end(self.fetchers(), revoked=self._mode == "subscribe")
+            await self.member.scope.close()
+            await self._membership.leave()
         finally:
-            await self._close()
-
-    async def _close(self) -> None:
-        """What has to be so at the end, also when the way here was cut short by a cancellation."""
-        self._queues.drop(self.fetchers())
-        self._served.clear()
-        async with AsyncExitStack() as ends:
-            ends.callback(self._ended.set)
-            ends.callback(self._lifecycle.move, "stopped")
-            if self._own_client:
-                ends.push_async_callback(self.client.stop)
-            ends.callback(self.client.forget_consumer, self.wire_group, self)
-            await to_the_end(self._scope.close)
-
-    def _crashed(self, task: asyncio.Task[Any], error: BaseException) -> None:
-        task.get_loop().call_exception_handler(
-            {"message": f"{task.get_name()} crashed: this is a bug in aiorocket", "exception": error, "task": task}
-        )
+            self._queues.drop(self.fetchers())
+            self._queues.served.clear()
+            await self._membership.close(self.member.scope.close)

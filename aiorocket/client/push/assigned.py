@@ -6,72 +6,65 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from aiorocket.client.core.assignment import share
 from aiorocket.client.core.process_queue import Limits
-from aiorocket.client.group.member import Puller
-from aiorocket.client.group.rebalance_hooks import QueuesHook, tell
-from aiorocket.client.push.fetcher import Fetcher
-from aiorocket.client.state import QueueState
+from aiorocket.client.core.start_from import Start
+from aiorocket.client.group.commits import Commits
+from aiorocket.client.group.rebalance_hooks import QueuesHook, call_hook
+from aiorocket.client.push.fetcher import Fetcher, Pulling
+from aiorocket.client.push.sinks import Sink
 from aiorocket.model import Queue
 
-if TYPE_CHECKING:
-    from aiorocket.client.core.start_from import Start
-    from aiorocket.client.group.commits import Commits
-    from aiorocket.client.push.sinks import Sink
-    from aiorocket.runtime.tasks import TaskScope
-
-__all__ = ("Assigned", "Holder")
+__all__ = ("Assigned",)
 
 log = logging.getLogger("aiorocket.client")
 
 _ALL = "*"
 
 
-class Holder(Puller, Protocol):
-    """Whose the queues are."""
-
-    @property
-    def is_orderly(self) -> bool: ...
-    @property
-    def paused(self) -> AbstractSet[str]: ...
-    @property
-    def sinks(self) -> Sequence[Sink]: ...
-    @property
-    def on_assigned(self) -> QueuesHook | None: ...
-    @property
-    def on_revoked(self) -> QueuesHook | None: ...
-
-    def shown(self, queues: Iterable[Queue]) -> list[Queue]: ...
-    def rebalance_now(self) -> None: ...
-
-
 class Assigned:
-    """Made by the consumer's start. A queue is in ``fetchers`` from ``take`` until everything about its end is done."""
+    """A queue is in ``fetchers`` from ``take`` until everything about its end is done. ``sinks`` are those of the
+    consumer's listeners, ``orderly`` says of which kind these are; ``rebalance`` is called when queues were given back
+    that are to be taken anew."""
 
-    def __init__(self, consumer: Holder, commits: Commits, scope: TaskScope) -> None:
-        self._consumer = consumer
-        self._config = consumer.config
-        self._commits = commits
-        self._scope = scope
+    def __init__(
+        self,
+        pulling: Pulling,
+        commits: Commits,
+        sinks: Sequence[Sink],
+        *,
+        orderly: Callable[[], bool],
+        rebalance: Callable[[], None],
+        on_assigned: QueuesHook | None,
+        on_revoked: QueuesHook | None,
+    ) -> None:
         self.fetchers: dict[Queue, Fetcher] = {}
-        #: Messages finished in assignments that have ended.
-        self.retired = 0
+        self._pulling = pulling
+        self._member = pulling.member
+        self._config = pulling.config
+        self._commits = commits
+        self._sinks = sinks
+        self._orderly = orderly
+        self._rebalance = rebalance
+        self._on_assigned, self._on_revoked = on_assigned, on_revoked
+        # Topics that are paused, "*" for all.
+        self._paused: set[str] = set()
+        # Messages finished in assignments that have ended.
+        self._retired = 0
         self._begun_anew: dict[Queue, float] = {}
 
     async def prepare(self, starts: Mapping[Queue, Start]) -> None:
         """Tell the application of queues that are about to be taken."""
-        await self.tell(self._consumer.on_assigned, self._consumer.shown(starts))
+        await self._call_hook(self._on_assigned, starts)
 
     def take(self, queue: Queue, start: Start) -> None:
         """Begin with a queue."""
-        fetcher = self.fetchers[queue] = Fetcher(self._consumer, queue, start.offset, self._limits(1))
+        fetcher = self.fetchers[queue] = Fetcher(self._pulling, queue, start.offset, self._limits(1))
         self._commits.offsets.begin(queue, start.offset, committed=start.stored)
-        fetcher.paused = self.is_paused(queue.topic)
-        fetcher.start(self._scope.start)
+        fetcher.paused = self._is_paused(queue.topic)
+        fetcher.start()
 
     def spread_limits(self) -> None:
         """What a topic may have in its cache is shared out to its queues."""
@@ -85,49 +78,36 @@ class Assigned:
             share(config.max_cached_messages, config.max_cached_messages_per_topic, queues),
             share(config.max_cached_bytes, config.max_cached_bytes_per_topic, queues),
             # An orderly queue is consumed from its front only, so it cannot get wide.
-            sys.maxsize if self._consumer.is_orderly else config.max_span,
+            sys.maxsize if self._orderly() else config.max_span,
         )
 
     @property
     def finished(self) -> int:
         """Messages finished so far, however."""
         held = (fetcher.process_queue for fetcher in self.fetchers.values())
-        return self.retired + sum(process_queue.taken - process_queue.count for process_queue in held)
-
-    def states(self) -> tuple[QueueState, ...]:
-        """What each queue is doing, by queue."""
-        return tuple(self._state(self.fetchers[queue]) for queue in sorted(self.fetchers))
-
-    def _state(self, fetcher: Fetcher) -> QueueState:
-        process_queue, leases = fetcher.process_queue, self._consumer.leases
-        done, cached = process_queue.committable(), process_queue.count
-        return QueueState(
-            queue=fetcher.shown,
-            next_offset=process_queue.next_offset,
-            done=done,
-            committed=self._commits.offsets.committed(fetcher.queue),
-            cached=cached,
-            cached_bytes=process_queue.size,
-            first_cached=done if cached else 0,
-            last_cached=done + process_queue.span() if cached else 0,
-            dropped=process_queue.dropped,
-            blocked=fetcher.blocked,
-            locked=leases is not None and leases.valid(fetcher.queue, self._consumer.client.loop.time()),
-            last_lock=leases.last_lock(fetcher.queue) if leases is not None else None,
-            last_pull=fetcher.last_pull,
-            last_consume=fetcher.last_consume,
-            last_error=fetcher.last_error,
-        )
+        return self._retired + sum(process_queue.taken - process_queue.count for process_queue in held)
 
     # -- pause --
 
-    def is_paused(self, topic: str) -> bool:
-        paused = self._consumer.paused
-        return topic in paused or _ALL in paused
+    def pause(self, topics: Collection[str]) -> None:
+        """Pull nothing more of ``topics`` (all, when there is none); queues of them that come later neither."""
+        self._paused.update(topics or (_ALL,))
+        self._look_at_pauses()
 
-    def look_at_pauses(self) -> None:
+    def resume(self, topics: Collection[str]) -> None:
+        """Undo ``pause`` for ``topics`` (all, when there is none)."""
+        if topics:
+            self._paused.difference_update(topics)
+        else:
+            self._paused.clear()
+        self._look_at_pauses()
+
+    def _is_paused(self, topic: str) -> bool:
+        return topic in self._paused or _ALL in self._paused
+
+    def _look_at_pauses(self) -> None:
         for fetcher in self.fetchers.values():
-            fetcher.paused = self.is_paused(fetcher.queue.topic)
+            fetcher.paused = self._is_paused(fetcher.queue.topic)
             fetcher.wake()
 
     def filter_changed(self, topic: str) -> None:
@@ -155,18 +135,18 @@ class Assigned:
             return
         await asyncio.gather(*(fetcher.stop() for fetcher in fetchers))
         await self._revoke(fetchers)
-        await self.tell(self._consumer.on_revoked, [fetcher.shown for fetcher in fetchers])
         await self.finish(fetchers)
 
     async def finish(self, fetchers: Collection[Fetcher], *, leaving: bool = False) -> None:
-        """The last steps of ``give_up`` for fetchers that are stopped: store, unlock, drop. An offset that was to be
-        set in a while is what is stored, and not the position from before."""
+        """The last steps of ``give_up`` for fetchers that are stopped: tell the application, store, unlock, drop. An
+        offset that was to be set in a while is what is stored, and not the position from before."""
+        await self._call_hook(self._on_revoked, [fetcher.queue for fetcher in fetchers])
         for fetcher in fetchers:
             if fetcher.reset_to is not None:
                 self._commits.offsets.repair(fetcher.queue, fetcher.reset_to)
         if fetchers:
             await self._commits.flush(fetchers)
-        leases = self._consumer.leases
+        leases = self._member.leases
         if leases is not None:
             if leaving:
                 await leases.close()
@@ -201,7 +181,7 @@ class Assigned:
                     delay = max(delay, soon)
                 self._begun_anew[queue] = now
         if fetchers:
-            self._scope.start(self._begin_anew(fetchers, delay), name="begin-anew")
+            self._member.scope.start(self._begin_anew(fetchers, delay), name="begin-anew")
 
     async def _begin_anew(self, fetchers: Collection[Fetcher], delay: float) -> None:
         await asyncio.gather(*(fetcher.stop() for fetcher in fetchers))
@@ -216,12 +196,12 @@ class Assigned:
                     continue
                 if fetcher.reset_to != wanted.get(queue):
                     continue  # said meanwhile: that is stored next
-                if self._consumer.leases is not None:
-                    await self._consumer.leases.release(queue)
+                if self._member.leases is not None:
+                    await self._member.leases.release(queue)
                     if fetcher.reset_to != wanted.get(queue):
                         continue
                 self._drop(fetcher)
-            self._consumer.rebalance_now()
+            self._rebalance()
             if failures:
                 # Taken now, it would go on where the store has it, as if nobody had said anything.
                 for queue, error in failures.items():
@@ -230,8 +210,7 @@ class Assigned:
 
     async def _revoke(self, fetchers: Collection[Fetcher]) -> None:
         patience = self._config.revoke_timeout
-        sinks = self._consumer.sinks
-        await asyncio.gather(*(sink.revoke(fetcher.queue, patience) for fetcher in fetchers for sink in sinks))
+        await asyncio.gather(*(sink.revoke(fetcher.queue, patience) for fetcher in fetchers for sink in self._sinks))
 
     def _drop(self, fetcher: Fetcher) -> None:
         process_queue = fetcher.process_queue
@@ -239,8 +218,7 @@ class Assigned:
         if self.fetchers.get(fetcher.queue) is fetcher:
             del self.fetchers[fetcher.queue]
             self._commits.forget(fetcher.queue)
-            self.retired += process_queue.taken - process_queue.count
+            self._retired += process_queue.taken - process_queue.count
 
-    async def tell(self, hook: QueuesHook | None, queues: list[Queue]) -> None:
-        """Await a hook of the application for so long; what it raises is logged."""
-        await tell(hook, queues, self._config.rebalance_hook_timeout)
+    async def _call_hook(self, hook: QueuesHook | None, queues: Iterable[Queue]) -> None:
+        await call_hook(hook, self._member.shown(queues), self._config.rebalance_hook_timeout)

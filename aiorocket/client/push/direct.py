@@ -8,20 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.exits import DeadLetter, Retry, Skip, failure_of
+from aiorocket.client.group.member import Member
 from aiorocket.client.message import Message
 from aiorocket.client.push.batch_listener import BatchCall
 from aiorocket.client.push.calls import Call, SingleCall, StatusCall
 from aiorocket.client.push.hooks import ConsumeReturnType
+from aiorocket.client.push.router import Listener
 from aiorocket.client.push.status import ConsumeOrderlyContext, ConsumeOrderlyStatus
-from aiorocket.client.pushed import Origin
+from aiorocket.client.pushed import Origin, from_record
+from aiorocket.errors import UsageError
 
-if TYPE_CHECKING:
-    from aiorocket.client.push.router import Listener
-
-__all__ = ("Inspected", "consume_directly")
+__all__ = ("Inspected", "consume_directly", "find_listener")
 
 log = logging.getLogger("aiorocket.client")
 
@@ -49,8 +51,22 @@ class Inspected(Origin):
         return False
 
 
-async def consume_directly(group: str, listener: Listener, message: Message, batch_size: int) -> dict[str, Any]:
-    """Call the listener and say what came of it. The answer's body. ``batch_size`` is for listeners that name none."""
+def find_listener(listeners: Sequence[Listener], namespace: str, topic: str, tag: str) -> Listener | None:
+    """The listener that messages of ``topic`` with ``tag`` go to; as with retries, the topic's first one when none
+    takes the tag."""
+    found = [each for each in listeners if unwrap(namespace, each.topic) == topic]
+    return next((each for each in found if not each.tags or tag in each.tags), found[0] if found else None)
+
+
+async def consume_directly(
+    member: Member, listeners: Sequence[Listener], batch_size: int, record: bytes, broker_name: str
+) -> dict[str, Any]:
+    """Call the listener for the message in ``record`` and say what came of it: the answer's body. ``batch_size`` is for
+    listeners that name none. UsageError when no listener is for its topic, ProtocolError for damage."""
+    message = from_record(member.namespace, record, broker_name, Inspected)
+    listener = find_listener(listeners, member.namespace, message.topic, message.tag)
+    if listener is None:
+        raise UsageError(f"consumer group {member.group} has no listener for topic {message.topic}")
     loop = asyncio.get_running_loop()
     began = loop.time()
     context, remark = ConsumeOrderlyContext(message.queue), None
@@ -72,7 +88,7 @@ async def consume_directly(group: str, listener: Listener, message: Message, bat
     except BaseException as error:  # noqa: BLE001 - the application's failure is the answer
         result = "CR_THROW_EXCEPTION"
         remark = "".join(traceback.format_exception(failure_of(error, asyncio.current_task())))[-4000:]
-    log.info("message %s consumed directly by group %s: %s", message.msg_id, group, result)
+    log.info("message %s consumed directly by group %s: %s", message.msg_id, member.group, result)
     return {
         "autoCommit": context.auto_commit,
         "consumeResult": result,

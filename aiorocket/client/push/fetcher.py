@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.process_queue import Limits, ProcessQueue
 from aiorocket.client.core.pull_gate import DROPPED, Facts, gate, pull_flags
 from aiorocket.client.core.retry import remote_error
-from aiorocket.client.message import Message
-from aiorocket.errors import NotConnectedError, RemoteError, RocketError
+from aiorocket.client.core.stats import ConsumeStats
+from aiorocket.client.group.held_queue import HeldQueue
+from aiorocket.client.group.member import Member
+from aiorocket.client.message import Message, Settler
+from aiorocket.client.push.backlog import Backlog
+from aiorocket.client.push.topics import Topics
+from aiorocket.config import ConsumerConfig
 from aiorocket.model import Queue
 from aiorocket_protocol import (
     EXT_EPOCH,
-    ProtocolError,
     PullMessageResponseHeader,
     RemotingCommand,
     RequestCode,
@@ -31,10 +34,7 @@ from aiorocket_protocol import (
     split_records,
 )
 
-if TYPE_CHECKING:
-    from aiorocket.client.group.member import Puller
-
-__all__ = ("Fetcher",)
+__all__ = ("Fetcher", "Pulling")
 
 log = logging.getLogger("aiorocket.client")
 
@@ -51,124 +51,74 @@ _UNKNOWN_TO_BROKER = frozenset(
         int(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
     )
 )
-_FLOW_CONTROL = int(ResponseCode.FLOW_CONTROL)
-_FLOW_CONTROL_DELAY = 0.02
 
 
-class Fetcher:
-    """Owns the assignment of ``queue`` until ``stop``; messages that come later than that are not delivered."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulling:
+    """What the fetchers of one consumer share. ``begin_anew`` is called with where the broker wants a queue to be."""
 
-    def __init__(self, consumer: Puller, queue: Queue, offset: int, limits: Limits) -> None:
-        self.queue = queue
-        self.namespace = consumer.client.config.namespace
-        #: The queue as the application knows it, without the namespace.
-        self.shown = queue._replace(topic=unwrap(self.namespace, queue.topic)) if self.namespace else queue
-        self.settler = consumer
+    member: Member
+    config: ConsumerConfig
+    topics: Topics
+    backlog: Backlog
+    stats: ConsumeStats
+    settler: Settler
+    begin_anew: Callable[[Mapping[Queue, int]], None]
+
+
+class Fetcher(HeldQueue):
+    """A queue whose messages go to listeners and the stream; those that come after ``stop`` do not."""
+
+    def __init__(self, pulling: Pulling, queue: Queue, offset: int, limits: Limits) -> None:
         self.process_queue = ProcessQueue(offset, limits)
+        super().__init__(pulling.member, queue, self.process_queue, pulling.settler, self._next)
         self.paused = False
-        self.blocked: str | None = None
-        #: When the latest pull went out, in loop time.
-        self.last_pull: float | None = None
-        self.last_error: str | None = None
         #: Where the queue is to go on, once it is begun anew.
         self.reset_to: int | None = None
-        #: When a listener last ended with a message of it.
-        self.last_consume: float | None = None
-        #: Which offsets the queue has, as the latest answer says.
-        self.min_offset: int | None = None
-        self.max_offset: int | None = None
-        self._began: float | None = None
-        self._consumer = consumer
-        self._client = consumer.client
-        self._config = consumer.config
-        self._suggested = 0
+        self._pulling = pulling
+        self._session = pulling.member.session
+        self._config = pulling.config
         #: The next pull may bring messages at once: there are more, or nobody knows yet.
         self._expects = True
-        self._wake = asyncio.Event()
         #: Below this a pull carries no commit: the broker led back, and what was committed before is not taken back.
         self._floor = 0
-        self._start_task: Callable[..., asyncio.Task[None]] | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._stopped = False
-
-    def start(self, start_task: Callable[..., asyncio.Task[None]]) -> None:
-        self._start_task = start_task
-        name = f"pull/{self.queue.topic}/{self.queue.broker_name}/{self.queue.queue_id}"
-        self._task = start_task(self._run(self._task), name=name)
-
-    def wake(self) -> None:
-        """Look again whether the next pull may go out."""
-        self._wake.set()
-
-    async def stop(self) -> None:
-        """Pull no more and deliver no more; running listeners finish without effect once the process queue is
-        dropped."""
-        self._stopped = True
-        task = self._task
-        if task is not None and not task.done():
-            task.cancel()
-            await asyncio.wait([task])
-
-    def restart(self) -> None:
-        """Pull again from the same offset: the pull that is under way looks for what was wanted before."""
-        if self._task is not None and self._start_task is not None and not self._stopped:
-            self._task.cancel()
-            self.start(self._start_task)
 
     def limit(self, limits: Limits) -> None:
         """Flow control from now on."""
         if limits != self.process_queue.limits:
             self.process_queue.limits = limits
-            self._wake.set()
+            self.wake()
 
-    def idle_since(self, now: float) -> float:
-        """For how many seconds the present pull has been under way; 0 when none is. Infinitely long when it was stopped
-        and the queue is neither given up nor begun anew: whoever was at that has been cancelled half-way."""
-        if self._stopped and not self.process_queue.dropped:
-            return float("inf")
-        return 0.0 if self._began is None else now - self._began
-
-    def wall_ms(self, then: float) -> int:
-        """The wall clock at ``then``, a moment in loop time."""
-        return self._client.env.clock.wall_ms() - round(1000 * (self._client.loop.time() - then))
-
-    async def _run(self, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await asyncio.wait([before])
-        backlog = self._consumer.backlog
-        while await self._wait_for_turn():
-            expects = self._expects
-            if expects:
-                await backlog.acquire(self.queue.broker_name)
-                if self.paused:  # while it waited for its turn
-                    backlog.release(self.queue.broker_name)
-                    continue
-            self._began = self._client.loop.time()
-            try:
-                pause = await self._pull()
-            except (RocketError, ProtocolError) as error:
-                pause = self._note(error)
-            finally:
-                self._began = None
-                if expects:
-                    backlog.release(self.queue.broker_name)
-            if pause:
-                await asyncio.sleep(pause)
+    async def _next(self) -> float | None:
+        if not await self._wait_for_turn():
+            return None
+        if not self._expects:
+            self.pulling_since = self._session.loop.time()
+            return await self._pull()
+        backlog, broker = self._pulling.backlog, self.queue.broker_name
+        await backlog.acquire(broker)
+        try:
+            if self.paused:  # while it waited for its turn
+                return 0.0
+            self.pulling_since = self._session.loop.time()
+            return await self._pull()
+        finally:
+            backlog.release(broker)
 
     async def _wait_for_turn(self) -> bool:
         """Return when the next pull may go out; False when there is none to come."""
-        consumer, topic = self._consumer, self.queue.topic
-        while not self._stopped:
-            process_queue, leases = self.process_queue, consumer.leases
+        member, topics, topic = self.member, self._pulling.topics, self.queue.topic
+        while not self.stopped:
+            process_queue, leases = self.process_queue, member.leases
             facts = Facts(
                 process_queue.dropped,
-                consumer.pulling,
+                member.pulling,
                 self.paused,
                 process_queue.full(),
                 # One pull answer may go to the stream as well as to listeners; the stream's buffer counts for both.
-                consumer.stream_full(topic),
-                leases is None or leases.valid(self.queue, self._client.loop.time()),
-                consumer.subscribed(topic),
+                topics.stream_full(topic),
+                leases is None or leases.valid(self.queue, self._session.loop.time()),
+                topic in member.subscriptions,
             )
             hold = gate(facts, self._config.pull_error_delay)
             if hold is DROPPED:
@@ -176,40 +126,35 @@ class Fetcher:
             self.blocked = hold.reason if hold is not None else None
             if hold is None:
                 return True
-            self._wake.clear()
-            process_queue.on_room = self._wake.set
+            self.woken.clear()
+            process_queue.on_room = self.woken.set
             if hold.reason == "buffer":
-                consumer.stream.when_room(self._wake.set)
+                topics.stream.when_room(self.woken.set)
             elif hold.reason == "lock" and leases is not None:
-                leases.when_valid(self.queue, self._wake.set)
+                leases.when_valid(self.queue, self.woken.set)
             try:
                 async with asyncio.timeout(hold.wait):
-                    await self._wake.wait()
+                    await self.woken.wait()
             except TimeoutError:
                 pass
         return False
 
     async def _pull(self) -> float:
         """One request and what follows from its answer; how long to wait before the next."""
-        queue, process_queue, config, consumer = self.queue, self.process_queue, self._config, self._consumer
-        subscription = consumer.subscription(queue.topic)
-        address = consumer.reader_address(queue, self._suggested)
-        if address is None:
-            await self._client.route(queue.topic, refresh=True)
-            address = consumer.reader_address(queue, self._suggested)
-            if address is None:
-                raise NotConnectedError(f"no route to broker {queue.broker_name!r} for topic {queue.topic!r}")
-        connection = await self._client.member_connection(address)
-        commit = 0 if consumer.broadcasting else process_queue.committable()
+        queue, process_queue, config, member = self.queue, self.process_queue, self._config, self.member
+        subscription = member.subscriptions[queue.topic]
+        address = await self.reader()
+        connection = await self._session.member_connection(address)
+        commit = 0 if member.broadcasting else process_queue.committable()
         # A slave does not take commits.
-        carries = commit > 0 and commit >= self._floor and address == consumer.master_address(queue)
+        carries = commit > 0 and commit >= self._floor and address == member.master_address(queue)
         short, offset = config.short_poll, process_queue.next_offset
         # After an error the first pull is not held, so that it is known at once, not after the hold, that all is well.
         # Nor is one that holds a place in the line of those that will be answered at once.
         held = short is None and self.last_error is None and not self._expects
         flags = pull_flags(commit=carries, suspend=held, subscription=config.post_subscription)
         header = pull_header(
-            consumer.wire_group,
+            member.wire_group,
             queue.topic,
             queue.queue_id,
             offset,
@@ -221,30 +166,24 @@ class Fetcher:
             expression=subscription.sub_string if config.post_subscription else None,
             expression_type=subscription.expression_type,
         )
-        epoch = consumer.leases.epoch(queue) if consumer.leases is not None else None
+        epoch = member.leases.epoch(queue) if member.leases is not None else None
         request = RemotingCommand.request(_PULL, header, ext=None if epoch is None else {EXT_EPOCH: str(epoch)})
-        began = self.last_pull = self._client.loop.time()
+        began = self.last_pull = self._session.loop.time()
         answer = await connection.request(request, config.pull_timeout)
         if process_queue.dropped:  # in the moment before this task was told
             return 0.0
         code = answer.code
         self._expects = False
         if code == _FOUND:
-            found = answer.read(PullMessageResponseHeader)
-            self._suggested = found.suggest_which_broker_id
-            self.min_offset, self.max_offset = found.min_offset, found.max_offset
+            found = self.found(answer)
             messages = self._take(answer.body, found.next_begin_offset, subscription)
             if found.next_begin_offset < offset or (messages and messages[0].queue_offset < offset):
                 self._report_backwards(offset, found.next_begin_offset)
             self._expects = found.max_offset > found.next_begin_offset
-            consumer.stats.pulled(queue.topic, len(messages), (self._client.loop.time() - began) * 1000)
-            self.last_error = None
+            self._pulling.stats.pulled(queue.topic, len(messages), (self._session.loop.time() - began) * 1000)
             return config.pull_interval
         if code in (_NO_NEW, _NO_MATCHED):
-            found = answer.read(PullMessageResponseHeader)
-            self._suggested = found.suggest_which_broker_id
-            self.min_offset, self.max_offset = found.min_offset, found.max_offset
-            self.last_error = None
+            found = self.found(answer)
             if found.next_begin_offset < offset:
                 self._report_backwards(offset, found.next_begin_offset)
                 if code == _NO_MATCHED:
@@ -257,7 +196,8 @@ class Fetcher:
             return self._illegal(answer.read(PullMessageResponseHeader).next_begin_offset)
         error = remote_error(code, answer.remark, request="PULL_MESSAGE", address=address)
         if code in _UNKNOWN_TO_BROKER:
-            self._client.forget_registration(connection)
+            self._session.forget_registration(connection)
+            return min(1.0, self.note(error))
         raise error
 
     def _take(self, data: bytes, next_offset: int, subscription: SubscriptionData) -> list[Message]:
@@ -275,11 +215,11 @@ class Fetcher:
             message.source = self
         self.process_queue.put(messages, size, next_offset)
         if messages:
-            self._consumer.dispatch(self.queue.topic, messages)
+            self._pulling.topics.dispatch(self.queue.topic, messages)
         return found
 
     def _report_backwards(self, offset: int, next_offset: int) -> None:
-        self._consumer.counters.backwards += 1
+        self.member.counters.backwards += 1
         self._floor = max(self._floor, offset)
         log.warning("%s: asked for offset %d and was led back, to go on at %d", self.queue, offset, next_offset)
 
@@ -289,20 +229,5 @@ class Fetcher:
         text = f"offset {self.process_queue.next_offset} does not exist at the broker, going on at {next_offset}"
         log.warning("%s: %s", self.queue, text)
         self.last_error = text
-        self._consumer.begin_anew({self.queue: next_offset})
+        self._pulling.begin_anew({self.queue: next_offset})
         return 0.0
-
-    def _note(self, error: Exception) -> float:
-        text = str(error)
-        if text != self.last_error:
-            log.warning("pulling %s: %s", self.queue, text)
-        self.last_error = text
-        if isinstance(error, NotConnectedError):
-            # The broker may have moved.
-            self._client.routes.refresh_soon(self.queue.topic)
-        if isinstance(error, RemoteError):
-            if error.code == _FLOW_CONTROL:
-                return _FLOW_CONTROL_DELAY
-            if error.code in _UNKNOWN_TO_BROKER:
-                return min(1.0, self._config.pull_error_delay)
-        return self._config.pull_error_delay

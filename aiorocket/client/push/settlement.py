@@ -6,16 +6,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.client.exits import DeadLetter, Retry
+from aiorocket.client.group.member import Member
 from aiorocket.client.message import DEAD_LETTER_LEVEL, Message, exit_level
 from aiorocket.client.sending.attempts import Attempts
 from aiorocket.client.sending.outgoing import EncodedMessage
 from aiorocket.client.sending.publish import Publish
-from aiorocket.config import ProducerConfig
+from aiorocket.config import ConsumerConfig, ProducerConfig
 from aiorocket.errors import NotConnectedError, RocketError
-from aiorocket.model import Queue
 from aiorocket_protocol import (
     COMPRESSION_MASK,
     INNER_PRODUCER,
@@ -34,12 +33,7 @@ from aiorocket_protocol import (
     RequestCode,
 )
 
-if TYPE_CHECKING:
-    from aiorocket.client.session import Session
-    from aiorocket.client.state import Counters
-    from aiorocket.config import ConsumerConfig
-
-__all__ = ("Returner", "Settlement")
+__all__ = ("Settlement",)
 
 log = logging.getLogger("aiorocket.client")
 
@@ -62,36 +56,15 @@ _NOT_COPIED = frozenset(
 )
 
 
-class Returner(Protocol):
-    """In whose name messages go back."""
-
-    @property
-    def client(self) -> Session: ...
-    @property
-    def config(self) -> ConsumerConfig: ...
-    @property
-    def wire_group(self) -> str: ...
-    @property
-    def retry_topic(self) -> str: ...
-    @property
-    def broadcasting(self) -> bool: ...
-    @property
-    def counters(self) -> Counters: ...
-
-    def master_address(self, queue: Queue) -> str | None: ...
-
-    def later(self, delay: float, action: Callable[[], None]) -> None:
-        """Do ``action`` after ``delay`` seconds, unless all has ended by then."""
-
-
 class Settlement:
-    """What becomes of the messages of one consumer that failed; a Settler."""
+    """What becomes of a member's messages that failed; the Settler of those that are settled by hand. ``again``
+    delivers a message once more from here."""
 
-    def __init__(self, consumer: Returner, again: Callable[[Message], None]) -> None:
-        self._consumer = consumer
+    def __init__(self, member: Member, config: ConsumerConfig, again: Callable[[Message], None]) -> None:
+        self._member = member
+        self._config = config
         self._again = again
-        config = ProducerConfig(send_timeout=_SEND_BACK_TIMEOUT)
-        self._attempts = Attempts(consumer.client, config, self._look_up)
+        self._attempts = Attempts(member.session, ProducerConfig(send_timeout=_SEND_BACK_TIMEOUT), self._look_up)
 
     async def failed(self, message: Message, error: Exception, max_attempts: int | None) -> None:
         """A listener ended with ``error``."""
@@ -111,7 +84,7 @@ class Settlement:
         log.warning("message %s of %s: consume timeout, it will be delivered again", message.msg_id, message.queue)
         try:
             if await self._back(message, FIRST_RETRY_LEVEL, max_attempts):
-                self._consumer.counters.timed_out += 1
+                self._member.counters.timed_out += 1
         except (RocketError, ProtocolError) as error:
             if not message.settled:
                 self._note_refused(message, error)
@@ -128,12 +101,20 @@ class Settlement:
                 return False
             self._note_refused(message, error)
             message.local_attempts += 1
-            self._consumer.later(self._consumer.config.local_retry_delay, lambda: self._again(message))
+            if self._member.pulling:  # listeners run from the first queues on, while the start still waits for others
+                self._member.scope.start(self._again_later(message), name="later")
             return False
+
+    async def _again_later(self, message: Message) -> None:
+        await asyncio.sleep(self._config.local_retry_delay)
+        self._again(message)
+
+    def count_skipped(self) -> None:
+        self._member.counters.skipped += 1
 
     def _note_refused(self, message: Message, error: Exception) -> None:
         log.warning("message %s of %s cannot be sent back: %s", message.msg_id, message.queue, error)
-        self._consumer.counters.send_back_failed += 1
+        self._member.counters.send_back_failed += 1
 
     async def give_up(self, message: Message, max_attempts: int | None = None) -> bool:
         """To the dead letters, for those who retry in place: False when neither way to the broker works; the message is
@@ -144,33 +125,33 @@ class Settlement:
             if message.settled:
                 return True
             log.warning("message %s of %s cannot be dead-lettered: %s", message.msg_id, message.queue, error)
-            self._consumer.counters.send_back_failed += 1
+            self._member.counters.send_back_failed += 1
             return False
         return True
 
     async def to_dead_letters(self, message: Message, max_attempts: int | None) -> bool:
         """Orderly: to the retry topic as a new message whose count is above the limit, so that the broker moves it on,
         as Java does. It stays unfinished here, because finishing is the queue's turn. False when no broker takes it."""
-        limit = max_attempts or self._consumer.config.max_attempts
+        limit = max_attempts or self._config.max_attempts
         try:
             await self._by_message(message, DEAD_LETTER_LEVEL, limit)
         except (RocketError, ProtocolError) as error:
             log.warning("message %s of %s cannot be dead-lettered: %s", message.msg_id, message.queue, error)
-            self._consumer.counters.send_back_failed += 1
+            self._member.counters.send_back_failed += 1
             return False
-        self._consumer.counters.dead_lettered += 1
+        self._member.counters.dead_lettered += 1
         return True
 
     async def _back(self, message: Message, delay_level: int, max_attempts: int | None) -> bool:
         """One try, both ways; the error of the second."""
-        counters = self._consumer.counters
+        counters = self._member.counters
         holder = message.holder
         if holder is None or holder.dropped:
             counters.late += 1
             return False
-        limit = max_attempts or self._consumer.config.max_attempts
+        limit = max_attempts or self._config.max_attempts
         dead = delay_level < 0 or message.attempt >= limit
-        if self._consumer.broadcasting:
+        if self._member.broadcasting:
             log.warning("message %s of %s failed and is dropped: the group broadcasts", message.msg_id, message.queue)
             counters.broadcast_dropped += 1
         else:
@@ -193,22 +174,22 @@ class Settlement:
 
     async def _by_broker(self, message: Message, delay_level: int, limit: int) -> None:
         queue = message.source.queue
-        address = self._consumer.master_address(queue)
+        address = self._member.master_address(queue)
         if address is None:
             raise NotConnectedError(f"broker {queue.broker_name!r} has no master")
         header = ConsumerSendMsgBackRequestHeader(
-            message.physical_offset, self._consumer.wire_group, delay_level, message.msg_id, message.wire_topic, False,
+            message.physical_offset, self._member.wire_group, delay_level, message.msg_id, message.wire_topic, False,
             limit - 1,
         )  # fmt: skip
         code = RequestCode.CONSUMER_SEND_MSG_BACK
-        await self._consumer.client.call(address, code, header, timeout=_SEND_BACK_TIMEOUT)
+        await self._member.session.call(address, code, header, timeout=_SEND_BACK_TIMEOUT)
 
     async def _by_message(self, message: Message, delay_level: int, limit: int) -> None:
         """The fall-back, as in Java: a new message to the retry topic, at any broker that has it. The broker moves what
         has been tried more often than allowed to the dead letters by itself."""
         times = message.reconsume_times + 1
         dead = delay_level < 0 or times >= limit
-        topic = self._consumer.retry_topic
+        topic = self._member.retry_topic
         properties = {name: value for name, value in message.properties.items() if name not in _NOT_COPIED}
         properties[PROPERTY_RETRY_TOPIC] = message.wire_topic
         properties[PROPERTY_ORIGIN_MESSAGE_ID] = message.properties.get(PROPERTY_ORIGIN_MESSAGE_ID, message.msg_id)
@@ -225,7 +206,7 @@ class Settlement:
         await self._attempts.run(publish, publish.next(), copy, deadline)
 
     async def _open(self, topic: str) -> Publish:
-        return Publish(await self._consumer.client.route(topic), start=0, provisional=False)
+        return Publish(await self._member.session.route(topic), start=0, provisional=False)
 
     async def _look_up(self, topic: str) -> Publish:
-        return Publish(await self._consumer.client.route(topic, refresh=True), start=0, provisional=False)
+        return Publish(await self._member.session.route(topic, refresh=True), start=0, provisional=False)

@@ -1,85 +1,94 @@
-"""What one consumer subscribes to, and what follows from it for heartbeats, pulls and the hand-over to sinks."""
+"""What one consumer subscribes to, and who takes the messages: sinks of listeners, and the async iterator."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
+from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.start_from import StartFrom
 from aiorocket.client.core.subscriptions import Subscriptions
+from aiorocket.client.group.member import Member
+from aiorocket.client.message import Message
 from aiorocket.client.push.sinks import Sink
 from aiorocket.client.push.stream import MessageStream
-from aiorocket_protocol import SubscriptionData
+from aiorocket_protocol import ALL_TAGS, SubscriptionData
 
 __all__ = ("Taker", "Topics")
+
+log = logging.getLogger("aiorocket.client")
 
 Taker = Sink | MessageStream
 
 
 class Topics:
-    """Topics by their wire names. ``retry_topic`` is None where nothing comes back (broadcasting)."""
+    """Topics by their names on the wire. What follows for brokers is in the member's ``subscriptions``, its retry topic
+    last; where nothing comes back (broadcasting) it has none."""
 
-    def __init__(self, retry_topic: str | None, stream: MessageStream) -> None:
-        self._retry_topic = retry_topic
-        self._stream = stream
+    def __init__(self, member: Member, stream: MessageStream) -> None:
+        self._member = member
+        self.stream = stream
         self._subscribed = Subscriptions[Taker]()
-        self._starts: dict[str, StartFrom] = {}
-        #: The subscription of each topic as the brokers are to know it, the retry topic last.
-        self.data: dict[str, SubscriptionData] = {}
-        #: Who takes all messages of a topic, where that is one. Looked up once per pull answer.
-        self.only: dict[str, Taker] = {}
-        #: Topics some of whose messages go to the async iterator.
-        self.streamed: set[str] = set()
+        # Who takes all messages of a topic, where that is one. Looked up once per pull answer.
+        self._only: dict[str, Taker] = {}
+        # Topics some of whose messages go to the async iterator.
+        self._streamed: set[str] = set()
 
     def add(self, topic: str, tags: Iterable[str], taker: Taker, start: StartFrom, sql: str | None = None) -> None:
-        """UsageError when somebody takes these messages already."""
+        """UsageError when somebody takes these messages already. ``derive`` makes it known."""
         self._subscribed.add(topic, tags, taker, sql)
-        self._starts.setdefault(topic, start)
-
-    def start_from(self, topic: str) -> StartFrom:
-        return self._starts.get(topic, StartFrom("last"))
-
-    @property
-    def wire_start(self) -> str:
-        """RocketMQ knows one consumeFromWhere for a group: that of its first topic."""
-        return next(iter(self._starts.values()), StartFrom("last")).wire
-
-    def find(self, topic: str, tag: str) -> Taker | None:
-        """Who takes one message of ``topic``; None when nobody does any more."""
-        return self._subscribed.find(topic, tag)
+        self._member.starts.setdefault(topic, start)
 
     def derive(self, version: int) -> None:
-        """Bring the derived tables up to date; a subscription that changed gets ``version`` as its subVersion, or one
+        """Bring the derived tables up to date. A subscription that changed gets ``version`` as its subVersion, or one
         more than before when the clock was set back: brokers take no subscription that is not newer."""
-        subscribed, names = self._subscribed, self._subscribed.topics()
+        subscribed, data = self._subscribed, self._member.subscriptions
+        names = subscribed.topics()
         for topic in names:
-            data = subscribed.data(topic, version)
-            known = self.data.get(topic)
+            wanted, known = subscribed.data(topic, version), data.get(topic)
             if known is None:
-                self.data[topic] = data
-            elif known._replace(sub_version=version) != data:
-                self.data[topic] = data._replace(sub_version=max(version, known.sub_version + 1))
-            sole = subscribed.only(topic)
-            if sole is not None:
-                self.only[topic] = sole
-            else:
-                self.only.pop(topic, None)
-        self.streamed = {topic for topic in names if subscribed.only(topic) in (self._stream, None)}
-        retry = self._retry_topic
-        if names and retry is not None:
+                data[topic] = wanted
+            elif known._replace(sub_version=version) != wanted:
+                data[topic] = wanted._replace(sub_version=max(version, known.sub_version + 1))
+            self._set_only(topic, subscribed.only(topic))
+        self._streamed = {topic for topic in names if subscribed.only(topic) in (self.stream, None)}
+        if names and not self._member.broadcasting:
+            retry = self._member.retry_topic
             # Last, so that it is looked up after the heartbeat that makes the broker create it.
-            known = self.data.pop(retry, None)
-            self.data[retry] = known or SubscriptionData.parse(retry, "*", version)
-            sinks = subscribed.sinks()
-            if len(sinks) == 1:
-                self.only[retry] = sinks[0]
-            else:
-                self.only.pop(retry, None)
-            if self._stream in sinks:
-                self.streamed.add(retry)
+            data[retry] = data.pop(retry) if retry in data else SubscriptionData.parse(retry, ALL_TAGS, version)
+            takers = subscribed.sinks()
+            self._set_only(retry, takers[0] if len(takers) == 1 else None)
+            if self.stream in takers:
+                self._streamed.add(retry)
 
-    def touch(self, topics: Iterable[str], version: int) -> None:
-        """The queues of ``topics`` changed here: their subVersion becomes ``version``, as in Java."""
-        for topic in topics:
-            data = self.data.get(topic)
-            if data is not None:
-                self.data[topic] = data._replace(sub_version=max(version, data.sub_version))
+    def _set_only(self, topic: str, taker: Taker | None) -> None:
+        if taker is not None:
+            self._only[topic] = taker
+        else:
+            self._only.pop(topic, None)
+
+    def stream_full(self, topic: str) -> bool:
+        """Messages of ``topic`` may go to the async iterator, and that has enough."""
+        return topic in self._streamed and self.stream.full
+
+    def dispatch(self, topic: str, messages: list[Message]) -> None:
+        """Hot: a run of messages to whoever takes them."""
+        only = self._only.get(topic)
+        if only is not None:
+            only.put(messages)
+            return
+        parts: dict[Taker, list[Message]] = {}
+        for message in messages:
+            taker = self._subscribed.find(wrap(self._member.namespace, message.wire_topic), message.tag)
+            if taker is None:
+                log.warning("message %s: nobody here takes topic %s any more", message.msg_id, message.topic)
+                self._member.scope.start(message.source.settler.send_back(message, 0), name="orphan")
+            else:
+                parts.setdefault(taker, []).append(message)
+        for taker, part in parts.items():
+            taker.put(part)
+
+    def dispatch_again(self, message: Message) -> None:
+        """Deliver once more a message that is not finished."""
+        if not message.settled:
+            self.dispatch(message.source.queue.topic, [message])
