@@ -27,10 +27,10 @@ RATCHETS = {
     "aiorocket/client/app.py": 261,
     "aiorocket/client/pull/pull_consumer.py": 462,
     "aiorocket/client/push/consumer.py": 355,
-    "aiorocket/client/session.py": 400,
+    "aiorocket/client/session.py": 399,
     "aiorocket/embedded.py": 200,
     "aiorocket/nameserver/server.py": 330,
-    "aiorocket/remoting/connection.py": 570,
+    "aiorocket/remoting/connection.py": 567,
 }
 #: The same of classes, counted with those of their bases that are ours: a half class is no way around the limit.
 CLASSES = {
