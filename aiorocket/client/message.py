@@ -88,16 +88,15 @@ class Message(RecordView):
     group's offset does not pass them.
     """
 
-    # `holder` is the process queue while the message is unfinished, None from then on; `begun` is set when a listener
-    # is called with it, `_local` by the first retry in this process, which few messages meet; `_told` is the `begun`
-    # that its properties tell of.
-    __slots__ = ("_local", "_told", "begun", "holder", "source")
+    # `process_queue` is None once the message is finished; `begun` is set when a listener is called with it, `_local`
+    # by the first retry in this process, which few messages meet; `_stamped` is the `begun` its properties tell of.
+    __slots__ = ("_local", "_stamped", "begun", "process_queue", "source")
 
     _local: int
-    _told: float
+    _stamped: float
     begun: float
 
-    holder: ProcessQueue | None
+    process_queue: ProcessQueue | None
     source: Source
 
     @property
@@ -167,8 +166,8 @@ class Message(RecordView):
         properties = super().properties
         begun = self.consume_started
         # Worked out for those who look: most messages are never asked, and delivering them must not cost it.
-        if begun is not None and begun != getattr(self, "_told", None):
-            self._told = begun
+        if begun is not None and begun != getattr(self, "_stamped", None):
+            self._stamped = begun
             properties[PROPERTY_CONSUME_START_TIME] = str(self.source.wall_ms(begun))
         return properties
 
@@ -179,13 +178,13 @@ class Message(RecordView):
     @property
     def settled(self) -> bool:
         """Finished one way or the other, or its queue was given up."""
-        holder = self.holder
-        return holder is None or holder.dropped
+        process_queue = self.process_queue
+        return process_queue is None or process_queue.dropped
 
     async def ack(self) -> bool:
         """Done. False when that came too late: settled before, or the queue belongs to somebody else by now."""
-        holder = self.holder
-        return holder is not None and holder.done(self) and not holder.dropped
+        process_queue = self.process_queue
+        return process_queue is not None and process_queue.done(self) and not process_queue.dropped
 
     async def retry(self, *, after: float | None = None, delay_level: int = 0) -> bool:
         """Deliver again later: after ``after`` seconds (rounded up to a delay level), or by the broker's schedule.

@@ -29,7 +29,7 @@ class Item:
         self.body = body
         self.start, self.end = 0, size
         self.key = key
-        self.holder: ProcessQueue | None = None
+        self.process_queue: ProcessQueue | None = None
         self.local_attempts = 0
 
     @property
@@ -46,7 +46,7 @@ class Item:
 
     @property
     def settled(self) -> bool:
-        return self.holder is None or self.holder.dropped
+        return self.process_queue is None or self.process_queue.dropped
 
     @property
     def msg_id(self) -> str:
@@ -130,7 +130,7 @@ class World:
         self.errors.append(error)
 
     def _finish(self, message: Message) -> None:
-        if message.holder is None or not message.holder.done(message):
+        if message.process_queue is None or not message.process_queue.done(message):
             self.counters.late += 1
 
 

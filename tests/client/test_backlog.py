@@ -39,7 +39,7 @@ def test_the_limit_holds_and_everybody_has_a_turn(seed: int, limit: int, pull_si
             nonlocal waiting
             while turns < 50:
                 waiting = max(0, waiting - chance.randrange(10))
-                backlog.tell()
+                backlog.notify()
                 await asyncio.sleep(0.1)
 
         async with asyncio.TaskGroup() as group:

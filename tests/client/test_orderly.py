@@ -111,7 +111,7 @@ class World:
 
     def put(self, queue: Queue, *offsets: int, times: int = 0) -> None:
         """Messages of these offsets; the body names queue and offset."""
-        holder = self.queues.setdefault(queue, ProcessQueue(offsets[0], LIMITS))
+        process_queue = self.queues.setdefault(queue, ProcessQueue(offsets[0], LIMITS))
         messages = []
         for offset in offsets:
             record = encode_record(
@@ -123,7 +123,7 @@ class World:
             message = Message(record, 0, len(record))
             message.source = cast("Any", SimpleNamespace(queue=queue, shown=queue, namespace="", last_consume=None))
             messages.append(message)
-        holder.put(messages, sum(each.size for each in messages), offsets[-1] + 1)
+        process_queue.put(messages, sum(each.size for each in messages), offsets[-1] + 1)
         self.sink.put(messages)
 
     def committable(self, queue: Queue) -> int:

@@ -1,8 +1,8 @@
 """Messages of one queue between the pull and the listener: what is cached, and which offset may be committed.
 
 Hot: one ``put`` per pull answer and one ``done`` per message. Offsets arrive ascending, so the smallest unfinished one
-needs no tree: an entry carries its holder while it is unfinished, a deque keeps the order, and finished entries are
-dropped when they reach its front. The offset itself is only decoded when somebody asks what to commit.
+needs no tree: an entry carries its process queue while it is unfinished, a deque keeps the order, and finished entries
+are dropped when they reach its front. The offset itself is only decoded when somebody asks what to commit.
 """
 
 from __future__ import annotations
@@ -11,18 +11,24 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-__all__ = ("Entry", "Limits", "ProcessQueue")
+__all__ = ("Cached", "Entry", "Limits", "ProcessQueue")
 
 
-class Entry(Protocol):
-    """What a message must carry to be tracked; ``end - start`` is its size."""
-
-    holder: ProcessQueue | None
-    start: int
-    end: int
+class Cached(Protocol):
+    """A message that was pulled; ``end - start`` is its size."""
 
     @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
     def queue_offset(self) -> int: ...
+
+
+class Entry(Cached, Protocol):
+    """One that is tracked: ``process_queue`` is the queue it is unfinished in."""
+
+    process_queue: ProcessQueue | None
 
 
 class Limits(NamedTuple):
@@ -55,7 +61,7 @@ class ProcessQueue:
     def put(self, entries: Sequence[Entry], size: int, next_offset: int) -> None:
         """Take a run of ascending offsets, ``size`` bytes in all; pulling goes on at ``next_offset``."""
         for entry in entries:
-            entry.holder = self
+            entry.process_queue = self
         self._order.extend(entries)
         added = len(entries)
         self.count += added
@@ -65,18 +71,18 @@ class ProcessQueue:
 
     def done(self, entry: Entry) -> bool:
         """Finish one message. False when it was finished before (its result came too late and does not count)."""
-        if entry.holder is not self:
+        if entry.process_queue is not self:
             return False
-        entry.holder = None
+        entry.process_queue = None
         self.count -= 1
         self.size -= entry.end - entry.start
         order = self._order
         if order[0] is entry:
             order.popleft()
-            while order and order[0].holder is None:
+            while order and order[0].process_queue is None:
                 order.popleft()
         if self.on_room is not None:
-            self._tell_room()
+            self._notify_room()
         return True
 
     def committable(self) -> int:
@@ -110,11 +116,11 @@ class ProcessQueue:
         """The queue is given up: waiting messages are skipped, running ones finish without effect, as late ones."""
         self.dropped = True
         for entry in self._order:
-            entry.holder = None
+            entry.process_queue = None
         if self.on_room is not None:
             self._call_room()
 
-    def _tell_room(self) -> None:
+    def _notify_room(self) -> None:
         if self.full() is None:
             self._call_room()
 

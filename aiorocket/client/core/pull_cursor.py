@@ -5,23 +5,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-__all__ = ("Entry", "PullBuffer", "PullCursor")
+from aiorocket.client.core.process_queue import Cached
 
-
-class Entry(Protocol):
-    """A cached message; ``end - start`` is its size."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def queue_offset(self) -> int: ...
+__all__ = ("PullBuffer", "PullCursor")
 
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=Cached)
 
 
 class PullCursor(Generic[E]):

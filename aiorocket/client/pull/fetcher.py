@@ -189,7 +189,7 @@ class PullFetcher(HeldQueue):
             messages = [message for message in messages if message.tag in tags]
         for message in messages:
             message.source = self
-            message.holder = None
+            message.process_queue = None
         return messages
 
     def _led(self, offset: int, text: str) -> float:

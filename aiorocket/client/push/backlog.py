@@ -25,7 +25,7 @@ class _Line:
 
 
 class Backlog:
-    """``acquire`` before a pull that will be answered at once, ``release`` after it, ``tell`` when messages left the
+    """``acquire`` before a pull that will be answered at once, ``release`` after it, ``notify`` when messages left the
     line. ``waiting`` counts the messages that no worker has begun.
 
     The pulls to each broker have a line of their own: those to one that does not answer keep their places until they
@@ -60,7 +60,7 @@ class Backlog:
         line.pulls -= 1
         self._go_on(line)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Let as many go on as there is room for."""
         for line in self._lines.values():
             if line.turns:

@@ -171,8 +171,8 @@ class Caller:
         failed = {message for message, _ in failures}
         for message in messages:
             if message not in failed:
-                holder = message.holder
-                if holder is None or not holder.done(message):
+                process_queue = message.process_queue
+                if process_queue is None or not process_queue.done(message):
                     self._around.counters.late += 1
         for message, error in failures:
             await self.failed(message, error)
@@ -182,9 +182,9 @@ class Caller:
         fails because we cancel it at our own end is not the message's fault."""
         if isinstance(error, Skip):
             self._around.counters.skipped += 1
-            holder = message.holder
-            if holder is not None:
-                holder.done(message)
+            process_queue = message.process_queue
+            if process_queue is not None:
+                process_queue.done(message)
             return False
         if self._workers.cancelling:
             return False

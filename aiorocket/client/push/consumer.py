@@ -211,7 +211,7 @@ class Consumer(Router):
         surroundings = Surroundings(
             group=self.group, settlement=self._settlement, counters=member.counters, stats=self.stats,
             clock=self.client.env.clock, scope=scope, hooks=self.hooks, namespace=member.namespace,
-            consume_timeout=config.consume_timeout, moved=self._backlog.tell,
+            consume_timeout=config.consume_timeout, moved=self._backlog.notify,
         )  # fmt: skip
         for each in self.listeners:
             sink = make_sink(each, config, surroundings, member.leases)

@@ -115,12 +115,12 @@ class Delivery:
         while not worker.stop:
             while ready:
                 message = ready.popleft()
-                holder = message.holder
-                if holder is None or holder.dropped:
+                process_queue = message.process_queue
+                if process_queue is None or process_queue.dropped:
                     counters.dropped += 1
                     continue
-                if holder is not latest:
-                    latest = holder
+                if process_queue is not latest:
+                    latest = process_queue
                     self._begin_run(run, message.source)
                 worker.work = message
                 message.begun = now()
@@ -131,7 +131,7 @@ class Delivery:
                 except BaseException as error:  # noqa: BLE001 - any failure of a listener is a retry
                     await self._failed(run, message, worker.failure(error))
                 else:
-                    if not holder.done(message):
+                    if not process_queue.done(message):
                         counters.late += 1
                 if timeout is not None:
                     workers.disarm(worker)

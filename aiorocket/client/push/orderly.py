@@ -170,8 +170,8 @@ class OrderlyDelivery:
                 self._lanes.lock_out(lane)
                 break
             message = ready.popleft()
-            holder = message.holder
-            if holder is None or holder.dropped:
+            process_queue = message.process_queue
+            if process_queue is None or process_queue.dropped:
                 counters.dropped += 1
                 continue
             call[0] = message
@@ -194,7 +194,7 @@ class OrderlyDelivery:
                 calls = 0
                 await self._ended_badly(lane, [message], error, before, now)
                 since = now = time()
-            elif holder.dropped or not holder.done(message):
+            elif process_queue.dropped or not process_queue.done(message):
                 counters.late += 1
             else:
                 calls += 1
@@ -228,8 +228,8 @@ class OrderlyDelivery:
             batch: list[Message] = []
             while ready and len(batch) < size:
                 message = ready.popleft()
-                holder = message.holder
-                if holder is None or holder.dropped:
+                process_queue = message.process_queue
+                if process_queue is None or process_queue.dropped:
                     self._counters.dropped += 1
                 else:
                     message.begun = now
@@ -296,8 +296,8 @@ class OrderlyDelivery:
             batch = [*lane.uncommitted, *batch]
             lane.uncommitted = []
         for message in batch:
-            holder = message.holder
-            if holder is None or holder.dropped or not holder.done(message):
+            process_queue = message.process_queue
+            if process_queue is None or process_queue.dropped or not process_queue.done(message):
                 self._counters.late += 1
 
     async def _ended_badly(

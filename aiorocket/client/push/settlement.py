@@ -145,8 +145,8 @@ class Settlement:
     async def _back(self, message: Message, delay_level: int, max_attempts: int | None) -> bool:
         """One try, both ways; the error of the second."""
         counters = self._member.counters
-        holder = message.holder
-        if holder is None or holder.dropped:
+        process_queue = message.process_queue
+        if process_queue is None or process_queue.dropped:
             counters.late += 1
             return False
         limit = max_attempts or self._config.max_attempts
@@ -167,7 +167,7 @@ class Settlement:
                 counters.dead_lettered += 1
             else:
                 counters.retried += 1
-        if not holder.done(message):
+        if not process_queue.done(message):
             counters.late += 1
             return False
         return True

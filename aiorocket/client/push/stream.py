@@ -51,7 +51,7 @@ class MessageStream:
         self._ready.clear()
         while self._wake_taker():
             pass
-        self._tell_room()
+        self._notify_room()
 
     # -- the taking side --
 
@@ -63,7 +63,7 @@ class MessageStream:
             while self._ready:
                 message = self._ready.popleft()
                 if self._waiting_for_room and not self.full:
-                    self._tell_room()
+                    self._notify_room()
                 if not message.settled:
                     return message
             if self._closed:
@@ -84,7 +84,7 @@ class MessageStream:
             raise UsageError(f"buffer={buffer}: 1 or more")
         self.buffer = buffer
         if not self.full:
-            self._tell_room()
+            self._notify_room()
 
     def _wake_taker(self) -> bool:
         while self._takers:
@@ -94,7 +94,7 @@ class MessageStream:
                 return True
         return False
 
-    def _tell_room(self) -> None:
+    def _notify_room(self) -> None:
         callbacks, self._waiting_for_room = self._waiting_for_room, []
         for callback in callbacks:
             callback()
