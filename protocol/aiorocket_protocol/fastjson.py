@@ -29,6 +29,8 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?", re
 _WORDS = {"true": True, "false": False, "null": None}
 _WORD = re.compile(r"true|false|null")
 _MAX_DIGITS = 64
+_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 # The C scanner of the standard library; its stubs leave it out.
 _scan_string: Any = json_decoder.scanstring  # type: ignore[attr-defined]
 
@@ -41,6 +43,9 @@ def loads(data: bytes) -> Any:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ProtocolError(f"not UTF-8 at byte {error.start}: {error.reason}", where="JSON") from None
+    if ("\\ud" in text or "\\uD" in text) and _HALF.search(_PAIR.sub("", text.replace("\\\\", ""))):
+        # It could be kept and then not be told to anybody else: no JSON and no UTF-8 has it.
+        raise ProtocolError("half a surrogate pair is no text", where="JSON")
     try:
         value = _strict(text)
     except (ValueError, RecursionError):

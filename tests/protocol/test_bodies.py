@@ -202,6 +202,14 @@ def test_any_text_ends_in_a_value_or_one_error(text: str) -> None:
         assert error.where == "JSON"
 
 
+def test_half_a_surrogate_pair_is_no_text() -> None:
+    """A client id of that kind could be told to no member of its group: not one would learn of the others any more."""
+    for data in (rb'"\ud800"', rb'{"a":["\uDFFF"]}', rb'"\ud83d\ud83d"', rb'{0:"\\\ud800"}'):
+        with pytest.raises(ProtocolError, match="surrogate"):
+            fastjson.loads(data)
+    assert fastjson.loads(rb'"\ud83d\ude00 \uD7FF \\ud800"') == "\U0001f600 \ud7ff \\ud800"
+
+
 @given(st.dictionaries(queues, st.integers(-5, 5), max_size=4))
 def test_maps_keyed_by_queues(table: dict[MessageQueue, int]) -> None:
     data = fastjson.dumps({"offsetTable": table})
