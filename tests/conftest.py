@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import socket
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -66,21 +67,22 @@ def _threads() -> set[threading.Thread]:
 
 
 def _sockets() -> set[str]:
-    """Inodes of this process's TCP sockets (a loop's own wake-up pair is not one). Empty but on Linux."""
+    """This process's internet sockets (a loop's own wake-up pair is none), by inode. Empty but on Linux."""
+    found = set()
     try:
-        own = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)}
+        names = os.listdir("/proc/self/fd")
     except OSError:
-        return set()
-    tcp = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        if os.path.exists(table):
-            with open(table) as lines:
-                tcp |= {f"socket:[{line.split()[9]}]" for line in list(lines)[1:]}
-    return own & tcp
-
-
-def _is_open(name: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{name}")  # the listing's own descriptor is gone by now
+        return found
+    for name in names:
+        try:
+            inode = os.readlink(f"/proc/self/fd/{name}")
+            if inode.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as opened:
+                    if opened.family in (socket.AF_INET, socket.AF_INET6):
+                        found.add(inode)
+        except OSError:  # closed since, as the listing's own descriptor is
+            continue
+    return found
 
 
 @pytest_asyncio.fixture
