@@ -16,7 +16,7 @@ import random
 import socket
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from aiorocket.testing.sim_network import SimNetwork, SimProcess
@@ -28,29 +28,6 @@ _FOREVER = float("inf")
 
 class SimDeadlock(AssertionError):
     """Nothing can run and no timer is armed, while tasks still wait."""
-
-
-class _SimTimer(asyncio.TimerHandle):
-    """Ties between equal deadlines are broken by a draw, then by age: asyncio promises no order among them."""
-
-    __slots__ = ("_tie",)
-
-    def __init__(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: Sequence[Any],
-        loop: asyncio.AbstractEventLoop,
-        context: contextvars.Context | None,
-        tie: tuple[float, int],
-    ) -> None:
-        super().__init__(when, callback, args, loop, context)
-        self._tie = tie
-
-    def __lt__(self, other: object) -> bool:
-        if isinstance(other, _SimTimer):
-            return (self.when(), self._tie) < (other.when(), other._tie)
-        return NotImplemented
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -65,7 +42,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self.digest = 0
         self._now = 0.0
-        self._timers: list[_SimTimer] = []
+        #: By time; ties are broken by a draw, then by age: asyncio promises no order among equal timers.
+        self._timers: list[tuple[float, float, int, Any]] = []
         self._sequence = 0
         self._callbacks = cast("Any", self)._ready
         self._hosts: weakref.WeakKeyDictionary[asyncio.Task[Any], SimProcess | None] = weakref.WeakKeyDictionary()
@@ -98,8 +76,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         self._sequence += 1
-        timer = _SimTimer(when, callback, args, self, context, (self.random.random(), self._sequence))
-        heapq.heappush(self._timers, timer)
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, self.random.random(), self._sequence, timer))
         return timer
 
     def call_later(  # type: ignore[override]
@@ -111,24 +89,24 @@ class SimLoop(asyncio.BaseEventLoop):
         return None
 
     def _run_once(self) -> None:
-        timers = self._timers
-        ready = self._callbacks
-        while timers and (timers[0].cancelled() or _dead(timers[0])):
+        # A simulated hour is millions of callbacks: attributes of handles are read, not asked for.
+        timers, ready, host_of = self._timers, self._callbacks, SimProcess.current
+        while timers and (timers[0][3]._cancelled or _dead(timers[0][3]._context.get(host_of))):
             heapq.heappop(timers)
         if not ready and not cast("Any", self)._stopping:
-            if not timers or timers[0].when() == _FOREVER:
+            if not timers or timers[0][0] == _FOREVER:
                 raise SimDeadlock(self._who_waits())
-            self._now = max(self._now, timers[0].when())
+            self._now = max(self._now, timers[0][0])
             self.note("timer")
-        while timers and timers[0].when() <= self._now:
-            timer = heapq.heappop(timers)
-            if not timer.cancelled():
+        while timers and timers[0][0] <= self._now:
+            timer = heapq.heappop(timers)[3]
+            if not timer._cancelled:
                 ready.append(timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if handle.cancelled():
+            if handle._cancelled:
                 continue
-            host = _host(handle)
+            host = handle._context.get(host_of)
             if host is None or host.awake:
                 self.steps += 1
                 handle._run()
@@ -194,12 +172,6 @@ class SimLoop(asyncio.BaseEventLoop):
         return None
 
 
-def _host(handle: asyncio.Handle) -> SimProcess | None:
-    """The simulated host that a callback belongs to."""
-    return cast("SimProcess | None", cast("Any", handle)._context.get(SimProcess.current))
-
-
-def _dead(handle: asyncio.Handle) -> bool:
-    """Does the callback belong to a simulated host that was killed?"""
-    host = _host(handle)
+def _dead(host: SimProcess | None) -> bool:
+    """Was this simulated host killed?"""
     return host is not None and not host.alive

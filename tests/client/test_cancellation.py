@@ -485,7 +485,7 @@ def _left(sim: Simulation, host: SimHost) -> tuple[list[str], int, int]:
     loop = sim.loop
     tasks = sorted(task.get_name() for task in loop.living_tasks() if loop.host_of(task) is host)
     sockets = [each for each in loop.network._transports if each.host is host]
-    timers: list[Any] = [each for each in loop._timers if not each.cancelled()]
+    timers: list[Any] = [each for *_, each in loop._timers if not each.cancelled()]
     mine = [each for each in timers if each._context.get(SimHost.current) is host]
     return tasks, len(sockets), len(mine)
 
