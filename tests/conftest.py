@@ -4,6 +4,7 @@ type to see a failing seed again."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import socket
@@ -31,6 +32,13 @@ hypothesis.settings.load_profile("aiorocket")
 #: go to any worker that is free.
 _ONE_WORKER = {"tests/spark", "tests/interop"}
 
+#: ``-m quick``: rules, parts and stories; no clusters for hours, processes or Spark, and not these two long files.
+_QUICK = {
+    "architecture", "broker", "client", "contract", "integration", "nameserver", "protocol", "remoting", "runtime",
+    "storage",
+}  # fmt: skip
+_LONG = {"test_cancellation.py", "test_sim_client.py"}
+
 _PATIENCE = 100  # times 10 ms for closing sockets and ending threads to be gone
 
 
@@ -50,6 +58,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
             return folder if folder in _ONE_WORKER else file
 
     return Files(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name in _QUICK and item.path.name not in _LONG and item.get_closest_marker("crash") is None:
+            item.add_marker(pytest.mark.quick)
+
+
+def pytest_collection_finish() -> None:
+    # What stays to the end need not be looked at again by every full collection: tests ask for hundreds of them.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_asyncio_loop_factories(
