@@ -81,7 +81,14 @@ class Assigned:
 class World:
     """What surrounds the deliveries of a test, and what they told it."""
 
-    def __init__(self, sim: Simulation, hooks: Sequence[ConsumeHook] = (), *, consume_timeout: float = 900.0) -> None:
+    def __init__(
+        self,
+        sim: Simulation,
+        hooks: Sequence[ConsumeHook] = (),
+        *,
+        consume_timeout: float = 900.0,
+        settlement: object = None,
+    ) -> None:
         self.loop = sim.loop
         self.counters = Counters()
         self.stats = ConsumeStats()
@@ -93,7 +100,7 @@ class World:
         self.refuse = 0
         self.scope = TaskScope("test")
         self.around = Surroundings(
-            group="g", settlement=cast("Any", self), counters=self.counters, stats=self.stats,
+            group="g", settlement=cast("Any", settlement or self), counters=self.counters, stats=self.stats,
             clock=SimClock(sim.loop), scope=self.scope, hooks=hooks, consume_timeout=consume_timeout,
         )  # fmt: skip
 

@@ -71,7 +71,7 @@ class LockBroker:
     client_id = ""
 
 
-class World:
+class LockCluster:
     """Two such brokers, and the leases of one consumer with their renewal running."""
 
     def __init__(self, sim: Simulation, config: ClientConfig | None = None) -> None:
@@ -102,9 +102,9 @@ class World:
             await broker.host.run(broker.server.close(0.0))
 
 
-def run(scenario: Callable[[World], Any], seed: int = 0, config: ClientConfig | None = None) -> None:
+def run(scenario: Callable[[LockCluster], Any], seed: int = 0, config: ClientConfig | None = None) -> None:
     async def main(sim: Simulation) -> None:
-        world = World(sim, config)
+        world = LockCluster(sim, config)
         await world.start()
         await scenario(world)
         await world.close()
@@ -114,7 +114,7 @@ def run(scenario: Callable[[World], Any], seed: int = 0, config: ClientConfig | 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_locks_are_renewed_every_20_s_in_one_request_per_broker(seed: int) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: LockCluster) -> None:
         leases = world.leases
         assert await leases.acquire([A, B, FAR]) == {A, B, FAR}
         assert leases.epoch(A) == 7
@@ -134,7 +134,7 @@ def test_locks_are_renewed_every_20_s_in_one_request_per_broker(seed: int) -> No
 
 
 def test_a_broker_that_fails_disturbs_no_other() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: LockCluster) -> None:
         world.near.refused = {B}
         world.masters["broker-b"] = None
         assert await world.leases.acquire([A, B, FAR]) == {A}
@@ -149,7 +149,7 @@ def test_a_broker_that_fails_disturbs_no_other() -> None:
 
 
 def test_a_broker_that_keeps_silent_holds_up_no_renewal_at_another_however_long_a_request_may_take() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: LockCluster) -> None:
         await world.leases.acquire([A, FAR])
         world.far.silent = True
         await asyncio.sleep(130)
@@ -160,7 +160,7 @@ def test_a_broker_that_keeps_silent_holds_up_no_renewal_at_another_however_long_
 
 
 def test_a_half_open_link_ends_the_lease_30_s_after_the_last_renewal_was_sent() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: LockCluster) -> None:
         loop = world.sim.loop
         await world.leases.acquire([A, FAR])
         began = loop.time()
@@ -188,7 +188,7 @@ def test_a_half_open_link_ends_the_lease_30_s_after_the_last_renewal_was_sent() 
 
 
 def test_a_queue_that_is_not_returned_is_lost_at_once_and_tried_again_soon() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: LockCluster) -> None:
         loop = world.sim.loop
         await world.leases.acquire([A, B])
         world.near.refused = {B}
@@ -206,7 +206,7 @@ def test_a_queue_that_is_not_returned_is_lost_at_once_and_tried_again_soon() -> 
 
 
 def test_a_broker_without_epochs_is_fine() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: LockCluster) -> None:
         world.near.epoch = None
         assert await world.leases.acquire([A]) == {A}
         assert world.leases.epoch(A) is None
@@ -218,7 +218,7 @@ def test_a_broker_without_epochs_is_fine() -> None:
 
 
 def test_a_release_waits_for_the_handler_that_runs() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: LockCluster) -> None:
         await world.leases.acquire([A, B])
         world.leases.hold_back(A)
         await world.leases.release(A)
@@ -249,7 +249,7 @@ def test_a_release_waits_for_the_handler_that_runs() -> None:
 def test_a_queue_that_is_being_given_back_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The unlock waits for its connection: a lock that overtook it would be freed by it, and trusted here."""
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: LockCluster) -> None:
         await world.leases.acquire([A, B])
         connect, waits = world.client.connection, [1.0]
 
@@ -273,7 +273,7 @@ def test_a_queue_that_is_being_given_back_is_not_asked_for(monkeypatch: pytest.M
 def test_a_lock_whose_request_was_not_answered_is_given_back_when_it_is_not_wanted_any_more() -> None:
     """The broker may have granted it; nobody else would get it for a minute."""
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: LockCluster) -> None:
         world.near.silent = True
         assert await world.leases.acquire([A, B]) == set()
         world.near.silent = False
@@ -288,7 +288,7 @@ def test_a_lock_whose_request_was_not_answered_is_given_back_when_it_is_not_want
 
 
 def test_close_gives_back_everything_at_once_and_takes_no_more() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: LockCluster) -> None:
         await world.leases.acquire([A, FAR])
         world.near.silent = True
         asking = world.scope.start(world.leases.acquire([B]), name="asking")
@@ -311,7 +311,7 @@ def test_the_three_times_must_be_in_order() -> None:
 def test_a_queue_that_comes_back_without_an_answer_is_not_taken_with_the_old_lock() -> None:
     """Given up while its handler runs, wanted again, the broker silent: that lock would go when the handler ends."""
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: LockCluster) -> None:
         leases = world.leases
         assert await leases.acquire([A]) == {A}
         leases.hold_back(A)

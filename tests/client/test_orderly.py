@@ -13,17 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorocket.client.core.process_queue import Limits, ProcessQueue
-from aiorocket.client.core.stats import ConsumeStats
 from aiorocket.client.exits import DeadLetter, LeaseLost, Retry, Skip
 from aiorocket.client.message import Message
-from aiorocket.client.push.calls import Surroundings
 from aiorocket.client.push.hooks import ConsumeContext
 from aiorocket.client.push.orderly import OrderlyDelivery, queue_rest
 from aiorocket.client.push.router import Router
 from aiorocket.client.push.sinks import make_sink
 from aiorocket.client.push.status import ConsumeOrderlyContext
 from aiorocket.client.push.status import ConsumeOrderlyStatus as Status
-from aiorocket.client.state import Counters
 from aiorocket.config import ConsumerConfig
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
@@ -31,6 +28,7 @@ from aiorocket.runtime.tasks import TaskScope
 from aiorocket.runtime.threads import in_thread_to_end
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import encode_record
+from tests.client.deliveries import World
 
 SUSPEND = Status.SUSPEND_CURRENT_QUEUE_A_MOMENT.value
 A, B, C = (Queue("t", "broker-a", number) for number in range(3))
@@ -87,27 +85,20 @@ class FakeSettlement:
         return self.works
 
 
-class World:
+class OrderlyWorld(World):
     """One sink, its consumer made of what it asks for, and a way to put messages."""
 
     def __init__(
         self, sim: Simulation, handler: Any, *, locks: bool = True, hooks: tuple[Any, ...] = (), **options: Any
     ) -> None:
-        self.loop = sim.loop
         self.leases = FakeLeases(sim.loop)
         self.settlement = FakeSettlement()
-        self.counters = Counters()
-        self.stats = ConsumeStats()
+        super().__init__(sim, hooks, settlement=self.settlement)
         self.queues: dict[Queue, ProcessQueue] = {}
-        self.scope = TaskScope("orderly")
-        around = Surroundings(
-            group="g", settlement=cast("Any", self.settlement), counters=self.counters, stats=self.stats,
-            clock=sim.env().clock, scope=self.scope, hooks=hooks, consume_timeout=ConsumerConfig().consume_timeout,
-        )  # fmt: skip
         router = Router("g")
         router.orderly("t", **options)(handler)
         leases = cast("Any", self.leases if locks else None)
-        self.sink = cast("OrderlyDelivery", make_sink(router.listeners[0], ConsumerConfig(), around, leases))
+        self.sink = cast("OrderlyDelivery", make_sink(router.listeners[0], ConsumerConfig(), self.around, leases))
 
     def put(self, queue: Queue, *offsets: int, times: int = 0) -> None:
         """Messages of these offsets; the body names queue and offset."""
@@ -152,7 +143,7 @@ def recorder(sim: Simulation, seen: Seen) -> Callable[[Message], None]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_one_call_at_a_time_per_queue_and_queues_in_parallel(seed: int) -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         running: list[Queue] = []
         most, seen = 0, []
 
@@ -165,7 +156,7 @@ def test_one_call_at_a_time_per_queue_and_queues_in_parallel(seed: int) -> None:
             running.remove(message.queue)
             seen.append((message.queue.queue_id, message.offset))
 
-        world = World(sim, handler, concurrency=2)
+        world = OrderlyWorld(sim, handler, concurrency=2)
         for queue in (A, B, C):
             world.put(queue, *range(10))
         world.put(A, *range(10, 15))
@@ -181,7 +172,7 @@ def test_one_call_at_a_time_per_queue_and_queues_in_parallel(seed: int) -> None:
 
 
 def test_a_failure_suspends_the_queue_and_comes_again_before_anything_later() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         seen: Seen = []
         note = recorder(sim, seen)
 
@@ -190,7 +181,7 @@ def test_a_failure_suspends_the_queue_and_comes_again_before_anything_later() ->
             if message.offset == 1 and message.attempt < 4:
                 raise Retry(after=5) if message.attempt == 2 else ValueError("not yet")
 
-        world = World(sim, handler)
+        world = OrderlyWorld(sim, handler)
         world.put(A, 0, 1, 2)
         await asyncio.sleep(3)
         world.put(A, 3)
@@ -205,7 +196,7 @@ def test_a_failure_suspends_the_queue_and_comes_again_before_anything_later() ->
 
 
 def test_retries_are_unlimited_unless_a_maximum_is_set() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         seen: Seen = []
         note = recorder(sim, seen)
 
@@ -213,7 +204,7 @@ def test_retries_are_unlimited_unless_a_maximum_is_set() -> None:
             note(message)
             raise ValueError("never")
 
-        world = World(sim, handler, suspend=0.001)
+        world = OrderlyWorld(sim, handler, suspend=0.001)
         world.put(A, 0)
         await asyncio.sleep(10)
         assert 900 < len(seen) < 1100  # 10 ms at least
@@ -225,7 +216,7 @@ def test_retries_are_unlimited_unless_a_maximum_is_set() -> None:
 
 
 def test_the_last_attempt_goes_to_the_dead_letters_and_a_failed_send_there_adds_one() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         seen: Seen = []
         note = recorder(sim, seen)
 
@@ -234,7 +225,7 @@ def test_the_last_attempt_goes_to_the_dead_letters_and_a_failed_send_there_adds_
             if message.offset == 0:
                 raise ValueError("never")
 
-        world = World(sim, handler, max_attempts=3)
+        world = OrderlyWorld(sim, handler, max_attempts=3)
         world.settlement.works = False
         world.put(A, 0, 1, times=1)
         await asyncio.sleep(3.5)
@@ -249,11 +240,11 @@ def test_the_last_attempt_goes_to_the_dead_letters_and_a_failed_send_there_adds_
 
 
 def test_on_exhausted_suspend_tries_for_ever() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         async def handler(message: Message) -> None:
             raise ValueError("never")
 
-        world = World(sim, handler, max_attempts=2, on_exhausted="suspend")
+        world = OrderlyWorld(sim, handler, max_attempts=2, on_exhausted="suspend")
         world.put(A, 0)
         await asyncio.sleep(20.5)
         assert world.counters.suspended == 21
@@ -264,7 +255,7 @@ def test_on_exhausted_suspend_tries_for_ever() -> None:
 
 
 def test_explicit_exits() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         seen: Seen = []
         note = recorder(sim, seen)
 
@@ -277,7 +268,7 @@ def test_explicit_exits() -> None:
             if message.offset == 2 and message.attempt == 1:
                 raise Retry(delay_level=2)
 
-        world = World(sim, handler)
+        world = OrderlyWorld(sim, handler)
         world.put(A, 0, 1, 2, 3)
         await asyncio.sleep(10)
         assert [(offset, attempt) for _, offset, attempt in seen] == [(0, 1), (1, 1), (2, 1), (2, 2), (3, 1)]
@@ -302,7 +293,7 @@ def test_how_long_a_queue_rests() -> None:
 
 
 def test_batches_are_of_one_queue_and_come_again_as_a_whole() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         calls: list[list[tuple[int, int]]] = []
 
         async def handler(messages: list[Message]) -> None:
@@ -311,7 +302,7 @@ def test_batches_are_of_one_queue_and_come_again_as_a_whole() -> None:
             if len(calls) == 2:
                 raise ValueError("once")
 
-        world = World(sim, handler, batch_size=3)
+        world = OrderlyWorld(sim, handler, batch_size=3)
         world.put(A, 0, 1, 2, 3)
         await asyncio.sleep(0.5)
         world.put(A, 4, 5)
@@ -324,7 +315,7 @@ def test_batches_are_of_one_queue_and_come_again_as_a_whole() -> None:
 
 
 def test_a_lost_lease_cancels_the_call_and_drops_its_result() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         seen: Seen = []
         note = recorder(sim, seen)
         reasons: list[bool] = []
@@ -339,7 +330,7 @@ def test_a_lost_lease_cancels_the_call_and_drops_its_result() -> None:
                     return  # swallowed: its result counts for nothing all the same
                 raise
 
-        world = World(sim, handler)
+        world = OrderlyWorld(sim, handler)
         world.put(A, 0, 1)
         world.put(B, 0)
         await asyncio.sleep(5)
@@ -367,13 +358,13 @@ def test_a_listener_that_blocks_the_loop_past_its_lease_settles_nothing(
 ) -> None:
     """Whatever it ends with: the next owner may be at it already."""
 
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         async def handler(message: object) -> None:
             sim.loop._now += 31  # nothing else can run meanwhile, the expiry neither
             if error is not None:
                 raise error
 
-        world = World(sim, handler, max_attempts=1, batch_size=batch_size)
+        world = OrderlyWorld(sim, handler, max_attempts=1, batch_size=batch_size)
         world.leases.ends[A] = sim.loop.time() + 30
         world.put(A, 0)
         await asyncio.sleep(1)
@@ -385,14 +376,14 @@ def test_a_listener_that_blocks_the_loop_past_its_lease_settles_nothing(
 
 
 def test_nothing_is_begun_without_a_lease() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         seen: Seen = []
         note = recorder(sim, seen)
 
         async def handler(message: Message) -> None:
             note(message)
 
-        world = World(sim, handler)
+        world = OrderlyWorld(sim, handler)
         world.leases.ends[A] = 0.0
         world.put(A, 0)
         await asyncio.sleep(5)
@@ -407,7 +398,7 @@ def test_nothing_is_begun_without_a_lease() -> None:
 
 
 def test_broadcasting_needs_no_lease() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         seen: Seen = []
         note = recorder(sim, seen)
 
@@ -415,7 +406,7 @@ def test_broadcasting_needs_no_lease() -> None:
             note(message)
             await asyncio.sleep(100)
 
-        world = World(sim, handler, locks=False)
+        world = OrderlyWorld(sim, handler, locks=False)
         world.put(A, 0, 1)
         await asyncio.sleep(150)
         assert [when for when, _, _ in seen] == [0, 100]
@@ -425,7 +416,7 @@ def test_broadcasting_needs_no_lease() -> None:
 
 
 def test_revocation_waits_for_the_call_that_runs() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         seen: Seen = []
         note = recorder(sim, seen)
 
@@ -433,7 +424,7 @@ def test_revocation_waits_for_the_call_that_runs() -> None:
             note(message)
             await asyncio.sleep(3)
 
-        world = World(sim, handler)
+        world = OrderlyWorld(sim, handler)
         world.put(A, 0, 1)
         await asyncio.sleep(1)
         assert await world.sink.revoke(B, 1)
@@ -449,7 +440,7 @@ def test_revocation_waits_for_the_call_that_runs() -> None:
 
 @pytest.mark.parametrize("takes", [10.0, 100.0])
 def test_a_call_that_runs_on_delays_the_unlock_by_20_s_at_most(takes: float) -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         ended: list[tuple[float, bool]] = []
 
         async def handler(message: Message) -> None:
@@ -461,7 +452,7 @@ def test_a_call_that_runs_on_delays_the_unlock_by_20_s_at_most(takes: float) -> 
                 ended.append((sim.loop.time(), LeaseLost.caused(error)))
                 raise
 
-        world = World(sim, handler)
+        world = OrderlyWorld(sim, handler)
         world.put(A, 0, 1)
         await asyncio.sleep(1)
         assert not await world.sink.revoke(A, 1)
@@ -478,7 +469,7 @@ def test_a_call_that_runs_on_delays_the_unlock_by_20_s_at_most(takes: float) -> 
 
 
 def test_a_queue_that_comes_back_waits_for_the_call_of_its_last_assignment() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         seen: Seen = []
         note = recorder(sim, seen)
 
@@ -486,7 +477,7 @@ def test_a_queue_that_comes_back_waits_for_the_call_of_its_last_assignment() -> 
             note(message)
             await asyncio.sleep(30 if len(seen) == 1 else 0)
 
-        world = World(sim, handler)
+        world = OrderlyWorld(sim, handler)
         world.put(A, 0, 1)
         await asyncio.sleep(1)
         assert not await world.sink.revoke(A, 1)
@@ -504,7 +495,7 @@ def test_a_queue_that_comes_back_waits_for_the_call_of_its_last_assignment() -> 
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_busy_queue_gives_way_after_60_s_if_others_wait(batch: int) -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         seen: list[tuple[float, int]] = []
 
         async def handler(given: Any) -> None:
@@ -512,7 +503,7 @@ def test_a_busy_queue_gives_way_after_60_s_if_others_wait(batch: int) -> None:
             seen.append((round(sim.loop.time(), 2), message.queue.queue_id))
             await asyncio.sleep(1)
 
-        world = World(sim, handler, concurrency=1, batch_size=batch)
+        world = OrderlyWorld(sim, handler, concurrency=1, batch_size=batch)
         world.put(A, *range(300))
         await asyncio.sleep(0.5)
         world.put(B, *range(batch))
@@ -524,7 +515,7 @@ def test_a_busy_queue_gives_way_after_60_s_if_others_wait(batch: int) -> None:
 
 
 def test_a_timeout_cancels_the_call_and_counts_as_a_failure() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         seen: Seen = []
         note = recorder(sim, seen)
 
@@ -532,7 +523,7 @@ def test_a_timeout_cancels_the_call_and_counts_as_a_failure() -> None:
             note(message)
             await asyncio.sleep(3 if message.attempt == 1 else 0)
 
-        world = World(sim, handler, timeout=2)
+        world = OrderlyWorld(sim, handler, timeout=2)
         world.put(A, 0, 1)
         await asyncio.sleep(20)
         assert seen == [(0, 0, 1), (3, 0, 2), (3, 1, 1), (6, 1, 2)]
@@ -544,11 +535,11 @@ def test_a_timeout_cancels_the_call_and_counts_as_a_failure() -> None:
 
 
 def test_the_end_lets_calls_finish_and_then_cancels_them() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         async def handler(message: Message) -> None:
             await asyncio.sleep(5 if message.queue == A else 50)
 
-        world = World(sim, handler)
+        world = OrderlyWorld(sim, handler)
         world.put(A, 0, 1)
         world.put(B, 0)
         await asyncio.sleep(1)
@@ -562,7 +553,7 @@ def test_the_end_lets_calls_finish_and_then_cancels_them() -> None:
 
 
 def test_concurrency_can_change_while_running() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         running = 0
 
         async def handler(message: Message) -> None:
@@ -571,7 +562,7 @@ def test_concurrency_can_change_while_running() -> None:
             await asyncio.sleep(1)
             running -= 1
 
-        world = World(sim, handler, concurrency=1)
+        world = OrderlyWorld(sim, handler, concurrency=1)
         for queue in (A, B, C):
             world.put(queue, *range(20))
         await asyncio.sleep(0.5)
@@ -602,7 +593,7 @@ def test_hooks_and_statistics() -> None:
         def after(self, context: ConsumeContext) -> None:
             self.calls.append((context.success, context.status, context.props["ConsumeContextType"]))
 
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         hook = Hook()
 
         async def handler(message: Message) -> None:
@@ -611,7 +602,7 @@ def test_hooks_and_statistics() -> None:
             if message.offset == 1 and message.attempt == 2:
                 raise Retry()
 
-        world = World(sim, handler, hooks=(hook,))
+        world = OrderlyWorld(sim, handler, hooks=(hook,))
         world.put(A, 0, 1)
         await asyncio.sleep(5)
         suspended = "SUSPEND_CURRENT_QUEUE_A_MOMENT"
@@ -655,14 +646,14 @@ def test_what_a_hook_sees(end: Any, takes: float, seen: tuple[bool, str, str]) -
         after=lambda context: calls.append((context.success, context.status, context.props["ConsumeContextType"])),
     )
 
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         async def handler(messages: list[Message], context: ConsumeOrderlyContext) -> Any:
             await asyncio.sleep(takes)
             if isinstance(end, Exception):
                 raise end
             return end
 
-        world = World(sim, handler, hooks=(hook,))
+        world = OrderlyWorld(sim, handler, hooks=(hook,))
         world.put(A, 0)
         await asyncio.sleep(takes + 0.5)
         return world
@@ -672,13 +663,13 @@ def test_what_a_hook_sees(end: Any, takes: float, seen: tuple[bool, str, str]) -
 
 
 def test_statistics_of_the_fast_way() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         async def handler(message: Message) -> None:
             await asyncio.sleep(0.5)
             if message.offset in (50, 150) and message.attempt == 1:
                 raise ValueError("once")
 
-        world = World(sim, handler)
+        world = OrderlyWorld(sim, handler)
         world.put(A, *range(200))
         await asyncio.sleep(150)
         stats = world.stats.topics["t"]
@@ -693,7 +684,7 @@ def test_statistics_of_the_fast_way() -> None:
 
 
 def test_status_with_auto_commit() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         seen: Seen = []
         note = recorder(sim, seen)
         script = {0: Status.SUCCESS, 1: Status.COMMIT, 2: Status.ROLLBACK}
@@ -711,7 +702,7 @@ def test_status_with_auto_commit() -> None:
                 return Status.SUSPEND_CURRENT_QUEUE_A_MOMENT
             return Status.SUCCESS
 
-        world = World(sim, handler)
+        world = OrderlyWorld(sim, handler)
         world.put(A, 0, 1, 2, 3)
         await asyncio.sleep(0.5)
         assert world.committable(A) == 3
@@ -724,7 +715,7 @@ def test_status_with_auto_commit() -> None:
 
 
 def test_status_with_manual_commit() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         seen: Seen = []
         note = recorder(sim, seen)
         answers: list[Status | None] = [
@@ -738,7 +729,7 @@ def test_status_with_manual_commit() -> None:
             note(messages[0])
             return answers.pop(0)
 
-        world = World(sim, handler)
+        world = OrderlyWorld(sim, handler)
         world.put(A, 0, 1, 2)
         await asyncio.sleep(0.5)
         assert [offset for _, offset, _ in seen] == [0, 1, 2]
@@ -757,12 +748,12 @@ def test_status_with_manual_commit() -> None:
 
 
 def test_with_manual_commit_the_maximum_does_not_commit_by_itself() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         async def handler(messages: list[Message], context: ConsumeOrderlyContext) -> Status | None:
             context.auto_commit = False
             return None if messages[0].offset == 0 else Status.COMMIT
 
-        world = World(sim, handler, max_attempts=2)
+        world = OrderlyWorld(sim, handler, max_attempts=2)
         world.put(A, 0)
         await asyncio.sleep(5)
         assert world.settlement.dead == [(0, 2)]
@@ -776,7 +767,7 @@ def test_with_manual_commit_the_maximum_does_not_commit_by_itself() -> None:
 
 
 def test_a_lost_lease_takes_back_what_was_not_committed() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         seen: Seen = []
         note = recorder(sim, seen)
 
@@ -786,7 +777,7 @@ def test_a_lost_lease_takes_back_what_was_not_committed() -> None:
             await asyncio.sleep(1)
             return Status.COMMIT if messages[0].offset == 2 else Status.SUCCESS
 
-        world = World(sim, handler)
+        world = OrderlyWorld(sim, handler)
         world.put(A, 0, 1, 2)
         await asyncio.sleep(1.5)
         world.leases.lose(A)
@@ -801,11 +792,11 @@ def test_a_lost_lease_takes_back_what_was_not_committed() -> None:
 
 
 def test_a_status_that_is_none_is_refused() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         async def handler(messages: list[Message], context: ConsumeOrderlyContext) -> Any:
             return "SUCCESS" if messages[0].attempt == 1 else Status.SUCCESS
 
-        world = World(sim, handler)
+        world = OrderlyWorld(sim, handler)
         world.put(A, 0)
         await asyncio.sleep(3)
         assert (world.counters.suspended, world.committable(A)) == (1, 1)
@@ -862,7 +853,7 @@ def test_whatever_happens_the_order_holds_and_nothing_is_lost(
     """Random failures, lost and regained leases: of each queue a message is first consumed when everything before it
     is finished, one call at a time, and in the end everything is."""
 
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         random = sim.loop.random
         busy: set[Queue] = set()
         nexts = dict.fromkeys((A, B, C), 0)
@@ -885,7 +876,7 @@ def test_whatever_happens_the_order_holds_and_nothing_is_lost(
             finally:
                 busy.discard(queue)
 
-        world = World(sim, handler, concurrency=concurrency, batch_size=batch, suspend=0.3)
+        world = OrderlyWorld(sim, handler, concurrency=concurrency, batch_size=batch, suspend=0.3)
         for number, count in runs:
             queue = (A, B, C)[number]
             world.put(queue, *range(nexts[queue], nexts[queue] + count))
@@ -911,7 +902,7 @@ class Boom(BaseException):
 @pytest.mark.parametrize("batch_size", [1, 2])
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), Boom()])
 def test_whatever_a_listener_ends_with_is_a_failure_of_its_queue(error: BaseException, batch_size: int) -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         calls: list[list[int]] = []
 
         async def handler(messages: Any) -> None:
@@ -919,7 +910,7 @@ def test_whatever_a_listener_ends_with_is_a_failure_of_its_queue(error: BaseExce
             if len(calls) == 1:
                 raise error
 
-        world = World(sim, handler, concurrency=1, batch_size=batch_size)
+        world = OrderlyWorld(sim, handler, concurrency=1, batch_size=batch_size)
         world.put(A, 0, 1)
         await asyncio.sleep(3)
         assert calls == ([[0], [0], [1]] if batch_size == 1 else [[0, 1], [0, 1]])
@@ -933,12 +924,12 @@ def test_whatever_a_listener_ends_with_is_a_failure_of_its_queue(error: BaseExce
 def test_the_late_failure_of_a_queue_that_was_given_up_sends_nothing_to_the_dead_letters(error: Exception) -> None:
     """The next owner delivers the message again and decides about it."""
 
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         async def handler(message: Message) -> None:
             await asyncio.sleep(10)
             raise error
 
-        world = World(sim, handler, max_attempts=1)
+        world = OrderlyWorld(sim, handler, max_attempts=1)
         world.put(A, 0, 1)
         await asyncio.sleep(1)
         assert not await world.sink.revoke(A, 2.0)
@@ -953,7 +944,7 @@ def test_the_late_failure_of_a_queue_that_was_given_up_sends_nothing_to_the_dead
 
 
 def test_a_suspend_that_is_no_number_is_the_listeners_failure() -> None:
-    async def scenario(sim: Simulation) -> World:
+    async def scenario(sim: Simulation) -> OrderlyWorld:
         calls: list[float] = []
 
         async def handler(messages: list[Message], context: ConsumeOrderlyContext) -> Status:
@@ -962,7 +953,7 @@ def test_a_suspend_that_is_no_number_is_the_listeners_failure() -> None:
                 context.suspend = cast("Any", "1 s")
             return Status.SUCCESS
 
-        world = World(sim, handler)
+        world = OrderlyWorld(sim, handler)
         world.put(A, 0)
         await asyncio.sleep(5)
         assert (calls, world.committable(A)) == ([0, 1], 1)
