@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from aiorocket.model import Queue
 
-__all__ = ("Change", "LeaseTable")
+__all__ = ("LeaseChange", "LeaseTable")
 
 #: After a lease was lost: the first try to get it back, and those after it (Java waits as long).
 _AT_ONCE = 0.01
 _LATER = 3.0
 
 
-class Change(NamedTuple):
+class LeaseChange(NamedTuple):
     """What an answer changed: queues held from now on that were not before, and queues lost before their time."""
 
     won: list[Queue]
@@ -87,10 +87,10 @@ class LeaseTable:
 
     def answer(
         self, ticket: int, asked: Collection[Queue], granted: Mapping[Queue, int | None], sent_at: float, now: float
-    ) -> Change:
+    ) -> LeaseChange:
         """The broker answered with ``granted`` (queue to epoch). What was asked for and is not in it is lost at
         once."""
-        change = Change([], [])
+        change = LeaseChange([], [])
         for queue in sorted(asked):
             if ticket < self._latest.get(queue, 0):
                 continue

@@ -17,6 +17,7 @@ from aiorocket.config import ConsumerConfig, ProducerConfig
 from aiorocket.errors import NotConnectedError, RocketError
 from aiorocket_protocol import (
     COMPRESSION_MASK,
+    FIRST_RETRY_LEVEL,
     INNER_PRODUCER,
     PROPERTY_CLUSTER,
     PROPERTY_CONSUME_START_TIME,
@@ -38,8 +39,6 @@ __all__ = ("Settlement",)
 log = logging.getLogger("aiorocket.client")
 
 _SEND_BACK_TIMEOUT = 5.0
-#: Delay level of the first retry; each further one is a level higher (the broker's own rule for level 0).
-FIRST_RETRY_LEVEL = 3
 #: Of the stored record only how the body is compressed goes into the copy.
 _KEPT_FLAGS = SYS_FLAG_COMPRESSED | COMPRESSION_MASK
 #: Properties that say where a message was on its way to here; a copy must not repeat them.
