@@ -35,7 +35,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(folder)],
         ["-c", editable, str(folder / "editable")],
     ):
-        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=100)
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=250)
         assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -74,7 +74,7 @@ def test_the_wheel_as_a_zip_is_enough_for_an_executor(built: Path, tmp_path: Pat
         # Without site, so that this installation's own aiorocket is not on the path.
         [sys.executable, "-S", "-c", _LOOK_UP],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(bundle), *libraries])},
-        cwd=tmp_path, capture_output=True, text=True, timeout=100,
+        cwd=tmp_path, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     names, home = done.stdout.splitlines()
@@ -87,7 +87,7 @@ def imported_beside(*modules: str) -> set[str]:
     code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     path = os.pathsep.join([str(ROOT), str(ROOT / "protocol")])
     environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 

@@ -82,7 +82,7 @@ def test_a_stream_drops_repeats_within_the_watermark(spark: SparkSession, tmp_pa
             .option("path", str(tmp_path / "out")).option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True).start()
         )  # fmt: skip
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(200)
 
     run()
     again = [row(3, msg_id="b"), row(4, msg_id="c"), row(5, msg_id=""), row(6, msg_id="c")]

@@ -116,7 +116,7 @@ def test_a_stream_is_watched_from_batch_to_batch(spark: SparkSession, tmp_path: 
             stream.writeStream.foreachBatch(watch).option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True).start()
         )  # fmt: skip
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(200)
     assert found == {
         0: [],
         1: [

@@ -50,7 +50,7 @@ def in_a_process_without_it(folder: Path, code: str, given: bytes, path: str = "
         # Without site: no .pth file of this installation is read.
         [sys.executable, "-S", "-c", _STEP.format(bundled=bool(path)) + code + _END, "given", "result"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([*([path] if path else []), *libraries()])},
-        cwd=folder, capture_output=True, text=True, timeout=100,
+        cwd=folder, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return (folder / "result").read_bytes()

@@ -99,7 +99,7 @@ class Copy:
         return rows.writeStream.format("rocketmq").options(**self.sink).trigger(availableNow=True).start()
 
     def run(self, spark: SparkSession) -> None:
-        assert self.start(spark).awaitTermination(60)
+        assert self.start(spark).awaitTermination(200)
 
     def forget_newest_commit(self) -> None:
         commits = Path(self.sink["checkpointLocation"], "commits")
@@ -118,7 +118,7 @@ def test_a_stream_that_fails_and_is_replayed_writes_each_row_once(
     # One task has written and the other fails.
     failing = copy.start(spark, "if(body = encode('017', 'utf-8'), raise_error('a task fails'), true)")
     with pytest.raises(Exception, match="a task fails"):
-        failing.awaitTermination(60)
+        failing.awaitTermination(200)
     assert values(asking, topic + "-copy") == []
     copy.run(spark)
     assert values(asking, topic + "-copy") == rows
@@ -154,7 +154,7 @@ class Dying(RocketMQDataSource):
 spark = spark_session(app_name="dies", master="local[2]", conf={conf!r})
 spark.dataSource.register(Dying)
 rows = spark.readStream.format("rocketmq").options(**{source!r}).load().select("body", "tags")
-rows.writeStream.format("rocketmq").options(**{sink!r}).trigger(availableNow=True).start().awaitTermination(60)
+rows.writeStream.format("rocketmq").options(**{sink!r}).trigger(availableNow=True).start().awaitTermination(200)
 os._exit(3)
 """
 
@@ -172,7 +172,7 @@ def test_a_driver_that_is_killed_between_the_ledger_and_the_end(
     paths = [str(_ROOT), str(_ROOT / "protocol"), str(_ROOT / "aiorocket" / "spark" / "autoload")]
     code = _DRIVER.format(paths=paths, conf=TEST_CONF, source=copy.source, sink=copy.sink)
     died = subprocess.run(
-        [sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True, timeout=100, check=False,
+        [sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True, timeout=250, check=False,
         cwd=tmp_path,
     )  # fmt: skip
     assert died.returncode == -9, died.stderr[-3000:]

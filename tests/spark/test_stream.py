@@ -46,7 +46,7 @@ def archive(
     writer = rows.writeStream.format("parquet").option("checkpointLocation", f"{lake}-checkpoint")
     query = writer.trigger(availableNow=True).start(str(lake))
     try:
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(200)
     finally:
         query.stop()
     return query, [json.loads(each.json) for each in query.recentProgress]
@@ -107,7 +107,7 @@ def test_a_batch_that_is_replayed_has_the_same_messages(
         frame = spark.readStream.format("rocketmq").options(nameServer=nameserver, topic=topic)
         rows = frame.options(startingOffsets="earliest", maxOffsetsPerTrigger="20").load()
         query = rows.writeStream.option("checkpointLocation", str(tmp_path)).foreachBatch(keep)
-        assert query.trigger(availableNow=True).start().awaitTermination(60)
+        assert query.trigger(availableNow=True).start().awaitTermination(200)
 
     send(nameserver, topic, names(0, 30), queues=2)
     run()

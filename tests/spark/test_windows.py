@@ -81,7 +81,7 @@ def test_a_stream_in_update_mode_counts_what_it_drops(spark: SparkSession, tmp_p
             windows(stream, by=[], watermark="1 minute").writeStream.outputMode("update").foreachBatch(keep)
             .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
         )  # fmt: skip
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(200)
         dropped += rows_dropped(query)
     assert counts == {0: 2, 10: 2}
     assert dropped == 1
