@@ -77,6 +77,29 @@ def test_a_selector_sees_the_queues_and_the_message_and_decides() -> None:
     run(scenario)
 
 
+def test_what_the_look_up_for_a_selector_takes_is_of_the_sends_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        loop, routes = asyncio.get_running_loop(), producer.client.routes
+        for _ in cluster.brokers:
+            await producer.send("t", b"connected")
+        for broker in cluster.brokers:
+            broker.on_send = lambda kept: None
+        known = await routes.get("t")
+
+        async def slowly(topic: str, *, refresh: bool = False) -> TopicRoute:
+            await asyncio.sleep(0.6)
+            return known
+
+        monkeypatch.setattr(routes, "get", slowly)
+        producer.sender.on_route(known)
+        began = loop.time()
+        with pytest.raises(SendError) as caught:
+            await producer.send("t", b"x", select=lambda queues, message, arg: queues[0], timeout=1.0)
+        assert caught.value.may_be_stored and loop.time() - began == pytest.approx(1.0, abs=0.01)
+
+    run(scenario)
+
+
 def test_what_a_message_has_itself_is_not_given_beside_it() -> None:
     """Ignored in silence, a tag would be missed only by those who wait for it."""
 

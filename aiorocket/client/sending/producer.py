@@ -182,6 +182,7 @@ class Producer:
             message = as_message(topic, body, tag, keys, properties, sharding_key, delay_level)
             if select is not None:
                 queue = await sender.select(message, queue, select, arg, timeout)
+                timeout = max(0.001, deadline - self._time())
             topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
             properties, delay_level, flag = message.properties, message.delay_level, message.flag
             sharding_key = message.sharding_key
