@@ -68,7 +68,7 @@ def look(client: Session, states: Iterable[ConsumerState], waiting: Iterable[str
     live = client.remoting.live
     brokers = tuple(
         BrokerHealth(address=address, connected=live(address) is not None)
-        for address in sorted(client.routes.broker_addresses(masters_only=True))
+        for address in sorted(client.routes.masters())
     )
     reasons = [_why(each) for each in consumers if not each.healthy]
     reasons += [f"consumer {group!r} is not started" for group in waiting]

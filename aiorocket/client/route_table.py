@@ -54,9 +54,13 @@ class RouteTable:
         """Every broker that serves a topic in use, and every other that we are connected to: a topic that a send
         creates has no route until then, and its broker may ask about a transaction before we look again."""
         found = self._remoting.addresses - set(self._config.nameservers)
-        for route in self._routes.values():
-            found |= route.masters() if masters_only else route.all_addresses()
-        return found
+        if masters_only:
+            return found | self.masters()
+        return found.union(*(route.all_addresses() for route in self._routes.values()))
+
+    def masters(self) -> set[str]:
+        """The masters that serve a topic in use, connected or not."""
+        return set[str]().union(*(route.masters() for route in self._routes.values()))
 
     def broker_name(self, address: str) -> str | None:
         """The broker at ``address``, as far as the routes in use name it."""

@@ -242,6 +242,18 @@ async def test_health_is_plain_and_names_what_is_wrong(mq: Embedded) -> None:
             assert f"no broker is connected: {mq.broker.address}" in health.reasons
 
 
+async def test_a_connection_to_a_broker_without_topics_in_use_makes_nobody_ready(mq: Embedded) -> None:
+    async with embed() as other, mq.client("p") as client:
+        await client.send("t", b"x")
+        await client.connection(other.broker.address)
+        assert [each.address for each in client.health().brokers] == [mq.broker.address]
+        await mq.broker.close()
+        async with asyncio.timeout(10):
+            while (health := client.health()).ready:
+                await asyncio.sleep(0.01)
+        assert health.reasons == (f"no broker is connected: {mq.broker.address}",)
+
+
 async def test_everything_a_client_makes_is_of_its_group_and_counts_for_its_health(mq: Embedded) -> None:
     async def check(message: Message) -> TxState:
         return TxState.UNKNOWN
