@@ -250,6 +250,21 @@ def test_errors_wait_and_flow_control_does_not(delay: float) -> None:
     run(scenario)
 
 
+def test_an_answer_that_stays_damaged_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        pulls = Pulls(cluster)
+        header = PullMessageResponseHeader(0, 1, 0, 1)
+        pulls.script = [RemotingCommand.response(ResponseCode.SUCCESS, header, body=b"damaged" * 20) for _ in range(5)]
+        member = await cluster.consumer("g", "t")
+        await asyncio.sleep(10)
+        assert "magic" in fetcher_of(member).last_error
+        await asyncio.sleep(20)
+        assert not pulls.script and fetcher_of(member).last_error is None
+
+    run(scenario)
+    assert ["magic" in record.getMessage() for record in caplog.records] == [True]
+
+
 def test_nothing_new_and_nothing_matched_pull_at_once() -> None:
     async def scenario(cluster: SimCluster) -> None:
         pulls = Pulls(cluster)

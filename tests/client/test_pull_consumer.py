@@ -513,6 +513,7 @@ class NeverThere(ProcessorTable):
         super().__init__()
         self.inner = inner
         self.pulls = 0
+        self.code, self.body = ResponseCode.PULL_OFFSET_MOVED, b""
 
     def codes(self) -> list[int]:
         return self.inner.codes()
@@ -521,7 +522,7 @@ class NeverThere(ProcessorTable):
         if request.code == RequestCode.LITE_PULL_MESSAGE:
             self.pulls += 1
             header = PullMessageResponseHeader(0, 5, 0, 9)
-            connection.reply(request, RemotingCommand.response(ResponseCode.PULL_OFFSET_MOVED, header))
+            connection.reply(request, RemotingCommand.response(self.code, header, body=self.body))
         else:
             self.inner.dispatch(connection, request)
 
@@ -541,6 +542,25 @@ def test_a_broker_that_contradicts_itself_does_not_make_it_spin() -> None:
         assert 15 <= processors.pulls <= 25
 
     run(scenario, queues=1)
+
+
+def test_an_answer_that_stays_damaged_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        server = cluster.brokers[0].broker.server
+        server.processors = processors = NeverThere(server.processors)
+        processors.code, processors.body = ResponseCode.SUCCESS, b"damaged" * 20
+        host, consumer = pull(cluster)
+
+        async def body() -> None:
+            async with consumer:
+                await consumer.subscribe("t")
+                assert await consumer.fetch(timeout=20) == []
+
+        await host.run(body())
+        assert processors.pulls > 5
+
+    run(scenario, queues=1)
+    assert ["magic" in record.getMessage() for record in caplog.records] == [True]
 
 
 # -- assign, and what goes over the wire

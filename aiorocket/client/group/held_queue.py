@@ -132,11 +132,11 @@ class HeldQueue:
         return address
 
     def found(self, answer: RemotingCommand) -> PullMessageResponseHeader:
-        """The broker has the offset: take over what its answer says of the queue."""
+        """The broker has the offset: take over what its answer says of the queue. ``last_error`` stays until the
+        messages are known to be whole."""
         header = answer.read(PullMessageResponseHeader)
         self._suggested = header.suggest_which_broker_id
         self.min_offset, self.max_offset = header.min_offset, header.max_offset
-        self.last_error = None
         return header
 
     def note(self, error: Exception) -> float:

@@ -167,10 +167,11 @@ class PullFetcher(HeldQueue):
             return 0.0
         if code == _FOUND or code in _EMPTY:
             following = self.found(answer).next_begin_offset
-            if following < offset:
-                return self._led(following, f"the broker leads from offset {offset} back to {following}")
             data = answer.body if code == _FOUND else b""
             messages = self._messages(data, subscription)
+            self.last_error = None
+            if following < offset:
+                return self._led(following, f"the broker leads from offset {offset} back to {following}")
             size = len(data)
             if len(messages) and subscription.tags_set:
                 size = sum(message.size for message in messages)
