@@ -363,7 +363,7 @@ async def test_plain_functions_run_in_a_thread(mq: Embedded, until: Until) -> No
     names: list[str] = []
     router = Router("g")
 
-    @router.listener("t", start_from="first")  # type: ignore[type-var]
+    @router.listener("t", start_from="first")
     def on_message(message: Message) -> None:
         names.append(threading.current_thread().name)
 

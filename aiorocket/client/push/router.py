@@ -23,7 +23,8 @@ Mode = Literal["concurrent", "batch", "orderly"]
 #: Takes a Message; or a list of them where ``batch_size`` is above 1. A parameter named ``state`` gets what the router
 #: was included with (``Client.include``).
 Handler = Callable[..., Awaitable[object]]
-H = TypeVar("H", bound=Handler)
+#: What is registered: a Handler, or a plain function of the same arguments.
+H = TypeVar("H", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +260,7 @@ def _check_seconds(**durations: float | None) -> None:
             raise UsageError(f"{name}={value!r}: above 0 seconds")
 
 
-def _awaitable(handler: Handler, in_thread: Callable[..., Awaitable[object]] = in_thread) -> Handler:
+def _awaitable(handler: Callable[..., Any], in_thread: Callable[..., Awaitable[object]] = in_thread) -> Handler:
     """``handler`` itself when it is ``async def``; a plain function is called ``in_thread``, so that it cannot stop the
     loop."""
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):

@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.exits import failure_of
@@ -42,8 +42,8 @@ __all__ = ("Checker", "Transaction", "TransactionProducer", "TransactionResult")
 log = logging.getLogger("aiorocket.client")
 
 #: Says what became of the local transaction of a half message.
-Checker = Callable[[Message], Awaitable[TxState]]
-C = TypeVar("C", bound=Callable[[Message], Any])
+Checker = Callable[[Message], TxState | Awaitable[TxState]]
+C = TypeVar("C", bound=Checker)
 
 
 class TransactionResult(NamedTuple):
@@ -82,7 +82,7 @@ class TransactionProducer(Producer):
         checker: Checker | None = None,
     ) -> None:
         super().__init__(group, nameservers=nameservers, client=client, config=config, env=env, hooks=hooks)
-        self._checker: Callable[[Message], Any] | None = None
+        self._checker: Checker | None = None
         #: Check-backs that were left to the broker's next round because too many waited here.
         self.dropped_checks = 0
         self._checks = TaskScope(f"checks of {self.group}")
@@ -333,7 +333,7 @@ def _as_state(value: object) -> TxState:
     raise UsageError(f"{value!r} is not a TxState: COMMIT, ROLLBACK or UNKNOWN is expected")
 
 
-async def _call(checker: Callable[[Message], Any] | None, message: Message) -> object:
+async def _call(checker: Checker | None, message: Message) -> object:
     assert checker is not None
     if inspect.iscoroutinefunction(checker):
         return await checker(message)
