@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 import aiorocket
-from aiorocket import Client, Consumer, Embedded, Producer, PullConsumer, TransactionProducer, UsageError
+from aiorocket import (
+    Client,
+    Consumer,
+    Embedded,
+    Message,
+    Producer,
+    PullConsumer,
+    Router,
+    TransactionProducer,
+    UsageError,
+)
 
 #: What a factory knows itself.
 _GIVEN = {"self", "group", "nameservers", "client"}
@@ -73,3 +84,22 @@ def test_a_client_is_whole_before_its_start() -> None:
     assert client.health().reasons == ("the client is not running",)
     with pytest.raises(UsageError, match="not started"):
         _ = client.loop
+
+
+async def yields(message: Message) -> AsyncIterator[bytes]:
+    yield message.body
+
+
+class Yields:
+    def __call__(self, message: Message) -> Iterator[bytes]:
+        yield message.body
+
+
+@pytest.mark.parametrize("listener", [yields, partial(yields), Yields()])
+@pytest.mark.parametrize("register", [Router.listener, Router.batch, Router.orderly])
+def test_a_listener_that_yields_is_refused(register: Callable[..., Any], listener: Callable[..., Any]) -> None:
+    """To call it runs none of it, and so each of its messages would count as consumed."""
+    with pytest.raises(UsageError, match="must not yield"):
+        register(Router(), "orders")(listener)
+    with pytest.raises(UsageError, match="must be a function"):
+        register(Router(), "orders")(b"no function")

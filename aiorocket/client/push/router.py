@@ -263,10 +263,13 @@ def _check_seconds(**durations: float | None) -> None:
 def _awaitable(handler: Callable[..., Any], in_thread: Callable[..., Awaitable[object]] = in_thread) -> Handler:
     """``handler`` itself when it is ``async def``; a plain function is called ``in_thread``, so that it cannot stop the
     loop."""
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
-        return handler
     if not callable(handler):
         raise UsageError(f"a listener must be a function, {handler!r} is not")
+    called = type(handler).__call__
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(called):
+        return handler
+    if any(map(_is_generator, (handler, called))):  # to call it runs nothing, so every message would be lost
+        raise UsageError(f"a listener must not yield, {handler!r} does")
 
     @wraps(handler)  # so that its parameters can still be looked at
     async def call(*messages: Any, **state: Any) -> object:
@@ -275,3 +278,7 @@ def _awaitable(handler: Callable[..., Any], in_thread: Callable[..., Awaitable[o
         return await result if inspect.isawaitable(result) else result
 
     return call
+
+
+def _is_generator(function: object) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
