@@ -30,7 +30,7 @@ DEAD_LETTER_LEVEL = -1
 
 
 class Settler(Protocol):
-    """Finishes messages; the consumer."""
+    """What becomes of messages that are settled by hand."""
 
     async def send_back(self, message: Message, delay_level: int, max_attempts: int | None = None) -> bool: ...
 

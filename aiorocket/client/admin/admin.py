@@ -14,8 +14,8 @@ __all__ = ("Admin",)
 
 
 class Admin:
-    """Looks at a cluster and changes it. ``nameservers`` makes a private ``Client``, ``client`` shares one that was
-    started. ``async with``, or ``start()`` and ``stop()``; an object is used once."""
+    """Looks at a cluster and changes it. ``nameservers`` opens connections of its own, ``client`` shares those of a
+    ``Client`` that was started. ``async with``, or ``start()`` and ``stop()``; an object is used once."""
 
     def __init__(
         self,

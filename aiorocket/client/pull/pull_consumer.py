@@ -43,7 +43,7 @@ class PullConsumer:
 
     ``subscribe`` shares the queues of topics with the other members of ``group``; ``assign`` reads fixed queues,
     whoever else does. An object does one or the other, and is used once: ``async with``, or ``start()`` and ``stop()``.
-    ``nameservers`` makes a private ``Client``, ``client`` shares one.
+    ``nameservers`` opens connections of its own, ``client`` shares those of a ``Client``.
 
     ``hooks`` (a ``RebalanceHooks``), or ``on_assigned`` and ``on_revoked``, are awaited with the queues that a
     rebalance brings and takes, for ``PullConsumerConfig.rebalance_hook_timeout`` seconds at most. They may ``commit``

@@ -50,8 +50,8 @@ class Consumer(Router):
     delivered at least once, to one of them.
 
     Register listeners before the start (``@consumer.listener(...)``, or a ``Router``), or ``subscribe`` and iterate
-    over ``messages()``. ``nameservers`` makes a private ``Client``, ``client`` shares one (one member per group and
-    Client). An object is used once: ``async with``, or ``start()`` and ``stop()``.
+    over ``messages()``. ``nameservers`` opens connections of its own, ``client`` shares those of a ``Client`` (one
+    member per group and Client). An object is used once: ``async with``, or ``start()`` and ``stop()``.
 
     ``on_assigned`` and ``on_revoked`` are awaited with a list of queues, before the first pull of these and before
     somebody else may have those; for ``ConsumerConfig.rebalance_hook_timeout`` seconds at most.

@@ -49,8 +49,8 @@ class Listener:
     max_wait: float = 0.0
     max_bytes: int = 0
     #: Orderly: seconds a queue rests after a failure; with ``order_by``, a key (None: ``ConsumerConfig.suspend``).
-    #: Orderly only: what follows the last attempt, "dead_letter", or "suspend" (try for ever).
     suspend: float | None = None
+    #: Orderly only: what follows the last attempt, "dead_letter", or "suspend" (try for ever).
     on_exhausted: Literal["dead_letter", "suspend"] = "dead_letter"
     #: A SQL92 expression instead of tags.
     sql: str | None = None

@@ -45,8 +45,8 @@ _receipt: Callable[[tuple[object, ...]], SendReceipt] = partial(tuple.__new__, S
 
 
 class Producer:
-    """Sends messages. ``group`` names the application to brokers and tools; ``nameservers`` makes a private ``Client``,
-    ``client`` shares one. Start it by ``async with`` or ``start()``; it is used once.
+    """Sends messages. ``group`` names the application to brokers and tools; ``nameservers`` opens connections of
+    its own, ``client`` shares those of a ``Client``. Start it by ``async with`` or ``start()``; it is used once.
 
     Every send ends within its timeout, in a receipt or in SendError, whose ``may_be_stored`` says whether a broker
     may have the message all the same. Messages without a sharding key or a pinned queue are retried on another queue
