@@ -115,9 +115,12 @@ class MessageStore:
         locks: list[Lock] = []
         try:
             found = await env.disk.run(_open_files, env.disk, config, directory, tags_code_of, locks)
+        except asyncio.CancelledError:
+            # The disk's thread goes on with it; nobody else may begin before it has ended.
+            env.disk.run(_give_back, locks)
+            raise
         except BaseException as error:
-            for lock in locks:
-                lock.release()
+            _give_back(locks)
             if isinstance(error, OSError):
                 raise StoreError(
                     f"data directory {directory} cannot be used: {error}; give a directory this user may write to"
@@ -480,6 +483,11 @@ def _open_files(
     disk.makedirs(f"{directory}/commitlog")
     disk.makedirs(f"{directory}/consumequeue")
     return recover(disk, directory, config, tags_code_of)
+
+
+def _give_back(locks: list[Lock]) -> None:
+    for lock in locks:
+        lock.release()
 
 
 def _moved(record: bytes, physical: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from aiorocket.errors import ProtocolError, StoreError, StoreFullError, StoreLoc
 from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import memory_env, real_env
 from aiorocket.storage import PutStatus, ReadStatus, StoreBusyError
+from aiorocket.storage import store as store_module
 from aiorocket_protocol import RecordView, split_records, tags_code
 from tests.storage.stores import HOST, HOST_V6, bodies, everything, opened, put, put_batch
 
@@ -336,6 +338,30 @@ async def test_consume_queues_leave_memory_and_cross_files(monkeypatch: pytest.M
 
 
 # ---- directories
+
+
+async def test_a_cancelled_open_keeps_the_lock_until_its_thread_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recover, begun, end = store_module.recover, threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any) -> Any:
+        begun.set()
+        end.wait(10)
+        return recover(*arguments)
+
+    monkeypatch.setattr(store_module, "recover", slowly)
+    env = real_env()
+    opening = asyncio.create_task(opened(env, str(tmp_path)))
+    await asyncio.to_thread(begun.wait, 10)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    with pytest.raises(StoreLockedError):
+        env.disk.lock(str(tmp_path / "lock"))
+    end.set()
+    await (await opened(env, str(tmp_path))).close()
+    await env.disk.close()
 
 
 async def test_two_stores_cannot_share_a_directory(tmp_path: Path) -> None:
