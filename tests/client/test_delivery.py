@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import types
+from collections.abc import Coroutine, Generator
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -13,10 +15,16 @@ import pytest
 
 from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket.client.message import Message
+from aiorocket.client.push.batch_listener import BatchDelivery
 from aiorocket.client.push.calls import Call, SingleCall, StatusCall
+from aiorocket.client.push.delivery import Delivery
+from aiorocket.client.push.keyed import KeyedDelivery
+from aiorocket.client.push.orderly import OrderlyDelivery
+from aiorocket.client.push.sinks import Sink
 from aiorocket.client.push.status import ConsumeConcurrentlyStatus
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
+from aiorocket.runtime.tasks import TaskScope
 from aiorocket.testing import Simulation
 from tests.client.deliveries import Assigned, World, run
 from tests.client.test_sim_client import Cluster
@@ -44,6 +52,51 @@ def test_every_message_is_handled_once_by_so_many_at_a_time() -> None:
         assert most == 4
         assert queue.process_queue.count == 0
         assert await delivery.drain(0)
+
+    run(scenario)
+
+
+class AtOnce(TaskScope):
+    """Tasks begin while they are made, as with ``asyncio.eager_task_factory`` of Python 3.12."""
+
+    def start(self, coro: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
+        first = coro.send(None)
+
+        @types.coroutine
+        def rest() -> Generator[Any, Any, Any]:
+            yield first
+            return (yield from coro.__await__())
+
+        async def go_on() -> Any:
+            return await rest()
+
+        return super().start(go_on(), name=name)
+
+
+@pytest.mark.parametrize("kind", ["single", "list", "batch", "keyed", "orderly"])
+def test_workers_may_begin_while_their_delivery_is_made(kind: str) -> None:
+    async def scenario(world: World) -> None:
+        seen: list[Any] = []
+
+        async def handler(messages: Any) -> None:
+            seen.append(messages)
+
+        world.around.scope = scope = AtOnce("test")
+        options: dict[str, Any] = {"name": kind, "concurrency": 2, "surroundings": world.around}
+        delivery: Sink
+        match kind:
+            case "batch":
+                delivery = BatchDelivery(handler, max_wait=0.1, max_bytes=0, batch_size=2, **options)
+            case "keyed":
+                delivery = KeyedDelivery(handler, order_by=lambda message: 1, suspend=1.0, limit=3, **options)
+            case "orderly":
+                delivery = OrderlyDelivery(handler, leases=None, suspend=1.0, **options)
+            case _:
+                delivery = Delivery(handler, call=SingleCall if kind == "single" else Call, **options)
+        delivery.put(Assigned().pull(range(2)))
+        await asyncio.sleep(1)
+        assert seen and await delivery.drain(1)
+        await scope.close()
 
     run(scenario)
 

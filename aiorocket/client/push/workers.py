@@ -109,6 +109,8 @@ class Workers:
 
     async def _run(self, worker: Worker) -> None:
         try:
+            # A loop may begin tasks while they are made (asyncio.eager_task_factory): what they work for is not whole.
+            await asyncio.sleep(0)
             await self._work(worker)
         finally:
             self.all.remove(worker)
