@@ -103,3 +103,10 @@ def test_a_listener_that_yields_is_refused(register: Callable[..., Any], listene
         register(Router(), "orders")(listener)
     with pytest.raises(UsageError, match="must be a function"):
         register(Router(), "orders")(b"no function")
+
+
+@pytest.mark.parametrize("register", [Router.listener, Router.batch, Router.orderly])
+@pytest.mark.parametrize("options", [{"tags": ["a", "b"]}, {"tags": None, "sql": "a = 1"}])
+def test_tags_are_text(register: Callable[..., Any], options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="between several"):
+        register(Router(), "orders", **options)

@@ -22,8 +22,10 @@ def check_tags(expression: str) -> frozenset[str]:
 
 
 def check_filter(tags: str, sql: str | None) -> frozenset[str]:
-    """The tags of a subscription by ``tags`` or by ``sql``. UsageError for both at once, and for an empty expression;
-    whether the expression means anything is for the broker to say."""
+    """The tags of a subscription by ``tags`` or by ``sql``. UsageError for both at once, for what is no text, and for
+    an empty expression; whether the expression means anything is for the broker to say."""
+    if not isinstance(tags, str):
+        raise UsageError(f"tags={tags!r}: text, with '||' between several: \"a || b\"")
     if sql is None:
         return check_tags(tags)
     if not isinstance(sql, str) or not sql.strip():
