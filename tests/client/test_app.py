@@ -176,7 +176,7 @@ async def test_nobody_there_fails_the_start() -> None:
     @router.listener("t")
     async def never(message: Message) -> None: ...
 
-    async with Client(config=ClientConfig(nameservers=(address,), start_timeout=0.5)) as client:
+    async with Client(config=ClientConfig(nameservers=(address,), start_timeout=2)) as client:
         client.include(router)
         with pytest.raises(NotConnectedError, match=address):
             async with client.running():

@@ -446,7 +446,7 @@ async def test_a_start_that_cannot_settle_says_what_is_missing(mq: Embedded) -> 
         consumer.listener("nowhere")(nothing)
         with pytest.raises(TopicNotFoundError, match=r"after 2 s.*'nowhere'.*create topics at the first send"):
             await consumer.start()
-    away = Client(config=ClientConfig(nameservers=("127.0.0.1:1",), start_timeout=0.5))
+    away = Client(config=ClientConfig(nameservers=("127.0.0.1:1",), start_timeout=2))
     async with away:
         consumer = away.consumer("g")
         consumer.listener("t")(nothing)
