@@ -31,7 +31,7 @@ from aiorocket.spark.decode import decode
 from aiorocket_protocol import encode_properties, encode_record, pack_host
 from bench.machine import facts, version
 from bench.processes import ROOT
-from bench.run import append
+from bench.report import append
 
 BROKER = "broker-a"
 PER_CALL = 10_000

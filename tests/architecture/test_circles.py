@@ -1,4 +1,5 @@
-"""No module needs, by any chain of imports, what needs it: read one after the other, each stands on the ones before."""
+"""No module needs, by any chain of imports, what needs it: read one after the other, each stands on the ones before.
+And what a module imports is there, also where that is only looked for late."""
 
 from __future__ import annotations
 
@@ -49,3 +50,30 @@ def test_a_circle_is_seen_in_every_form() -> None:
     graph = {"p.a": imports_of(late, modules), "p.b": imports_of(typed, modules), "p.c": imports_of(other, modules)}
     assert first_circle(graph) in "p.a -> p.b -> p.c -> p.a -> p.b -> p.c" and first_circle(graph)
     assert first_circle({**graph, "p.c": set()}) == ""
+
+
+def bound_by(tree: ast.Module) -> set[str]:
+    """The names that a module has once it is imported."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+    return names
+
+
+def test_what_is_imported_is_there() -> None:
+    trees = {module_of(path): tree_of(path) for path in (*SOURCES, *BENCH)}
+    bound = {module: bound_by(tree) for module, tree in trees.items()}
+    missing = [
+        f"{module}: from {node.module} import {alias.name}"
+        for module, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        and node.module in bound
+        and not bound[node.module] & {"__getattr__", "*"}  # these give names that do not stand in them
+        for alias in node.names
+        if alias.name not in {*bound[node.module], "*"} and f"{node.module}.{alias.name}" not in trees
+    ]
+    assert not missing, missing
