@@ -32,12 +32,15 @@ hypothesis.settings.load_profile("aiorocket")
 #: go to any worker that is free.
 _ONE_WORKER = {"tests/spark", "tests/interop"}
 
-#: ``-m quick``: rules, parts and stories; no clusters for hours, processes or Spark, and not these two long files.
+#: ``-m quick``: rules, parts and stories; no clusters for hours, processes or Spark, and not these long files.
 _QUICK = {
     "architecture", "broker", "client", "contract", "integration", "nameserver", "protocol", "remoting", "runtime",
     "storage",
 }  # fmt: skip
-_LONG = {"test_cancellation.py", "test_sim_client.py"}
+_LONG = {
+    "client/test_cancellation.py", "client/test_sim_client.py", "integration/test_transactions.py",
+    "integration/test_consume.py",
+}  # fmt: skip
 
 _PATIENCE = 100  # times 10 ms for closing sockets and ending threads to be gone
 
@@ -60,10 +63,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return Files(config, log)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """``-m quick`` does not even read the folders of which it runs nothing: to import Spark takes seconds."""
+    folder = collection_path.parent == Path(__file__).parent and collection_path.is_dir()
+    return True if config.option.markexpr == "quick" and folder and collection_path.name not in _QUICK else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.name in _QUICK and item.path.name not in _LONG and item.get_closest_marker("crash") is None:
+        folder, file = item.path.parent.name, item.path.name
+        if folder in _QUICK and f"{folder}/{file}" not in _LONG and item.get_closest_marker("crash") is None:
             item.add_marker(pytest.mark.quick)
 
 
