@@ -39,6 +39,7 @@ class SimHost(SimProcess):
         self.missed.clear()
         for task in asyncio.all_tasks(self._loop):
             if self._loop.host_of(task) is self:
+                # asyncio.Task has it, its stubs do not.
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._loop.network.host_died(self, power_cut)
 

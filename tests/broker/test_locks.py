@@ -466,6 +466,7 @@ async def test_an_unlock_that_was_overtaken_by_a_new_connection_unlocks_nothing(
 
 async def test_who_locked_last_is_forgotten_when_it_has_gone(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiorocket.broker.handlers.locks.KEPT", 4)
+    # A bound method, which the table knows as a function only.
     handlers: Any = broker.server.processors._handlers[41].__self__  # type: ignore[attr-defined]
 
     async def come_and_go(left: int) -> int:

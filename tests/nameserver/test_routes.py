@@ -11,6 +11,7 @@ from aiorocket_protocol import DataVersion, QueueData
 
 def registration(name: str = "a", address: str = "10.0.0.1:10911", *topics: str, **changes: object) -> BrokerReport:
     queues = {topic: QueueData(name, 4, 4, 6) for topic in (topics or ("T", "U"))}
+    # Each test says which fields it wants otherwise: no one type fits them all.
     return BrokerReport("C", name, 0, address, queues, DataVersion(1, 1))._replace(**changes)  # type: ignore[arg-type]
 
 

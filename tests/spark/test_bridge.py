@@ -194,6 +194,7 @@ def test_dropped_in_the_loop_itself_it_does_not_wait() -> None:
 
 
 def connection(nameserver: str, **options: object) -> ConnectionOptions:
+    # Each test says which options it wants: no one type fits them all.
     return ConnectionOptions(name_servers=(nameserver,), **options)  # type: ignore[arg-type]
 
 

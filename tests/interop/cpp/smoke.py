@@ -15,6 +15,7 @@ import sys
 import threading
 from typing import Any
 
+# Installed only where .ci/run builds this client, and without types.
 from rocketmq.client import Message, Producer, PushConsumer  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
 _lock = threading.Lock()
