@@ -155,7 +155,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     callspec = getattr(item, "callspec", None)
     if report.failed and callspec is not None and "seed" in callspec.params:
         seeds = os.environ.get("AIOROCKET_SEEDS")
-        mark = " -m interop" if item.get_closest_marker("interop") else ""
+        mark = "".join(f" -m {name}" for name in ("interop", "harness") if item.get_closest_marker(name))
         command = f"python -m pytest{mark} '{item.nodeid}'"
         report.sections.append(("replay", f"AIOROCKET_SEEDS={seeds} {command}" if seeds else command))
     return report
