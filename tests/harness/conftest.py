@@ -1,4 +1,4 @@
-"""The harness takes minutes and processes of its own: skipped unless ``-m harness`` or AIOROCKET_HARNESS=1 asks for it."""
+"""It takes minutes and processes: skipped unless ``-m harness`` or AIOROCKET_HARNESS=1 asks for it."""
 
 from __future__ import annotations
 
