@@ -128,6 +128,7 @@ def test_both_modes_go_on_where_the_archive_ends(lake: Lake) -> None:
     lake.check()
 
 
+@pytest.mark.spark_long
 def test_direct_tasks_leave_nothing_visible_before_the_manifest(lake: Lake) -> None:
     lake.send(40)
     with pytest.raises(CrashError):
@@ -254,6 +255,7 @@ def test_spark_and_tasks_put_a_row_into_the_same_folder(spark: SparkSession) -> 
     assert [f"topic=t/dt={row.dt}/hour={row.hour}" for row in found] == named
 
 
+@pytest.mark.spark_long
 def test_a_run_that_is_stopped_before_its_goal_says_how_far_it_came(lake: Lake) -> None:
     lake.send(16)
     assert lake.archive(mode="direct", max_rows=4, stop=lambda: True).rows_out == 4
@@ -261,7 +263,7 @@ def test_a_run_that_is_stopped_before_its_goal_says_how_far_it_came(lake: Lake) 
     assert report.complete and lake.manifest_rows() == 4 + report.rows_out
 
 
-@pytest.mark.parametrize("mode", ["direct", "spark"])
+@pytest.mark.parametrize("mode", ["direct", pytest.param("spark", marks=pytest.mark.spark_long)])
 def test_following_goes_on_until_it_is_stopped(lake: Lake, mode: str) -> None:
     lake.send(8)
 

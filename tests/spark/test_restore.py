@@ -29,6 +29,7 @@ def message(topic: str, number: int) -> OutgoingMessage:
     )  # fmt: skip
 
 
+@pytest.mark.spark_long
 def test_an_interrupted_restore_goes_on_and_tells_repeats(
     spark: SparkSession, nameserver: str, topic: str, tmp_path: Path
 ) -> None:

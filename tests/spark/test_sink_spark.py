@@ -108,6 +108,7 @@ class Copy:
         (commits / f".{newest.name}.crc").unlink(missing_ok=True)
 
 
+@pytest.mark.spark_long
 def test_a_stream_that_fails_and_is_replayed_writes_each_row_once(
     spark: SparkSession, asking: str, topic: str, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def forget_last_commit(checkpoint: Path) -> int:
     return last
 
 
+@pytest.mark.spark_long
 def test_a_batch_that_is_replayed_has_the_same_messages(
     spark: SparkSession, nameserver: str, topic: str, tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def committed(nameserver: str, topic: str, group: str) -> int:
     return bridge.call(ask)
 
 
+@pytest.mark.spark_long
 def test_topics_and_queues_that_appear_between_runs(
     spark: SparkSession, nameserver: str, topic: str, lake: Path
 ) -> None:
@@ -154,6 +156,7 @@ def test_a_stream_from_the_latest_offset_remembers_where_it_began(
     assert archived(spark, lake) == names(10, 15)
 
 
+@pytest.mark.spark_long
 def test_retention_that_passes_the_query(spark: SparkSession, mq: Embedded, topic: str, lake: Path) -> None:
     nameserver = mq.nameserver_address
     send(nameserver, topic, names(0, 10), queues=1)

@@ -64,6 +64,7 @@ def test_late_is_what_a_walk_in_order_of_arrival_finds(
     assert len(found) == len(rows)
 
 
+@pytest.mark.spark_long
 def test_a_stream_in_update_mode_counts_what_it_drops(spark: SparkSession, tmp_path: Path) -> None:
     source = str(tmp_path / "rows")
     (tmp_path / "rows").mkdir()
