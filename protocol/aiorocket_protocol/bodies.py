@@ -23,7 +23,7 @@ else:
     from aiorocket_protocol.rows import NamedTuple
 
 __all__ = (
-    "Connection",
+    "ClientConnection",
     "ConsumerConnection",
     "ConsumerData",
     "ConsumerListBody",
@@ -256,7 +256,7 @@ class GroupListBody(NamedTuple):
         return cls(Plain(value, "GroupListBody").texts("groupList"))
 
 
-class Connection(NamedTuple):
+class ClientConnection(NamedTuple):
     """One client of a group as an administrator sees it; ``language`` is its name."""
 
     client_addr: str
@@ -274,7 +274,7 @@ class Connection(NamedTuple):
 
     @classmethod
     def from_plain(cls, value: Any) -> Self:
-        plain = Plain(value, "Connection")
+        plain = Plain(value, "ClientConnection")
         return cls(
             plain.text("clientAddr", ""),
             plain.text("clientId"),
@@ -286,7 +286,7 @@ class Connection(NamedTuple):
 class ConsumerConnection(NamedTuple):
     """Answer of GET_CONSUMER_CONNECTION_LIST."""
 
-    connections: list[Connection]
+    connections: list[ClientConnection]
     subscriptions: dict[str, SubscriptionData]
     consume_type: str
     message_model: str
@@ -306,7 +306,7 @@ class ConsumerConnection(NamedTuple):
         plain = Plain(value, "ConsumerConnection")
         table = plain.table("subscriptionTable")
         return cls(
-            [Connection.from_plain(item) for item in plain.items("connectionSet")],
+            [ClientConnection.from_plain(item) for item in plain.items("connectionSet")],
             {str(topic): SubscriptionData.from_plain(item) for topic, item in table.items()},
             plain.name("consumeType", names.CONSUME_TYPES, names.CONSUME_PASSIVELY),
             plain.name("messageModel", names.MESSAGE_MODELS, names.CLUSTERING),

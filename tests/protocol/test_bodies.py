@@ -43,7 +43,7 @@ from aiorocket_protocol import (
     fastjson,
     tags_code,
 )
-from aiorocket_protocol.bodies import Connection
+from aiorocket_protocol.bodies import ClientConnection
 from aiorocket_protocol.names import CONSUME_FROM_WHERE, CONSUME_TYPES, MESSAGE_MODELS, TOPIC_FILTER_TYPES
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -93,7 +93,7 @@ BODIES: dict[type[Any], st.SearchStrategy[Any]] = {
     ),
     ConsumerConnection: st.builds(
         ConsumerConnection,
-        st.lists(st.builds(Connection, TEXT, TEXT, st.sampled_from(["GO", "KLINGON"]), INT32), max_size=2),
+        st.lists(st.builds(ClientConnection, TEXT, TEXT, st.sampled_from(["GO", "KLINGON"]), INT32), max_size=2),
         st.dictionaries(TEXT, subscriptions, max_size=2),
         *kinds,
     ),

@@ -21,6 +21,7 @@ from aiorocket_protocol import (
     LANGUAGE_NAMES,
     VERSION,
     VERSION_NAME,
+    ClientConnection,
     ConsumerConnection,
     GetConsumerConnectionListRequestHeader,
     GetConsumeStatsInBrokerHeader,
@@ -37,7 +38,6 @@ from aiorocket_protocol import (
     encode_body,
     unpack_host,
 )
-from aiorocket_protocol import Connection as ConnectionData
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
@@ -282,9 +282,9 @@ def _answer(connection: Connection, command: RemotingCommand, plain: dict[str, A
     return RemotingCommand.response(body=encode_body(keyed(plain, kind), kind))
 
 
-def _connections(members: Iterable[Member]) -> list[ConnectionData]:
+def _connections(members: Iterable[Member]) -> list[ClientConnection]:
     return [
-        ConnectionData(
+        ClientConnection(
             client_addr=member.peer,
             client_id=member.client_id,
             language=LANGUAGE_NAMES.get(member.language, "OTHER"),
