@@ -22,14 +22,15 @@ __all__ = ("nameserver",)
 @click.option(
     "--data", metavar="DIR", help="Directory for KV configuration; without it, it lives as long as the process."
 )
-def nameserver(bind: str, port: int, advertise: str | None, data: str | None) -> None:
+@click.option("--open-registration", is_flag=True, help="Let brokers of other machines register, whoever they are.")
+def nameserver(bind: str, port: int, advertise: str | None, data: str | None, open_registration: bool) -> None:
     """Run a name server.
 
     Brokers register here and clients ask it which broker has a topic. It stops on Ctrl-C or SIGTERM. Routes are not
     stored: brokers register again within 30 seconds of a restart.
     """
     shown = bind if advertise is None else advertised(bind, advertise)  # nobody is told a name server's own address
-    config = NameServerConfig(host=bind, port=port, data=data)
+    config = NameServerConfig(host=bind, port=port, data=data, open_registration=open_registration)
 
     @asynccontextmanager
     async def server() -> AsyncIterator[str]:

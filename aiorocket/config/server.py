@@ -57,6 +57,9 @@ class NameServerConfig:
     broker_expiry: float = 120.0
     #: Where KV configuration is kept; None keeps it in memory.
     data: str | None = None
+    #: Let brokers of other machines register, whoever they are. Without it only those on this machine may: who may
+    #: register can take any topic's messages to itself.
+    open_registration: bool = False
     remoting: RemotingConfig = field(default_factory=RemotingConfig)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
+from functools import partial
 from typing import Any
 
 from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
+from aiorocket.nameserver.kv_file import KvFile
 from aiorocket.remoting.address import is_loopback
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable, RequestHandler
@@ -69,13 +71,16 @@ class NameServer:
         self._env = env
         self.routes = RouteInfo(config.broker_expiry)
         self.kv = KeyValues()
-        self._kv_file = _KvFile(env, config.data) if config.data is not None else None
+        self._kv_file = KvFile(env, config.data) if config.data is not None else None
         self._server = RemotingServer(env, ProcessorTable(), config.remoting, on_close=self._lost)
         self._expiry: DeadlineDriver | None = None
         self._heard = False  # of any broker since the start
         for code, handler in self._codes().items():
             self._server.processors.add(code, handler)
         local = is_loopback(config.host)
+        for code, handler in self._registration().items():
+            open_to_all = local or config.open_registration
+            self._server.processors.add(code, handler if open_to_all else partial(_from_here, handler))
         for code, handler in self._administration().items():
             self._server.processors.add(code, handler if local else _only_local)
 
@@ -107,13 +112,18 @@ class NameServer:
     def _codes(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.GET_KV_CONFIG: self._get_kv,
-            RequestCode.REGISTER_BROKER: self._register,
-            RequestCode.UNREGISTER_BROKER: self._unregister,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._all_topics,
             RequestCode.GET_KVLIST_BY_NAMESPACE: self._kv_list,
             RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
+        }
+
+    def _registration(self) -> dict[int, RequestHandler]:
+        """What brokers ask for: it says where clients send and read."""
+        return {
+            RequestCode.REGISTER_BROKER: self._register,
+            RequestCode.UNREGISTER_BROKER: self._unregister,
             RequestCode.QUERY_DATA_VERSION: self._query_data_version,
             RequestCode.BROKER_HEARTBEAT: self._broker_heartbeat,
         }
@@ -276,7 +286,7 @@ class NameServer:
             return self._saved(self._kv_file)
         return RemotingCommand.response()
 
-    async def _saved(self, file: _KvFile) -> RemotingCommand:
+    async def _saved(self, file: KvFile) -> RemotingCommand:
         await file.save(self.kv.to_dict())
         return RemotingCommand.response()
 
@@ -304,27 +314,17 @@ def _only_local(connection: Connection, command: RemotingCommand) -> RemotingCom
     )
 
 
+def _from_here(handler: RequestHandler, connection: Connection, command: RemotingCommand) -> Any:
+    """``handler`` for brokers on this machine: without authentication, everybody who can reach the port could register
+    as any broker and take its topics' messages."""
+    if is_loopback(connection.peer.rpartition(":")[0].strip("[]")):
+        return handler(connection, command)
+    return RemotingCommand.response(
+        ResponseCode.NO_PERMISSION,
+        remark="this name server has no authentication, so only brokers on its own machine register; start it with "
+        "open_registration (aiorocket nameserver --open-registration) to take every broker's word",
+    )
+
+
 def _body(connection: Connection, command: RemotingCommand, value: Any) -> RemotingCommand:
     return RemotingCommand.response(body=encode_body(value, connection.reply_type(command)))
-
-
-class _KvFile:
-    """Where the key-values live, as a snapshot of two generations."""
-
-    def __init__(self, env: Env, directory: str) -> None:
-        # Imported here because a name server without a data directory has no use for it.
-        from aiorocket.storage.snapshots import Snapshot
-
-        self._disk = env.disk
-        self._directory = directory
-        self._snapshot = Snapshot(env.disk, f"{directory}/kvConfig")
-
-    async def load(self) -> dict[str, dict[str, str]]:
-        def load() -> dict[str, Any]:
-            self._disk.makedirs(self._directory)
-            return self._snapshot.load() or {}
-
-        return await self._disk.run(load)
-
-    async def save(self, tables: dict[str, dict[str, str]]) -> None:
-        await self._disk.run(self._snapshot.save, tables)

@@ -20,6 +20,8 @@ __all__ = ("Buffer", "Disk", "File", "Lock", "MemoryDisk", "MemoryFile", "RealDi
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
 
+#: Messages, offsets and secrets are their owner's: nobody else on the machine reads what this module makes.
+PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
 # The kernel takes at most IOV_MAX (1024 on Linux and macOS) buffers in one pwritev.
 _IOV_MAX = 1024
 _F_FULLFSYNC = 51  # macOS: fsync alone leaves the bytes in the drive's cache
@@ -202,7 +204,7 @@ class RealDisk:
 
     def open(self, path: str, *, create: bool = False) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return RealFile(path, os.open(path, flags, 0o644))
+        return RealFile(path, os.open(path, flags, PRIVATE_FILE))
 
     def listdir(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
@@ -222,7 +224,7 @@ class RealDisk:
             above = os.path.dirname(above)
         for directory in reversed(missing):
             try:
-                os.mkdir(directory)
+                os.mkdir(directory, PRIVATE_DIRECTORY)
             except FileExistsError:
                 # Somebody else may have made it meanwhile; a file in its place is an error.
                 if not os.path.isdir(directory):
@@ -252,7 +254,7 @@ class RealDisk:
     def lock(self, path: str) -> Lock:
         import fcntl
 
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest_asyncio
 
-from aiorocket.config import NameServerConfig
+from aiorocket.config import NameServerConfig, RemotingConfig
 from aiorocket.nameserver import NameServer
-from aiorocket.remoting import open_command_stream
+from aiorocket.remoting import RemotingClient, open_command_stream
 from aiorocket.runtime.env import memory_env, real_env
+from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import (
     MSGPACK,
+    BrokerHeartbeatRequestHeader,
     ClusterInfo,
     DataVersion,
     DeleteTopicFromNamesrvRequestHeader,
@@ -237,6 +239,43 @@ async def test_beyond_loopback_nothing_is_administered_but_routes_are_served() -
     finally:
         await peer.close()
         await server.close()
+
+
+def from_elsewhere(opened: bool) -> list[int]:
+    """The answers that a machine in the network gets to 103, 322, 904, 104 and then 105."""
+    codes: list[int] = []
+
+    async def main(sim: Simulation) -> None:
+        config = NameServerConfig(host="0.0.0.0", port=9876, open_registration=opened)
+        here = sim.host("10.0.0.1")
+        server = NameServer(sim.env(), config)
+        await here.run(server.start())
+
+        async def ask() -> None:
+            client = RemotingClient(sim.env(), RemotingConfig(serializer="json"))
+            body = encode_body(body_of("T", "U"), 0)
+            version = encode_body(DataVersion(7, 1), 0)
+            for code, header, content in (
+                (103, header_of(), body),
+                (322, QueryDataVersionRequestHeader("a", "10.0.0.1:10911", "C", 0), version),
+                (904, BrokerHeartbeatRequestHeader("C", "10.0.0.1:10911", "a"), b""),
+                (105, GetRouteInfoRequestHeader("T"), b""),
+                (104, UnRegisterBrokerRequestHeader("a", "10.0.0.1:10911", "C", 0), b""),
+            ):
+                command = RemotingCommand.request(code, header, body=content)
+                codes.append((await client.request("10.0.0.1:9876", command)).code)
+            await client.close()
+
+        await sim.host("10.0.0.2").run(ask())
+        await server.close()
+
+    simulate(main)
+    return codes
+
+
+def test_brokers_of_other_machines_register_only_where_that_is_opened() -> None:
+    assert from_elsewhere(opened=False) == [16, 16, 16, 1, 16]
+    assert from_elsewhere(opened=True) == [0, 0, 0, 0, 0]
 
 
 async def test_an_unknown_code_is_3(peer: Peer) -> None:

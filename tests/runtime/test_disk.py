@@ -87,6 +87,16 @@ def test_lock_is_exclusive(disk: Disk, root: str) -> None:
     disk.lock(f"{root}/lock").release()
 
 
+def test_what_it_makes_is_its_owners(tmp_path: Path) -> None:
+    disk, root = RealDisk(), str(tmp_path / "a" / "b")
+    disk.makedirs(root)
+    disk.replace(f"{root}/state", b"secret")
+    disk.open(f"{root}/log", create=True).close()
+    disk.lock(f"{root}/lock").release()
+    for name, mode in (("..", 0o700), (".", 0o700), ("state", 0o600), ("log", 0o600), ("lock", 0o600)):
+        assert os.stat(f"{root}/{name}").st_mode & 0o777 == mode, name
+
+
 async def test_jobs_run_in_order_and_report(disk: Disk, root: str) -> None:
     done: list[int] = []
     first = [disk.run(done.append, n) for n in range(20)]
