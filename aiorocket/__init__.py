@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from aiorocket.client.sending.producer import Producer as Producer
     from aiorocket.client.sending.send_hooks import SendContext as SendContext
     from aiorocket.client.sending.send_hooks import SendHook as SendHook
+    from aiorocket.client.sending.sender import OnewayOptions as OnewayOptions
+    from aiorocket.client.sending.sender import SendOptions as SendOptions
     from aiorocket.client.sending.transaction import Transaction as Transaction
     from aiorocket.client.sending.transaction import TransactionProducer as TransactionProducer
     from aiorocket.client.sending.transaction import TransactionResult as TransactionResult
@@ -105,6 +107,7 @@ _HOMES = {
     "client.admin.replay": "REPLAY_ID ReplayOutcome ReplayReport",
     "client.push.router": "Router",
     "client.sending.send_hooks": "SendContext SendHook",
+    "client.sending.sender": "OnewayOptions SendOptions",
     "client.state": "ConsumerState",
     "client.push.status": (
         "ConsumeConcurrentlyContext ConsumeConcurrentlyStatus ConsumeOrderlyContext ConsumeOrderlyStatus"

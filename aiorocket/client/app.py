@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Unpack
 
 from aiorocket.client.group.rebalance_hooks import QueuesHook, RebalanceHooks
 from aiorocket.client.health import Health, look
@@ -16,12 +17,13 @@ from aiorocket.client.push.listener_state import bind_state
 from aiorocket.client.push.router import Router
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.send_hooks import SendHook
-from aiorocket.client.sending.sender import Selector
+from aiorocket.client.sending.sender import OnewayOptions, SendOptions
 from aiorocket.client.sending.transaction import Checker, TransactionProducer
 from aiorocket.client.session import Session
-from aiorocket.config import ClientConfig, ConsumerConfig, ProducerConfig, PullConsumerConfig
+from aiorocket.client.topic_admin import ensure_topics as have_topics
+from aiorocket.config import ClientConfig, ConsumerConfig, MissingTopics, ProducerConfig, PullConsumerConfig
 from aiorocket.errors import UsageError
-from aiorocket.model import OutgoingMessage, Queue, SendReceipt, check_group
+from aiorocket.model import OutgoingMessage, SendReceipt, check_group, check_topic
 from aiorocket.runtime.env import Env
 
 __all__ = ("Client",)
@@ -33,6 +35,9 @@ class Client(Session):
     ``nameservers`` is ``"host:port[;host:port]"`` or a sequence of them and wins over the one in ``config``.
     ``group`` is the default of ``producer()``, ``consumer()`` and so on. Nothing is opened before ``start()`` or
     ``async with``; an object is used once.
+
+    ``missing_topics`` wins over the one in ``config``. The start creates those of ``ensure_topics`` that nobody has,
+    with 4 queues on every broker; it raises what prevents that.
     """
 
     def __init__(
@@ -42,7 +47,14 @@ class Client(Session):
         group: str | None = None,
         config: ClientConfig | None = None,
         env: Env | None = None,
+        missing_topics: MissingTopics | None = None,
+        ensure_topics: Iterable[str] = (),
     ) -> None:
+        if isinstance(ensure_topics, str):
+            raise UsageError(f"ensure_topics={ensure_topics!r}: several names, such as [{ensure_topics!r}]")
+        self._ensured = tuple(check_topic(topic) for topic in ensure_topics)
+        if missing_topics is not None:
+            config = replace(config or ClientConfig(), missing_topics=missing_topics)
         self.group = None if group is None else check_group(group)
         super().__init__(nameservers=nameservers, config=config, env=env)
         self._routers: dict[str, Router] = {}
@@ -53,6 +65,15 @@ class Client(Session):
         #: That of ``send``, from the first call on.
         self._app_producer: Producer | None = None
         self._first_send = asyncio.Lock()
+
+    async def start(self) -> None:
+        """As ``Session.start``; then ``ensure_topics``: NotConnectedError, RemoteError and so on of these."""
+        await super().start()
+        try:
+            await have_topics(self, self._ensured)
+        except BaseException:
+            await self.stop()
+            raise
 
     # -- what it makes --
 
@@ -161,47 +182,18 @@ class Client(Session):
             self._entered = False
 
     async def send(
-        self,
-        topic: str | OutgoingMessage,
-        body: bytes | None = None,
-        *,
-        tag: str = "",
-        keys: Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
-        sharding_key: str | None = None,
-        queue: Queue | None = None,
-        select: Selector | None = None,
-        arg: Any = None,
-        delay_level: int = 0,
-        timeout: float | None = None,
+        self, topic: str | OutgoingMessage, body: bytes | None = None, **options: Unpack[SendOptions]
     ) -> SendReceipt:
         """As ``Producer.send``, through a producer of this Client's group that the first call starts."""
         producer = self._app_producer or await self._start_producer()
-        return await producer.send(
-            topic, body, tag=tag, keys=keys, properties=properties, sharding_key=sharding_key, queue=queue,
-            select=select, arg=arg, delay_level=delay_level, timeout=timeout,
-        )  # fmt: skip
+        return await producer.send(topic, body, **options)
 
     async def send_oneway(
-        self,
-        topic: str | OutgoingMessage,
-        body: bytes | None = None,
-        *,
-        tag: str = "",
-        keys: Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
-        sharding_key: str | None = None,
-        queue: Queue | None = None,
-        select: Selector | None = None,
-        arg: Any = None,
-        timeout: float | None = None,
+        self, topic: str | OutgoingMessage, body: bytes | None = None, **options: Unpack[OnewayOptions]
     ) -> str:
-        """As ``Producer.send_oneway``, through the same producer as ``send``."""
+        """As ``Producer.send_oneway``, with its options, through the same producer as ``send``."""
         producer = self._app_producer or await self._start_producer()
-        return await producer.send_oneway(
-            topic, body, tag=tag, keys=keys, properties=properties, sharding_key=sharding_key, queue=queue,
-            select=select, arg=arg, timeout=timeout,
-        )  # fmt: skip
+        return await producer.send_oneway(topic, body, **options)
 
     def health(self) -> Health:
         """Whether this client and its consumers can work, from what is known: asks nobody.

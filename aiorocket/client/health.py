@@ -23,7 +23,8 @@ class BrokerHealth:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerHealth:
     """One consumer group here, or pull consumer. ``failing`` counts the queues whose last pull failed; ``last_error``
-    is one of their errors."""
+    is one of their errors. ``missing_topics`` are waited for, which leaves the consumer healthy: it may be the first
+    message of this very service that creates one."""
 
     group: str
     running: bool
@@ -35,6 +36,7 @@ class ConsumerHealth:
     retried: int
     dead_lettered: int
     last_error: str | None
+    missing_topics: tuple[str, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -96,6 +98,7 @@ def _consumer(state: ConsumerState) -> ConsumerHealth:
         retried=counters.retried,
         dead_lettered=counters.dead_lettered,
         last_error=state.last_error,
+        missing_topics=state.missing,
     )
 
 

@@ -58,13 +58,15 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerState:
-    """A snapshot: assigned queues, how much is cached and in work, and how it has gone so far."""
+    """A snapshot: assigned queues, how much is cached and in work, and how it has gone so far. ``missing`` are topics
+    that nobody has yet and that are waited for."""
 
     group: str
     client_id: str
     running: bool
     members: tuple[str, ...]
     queues: tuple[QueueState, ...]
+    missing: tuple[str, ...]
     cached: int
     in_work: int
     counters: Counters

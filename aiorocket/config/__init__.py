@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from aiorocket.config.client import BROKER_LOCK as BROKER_LOCK
     from aiorocket.config.client import ClientConfig as ClientConfig
     from aiorocket.config.client import ConsumerConfig as ConsumerConfig
+    from aiorocket.config.client import MissingTopics as MissingTopics
     from aiorocket.config.client import ProducerConfig as ProducerConfig
     from aiorocket.config.client import PullConsumerConfig as PullConsumerConfig
     from aiorocket.config.remoting import RemotingConfig as RemotingConfig
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from aiorocket.config.tls import TlsConfig as TlsConfig
 
 _HOMES = {
-    "client": "BROKER_LOCK ClientConfig ConsumerConfig ProducerConfig PullConsumerConfig",
+    "client": "BROKER_LOCK ClientConfig ConsumerConfig MissingTopics ProducerConfig PullConsumerConfig",
     "remoting": "RemotingConfig Serializer",
     "server": "BrokerConfig DELAY_LEVELS Flush NameServerConfig StoreConfig",
     "tls": "TlsConfig",

@@ -13,10 +13,13 @@ from aiorocket.config.tls import TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket_protocol import MAX_BODY, NAMESERVER_PORT
 
-__all__ = ("BROKER_LOCK", "ClientConfig", "ConsumerConfig", "ProducerConfig", "PullConsumerConfig")
+__all__ = ("BROKER_LOCK", "ClientConfig", "ConsumerConfig", "MissingTopics", "ProducerConfig", "PullConsumerConfig")
 
 #: How long RocketMQ's brokers, and ours, keep a queue lock that is not renewed.
 BROKER_LOCK = 60.0
+
+#: What a consumer does about a topic that nobody has.
+MissingTopics = Literal["wait", "create", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +46,17 @@ class ClientConfig:
     #: TLS to name servers and brokers: True trusts what the system trusts; see ``TlsConfig``. One ``ssl.SSLContext``
     #: made once serves any number of clients.
     tls: ssl.SSLContext | TlsConfig | bool = False
+    #: What a consumer does about a topic that nobody has: "wait" begins with the others and takes it when it is there,
+    #: from its first message on; "create" creates it; with "error" a start fails after ``start_timeout``.
+    missing_topics: MissingTopics = "wait"
 
     def __post_init__(self) -> None:
         if not isinstance(self.namespace, str) or not re.fullmatch(r"[a-zA-Z0-9_-]*", self.namespace, re.ASCII):
             raise ConfigError(f"namespace={self.namespace!r}: characters a-z A-Z 0-9 _ - are allowed")
         check_numbers(self)
         check_positive(self, "heartbeat_interval", "route_interval", "start_timeout")
+        if self.missing_topics not in ("wait", "create", "error"):
+            raise ConfigError(f"missing_topics={self.missing_topics!r}: 'wait', 'create' or 'error'")
         if not self.nameservers or isinstance(self.nameservers, str):
             raise ConfigError(f"nameservers={self.nameservers!r}: a tuple with at least one HOST:PORT")
         if self.instance is not None and not re.fullmatch(r"[^\s/\\]+", str(self.instance)):

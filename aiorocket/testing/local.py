@@ -4,16 +4,16 @@ made to fail. The fixtures ``rocketmq`` and ``rocketmq_durable`` of the pytest p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, Unpack
 
-from aiorocket import ConsumeHook, Consumer, Producer, Router
+from aiorocket import ConsumeHook, Consumer, Producer, Router, SendOptions
 from aiorocket.broker.broker import Broker
 from aiorocket.config import BrokerConfig, ConsumerConfig, Flush, NameServerConfig, StoreConfig
 from aiorocket.embedded import Embedded, embed
 from aiorocket.errors import UsageError
-from aiorocket.model import OutgoingMessage, Queue, SendReceipt
+from aiorocket.model import Queue, SendReceipt
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.disk import RealDisk
@@ -111,29 +111,12 @@ class LocalRocketMQ:
         """Create ``topic``; it has a route when this returns."""
         await self.embedded.create_topic(topic, queues)
 
-    async def send(
-        self,
-        topic: str,
-        body: bytes,
-        *,
-        tag: str = "",
-        keys: Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
-        sharding_key: str | None = None,
-        queue: Queue | None = None,
-        select: Callable[[Sequence[Queue], OutgoingMessage, Any], Queue] | None = None,
-        arg: Any = None,
-        delay_level: int = 0,
-        timeout: float | None = None,
-    ) -> SendReceipt:
-        """Send a message with a producer of the fixture. Arguments and errors as of ``Producer.send``."""
+    async def send(self, topic: str, body: bytes, **options: Unpack[SendOptions]) -> SendReceipt:
+        """Send a message with a producer of the fixture. Options and errors as of ``Producer.send``."""
         if self._producer is None:
             self._producer = self.embedded.producer("rocketmq-fixture")
             await self._producer.start()
-        return await self._producer.send(
-            topic, body, tag=tag, keys=keys, properties=properties, sharding_key=sharding_key, queue=queue,
-            select=select, arg=arg, delay_level=delay_level, timeout=timeout,
-        )  # fmt: skip
+        return await self._producer.send(topic, body, **options)
 
     def consumer(
         self,

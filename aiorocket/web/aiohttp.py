@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from aiohttp import web
 
 from aiorocket import Client, Router
-from aiorocket.config import ClientConfig
+from aiorocket.config import ClientConfig, MissingTopics
 
 __all__ = ("MQ", "readiness", "rocketmq_ctx")
 
@@ -25,6 +25,8 @@ def rocketmq_ctx(
     routers: Iterable[Router] = (),
     drain_timeout: float | None = None,
     config: ClientConfig | None = None,
+    missing_topics: MissingTopics | None = None,
+    ensure_topics: Iterable[str] = (),
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     """A context for ``app.cleanup_ctx.append(...)``: a Client with the listeners of ``routers``, which get the
     application as their ``state``.
@@ -32,10 +34,12 @@ def rocketmq_ctx(
     On shutdown the listeners that run have ``drain_timeout`` seconds to finish (``Client.running``). Put it behind the
     contexts that make what listeners use: contexts end in the opposite order.
     """
-    listeners = tuple(routers)
+    listeners, ensured = tuple(routers), tuple(ensure_topics)
 
     async def context(app: web.Application) -> AsyncIterator[None]:
-        async with Client(nameservers=nameservers, group=group, config=config) as mq:
+        async with Client(
+            nameservers=nameservers, group=group, config=config, missing_topics=missing_topics, ensure_topics=ensured
+        ) as mq:
             for router in listeners:
                 mq.include(router, state=app)
             app[MQ] = mq  # before the start, because listeners may begin in it

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from aiorocket import Client, Router
-from aiorocket.config import ClientConfig
+from aiorocket.config import ClientConfig, MissingTopics
 from aiorocket.errors import UsageError
 
 __all__ = ("MQ", "LifespanState", "readiness", "rocketmq_lifespan")
@@ -33,6 +33,8 @@ def rocketmq_lifespan(
     routers: Iterable[Router] = (),
     drain_timeout: float | None = None,
     config: ClientConfig | None = None,
+    missing_topics: MissingTopics | None = None,
+    ensure_topics: Iterable[str] = (),
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[LifespanState]]:
     """A lifespan for ``FastAPI(lifespan=...)``: a Client with the listeners of ``routers``, which get ``app.state`` as
     their ``state``.
@@ -40,11 +42,13 @@ def rocketmq_lifespan(
     On shutdown the listeners that run have ``drain_timeout`` seconds to finish (``Client.running``). An application
     with a lifespan of its own enters ``Client`` and ``running()`` there instead, as this function does.
     """
-    listeners = tuple(routers)
+    listeners, ensured = tuple(routers), tuple(ensure_topics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[LifespanState]:
-        async with Client(nameservers=nameservers, group=group, config=config) as mq:
+        async with Client(
+            nameservers=nameservers, group=group, config=config, missing_topics=missing_topics, ensure_topics=ensured
+        ) as mq:
             for router in listeners:
                 mq.include(router, state=app.state)
             app.state.mq = mq  # for listeners, which may begin before the next line returns

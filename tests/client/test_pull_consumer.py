@@ -648,7 +648,7 @@ def test_a_broker_from_before_lite_pulls_is_asked_under_the_old_code() -> None:
 def test_a_start_that_fails_says_why_and_leaves_nothing() -> None:
     async def scenario(cluster: SimCluster) -> None:
         host, consumer = pull(cluster)
-        await consumer.subscribe("nowhere")
+        await consumer.subscribe("nowhere", missing_topics="error")
         with pytest.raises(TopicNotFoundError, match="'nowhere'"):
             await host.run(consumer.start())
         with pytest.raises(UsageError, match="was stopped"):

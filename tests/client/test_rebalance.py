@@ -12,6 +12,7 @@ import pytest
 from aiorocket.client.core.assignment import TopicView, diff, wanted_queues
 from aiorocket.client.core.balance import fixed
 from aiorocket.client.core.start_from import StartFrom
+from aiorocket.client.core.subscriptions import Wanted
 from aiorocket.client.group.member import Member
 from aiorocket.client.message import Message
 from aiorocket.client.push.consumer import Consumer
@@ -69,7 +70,7 @@ def test_subscription_versions_only_grow() -> None:
         session, "g", ConsumerConfig(), kind="consumer", consume_type=CONSUME_PASSIVELY, message_model=CLUSTERING
     )
     topics, data = Topics(member, stream), member.subscriptions
-    topics.add("t", {"a"}, stream, StartFrom("first"))
+    topics.add("t", Wanted(frozenset("a"), start=StartFrom("first")), stream)
     topics.derive(10)
     topics.derive(20)
     assert {name: each.sub_version for name, each in data.items()} == {"t": 10, "%RETRY%g": 10}
@@ -78,11 +79,11 @@ def test_subscription_versions_only_grow() -> None:
     assert data["t"].sub_version == 30
     topics.derive(40)
     assert data["t"].sub_version == 30
-    topics.add("t", {"b"}, stream, StartFrom("last"))
+    topics.add("t", Wanted(frozenset("b")), stream)
     topics.derive(50)
     assert (data["t"].sub_version, data["t"].sub_string) == (50, "a || b")
     # Brokers take only what is newer, also when the clock was set back.
-    topics.add("t", {"c"}, stream, StartFrom("last"))
+    topics.add("t", Wanted(frozenset("c")), stream)
     topics.derive(20)
     assert (data["t"].sub_version, data["t"].sub_string) == (51, "a || b || c")
     assert list(data) == ["t", "%RETRY%g"]
@@ -552,7 +553,7 @@ def test_locks_are_renewed_while_a_start_still_waits_for_something_else() -> Non
             """Done."""
 
         # Of two topics one does not exist yet.
-        config = ClientConfig(start_timeout=100.0)
+        config = ClientConfig(start_timeout=100.0, missing_topics="error")
         member = await cluster.consumer("g", {"t": ok, "late": ok}, orderly=True, client=config, start=False)
         starting = asyncio.ensure_future(member.start())
         await asyncio.sleep(1)

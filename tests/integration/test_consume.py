@@ -443,7 +443,7 @@ async def test_a_start_that_cannot_settle_says_what_is_missing(mq: Embedded) -> 
     config = ClientConfig(nameservers=mq.nameservers, start_timeout=2)
     async with Client(config=config) as client:
         consumer = client.consumer("g")
-        consumer.listener("nowhere")(nothing)
+        consumer.listener("nowhere", missing_topics="error")(nothing)
         with pytest.raises(TopicNotFoundError, match=r"after 2 s.*'nowhere'.*create topics at the first send"):
             await consumer.start()
     away = Client(config=ClientConfig(nameservers=("127.0.0.1:1",), start_timeout=2))

@@ -1,4 +1,4 @@
-"""Administration: what people do with a cluster besides sending and consuming. So far: dead letters."""
+"""Administration: what people do with a cluster besides sending and consuming. So far: topics and dead letters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from aiorocket.client.admin.dead_letters import DeadLetters
+from aiorocket.client.core.namespace import wrap
 from aiorocket.client.session import Session
+from aiorocket.client.topic_admin import DEFAULT_QUEUES, create_topic
 from aiorocket.errors import UsageError
+from aiorocket.model import check_topic
 from aiorocket.runtime.env import Env
 
 __all__ = ("Admin",)
@@ -47,6 +50,17 @@ class Admin:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    async def create_topic(self, topic: str, queues: int = DEFAULT_QUEUES, *, cluster: str | None = None) -> None:
+        """Create ``topic`` with ``queues`` queues on every broker (its master) of ``cluster``, or of all; a topic
+        that is there gets so many. Clients find it when this returns.
+
+        A broker that cannot be reached is passed over with a warning. RemoteError when brokers serve no administration
+        or refuse the name, UsageError for a cluster that is not there, NotConnectedError when nobody can be reached.
+        """
+        if isinstance(queues, bool) or not isinstance(queues, int) or not 1 <= queues <= 65_536:
+            raise UsageError(f"queues={queues!r}: 1 to 65536")
+        await create_topic(self.client, wrap(self.client.config.namespace, check_topic(topic)), queues, cluster=cluster)
 
     def dlq(self, group: str) -> DeadLetters:
         """The messages that consumer group ``group`` gave up. UsageError for a name that no group can have."""

@@ -10,10 +10,10 @@ from datetime import datetime
 from aiorocket.client.admin.dead_message import DeadMessage
 from aiorocket.client.admin.marks import Marks
 from aiorocket.client.admin.replay import Replay, ReplayOutcome, ReplayReport
-from aiorocket.client.admin.topics import configure, master_of
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.client.session import Session
+from aiorocket.client.topic_admin import configure, master_of
 from aiorocket.errors import TopicNotFoundError, UsageError
 from aiorocket.model import check_group, check_topic
 

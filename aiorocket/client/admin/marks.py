@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from aiorocket.client.admin.topics import configure, master_of
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.queue_scan import QueueScan
@@ -18,6 +17,7 @@ from aiorocket.client.sending.attempts import Attempts
 from aiorocket.client.sending.outgoing import EncodedMessage
 from aiorocket.client.sending.publish import Publish
 from aiorocket.client.session import Session
+from aiorocket.client.topic_admin import configure, master_of
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import RemoteError, RocketError
 from aiorocket.model import Queue, check_topic

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Generic, NamedTuple, TypeVar
 
+from aiorocket.client.core.start_from import StartFrom, parse_start
+from aiorocket.config import MissingTopics
 from aiorocket.errors import UsageError
+from aiorocket.model import check_topic
 from aiorocket_protocol import ALL_TAGS, SQL92, ProtocolError, SubscriptionData
 
-__all__ = ("Registration", "Subscriptions", "check_filter", "check_tags", "subscription_data")
+__all__ = ("Registration", "Subscriptions", "Wanted", "check_filter", "check_tags", "subscription_data", "wanted")
 
 S = TypeVar("S")
 
@@ -33,6 +37,26 @@ def check_filter(tags: str, sql: str | None) -> frozenset[str]:
     if tags.strip() not in ("", ALL_TAGS):
         raise UsageError(f"tags={tags!r} and sql={sql!r}: a topic is filtered by one of them (SQL knows TAGS too)")
     return frozenset()
+
+
+class Wanted(NamedTuple):
+    """What is wanted of one topic: messages with one of ``tags`` (empty: all), or that match ``sql``; where to begin in
+    queues without an offset; what to do when nobody has the topic (None: what the client's config says)."""
+
+    tags: frozenset[str] = frozenset()
+    sql: str | None = None
+    start: StartFrom = StartFrom("last")
+    if_missing: MissingTopics | None = None
+
+
+def wanted(
+    topic: str, tags: str, sql: str | None, start_from: str | datetime | int, missing_topics: MissingTopics | None
+) -> Wanted:
+    """The parameters of a subscription, checked: UsageError says what is wrong with one."""
+    check_topic(topic)
+    if missing_topics not in (None, "wait", "create", "error"):
+        raise UsageError(f"missing_topics={missing_topics!r}: 'wait', 'create' or 'error'")
+    return Wanted(check_filter(tags, sql), sql, parse_start(start_from), missing_topics)
 
 
 def subscription_data(topic: str, tags: Iterable[str], sql: str | None, version: int) -> SubscriptionData:

@@ -9,10 +9,11 @@ from typing import Any
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.start_from import StartFrom
+from aiorocket.client.core.subscriptions import Wanted
 from aiorocket.client.group.leases import Leases
 from aiorocket.client.session import Session
 from aiorocket.client.state import Counters
-from aiorocket.config import ConsumerConfig, PullConsumerConfig
+from aiorocket.config import ConsumerConfig, MissingTopics, PullConsumerConfig
 from aiorocket.errors import NotConnectedError
 from aiorocket.model import Queue, check_group, check_topic
 from aiorocket.runtime.tasks import TaskScope
@@ -51,10 +52,19 @@ class Member:
         self.subscriptions: dict[str, SubscriptionData] = {}
         #: Where to begin in queues of a topic that the group has no offset for.
         self.starts: dict[str, StartFrom] = {}
+        #: What to do about a topic that nobody has, where that is said of the topic; and those that are waited for now.
+        self.if_missing: dict[str, MissingTopics] = {}
+        self.missing: set[str] = set()
         #: The brokers' queue locks, of an orderly consumer from its start on.
         self.leases: Leases | None = None
         self._consume_type = consume_type
         self._message_model = message_model
+
+    def want(self, topic: str, what: Wanted) -> None:
+        """Note how to begin with ``topic``; what the first subscription of a topic says counts."""
+        self.starts.setdefault(topic, what.start)
+        if what.if_missing is not None:
+            self.if_missing.setdefault(topic, what.if_missing)
 
     @property
     def pulling(self) -> bool:

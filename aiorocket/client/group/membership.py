@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 from aiorocket.client.core.lifecycle import State
+from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.group.commits import Commits
 from aiorocket.client.group.member import Member
@@ -125,5 +126,6 @@ class Membership:
             cached=sum(each.cached for each in queues),
             in_work=in_work,
             counters=counters,
+            missing=tuple(sorted(unwrap(self._member.namespace, topic) for topic in self._member.missing)),
             last_error=next((each.last_error for each in queues if each.last_error), None),
         )

@@ -12,14 +12,23 @@ from typing import Protocol
 
 from aiorocket.client.core.assignment import TopicView, diff, wanted_queues
 from aiorocket.client.core.balance import find_strategy, in_namespace
+from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.routes import TopicRoute
-from aiorocket.client.core.start_from import Start
+from aiorocket.client.core.start_from import Start, StartFrom
 from aiorocket.client.group.commits import OffsetStore
 from aiorocket.client.group.filter_check import check_expression
 from aiorocket.client.group.held_queue import HeldQueue
 from aiorocket.client.group.member import Member
 from aiorocket.client.group.start_offset import start_offset
-from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, TopicNotFoundError, UsageError
+from aiorocket.client.topic_admin import create_topic
+from aiorocket.errors import (
+    ConnectionLostError,
+    NotConnectedError,
+    RequestTimeoutError,
+    RocketError,
+    TopicNotFoundError,
+    UsageError,
+)
 from aiorocket.model import Queue
 from aiorocket.remoting.connection import Connection
 from aiorocket_protocol import (
@@ -46,6 +55,12 @@ _NO_MEMBERS = int(ResponseCode.SYSTEM_ERROR)
 #: How often the retry topic's route is asked for again because brokers are missing in it: a broker creates the topic
 #: when it gets the heartbeat and tells the name server a moment later, but one may be set to create none.
 _RETRY_ROUTE_LOOKS = 10
+
+#: A broker that is away: the others are not waiting for it.
+_AWAY = (NotConnectedError, ConnectionLostError, RequestTimeoutError)
+#: A group that waits for a topic with start_from="last" wants all that is stored since: by the broker's clock, which
+#: may be this much behind ours.
+_CLOCKS_APART_MS = 60_000
 
 
 class Assignment(Protocol):
@@ -85,6 +100,8 @@ class Rebalancer:
         self._missing: frozenset[str] = frozenset()
         self._looks = 0
         self._abandoned = False
+        #: Brokers that it began without.
+        self._away: set[str] = set()
         #: Of the locks that the round's new queues were begun under.
         self._terms: dict[Queue, int | None] = {}
         #: Members of the group as of the last round.
@@ -150,10 +167,13 @@ class Rebalancer:
                 found = optional if topic == self._member.retry_topic else problems
                 try:
                     views[topic] = await self._view(topic)
+                except TopicNotFoundError as error:
+                    views[topic] = None
+                    if found is problems:
+                        (optional if self._waits_for(topic) else problems).append(error)
                 except (RocketError, ProtocolError) as error:
                     views[topic] = None
-                    if found is problems or not isinstance(error, TopicNotFoundError):
-                        found.append(error)
+                    found.append(error)
             self._complete_retry_route(views, optional)
             if self._abandoned:
                 return problems, optional  # all it has is the stop's to end: handlers may still be running
@@ -224,11 +244,57 @@ class Rebalancer:
             try:
                 return await start_offset(self._member, self._store, queue)
             except (RocketError, ProtocolError) as error:
-                (optional if queue.topic == self._member.retry_topic else problems).append(error)
+                without = queue.topic == self._member.retry_topic or self._only_away(queue, error)
+                (optional if without else problems).append(error)
             return None
 
         found = await asyncio.gather(*map(ask, added))
         return {queue: start for queue, start in zip(added, found, strict=True) if start is not None}
+
+    def _only_away(self, queue: Queue, error: Exception) -> bool:
+        """Its broker cannot be reached, but another one of the topic can: a member begins with that."""
+        route = self._session.routes.known(queue.topic)
+        if route is None or not isinstance(error, _AWAY):
+            return False
+        others = (ids for name, ids in route.addresses.items() if name != queue.broker_name)
+        if not any(self._session.remoting.live(address) for ids in others for address in ids.values()):
+            return False
+        if queue.broker_name not in self._away:
+            self._away.add(queue.broker_name)
+            log.warning("group %s begins without broker %s: %s", self._member.group, queue.broker_name, error)
+        return True
+
+    def _waits_for(self, topic: str) -> bool:
+        """Nobody has ``topic``, and that is no reason for a start to fail."""
+        member = self._member
+        if member.if_missing.get(topic, self._session.config.missing_topics) != "wait":
+            return False
+        if topic not in member.missing:
+            member.missing.add(topic)
+            if member.starts.get(topic, StartFrom("last")).kind == "last":
+                member.starts[topic] = StartFrom("time", self._session.env.clock.wall_ms() - _CLOCKS_APART_MS)
+            log.warning(
+                "topic %r does not exist: group %r goes on without it, and looks every %g s whether it was created "
+                "(missing_topics='create' creates it, 'error' fails the start)",
+                unwrap(member.namespace, topic), member.group, member.config.rebalance_retry,
+            )  # fmt: skip
+        return True
+
+    async def _route(self, topic: str) -> TopicRoute:
+        member = self._member
+        try:
+            route = await self._session.route(topic)
+        except TopicNotFoundError:
+            policy = member.if_missing.get(topic, self._session.config.missing_topics)
+            if topic == member.retry_topic or policy != "create":
+                raise
+            await create_topic(self._session, topic)
+            log.info("created topic %r for group %r", unwrap(member.namespace, topic), member.group)
+            route = await self._session.route(topic)
+        if topic in member.missing:
+            member.missing.discard(topic)
+            log.warning("topic %r exists now: group %r begins with it", unwrap(member.namespace, topic), member.group)
+        return route
 
     def _still_locked(self, starts: dict[Queue, Start], optional: list[Exception]) -> dict[Queue, Start]:
         """Those whose lock was held all the time since before their offset was looked up. Of others it may be old news
@@ -258,7 +324,7 @@ class Rebalancer:
             optional.append(NotConnectedError(f"topic {retry!r} has no route to {', '.join(sorted(missing))} yet"))
 
     async def _view(self, topic: str) -> TopicView | None:
-        route = await self._session.route(topic)
+        route = await self._route(topic)
         if not route.subscribe:
             if topic == self._member.retry_topic:
                 return None  # the group's retryQueueNums is 0: it wants no retries

@@ -12,7 +12,7 @@ from typing import cast
 from aiorocket.client.core.lifecycle import State
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.start_from import Start, parse_start
-from aiorocket.client.core.subscriptions import check_filter, subscription_data
+from aiorocket.client.core.subscriptions import check_filter, subscription_data, wanted
 from aiorocket.client.group.commits import Commits, RemoteOffsets
 from aiorocket.client.group.filter_check import check_expression
 from aiorocket.client.group.group_check import check_group_agrees
@@ -26,7 +26,7 @@ from aiorocket.client.pull.queues import PullQueues
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.client.session import Session
 from aiorocket.client.state import ConsumerState
-from aiorocket.config import PullConsumerConfig
+from aiorocket.config import MissingTopics, PullConsumerConfig
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue, check_topic
 from aiorocket.runtime.env import Env
@@ -95,25 +95,26 @@ class PullConsumer:
     # -- what to read --
 
     async def subscribe(
-        self, topic: str, tags: str = ALL_TAGS, *, sql: str | None = None, start_from: str | datetime | int = "last"
+        self,
+        topic: str,
+        tags: str = ALL_TAGS,
+        *,
+        sql: str | None = None,
+        start_from: str | datetime | int = "last",
+        missing_topics: MissingTopics | None = None,
     ) -> None:
-        """Read ``topic``, its queues shared with the group: messages with one of ``tags``, or that match ``sql``.
-
-        ``start_from`` matters only in queues the group has no offset for: "last" is what comes from now on, "first"
-        all there is, an aware datetime (or milliseconds) what was stored since. On a running consumer this returns once
-        the topic's queues are assigned, or raises as ``start`` does; the subscription stays and is tried further.
-        """
+        """Read ``topic``, its queues shared with the group: messages with one of ``tags``, or that match ``sql``. The
+        other options, and what happens on a running consumer, are as of ``Consumer.subscribe``."""
         self._not_from_a_hook("subscribe")
-        check_topic(topic)
-        wanted, start = check_filter(tags, sql), parse_start(start_from)
+        what = wanted(topic, tags, sql, start_from, missing_topics)
         member, wire = self.member, self._wire_topic(topic)
         self._choose("subscribe")
         if wire in member.subscriptions:
             raise UsageError(f"pull consumer {self.group!r} has subscribed to topic {topic!r} already")
         if member.lifecycle.running:
             self._membership.join()
-        member.subscriptions[wire] = subscription_data(wire, wanted, sql, self._now_ms())
-        member.starts[wire] = start
+        member.subscriptions[wire] = subscription_data(wire, what.tags, sql, self._now_ms())
+        member.want(wire, what)
         if member.lifecycle.running:
             await self._settle()
 
@@ -283,11 +284,9 @@ class PullConsumer:
     # -- life --
 
     async def start(self) -> None:
-        """Return once what was subscribed to or assigned is read; with nothing of the kind, at once.
-
-        Raises what is missing after the client's ``start_timeout``: TopicNotFoundError, NotConnectedError, or
-        RequestTimeoutError with the details. Nothing is left running then.
-        """
+        """Return once what was subscribed to or assigned is read, but for topics that nobody has yet
+        (``ClientConfig.missing_topics``) and brokers that are away; with nothing of the kind, at once.
+        Raises what is missing after the client's ``start_timeout``, as ``Consumer.start`` does, with nothing left."""
         await self._membership.start(self._begin, self._leave)
 
     async def _begin(self) -> None:

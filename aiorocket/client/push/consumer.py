@@ -11,9 +11,8 @@ from typing import Any
 
 from aiorocket.client.core.lifecycle import State
 from aiorocket.client.core.namespace import unwrap, wrap
-from aiorocket.client.core.start_from import parse_start
 from aiorocket.client.core.stats import SAMPLE_INTERVAL, ConsumeStats
-from aiorocket.client.core.subscriptions import check_filter
+from aiorocket.client.core.subscriptions import wanted
 from aiorocket.client.group.commits import Commits, RemoteOffsets
 from aiorocket.client.group.group_check import check_group_agrees
 from aiorocket.client.group.leases import Leases
@@ -29,20 +28,18 @@ from aiorocket.client.push.fetcher import Fetcher, Pulling
 from aiorocket.client.push.hooks import ConsumeHook
 from aiorocket.client.push.router import Listener, Router
 from aiorocket.client.push.settlement import Settlement
-from aiorocket.client.push.sinks import Sink, end_work, make_sink
+from aiorocket.client.push.sinks import Sink, end_work, make_sink, sweep_forever
 from aiorocket.client.push.stream import MessageStream
 from aiorocket.client.push.topics import Topics
 from aiorocket.client.session import Session
 from aiorocket.client.state import ConsumerState
-from aiorocket.config import ConsumerConfig
+from aiorocket.config import ConsumerConfig, MissingTopics
 from aiorocket.errors import UsageError
-from aiorocket.model import Queue, check_topic
+from aiorocket.model import Queue
 from aiorocket.runtime.env import Env
 from aiorocket_protocol import CONSUME_PASSIVELY, ConsumerData, SubscriptionData
 
 __all__ = ("Consumer",)
-
-_LONGEST_SWEEP = 60.0
 
 
 class Consumer(Router):
@@ -140,22 +137,28 @@ class Consumer(Router):
     # -- what to consume --
 
     async def subscribe(
-        self, topic: str, tags: str = "*", *, sql: str | None = None, start_from: str | datetime | int = "last"
+        self,
+        topic: str,
+        tags: str = "*",
+        *,
+        sql: str | None = None,
+        start_from: str | datetime | int = "last",
+        missing_topics: MissingTopics | None = None,
     ) -> None:
         """Take messages of ``topic`` with one of ``tags``, or that match the SQL92 expression ``sql``, through
         ``messages()``.
 
         ``start_from`` matters only in queues the group has no offset for: "last" is what comes from now on, "first"
-        all there is, an aware datetime (or milliseconds) what was stored since. On a running consumer this returns
-        once the topic's queues are assigned, or raises as ``start`` does; the subscription stays and is tried further.
+        all there is, an aware datetime (or milliseconds) what was stored since. ``missing_topics`` is as of
+        ``listener``. On a running consumer this returns once the topic's queues are assigned, or raises as ``start``
+        does; the subscription stays and is tried further.
         """
-        check_topic(topic)
-        wanted, start = check_filter(tags, sql), parse_start(start_from)
+        what = wanted(topic, tags, sql, start_from, missing_topics)
         lifecycle = self.member.lifecycle
         if lifecycle.state not in (State.NEW, State.RUNNING):
             lifecycle.need_running()
         wire = self._wire(topic)
-        self._topics.add(wire, wanted, self.stream, start, sql)
+        self._topics.add(wire, what, self.stream)
         if lifecycle.running:
             self._topics.derive(self.client.env.clock.wall_ms())
             self.client.subscriptions_changed()
@@ -185,10 +188,11 @@ class Consumer(Router):
     # -- life --
 
     async def start(self) -> None:
-        """Return once every subscribed topic has a route, the brokers know this member, and its queues are assigned.
+        """Return once the brokers know this member and its queues are assigned, of every subscribed topic but those
+        that nobody has yet (``ClientConfig.missing_topics``), and of every broker but those that are away.
 
-        Raises what is missing after the client's ``start_timeout``: TopicNotFoundError, NotConnectedError, or
-        RequestTimeoutError with the details. Nothing is left running then.
+        Raises what is missing after the client's ``start_timeout``: TopicNotFoundError with "error", NotConnectedError
+        when no broker of a topic can be reached, or RequestTimeoutError with the details. Nothing is left running then.
         """
         if self.member.lifecycle.state is State.NEW:
             self._check_options()  # needs no network to be refused: the consumer is as it was then
@@ -215,7 +219,7 @@ class Consumer(Router):
         )  # fmt: skip
         for each in self.listeners:
             sink = make_sink(each, config, surroundings, member.leases)
-            self._topics.add(self._wire(each.topic), each.tags, sink, each.start_from, each.sql)
+            self._topics.add(self._wire(each.topic), each.wanted, sink)
             self._sinks.append(sink)
         self._topics.derive(self.client.env.clock.wall_ms())
         await check_group_agrees(member)
@@ -225,7 +229,7 @@ class Consumer(Router):
         await self._membership.settle()
         self._membership.rebalance_from_now_on()
         scope.start(self._commits.forever(config.offset_flush_interval, self.fetchers), name="commit")
-        scope.start(self._sweep_forever(), name="sweep")
+        scope.start(sweep_forever(self._sinks, config.consume_timeout), name="sweep")
         scope.start(self._sample_forever(), name="statistics")
 
     async def stop(self, *, drain: bool = True, timeout: float | None = None) -> None:
@@ -338,14 +342,6 @@ class Consumer(Router):
 
     def _begin_anew(self, positions: Mapping[Queue, int]) -> None:
         self._assigned.begin_anew(positions, self.config.offset_illegal_delay)
-
-    async def _sweep_forever(self) -> None:
-        limit = self.config.consume_timeout
-        while True:
-            await asyncio.sleep(min(_LONGEST_SWEEP, limit / 10))
-            now = asyncio.get_running_loop().time()
-            for sink in self._sinks:
-                await sink.sweep(now, limit)
 
     async def _sample_forever(self) -> None:
         """The statistics' one timer."""

@@ -55,7 +55,9 @@ def find_listener(listeners: Sequence[Listener], namespace: str, topic: str, tag
     """The listener that messages of ``topic`` with ``tag`` go to; as with retries, the topic's first one when none
     takes the tag."""
     found = [each for each in listeners if unwrap(namespace, each.topic) == topic]
-    return next((each for each in found if not each.tags or tag in each.tags), found[0] if found else None)
+    return next(
+        (each for each in found if not each.wanted.tags or tag in each.wanted.tags), found[0] if found else None
+    )
 
 
 async def consume_directly(

@@ -9,11 +9,11 @@ from datetime import datetime
 from functools import partial, wraps
 from typing import Any, Literal, TypeVar
 
-from aiorocket.client.core.start_from import StartFrom, parse_start
-from aiorocket.client.core.subscriptions import check_filter
+from aiorocket.client.core.subscriptions import Wanted, wanted
 from aiorocket.client.push.status import takes_context
+from aiorocket.config import MissingTopics
 from aiorocket.errors import UsageError
-from aiorocket.model import check_group, check_topic
+from aiorocket.model import check_group
 from aiorocket.runtime.threads import in_thread, in_thread_to_end
 
 __all__ = ("Handler", "Listener", "Mode", "Router")
@@ -32,13 +32,12 @@ class Listener:
     """One registered handler; None means the consumer's default."""
 
     topic: str
-    tags: frozenset[str]
+    wanted: Wanted
     handler: Handler
     concurrency: int | None
     batch_size: int | None
     max_attempts: int | None
     timeout: float | None
-    start_from: StartFrom
     #: "concurrent": a message (or a list) a call; "batch": a Batch a call; "orderly": one call at a time per queue.
     mode: Mode = "concurrent"
     #: The handler takes ``(messages, context)`` and returns RocketMQ's status, as a Java listener does.
@@ -52,8 +51,6 @@ class Listener:
     suspend: float | None = None
     #: Orderly only: what follows the last attempt, "dead_letter", or "suspend" (try for ever).
     on_exhausted: Literal["dead_letter", "suspend"] = "dead_letter"
-    #: A SQL92 expression instead of tags.
-    sql: str | None = None
 
 
 class Router:
@@ -76,6 +73,7 @@ class Router:
         order_by: Callable[[Any], object] | None = None,
         suspend: float | None = None,
         sql: str | None = None,
+        missing_topics: MissingTopics | None = None,
     ) -> Callable[[H], H]:
         """Decorate ``async def handler(message)`` (a plain function runs in a thread): called for messages of
         ``topic`` with one of ``tags`` (``"a || b"``, ``"*"``), or that match the SQL92 expression ``sql`` over their
@@ -86,7 +84,8 @@ class Router:
         to that many messages, perhaps of several queues, which succeed or fail together. ``max_attempts`` counts
         deliveries with the first one, the last failure goes to the dead letters. ``timeout`` (seconds) cancels the
         handler, which is a retry. ``start_from`` ("last", "first", an aware datetime, milliseconds) matters only in
-        queues the group has no offset for.
+        queues the group has no offset for. ``missing_topics`` ("wait", "create", "error"; default
+        ``ClientConfig.missing_topics``) is what happens when nobody has the topic.
 
         ``order_by=lambda message: message.sharding_key`` handles messages with equal keys one after the other, in the
         order of their queue, and different keys in parallel (None as key: no order). A failure makes its key rest for
@@ -102,25 +101,21 @@ class Router:
             raise UsageError("suspend= is for listeners with order_by=: others send back what fails")
         if order_by is not None and batch_size not in (None, 1):
             raise UsageError(f"batch_size={batch_size} with order_by=: messages in order come one at a time")
-        check_topic(topic)
-        wanted = check_filter(tags, sql)
-        start = parse_start(start_from)
+        what = wanted(topic, tags, sql, start_from, missing_topics)
 
         def register(handler: H) -> H:
             self.add(
                 Listener(
                     topic=topic,
-                    tags=wanted,
+                    wanted=what,
                     # By key nothing may overtake a function that was cancelled and runs on.
                     handler=_awaitable(handler, in_thread_to_end if order_by is not None else in_thread),
                     concurrency=concurrency,
                     batch_size=batch_size,
                     max_attempts=max_attempts,
                     timeout=timeout,
-                    start_from=start,
                     status=takes_context(handler),
                     order_by=order_by,
-                    sql=sql,
                     suspend=suspend,
                 )
             )
@@ -141,6 +136,7 @@ class Router:
         timeout: float | None = None,
         start_from: str | datetime | int = "last",
         sql: str | None = None,
+        missing_topics: MissingTopics | None = None,
     ) -> Callable[[H], H]:
         """Decorate ``async def handler(batch)``: called with a ``Batch`` of up to ``max_messages`` messages, perhaps of
         several queues. A batch is handed over when it is full, when its records fill ``max_bytes`` (as stored, with
@@ -158,9 +154,7 @@ class Router:
             raise UsageError(f"max_wait={max_wait!r}: 0 seconds or more")
         if not (isinstance(max_bytes, int) and max_bytes >= 0):
             raise UsageError(f"max_bytes={max_bytes!r}: 0 (no limit) or more")
-        check_topic(topic)
-        wanted = check_filter(tags, sql)
-        start = parse_start(start_from)
+        what = wanted(topic, tags, sql, start_from, missing_topics)
 
         def register(handler: H) -> H:
             if takes_context(handler):
@@ -168,14 +162,12 @@ class Router:
             self.add(
                 Listener(
                     topic=topic,
-                    tags=wanted,
+                    wanted=what,
                     handler=_awaitable(handler),
                     concurrency=concurrency,
                     batch_size=max_messages,
                     max_attempts=max_attempts,
                     timeout=timeout,
-                    start_from=start,
-                    sql=sql,
                     mode="batch",
                     max_wait=max_wait,
                     max_bytes=max_bytes,
@@ -198,6 +190,7 @@ class Router:
         timeout: float | None = None,
         start_from: str | datetime | int = "last",
         sql: str | None = None,
+        missing_topics: MissingTopics | None = None,
     ) -> Callable[[H], H]:
         """Decorate ``async def handler(message)``: called for the messages of each queue one at a time, in the order of
         their offsets, by one member of the group at any time (RocketMQ's queue lock).
@@ -214,26 +207,22 @@ class Router:
         returns a ConsumeOrderlyStatus. Two orderly listeners of one topic are each in order by themselves. A group is
         orderly or concurrent as a whole; its retry topic is covered too. ``sql`` is as of ``listener``.
         """
-        check_topic(topic)
         _check_numbers(concurrency=concurrency, batch_size=batch_size, max_attempts=max_attempts)
         _check_seconds(timeout=timeout, suspend=suspend)
         if on_exhausted not in ("dead_letter", "suspend"):
             raise UsageError(f"on_exhausted={on_exhausted!r}: 'dead_letter' or 'suspend'")
-        wanted = check_filter(tags, sql)
-        start = parse_start(start_from)
+        what = wanted(topic, tags, sql, start_from, missing_topics)
 
         def register(handler: H) -> H:
             self.add(
                 Listener(
                     topic=topic,
-                    tags=wanted,
+                    wanted=what,
                     handler=_awaitable(handler, in_thread_to_end),
                     concurrency=concurrency,
                     batch_size=batch_size,
                     max_attempts=max_attempts,
                     timeout=timeout,
-                    start_from=start,
-                    sql=sql,
                     mode="orderly",
                     status=takes_context(handler),
                     suspend=suspend,

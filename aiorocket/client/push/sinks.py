@@ -20,7 +20,9 @@ from aiorocket.config import ConsumerConfig
 from aiorocket.model import Queue
 from aiorocket.runtime.tasks import TaskScope
 
-__all__ = ("Sink", "end_work", "make_sink")
+__all__ = ("Sink", "end_work", "make_sink", "sweep_forever")
+
+_LONGEST_SWEEP = 60.0
 
 
 class Sink(Protocol):
@@ -85,6 +87,15 @@ def make_sink(listener: Listener, config: ConsumerConfig, surroundings: Surround
     else:
         call = Call if size > 1 else SingleCall
     return Delivery(listener.handler, batch_size=size, call=call, one_queue=listener.status, **options)
+
+
+async def sweep_forever(sinks: Iterable[Sink], limit: float) -> None:
+    """Look for handlers that run longer than ``limit`` seconds."""
+    while True:
+        await asyncio.sleep(min(_LONGEST_SWEEP, limit / 10))
+        now = asyncio.get_running_loop().time()
+        for sink in sinks:
+            await sink.sweep(now, limit)
 
 
 async def end_work(sinks: Iterable[Sink], scope: TaskScope) -> None:

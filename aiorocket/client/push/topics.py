@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 
 from aiorocket.client.core.namespace import wrap
-from aiorocket.client.core.start_from import StartFrom
-from aiorocket.client.core.subscriptions import Subscriptions
+from aiorocket.client.core.subscriptions import Subscriptions, Wanted
 from aiorocket.client.group.member import Member
 from aiorocket.client.message import Message
 from aiorocket.client.push.sinks import Sink
@@ -34,10 +32,10 @@ class Topics:
         # Topics some of whose messages go to the async iterator.
         self._streamed: set[str] = set()
 
-    def add(self, topic: str, tags: Iterable[str], taker: Taker, start: StartFrom, sql: str | None = None) -> None:
+    def add(self, topic: str, what: Wanted, taker: Taker) -> None:
         """UsageError when somebody takes these messages already. ``derive`` makes it known."""
-        self._subscribed.add(topic, tags, taker, sql)
-        self._member.starts.setdefault(topic, start)
+        self._subscribed.add(topic, what.tags, taker, what.sql)
+        self._member.want(topic, what)
 
     def derive(self, version: int) -> None:
         """Bring the derived tables up to date. A subscription that changed gets ``version`` as its subVersion, or one

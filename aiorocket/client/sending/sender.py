@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 from aiorocket.client.core.lifecycle import Lifecycle
 from aiorocket.client.core.namespace import unwrap, wrap
@@ -22,11 +22,31 @@ from aiorocket.errors import NotConnectedError, ProtocolError, SendError, TopicN
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt, check_group, check_topic
 from aiorocket_protocol import PROPERTY_INSTANCE_ID, UniqueIds, compress, pack_host
 
-__all__ = ("Selector", "Sender")
+__all__ = ("OnewayOptions", "Selector", "SendOptions", "Sender")
 
 #: ``select=``: from the queues that can be written to, the message, and ``arg``, to the queue it goes to (Java's
 #: MessageQueueSelector).
 Selector = Callable[[Sequence[Queue], OutgoingMessage, Any], Queue]
+
+
+class OnewayOptions(TypedDict, total=False):
+    """The options of ``Producer.send_oneway``, for whoever passes them on."""
+
+    tag: str
+    keys: Sequence[str]
+    properties: Mapping[str, str] | None
+    sharding_key: str | None
+    queue: Queue | None
+    select: Selector | None
+    arg: Any
+    timeout: float | None
+
+
+class SendOptions(OnewayOptions, total=False):
+    """Those of ``Producer.send``."""
+
+    delay_level: int
+
 
 _FIRST_PAUSE = 0.05
 
