@@ -117,6 +117,7 @@ class Broker:
         started.callback(parts.pulls.close)  # answers them, so that the server need not wait
         parts.delivery.start()
         self._tasks.start(state.keep_saving(config.offset_flush_interval), name="state")
+        self._tasks.start(parts.traffic.keep_sampling(), name="traffic")
         started.push_async_callback(parts.registration.close)
         await parts.registration.start()
 

@@ -24,6 +24,7 @@ from aiorocket.broker.handlers.transaction import TransactionHandlers
 from aiorocket.broker.registration import Registration
 from aiorocket.broker.schedule import DelayDelivery
 from aiorocket.broker.state import BrokerState
+from aiorocket.broker.traffic import TrafficMeter
 from aiorocket.broker.transaction_check import TransactionChecks
 from aiorocket.config import BrokerConfig
 from aiorocket.remoting.address import is_loopback
@@ -37,8 +38,9 @@ __all__ = ("Parts",)
 
 
 class Parts:
-    """Whole when made. The broker starts ``checks``, ``delivery`` and ``registration``; it closes these, ``clients``
-    and ``pulls``. ``address`` is what clients are told; ``hooks`` are called with every message that was sent back.
+    """Whole when made. The broker starts ``checks``, ``delivery``, ``registration`` and the sampling of ``traffic``; it
+    closes the first three, ``clients`` and ``pulls``. ``address`` is what clients are told; ``hooks`` are called with
+    every message that was sent back.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Parts:
         self._topics = tables.topics
         self._state = state
         self._boot = boot = env.clock.wall_ms()
+        self.traffic = TrafficMeter(loop, env.clock, config.cluster, tables, store)
         self.registration = Registration(
             env, config, tables.topics, address=address, version=self._topic_version, order_topics=self._order_topics
         )
@@ -88,7 +91,7 @@ class Parts:
                 tables, store, topic_version=self._topic_version, save=self._save_admin, deleted=self._topic_deleted
             ),
             CallHandlers(config, tables, store, reset=self.pulls.reset, save=lambda: state.save("offsets")),
-            StatisticsHandlers(env.clock, config.name, tables, store, boot=boot),
+            StatisticsHandlers(env.clock, config.name, tables, store, self.traffic, boot=boot),
         )
         for each in serving:
             for code, handler in each.codes().items():

@@ -433,6 +433,13 @@ class MessageStore:
         """Whether a message is young: close enough to the end of the log that it may still be in the page cache."""
         return self._reader.is_in_memory(topic, queue_id, offset)
 
+    def ends(self) -> dict[str, int]:
+        """For each topic the sum of where its queues end: how many messages it was ever given."""
+        ends: dict[str, int] = {}
+        for (topic, _), queue in self._queues.items():
+            ends[topic] = ends.get(topic, 0) + queue.max_offset
+        return ends
+
     def queues(self, topic: str) -> list[int]:
         """Ids of the queues of a topic that have ever been written to."""
         return sorted(queue_id for name, queue_id in self._queues if name == topic)

@@ -1,9 +1,10 @@
-"""What operators ask about topics and groups: 202, 208, 300, 303 and 317."""
+"""What operators ask about topics, groups and the broker: 28, 202, 208, 300, 303, 315 and 317."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ def queue(queue_id: int, topic: str = "T") -> MessageQueue:
 
 
 async def table(peer: Peer, code: int, **ext: Any) -> bytes:
+    """The body, without the rates: they are of the moment."""
     answer = await peer.call(code, None, **ext)
     assert answer.code == 0, answer.remark
-    return answer.body
+    return re.sub(rb'"consumeTps":[0-9.e-]+,|,"topicPutTps":[0-9.e-]+', b"", answer.body)
 
 
 def offsets(rows: dict[Any, Any]) -> bytes:
@@ -164,3 +166,49 @@ async def test_beyond_loopback_nobody_is_told(code: int) -> None:
         answer = await peer.call(code, None, topic="T", group="g", consumerGroup="g")
         assert answer.code == 16 and "no administration" in (answer.remark or "")
         await peer.close()
+
+
+async def runtime(peer: Peer) -> dict[str, str]:
+    answer = await peer.call(28)
+    found: dict[str, str] = json.loads(answer.body)["table"]
+    return found
+
+
+async def test_what_went_through_the_broker_is_counted(peer: Peer) -> None:
+    for number in range(5):
+        await peer.send(b"%d" % number)
+    await peer.send_batch(b"a", b"b", b"c")
+    assert len(records(await peer.pull("T", 0))) == 8
+    assert len(records(await peer.pull("T", 0, 6))) == 2
+    await peer.pull("T", 0, 8, sys_flag=4)  # finds nothing and does not wait
+    table = await runtime(peer)
+    assert table["msgPutTotalTodayNow"] == table["putMessageTimesTotal"] == "8"
+    assert table["msgGetTotalTodayNow"] == "10"
+    assert int(table["putMessageSizeTotal"]) == int(table["commitLogMaxOffset"]) > 8 * 91
+    put, found, missed, total, sent = (
+        [float(rate) for rate in table[key].split()]
+        for key in ("putTps", "getFoundTps", "getMissTps", "getTotalTps", "getTransferredTps")
+    )
+    assert put[0] > found[0] > missed[0] > 0 and total[0] == pytest.approx(found[0] + missed[0], abs=0.002)
+    assert sent[0] > put[0] and table["getTransferredTps"] == table["getTransferedTps"]
+
+
+async def test_statistics_of_one_topic_and_of_a_group_in_it(peer: Peer) -> None:
+    for _ in range(4):
+        await peer.send()
+    await peer.pull("T", 0)
+    for name, key in (("TOPIC_PUT_NUMS", "T"), ("GROUP_GET_NUMS", "T@g"), ("BROKER_PUT_NUMS", "DefaultCluster")):
+        stats = json.loads((await peer.call(315, None, statsName=name, statsKey=key)).body)
+        assert [stats[span]["sum"] for span in ("statsMinute", "statsHour", "statsDay")] == [4, 4, 4], (name, stats)
+        assert stats["statsMinute"]["tps"] > 0
+    unknown = await peer.call(315, None, statsName="TOPIC_PUT_NUMS", statsKey="Unknown")
+    assert unknown.code == 1 and unknown.remark == "The stats <TOPIC_PUT_NUMS> <Unknown> not exist"
+    assert b'"topicPutTps":0.0' not in (await peer.call(202, None, topic="T")).body
+    await commit(peer, 4)
+    assert b'"consumeTps":0.0' not in (await peer.call(208, None, consumerGroup="g")).body
+
+
+async def test_what_waits_in_delay_levels_is_shown(peer: Peer) -> None:
+    await peer.send(properties={"DELAY": "4"})
+    before = (await runtime(peer))["scheduleMessageOffset_4"]
+    assert before in ("0,1", "1,1")

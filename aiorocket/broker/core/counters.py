@@ -1,8 +1,8 @@
-"""What a broker counts of its consumer groups, as plain numbers anybody may read."""
+"""What a broker counts of its consumer groups and pulls, as plain numbers anybody may read."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 __all__ = ("GroupCounters", "SendBack")
@@ -35,6 +35,11 @@ class GroupCounters:
         self.dead_letters: Counter[str] = Counter()
         #: Commits refused because they carried the epoch of a lock that has another owner since.
         self.stale_commits: Counter[str] = Counter()
+        #: (topic, group) → messages in answers to its pulls. No Counter: its first look at a key is a call of Python.
+        self.delivered: defaultdict[tuple[str, str], int] = defaultdict(int)
+        #: Pull requests answered with messages, and without.
+        self.gets_found = 0
+        self.gets_missed = 0
 
     def report(self) -> dict[str, str]:
         """For GET_BROKER_RUNTIME_INFO: a total, and one entry for each group that has any."""

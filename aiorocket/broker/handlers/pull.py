@@ -105,6 +105,8 @@ class PullHandlers:
         self._configs = tables.configs
         self._group_config = tables.configs.get
         self._offsets = tables.offsets
+        self._counters = tables.counters
+        self._delivered = tables.counters.delivered
         self._property_filter = config.property_filter
         self._max_messages = config.max_pull_messages
         self._max_for_others = min(config.max_pull_messages, MAX_FOR_OTHERS)
@@ -173,6 +175,8 @@ class PullHandlers:
         else:
             result = self._read(topic_name, queue_id, offset, self._count(command, header), self._bytes(header), accept)
         if result.status is ReadStatus.FOUND:
+            self._delivered[topic_name, group] += result.count
+            self._counters.gets_found += 1
             connection.reply(command, _found(result), result.pieces)
             return None
         if flags & PULL_SUSPEND and header.suspend_timeout_millis > 0 and _is_at_end(result, offset):
@@ -181,6 +185,7 @@ class PullHandlers:
             if self.polls.park(pull, header.suspend_timeout_millis / 1000, self._loop.time()):
                 self._driver.update()
             return None
+        self._counters.gets_missed += 1
         return _not_found(result, offset)
 
     def arrived(self, topic: str, queue_id: int, max_offset: int, tags_code: int | None) -> None:
@@ -239,6 +244,7 @@ class PullHandlers:
             if pull.accept is None:
                 # Without a filter it would have been answered if anything had come.
                 waiting: _Waiting = pull.request
+                self._counters.gets_missed += 1
                 waiting.connection.reply(waiting.command, _not_found(waiting.nothing, pull.scanned))
             else:
                 unsure.append(pull)
@@ -271,8 +277,11 @@ class PullHandlers:
                 seen = wanted
             if result is not None:
                 if result.status is ReadStatus.FOUND:
+                    self._delivered[header.topic, header.consumer_group] += result.count
+                    self._counters.gets_found += 1
                     answer = _found(result)
                 elif last or not (result.status is ReadStatus.NO_MATCHED_MESSAGE or _is_at_end(result, pull.scanned)):
+                    self._counters.gets_missed += 1
                     answer = _not_found(result, pull.scanned)
                 else:  # news, but not for this filter: go on waiting behind it
                     pull.scanned = max(pull.scanned, result.next_offset)

@@ -1,11 +1,10 @@
 """How far a group is, what a topic holds, who is connected and how the broker is: GET_TOPIC_STATS_INFO (202),
 GET_CONSUME_STATS (208) and the same of all groups (317), QUERY_TOPIC_CONSUME_BY_WHO (300), QUERY_CONSUME_TIME_SPAN
-(303), the connections of a group (203, 204) and GET_BROKER_RUNTIME_INFO (28). mqadmin's topicStatus, consumerProgress,
-brokerConsumeStats, consumerConnection, producerConnection, brokerStatus and clusterList ask these.
+(303), the connections of a group (203, 204), GET_BROKER_RUNTIME_INFO (28) and VIEW_BROKER_STATS_DATA (315). mqadmin's
+topicStatus, consumerProgress, brokerConsumeStats, consumerConnection, producerConnection, brokerStatus, clusterList and
+statsAll ask these, and the pages of RocketMQ's dashboard.
 
-Everything is read from the store and the offsets at the moment of asking. Rates of topics and groups (topicPutTps,
-consumeTps) are left out, not reported as 0: nothing counts their messages. The broker's own rates in 28 are zeros,
-because mqadmin's clusterList reads them as numbers.
+Everything is read from the store, the offsets and the traffic at the moment of asking.
 """
 
 from __future__ import annotations
@@ -17,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 from aiorocket.broker.answers import keyed, refuse, unknown_topic
 from aiorocket.broker.core.groups import ConsumerGroup, Member
 from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.core.traffic import GROUP_GET_NUMS, TOPIC_PUT_NUMS, Growth, Key
+from aiorocket.broker.traffic import GETS_FOUND, GETS_MISSED, PUTS, TrafficMeter
 from aiorocket_protocol import (
     LANGUAGE_NAMES,
+    SCHEDULE_TOPIC,
     VERSION,
     VERSION_NAME,
     ClientConnection,
@@ -35,6 +37,7 @@ from aiorocket_protocol import (
     RemotingCommand,
     RequestCode,
     ResponseCode,
+    ViewBrokerStatsDataRequestHeader,
     encode_body,
     unpack_host,
 )
@@ -49,14 +52,15 @@ __all__ = ("StatisticsHandlers",)
 
 #: Queues looked at before others have their turn: each may cost a read of the disk.
 TURN = 64
-NO_TPS = "0.0 0.0 0.0"
 
 
 class StatisticsHandlers:
-    """Handlers for 28, 202, 203, 204, 208, 300, 303 and 317. ``boot`` is when the broker began, in wall-clock
+    """Handlers for 28, 202, 203, 204, 208, 300, 303, 315 and 317. ``boot`` is when the broker began, in wall-clock
     milliseconds."""
 
-    def __init__(self, clock: Clock, broker: str, tables: Tables, store: MessageStore, *, boot: int) -> None:
+    def __init__(
+        self, clock: Clock, broker: str, tables: Tables, store: MessageStore, traffic: TrafficMeter, *, boot: int
+    ) -> None:
         self._clock = clock
         self._broker = broker
         self._topics = tables.topics
@@ -65,6 +69,8 @@ class StatisticsHandlers:
         self._producers = tables.producers
         self._offsets = tables.offsets
         self._counters = tables.counters
+        self._delays = tables.delays
+        self._traffic = traffic
         self._store = store
         self._boot = boot
 
@@ -77,6 +83,7 @@ class StatisticsHandlers:
             RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
             RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
             RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
+            RequestCode.VIEW_BROKER_STATS_DATA: self.stats_data,
             RequestCode.GET_BROKER_CONSUME_STATS: self.all_consume_stats,
         }
 
@@ -95,7 +102,8 @@ class StatisticsHandlers:
                 "maxOffset": high,
                 "minOffset": low,
             }
-        return _answer(connection, command, {"offsetTable": table})
+        rate = self._per_second((TOPIC_PUT_NUMS, name))
+        return _answer(connection, command, {"offsetTable": table, "topicPutTps": rate})
 
     async def consume_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 208: how far the group is in each queue of one topic, of several (``topicList``) or of all it has
@@ -107,11 +115,13 @@ class StatisticsHandlers:
         topics = named or ([header.topic] if header.topic else self._offsets.topics(group))
         live = self._consumers.get(group)
         table: dict[MessageQueue, Any] = {}
+        rate = 0.0
         for name in topics:
             topic = self._topics.get(name)
             if topic is not None and (named or _is_wanted(live, name)):
                 table.update(await self._progress(group, name, topic.read_queues))
-        return _answer(connection, command, {"offsetTable": table})
+                rate += self._per_second((GROUP_GET_NUMS, f"{name}@{group}"))
+        return _answer(connection, command, {"consumeTps": rate, "offsetTable": table})
 
     async def all_consume_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 317: 208 for every group and topic, or with ``isOrder`` for order topics only, and how many messages
@@ -129,7 +139,8 @@ class StatisticsHandlers:
                     continue
                 table = await self._progress(group, name, topic.write_queues)
                 behind += sum(each["brokerOffset"] - each["consumerOffset"] for each in table.values())
-                found.append({"offsetTable": table})
+                rate = self._per_second((GROUP_GET_NUMS, f"{name}@{group}"))
+                found.append({"consumeTps": rate, "offsetTable": table})
             groups.append({group: found})
         address = unpack_host(self._store.store_host)
         return _answer(connection, command, {"brokerAddr": address, "consumeStatsList": groups, "totalDiff": behind})
@@ -209,10 +220,37 @@ class StatisticsHandlers:
         plain = {"connectionSet": [data.to_plain() for data in _connections(live.members.values())]}
         return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
 
+    def stats_data(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 315: what came in or went out in the last minute, hour and day. The average per call (avgpt) is left
+        out: nothing counts the calls."""
+        header = command.read(ViewBrokerStatsDataRequestHeader)
+        grown = self._traffic.now().grown((header.stats_name, header.stats_key), self._traffic.time())
+        if grown is None:
+            return RemotingCommand.response(
+                ResponseCode.SYSTEM_ERROR,
+                remark=f"The stats <{header.stats_name:.200}> <{header.stats_key:.600}> not exist",
+            )
+        plain = dict(zip(("statsMinute", "statsHour", "statsDay"), map(_stats, grown), strict=True))
+        return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
+
+    def _per_second(self, key: Key) -> float:
+        """In the last minute."""
+        grown = self._traffic.now().grown(key, self._traffic.time())
+        return 0.0 if grown is None else grown[0].per_second
+
     def runtime_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 28: what mqadmin's clusterList and brokerStatus read, as text."""
         store = self._store
         now = self._clock.wall_ms()
+        traffic, loop_now = self._traffic.now(), self._traffic.time()
+        put, got = self._traffic.put, self._traffic.got
+        totals, today, yesterday = traffic.totals, traffic.this_morning, traffic.yesterday_morning
+        puts, put_bytes = totals.get(PUTS, 0), self._traffic.bytes_stored
+
+        def rates(*keys: Key) -> str:
+            each = zip(*(traffic.rates(key, loop_now) for key in keys), strict=True)
+            return " ".join(str(round(sum(rate), 3)) for rate in each)
+
         table = {
             "bootTimestamp": str(self._boot),
             "runtime": f"[ {(now - self._boot) // 1000} seconds ]",
@@ -233,24 +271,32 @@ class StatisticsHandlers:
             "pullThreadPoolQueueHeadWaitTimeMills": "0",
             "pageCacheLockTimeMills": "0",
             "dispatchBehindBytes": "0",
-            "putTps": NO_TPS,
-            "getFoundTps": NO_TPS,
-            "getMissTps": NO_TPS,
-            "getTotalTps": NO_TPS,
-            "getTransferredTps": NO_TPS,
-            "getTransferedTps": NO_TPS,
-            "msgPutTotalYesterdayMorning": "0",
-            "msgPutTotalTodayMorning": "0",
-            "msgPutTotalTodayNow": "0",
-            "msgGetTotalYesterdayMorning": "0",
-            "msgGetTotalTodayMorning": "0",
-            "msgGetTotalTodayNow": "0",
+            "putMessageTimesTotal": str(puts),
+            "putMessageSizeTotal": str(put_bytes),
+            "putMessageAverageSize": str(round(put_bytes / max(1, puts), 1)),
+            "putTps": rates(PUTS),
+            "getFoundTps": rates(GETS_FOUND),
+            "getMissTps": rates(GETS_MISSED),
+            "getTotalTps": rates(GETS_FOUND, GETS_MISSED),
+            "getTransferredTps": rates(got),
+            "getTransferedTps": rates(got),  # what 4.9 calls it
+            "msgPutTotalYesterdayMorning": str(yesterday.get(put, 0)),
+            "msgPutTotalTodayMorning": str(today.get(put, 0)),
+            "msgPutTotalTodayNow": str(totals.get(put, 0)),
+            "msgGetTotalYesterdayMorning": str(yesterday.get(got, 0)),
+            "msgGetTotalTodayMorning": str(today.get(got, 0)),
+            "msgGetTotalTodayNow": str(totals.get(got, 0)),
             "timerReadBehind": "0",
             "timerOffsetBehind": "0",
             "timerCongestNum": "0",
             "timerEnqueueTps": "0.0",
             "timerDequeueTps": "0.0",
             "consumerGroups": str(sum(1 for _ in self._consumers)),
+            **{
+                f"scheduleMessageOffset_{level}": f"{self._delays.progress(level)},{end}"
+                for level in self._delays.levels
+                if (end := store.max_offset(SCHEDULE_TOPIC, level - 1))
+            },
             **self._counters.report(),
         }
         for live in self._consumers:
@@ -265,6 +311,10 @@ class StatisticsHandlers:
         """When the message at ``offset`` was stored; ``missing`` when there is none."""
         stamp = self._store.store_time(topic, queue_id, offset) if offset >= 0 else None
         return missing if stamp is None else stamp
+
+
+def _stats(grown: Growth) -> dict[str, Any]:
+    return {"sum": grown.total, "tps": grown.per_second}
 
 
 def _is_wanted(live: ConsumerGroup | None, topic: str) -> bool:
