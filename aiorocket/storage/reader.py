@@ -178,6 +178,13 @@ class Reader:
         found = self.entries(topic, queue_id, offset, 1)
         return bool(found) and self._log.written - found[0][0] <= YOUNG_BYTES
 
+    def ends(self) -> dict[str, int]:
+        """See MessageStore.ends."""
+        ends: dict[str, int] = {}
+        for (topic, _), queue in self._queues.items():
+            ends[topic] = ends.get(topic, 0) + queue.max_offset
+        return ends
+
 
 def _outside(offset: int, low: int, high: int) -> tuple[ReadStatus, int]:
     """Status and next offset for an offset that no message has, as RocketMQ answers."""
