@@ -19,7 +19,8 @@ from tests.architecture.sources import ROOT, SOURCES, imported, module_of, name_
 GENERATED = {"headers.py", "codes.py"}
 MOST_LINES = 500
 #: Ratchets: what attracts everything has its present size, and a module that needs more says why in its header. They
-#: only go down (but the broker's wiring, a line or two for each handler): who makes one smaller by more than SLACK lines writes its new size here.
+#: only go down (but the broker's wiring, a line or two for each handler): who makes one smaller by more than SLACK
+#: lines writes its new size here.
 SLACK = 20
 RATCHETS = {
     "aiorocket/broker/broker.py": 185,
