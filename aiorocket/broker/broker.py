@@ -114,12 +114,20 @@ class Broker:
         if config.port:
             # The store first: whoever reaches the port is served at once.
             await self.server.start(config.host, config.port)
+            await self._listen_vip(config.port - 2)
         started.callback(parts.pulls.close)  # answers them, so that the server need not wait
         parts.delivery.start()
         self._tasks.start(state.keep_saving(config.offset_flush_interval), name="state")
         self._tasks.start(parts.traffic.keep_sampling(), name="traffic")
         started.push_async_callback(parts.registration.close)
         await parts.registration.start()
+
+    async def _listen_vip(self, port: int) -> None:
+        if self.config.vip_listener and port > 0:
+            try:
+                await self.server.listen(self.config.host, port)
+            except UsageError as error:
+                _log.warning("no VIP channel (RocketMQ's dashboard and some 4.x clients use it): %s", error)
 
     async def _load(self, store: MessageStore) -> BrokerState:
         """The tables as they were saved, and what the store knows better."""

@@ -109,6 +109,9 @@ class BrokerConfig:
     reject_transactions: bool = False
     #: Serve SQL92 filters (RocketMQ's enablePropertyFilter, which is off there).
     property_filter: bool = True
+    #: Listen on ``port`` - 2 too, if that is free: RocketMQ's VIP channel, for its dashboard and some 4.x clients. Not
+    #: with port 0, which nobody knows beforehand. Two brokers of one machine need ports further apart, or this off.
+    vip_listener: bool = True
     #: Keep the replies of request-reply in their topic too (RocketMQ's storeReplyMessageEnable).
     store_replies: bool = True
     store: StoreConfig = field(default_factory=StoreConfig)

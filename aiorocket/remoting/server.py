@@ -26,8 +26,8 @@ _BACKLOG = 1024
 
 
 class RemotingServer:
-    """A listening socket and its connections. ``on_connect`` and ``on_close`` are called with each connection, once.
-    With ``tls`` it speaks nothing else."""
+    """Listening sockets, mostly one, and their connections. ``on_connect`` and ``on_close`` are called with each
+    connection, once. With ``tls`` it speaks nothing else."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class RemotingServer:
         self._env = env
         self._on_connect = on_connect
         self._on_close = on_close
-        self._server: asyncio.Server | None = None
+        self._listening: list[asyncio.Server] = []
+        self._shared = memoryview(b"")
         self._sweeper: Sweeper | None = None
         self._tasks = TaskScope("remoting-server")
         self._closing = False
@@ -78,9 +79,16 @@ class RemotingServer:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen; port 0 takes a free one. UsageError says why it cannot be bound and what to do."""
+        self._sweeper = Sweeper(asyncio.get_running_loop(), self.config)
+        self._shared = memoryview(bytearray(READ_SIZE))
+        server = await self.listen(host, port)
+        name = server.sockets[0].getsockname()
+        self._port = int(name[1])
+        self._address = format_address(name)
+
+    async def listen(self, host: str, port: int) -> asyncio.Server:
+        """Accept on one more address, once started. UsageError as of ``start``."""
         loop = asyncio.get_running_loop()
-        self._sweeper = Sweeper(loop, self.config)
-        shared = memoryview(bytearray(READ_SIZE))
 
         def factory() -> asyncio.BaseProtocol:
             return Connection(
@@ -89,18 +97,17 @@ class RemotingServer:
                 self.processors.dispatch,
                 self._tasks,
                 is_client=False,
-                shared=shared,
+                shared=self._shared,
                 on_made=self._made,
                 on_lost=self._lost,
             )
 
         try:
-            self._server = await loop.create_server(factory, host, port, backlog=_BACKLOG, **self._tls)
+            server = await loop.create_server(factory, host, port, backlog=_BACKLOG, **self._tls)
         except OSError as error:
             raise UsageError(_why_not_bound(host, port, error)) from error
-        name = self._server.sockets[0].getsockname()
-        self._port = int(name[1])
-        self._address = format_address(name)
+        self._listening.append(server)
+        return server
 
     def _made(self, connection: Connection) -> None:
         sweeper = self._sweeper
@@ -134,8 +141,8 @@ class RemotingServer:
         Whoever parks requests (long polls) should answer them before, else they use the grace up.
         """
         self._closing = True
-        server, self._server = self._server, None
-        if server is not None:
+        listening, self._listening = self._listening, []
+        for server in listening:
             server.close()
         open_connections = self.connections
         for connection in open_connections:
@@ -152,7 +159,7 @@ class RemotingServer:
         await end_all(open_connections, max(grace, 0.05))
         if self._sweeper is not None:
             self._sweeper.close()
-        if server is not None:
+        for server in listening:
             await server.wait_closed()
 
 

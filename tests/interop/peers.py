@@ -231,7 +231,7 @@ def apache_server(
 def our_server(place: Path) -> Iterator[Server]:
     """Our name server and our broker with a durable store, as two processes of the installed command line."""
     place.mkdir(parents=True, exist_ok=True)
-    ns_port, broker_port = _free_port(), _free_port()
+    ns_port, broker_port = _free_port(), _free_port(-2, 0)
     nameserver, broker = f"127.0.0.1:{ns_port}", f"127.0.0.1:{broker_port}"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "protocol"))), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-c", "from aiorocket.cli.main import main; main()"]
