@@ -84,7 +84,7 @@ class Parts:
             ReplyHandlers(env, config, tables, store, address=address, admit=sends.admit),
             OffsetHandlers(tables, store, stale=locks.stale),
             SendBackHandler(env, tables, store, topics_changed=changed, hooks=hooks),
-            QueryHandlers(store),
+            QueryHandlers(store, max_bytes=config.max_pull_bytes),
         )
         administration = (
             TopicHandlers(

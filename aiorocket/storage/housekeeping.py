@@ -17,6 +17,7 @@ from aiorocket.runtime.disk import Disk
 from aiorocket.storage.commit_log import CommitLog
 from aiorocket.storage.consume_queue import UNIT_SIZE, ConsumeQueue, remove_queue, write_units
 from aiorocket.storage.files import FileCache
+from aiorocket.storage.key_index import KeyIndex
 from aiorocket.storage.recovery import QueueTable, checkpoint_state
 from aiorocket.storage.snapshots import Snapshot
 
@@ -37,6 +38,7 @@ class Housekeeping:
         queues: QueueTable,
         deleted: dict[str, int],
         timestamp: Callable[[], int],
+        keys: KeyIndex,
     ) -> None:
         self._disk = disk
         self._interval = config.checkpoint_interval
@@ -46,6 +48,7 @@ class Housekeeping:
         self._queues = queues
         self._deleted = deleted
         self._timestamp = timestamp
+        self._keys = keys
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -65,6 +68,7 @@ class Housekeeping:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        await self._keys.close()
         while self._tasks:
             await asyncio.wait(list(self._tasks))
         if clean:
@@ -111,6 +115,8 @@ class Housekeeping:
     async def _periodic(self) -> None:
         self._log.check_space()
         await self._checkpoint(clean=False)
+        if not self._closing:
+            self._keys.keep_up()
         if self.dirty and not self._log.is_broken:
             self.arm()
 

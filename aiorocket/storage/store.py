@@ -26,6 +26,7 @@ from aiorocket.storage.commit_log import CommitGroup, CommitLog, Done
 from aiorocket.storage.consume_queue import UNIT, ConsumeQueue, queue_directory
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.housekeeping import Housekeeping
+from aiorocket.storage.key_index import KeyIndex, Part, load_parts
 from aiorocket.storage.reader import Reader
 from aiorocket.storage.recovery import WRITE_OUT, QueueTable, Recovered, recover
 from aiorocket.storage.results import PutResult, PutStatus, ReadResult, Recovery, StoreBusyError
@@ -68,7 +69,14 @@ class MessageStore:
     group commit."""
 
     def __init__(
-        self, env: Env, config: StoreConfig, directory: str, store_host: bytes, lock: Lock, found: Recovered
+        self,
+        env: Env,
+        config: StoreConfig,
+        directory: str,
+        store_host: bytes,
+        lock: Lock,
+        found: Recovered,
+        parts: list[Part],
     ) -> None:
         self.directory = directory
         #: What opening it found.
@@ -86,11 +94,20 @@ class MessageStore:
         self._lock = lock
         self._log = log = CommitLog(env, config, f"{directory}/commitlog", files, self._committed, self._failed)
         self._reader = Reader(log, ChunkCache(log, max(4 << 20, config.tail_cache)), files, self._queues)
+        log.start(found.segments, found.end)
+        self._keys = KeyIndex(env.disk, log, files, f"{directory}/index", parts, self._reader.read_record)
         self._behind = Housekeeping(
-            env.disk, config, log, files, found.snapshot, self._queues, found.deleted, lambda: self._timestamp
+            env.disk,
+            config,
+            log,
+            files,
+            found.snapshot,
+            self._queues,
+            found.deleted,
+            lambda: self._timestamp,
+            self._keys,
         )
         self._closed = False
-        log.start(found.segments, found.end)
         log.check_space()
 
     # ---- life
@@ -114,7 +131,7 @@ class MessageStore:
         directory = directory.rstrip("/") or "/"
         locks: list[Lock] = []
         try:
-            found = await env.disk.run(_open_files, env.disk, config, directory, tags_code_of, locks)
+            found, parts = await env.disk.run(_open_files, env.disk, config, directory, tags_code_of, locks)
         except asyncio.CancelledError:
             # The disk's thread goes on with it; nobody else may begin before it has ended.
             env.disk.run(_give_back, locks)
@@ -126,7 +143,7 @@ class MessageStore:
                     f"data directory {directory} cannot be used: {error}; give a directory this user may write to"
                 ) from error
             raise
-        return cls(env, config, directory, store_host, locks[0], found)
+        return cls(env, config, directory, store_host, locks[0], found, parts)
 
     async def close(self) -> None:
         """Write and acknowledge what waits, save a checkpoint that makes the next start scan nothing, give the lock
@@ -406,6 +423,14 @@ class MessageStore:
         yet."""
         return self._reader.read_record(physical_offset)
 
+    async def find_by_key(
+        self, topic: str, key: str, begin: int, end: int, *, tag: bool = False, limit: int, max_bytes: int
+    ) -> list[bytes]:
+        """The newest ``limit`` records of a topic that have ``key`` as UNIQ_KEY or a word of KEYS (or as their tag) and
+        were stored in ``begin`` to ``end`` (ms), oldest first; at most ``max_bytes``, but at least one. Waits for the
+        index to reach the end of the log. OSError when a file cannot be read."""
+        return await self._keys.find(topic, key, begin, end, tag=tag, limit=limit, max_bytes=max_bytes)
+
     def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
         """(physical offset, size, tags code) of up to ``count`` visible messages from ``offset`` on."""
         return self._reader.entries(topic, queue_id, offset, count)
@@ -451,6 +476,11 @@ class MessageStore:
         return self._log.start_offset
 
     @property
+    def last_timestamp(self) -> int:
+        """When the newest message was stored (ms); 0 before the first."""
+        return self._timestamp
+
+    @property
     def max_physical(self) -> int:
         """Log offset after the newest visible message."""
         return self._log.written
@@ -480,13 +510,15 @@ class MessageStore:
 
 def _open_files(
     disk: Disk, config: StoreConfig, directory: str, tags_code_of: Callable[[RecordView], int], locks: list[Lock]
-) -> Recovered:
+) -> tuple[Recovered, list[Part]]:
     """Blocking. The lock is in ``locks`` as soon as it is held, so that it can be given back whatever happens then."""
     disk.makedirs(directory)
     locks.append(disk.lock(f"{directory}/lock"))
     disk.makedirs(f"{directory}/commitlog")
     disk.makedirs(f"{directory}/consumequeue")
-    return recover(disk, directory, config, tags_code_of)
+    found = recover(disk, directory, config, tags_code_of)
+    start = found.segments[0].base if found.segments else found.end
+    return found, load_parts(disk, f"{directory}/index", start, found.end)
 
 
 def _give_back(locks: list[Lock]) -> None:

@@ -339,6 +339,8 @@ class QueryMessageRequestHeader(NamedTuple):
     max_num: int
     begin_timestamp: int
     end_timestamp: int
+    index_type: str | None = None
+    last_key: str | None = None
 
 
 class QueryMessageResponseHeader(NamedTuple):
@@ -945,6 +947,8 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("max_num", "maxNum", "int", True),
         FieldSpec("begin_timestamp", "beginTimestamp", "long", True),
         FieldSpec("end_timestamp", "endTimestamp", "long", True),
+        FieldSpec("index_type", "indexType", "str", False),
+        FieldSpec("last_key", "lastKey", "str", False),
     ),
     QueryMessageResponseHeader: (
         FieldSpec("index_last_update_timestamp", "indexLastUpdateTimestamp", "long", True),

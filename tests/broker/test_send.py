@@ -188,4 +188,3 @@ async def test_an_unknown_request_code_is_3_and_a_missing_field_is_named(peer: P
     assert answer.code == 3 and (answer.remark or "").startswith(" request type 9999 not supported")
     answer = await peer.call(310, None, b"x", a="p")
     assert answer.code == 1 and ".b: missing" in (answer.remark or "")
-    assert (await peer.call(12, None, topic="T")).code == 3

@@ -1,10 +1,13 @@
-"""Looking at single messages (33). There is no key index, so 12 stays unserved and says so."""
+"""Looking at single messages: by key (12), by place in the log (33)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from aiorocket_protocol import (
+    EXT_UNIQUE_KEY_QUERY,
+    QueryMessageRequestHeader,
+    QueryMessageResponseHeader,
     RemotingCommand,
     RequestCode,
     ResponseCode,
@@ -18,12 +21,18 @@ if TYPE_CHECKING:
 
 __all__ = ("QueryHandlers",)
 
+#: Messages of one answer (maxMsgsNumBatch), and of one to a look-up by UNIQ_KEY (defaultQueryMaxNum).
+_MAX, _MAX_UNIQUE = 64, 32
+#: indexType of a look-up by tag (5.5); "K" and "U" are keys, and so is none.
+_TAG = "T"
+
 
 class QueryHandlers:
-    """Handlers for 12 and 33."""
+    """Handlers for 12 and 33. ``max_bytes`` bounds the messages of one answer."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: MessageStore, *, max_bytes: int) -> None:
         self._store = store
+        self._max_bytes = max_bytes
 
     def codes(self) -> dict[int, RequestHandler]:
         return {
@@ -41,10 +50,26 @@ class QueryHandlers:
             )
         return RemotingCommand.response(body=data)
 
-    def query_message(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Code 12: "not found" would be a lie about messages that are there."""
-        return RemotingCommand.response(
-            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-            remark=" request type 12 not supported (QUERY_MESSAGE): this broker keeps no key index yet; "
-            "look a message up by its offset id",
-        )
+    async def query_message(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 12: the newest messages of a topic with a key, oldest first. The answer's header says how far the index
+        is: always to the newest message."""
+        header = command.read(QueryMessageRequestHeader)
+        unique = (command.ext_value(EXT_UNIQUE_KEY_QUERY) or "").lower() == "true"
+        limit = _MAX_UNIQUE if unique else min(header.max_num, _MAX)
+        found: list[bytes] = []
+        if limit > 0:
+            found = await self._store.find_by_key(
+                header.topic,
+                header.key,
+                header.begin_timestamp,
+                header.end_timestamp,
+                tag=header.index_type == _TAG and not unique,
+                limit=limit,
+                max_bytes=self._max_bytes,
+            )
+        told = QueryMessageResponseHeader(self._store.last_timestamp, self._store.max_physical)
+        if not found:
+            return RemotingCommand.response(
+                ResponseCode.QUERY_NOT_FOUND, told, remark="can not find message, maybe time range not correct"
+            )
+        return RemotingCommand.response(header=told, body=b"".join(found))

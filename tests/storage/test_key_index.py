@@ -1,0 +1,216 @@
+"""The key index: rules of keys, growth and pauses, restarts, damaged and stale parts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.runtime.env import Env, memory_env
+from aiorocket.storage import MessageStore
+from aiorocket_protocol import (
+    SYS_FLAG_TRANSACTION_PREPARED,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
+    RecordView,
+    encode_properties,
+)
+from tests.storage.stores import HOST, opened
+
+END = 1 << 62
+
+
+async def keep(store: MessageStore, body: bytes, topic: str = "T", sys_flag: int = 0, **properties: str) -> int:
+    """Append and wait; the log offset."""
+    future: Any = asyncio.get_running_loop().create_future()
+    store.append(
+        topic, 0, body, encode_properties(properties), flag=0, sys_flag=sys_flag, born_timestamp=7, born_host=HOST,
+        tags_code=0, done=future.set_result,
+    )  # fmt: skip
+    place: int = (await future).physical_offset
+    return place
+
+
+async def found(
+    store: MessageStore, key: str, topic: str = "T", begin: int = 0, end: int = END, **more: Any
+) -> list[bytes]:
+    options = {"limit": 64, "max_bytes": 1 << 20, **more}
+    records = await store.find_by_key(topic, key, begin, end, **options)
+    return [RecordView(record, 0, len(record)).raw_body for record in records]
+
+
+def small_parts(store: MessageStore, entries: int = 50) -> None:
+    store._keys._entries = entries
+
+
+def part_files(env: Env) -> list[str]:
+    disk = env.disk
+    assert isinstance(disk, MemoryDisk)
+    return sorted(path for path in disk.files if path.startswith("/store/index/"))
+
+
+async def test_a_message_is_found_by_its_id_each_of_its_keys_and_its_tag() -> None:
+    store = await opened()
+    await keep(store, b"one", UNIQ_KEY="ID1", KEYS="order-1  customer-7", TAGS="paid")
+    await keep(store, b"two", UNIQ_KEY="ID2", KEYS="order-2 customer-7")
+    await keep(store, b"else", topic="U", UNIQ_KEY="ID3", KEYS="order-1")
+    await keep(store, b"no key at all")
+    assert await found(store, "ID1") == [b"one"] and await found(store, "order-2") == [b"two"]
+    assert await found(store, "customer-7") == [b"one", b"two"]
+    assert await found(store, "order-1") == [b"one"] and await found(store, "order-1", "U") == [b"else"]
+    assert await found(store, "paid", tag=True) == [b"one"] and await found(store, "paid") == []
+    assert await found(store, "order") == [] and await found(store, "") == [] and await found(store, "ID1", "V") == []
+    await store.close()
+
+
+async def test_the_newest_are_found_and_told_oldest_first() -> None:
+    store = await opened()
+    small_parts(store, 8)
+    for number in range(40):
+        await keep(store, b"%d" % number, KEYS="k", UNIQ_KEY=f"ID{number}")
+    assert await found(store, "k", limit=3) == [b"37", b"38", b"39"]
+    assert await found(store, "k", limit=100) == [b"%d" % number for number in range(40)]
+    record = len(store.read_record(0) or b"")
+    assert await found(store, "k", max_bytes=record * 2 + 20) == [b"38", b"39"]
+    assert await found(store, "k", max_bytes=1) == [b"39"]
+    await store.close()
+
+
+async def test_a_rollback_has_no_keys_and_a_half_message_has() -> None:
+    store = await opened()
+    await keep(store, b"half", sys_flag=SYS_FLAG_TRANSACTION_PREPARED, KEYS="k")
+    await keep(store, b"back", sys_flag=SYS_FLAG_TRANSACTION_ROLLBACK, KEYS="k")
+    assert await found(store, "k") == [b"half"]
+    await store.close()
+
+
+async def test_only_what_was_stored_in_the_time_asked_for() -> None:
+    env = memory_env()
+    store = await opened(env)
+    small_parts(store, 5)
+    stamps = []
+    for number in range(20):
+        view = store.read_record(await keep(store, b"%d" % number, KEYS="k"))
+        assert view is not None
+        stamps.append(RecordView(view, 0, len(view)).store_timestamp)
+        await asyncio.sleep(0.002)
+    for low, high in ((0, 19), (3, 3), (0, 7), (9, 19), (4, 12)):
+        expected = [b"%d" % number for number in range(20) if stamps[low] <= stamps[number] <= stamps[high]]
+        assert await found(store, "k", begin=stamps[low], end=stamps[high]) == expected
+    assert await found(store, "k", begin=stamps[-1] + 1) == [] and await found(store, "k", end=stamps[0] - 1) == []
+    await store.close()
+
+
+async def test_many_keys_over_segments_parts_and_restarts() -> None:
+    """Everything is found, however the log is cut into segments and parts; parts are used again after a restart."""
+    env = memory_env()
+    pick = random.Random(5)
+    expected: dict[str, list[bytes]] = {}
+    store = await opened(env)
+    small_parts(store)
+    for number in range(600):
+        if number in (200, 400):
+            await found(store, "k0")
+            await store.close()
+            store = await opened(env)
+            small_parts(store)
+            assert len(store._keys.parts) == len(part_files(env)) > 0
+        key = f"k{pick.randrange(40)}"
+        body = b"%d:" % number + bytes(pick.choice((0, 10, 3000)))
+        expected.setdefault(key, []).append(body)
+        await keep(store, body, KEYS=key)
+    for key, bodies in expected.items():
+        assert await found(store, key) == bodies[-64:]
+    assert store._keys.behind == 0 and len(part_files(env)) >= 11
+    await store.close()
+
+
+async def test_a_part_that_is_damaged_or_gone_is_made_again() -> None:
+    env = memory_env()
+    disk = env.disk
+    assert isinstance(disk, MemoryDisk)
+    store = await opened(env)
+    small_parts(store, 20)
+    bodies = [b"%d" % number for number in range(90)]
+    for body in bodies:
+        await keep(store, body, KEYS=f"all {body.decode()}")
+    assert await found(store, "all", limit=100) == bodies[-100:]
+    files = part_files(env)
+    assert len(files) > 3
+    disk.files[files[1]][-1] ^= 1  # an entry
+    disk.files[files[3]][100] ^= 1  # the table; noticed by what it says
+    assert await found(store, "all", limit=100) == bodies
+    for body in bodies:
+        assert await found(store, body.decode()) == [body]
+    await store.close()
+    disk.files[part_files(env)[0]][20] ^= 1
+    disk.files[part_files(env)[2]][5000] ^= 1
+    del disk.files[part_files(env)[1]]
+    disk.files["/store/index/rubbish"] = bytearray(b"x")
+    store = await opened(env)
+    small_parts(store, 20)
+    assert await found(store, "all", limit=100) == bodies and not any("rubbish" in path for path in part_files(env))
+    await store.close()
+
+
+async def test_parts_of_a_log_that_was_cut_are_not_used() -> None:
+    """A power cut took the end of the log; other messages stand there now."""
+    env = memory_env()
+    disk = env.disk
+    assert isinstance(disk, MemoryDisk)
+    store = await opened(env, flush="async")
+    small_parts(store, 10)
+    places = [await keep(store, b"%d" % number, KEYS="k") for number in range(25)]
+    assert len(await found(store, "k")) == 25 and len(part_files(env)) == 2
+    await store.close()
+    del disk.files["/store/commitlog/" + "0" * 20][places[15] :]
+    for name in ("a", "b"):
+        disk.files.pop(f"/store/checkpoint.{name}", None)
+    store = await opened(env)
+    assert len(part_files(env)) == 1
+    await keep(store, b"other", KEYS="other")
+    assert len(await found(store, "k")) == 15 and await found(store, "other") == [b"other"]
+    await store.close()
+
+
+async def test_it_grows_behind_checkpoints_and_waits_when_the_disk_fails(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(MemoryDisk):
+        failing = False
+
+        def replace(self, path: str, data: bytes) -> None:
+            if self.failing and "/index/" in path:
+                raise OSError(28, "No space left on device")
+            super().replace(path, data)
+
+    env = Env(memory_env().clock, memory_env().entropy, disk := Failing())
+    store = await opened(env, checkpoint_interval=0.01)
+    small_parts(store, 10)
+    disk.failing = True
+    for number in range(30):
+        await keep(store, b"%d" % number, KEYS="k")
+    async with asyncio.timeout(5):
+        while "waits for the next checkpoint" not in caplog.text:
+            await asyncio.sleep(0.005)
+    assert store.problem is None and not part_files(env)
+    disk.failing = False
+    async with asyncio.timeout(5):
+        while store._keys.behind:
+            await keep(store, b"more", KEYS="k")
+            await asyncio.sleep(0.02)
+    assert len(part_files(env)) >= 3
+    await store.close()
+
+
+async def test_damage_in_the_log_hides_no_more_than_the_rest_of_its_segment(caplog: pytest.LogCaptureFixture) -> None:
+    env = memory_env()
+    disk = env.disk
+    assert isinstance(disk, MemoryDisk)
+    store = await opened(env)
+    first = [await keep(store, bytes(20_000) + b"%d" % number, KEYS="k") for number in range(9)]
+    disk.files["/store/commitlog/" + "0" * 20][first[1] + 4] ^= 0xFF  # a magic
+    bodies = await found(store, "k")
+    assert bodies[0][20_000:] == b"0" and [body[20_000:] for body in bodies[1:]] == [b"%d" % n for n in range(3, 9)]
+    assert "not all is in the key index" in caplog.text
+    await store.close()
