@@ -12,7 +12,7 @@ from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
 from aiorocket.nameserver.kv_file import KvFile
-from aiorocket.remoting.address import is_loopback
+from aiorocket.remoting.address import host_of, is_loopback
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable, RequestHandler
 from aiorocket.remoting.server import RemotingServer
@@ -317,7 +317,8 @@ def _only_local(connection: Connection, command: RemotingCommand) -> RemotingCom
 def _from_here(handler: RequestHandler, connection: Connection, command: RemotingCommand) -> Any:
     """``handler`` for brokers on this machine: without authentication, everybody who can reach the port could register
     as any broker and take its topics' messages."""
-    if is_loopback(connection.peer.rpartition(":")[0].strip("[]")):
+    peer = host_of(connection.peer)
+    if is_loopback(peer) or peer == host_of(connection.local):
         return handler(connection, command)
     return RemotingCommand.response(
         ResponseCode.NO_PERMISSION,

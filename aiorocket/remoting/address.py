@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiorocket.errors import UsageError
 
-__all__ = ("is_loopback", "parse_address")
+__all__ = ("host_of", "is_loopback", "parse_address")
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -17,6 +17,11 @@ def parse_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"address {address!r:.200}: HOST:PORT is needed, with a port from 1 to 65535")
     return host, int(port)
+
+
+def host_of(address: str) -> str:
+    """The host of ``host:port`` or ``[v6]:port``, which is one."""
+    return address.rpartition(":")[0].strip("[]")
 
 
 def is_loopback(host: str) -> bool:

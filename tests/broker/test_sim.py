@@ -115,7 +115,7 @@ def test_a_silent_client_is_forgotten_after_two_minutes_and_the_others_are_told(
 def test_a_broker_that_falls_silent_loses_its_routes_after_two_minutes_and_gets_them_back() -> None:
     async def main(sim: Simulation) -> None:
         names_host = sim.host("10.0.0.5")
-        nameserver = NameServer(sim.env(), NameServerConfig(host="10.0.0.5", port=9876))
+        nameserver = NameServer(sim.env(), NameServerConfig(host="10.0.0.5", port=9876, open_registration=True))
         await names_host.run(nameserver.start())
         host, broker = await started(sim, sim.env(), config(nameservers=("10.0.0.5:9876",)))
         assert nameserver.routes.topic_route("TBW102") is not None
@@ -138,7 +138,7 @@ def test_a_broker_that_falls_silent_loses_its_routes_after_two_minutes_and_gets_
 def test_a_broker_that_died_is_replaced_at_once_by_one_of_its_name() -> None:
     async def main(sim: Simulation) -> None:
         names_host = sim.host("10.0.0.5")
-        nameserver = NameServer(sim.env(), NameServerConfig(host="10.0.0.5", port=9876))
+        nameserver = NameServer(sim.env(), NameServerConfig(host="10.0.0.5", port=9876, open_registration=True))
         await names_host.run(nameserver.start())
         host, _ = await started(sim, sim.env(), config(nameservers=("10.0.0.5:9876",)))
         host.kill()

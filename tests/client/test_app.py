@@ -284,7 +284,7 @@ def test_cancelled_at_any_moment_a_service_leaves_nothing_behind() -> None:
 
     async def life(sim: Simulation, after: float) -> bool:
         hosts = [sim.host(f"10.0.0.{number}") for number in (1, 2, 3)]
-        nameserver = NameServer(sim.env(), NameServerConfig(host="10.0.0.1"))
+        nameserver = NameServer(sim.env(), NameServerConfig(host="10.0.0.1", open_registration=True))
         await hosts[0].run(nameserver.start())
         store = StoreConfig(segment_size=64 * 1024, min_free=64 * 1024)
         broker = Broker(

@@ -318,7 +318,7 @@ def scenario(main: Callable[[Simulation], Any], seed: int = 0) -> Any:
 
     async def around(sim: Simulation) -> Any:
         names_host, broker_host = sim.host("10.0.0.1"), sim.host("10.0.0.2")
-        names = NameServer(sim.env(), NameServerConfig(host="10.0.0.1"))
+        names = NameServer(sim.env(), NameServerConfig(host="10.0.0.1", open_registration=True))
         await names_host.run(names.start())
         small = StoreConfig(segment_size=64 * 1024, min_free=64 * 1024)
         config = BrokerConfig(host="10.0.0.2", port=10911, data="store", nameservers=(NAMES,), store=small)

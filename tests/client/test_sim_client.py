@@ -33,7 +33,7 @@ class Cluster:
 
     async def start(self) -> None:
         host = self.sim.host("10.0.0.1")
-        names = NameServer(self.sim.env(), NameServerConfig(host="10.0.0.1"))
+        names = NameServer(self.sim.env(), NameServerConfig(host="10.0.0.1", open_registration=True))
         await host.run(names.start())
         self.closers.append((host, names.close))
         await self.start_broker()

@@ -64,7 +64,7 @@ def test_consumers_get_what_was_paid_and_nothing_else(seed: int) -> None:
     async def main(sim: Simulation) -> None:
         dice, bank, disk = random.Random(seed), Bank(), sim.disk()
         names_host = sim.host("10.0.0.1")
-        names = NameServer(sim.env(), NameServerConfig(host="10.0.0.1"))
+        names = NameServer(sim.env(), NameServerConfig(host="10.0.0.1", open_registration=True))
         await names_host.run(names.start())
         broker_host, broker = await start_broker(sim, disk)
 
@@ -121,7 +121,7 @@ def test_the_check_of_a_transaction_that_made_its_topic_finds_its_producer(seed:
     async def main(sim: Simulation) -> None:
         bank = Bank()
         names_host, sender_host = sim.host("10.0.0.1"), sim.host("10.0.1.1")
-        names = NameServer(sim.env(), NameServerConfig(host="10.0.0.1"))
+        names = NameServer(sim.env(), NameServerConfig(host="10.0.0.1", open_registration=True))
         await names_host.run(names.start())
         broker_host, broker = await start_broker(sim, sim.disk())
         producer = TransactionProducer("bank", nameservers=NAMES, env=sim.env(), checker=bank.check)

@@ -88,7 +88,7 @@ class World:
 
     async def start(self) -> None:
         self.names_host = self.sim.host("10.0.0.1")
-        self.names = NameServer(self.sim.env(), NameServerConfig(host="10.0.0.1"))
+        self.names = NameServer(self.sim.env(), NameServerConfig(host="10.0.0.1", open_registration=True))
         await self.names_host.run(self.names.start())
         await self.start_broker()
         for _ in range(PARTITIONS):
