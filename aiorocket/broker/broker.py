@@ -6,9 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 from aiorocket.broker.addresses import advertised
 from aiorocket.broker.core.counters import SendBack
+from aiorocket.broker.core.queue_codes import queue_code
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.parts import Parts
@@ -23,7 +25,6 @@ from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket.storage.results import Recovery
 from aiorocket.storage.store import MessageStore
-from aiorocket_protocol import SCHEDULE_TOPIC, RecordView, tags_code
 
 __all__ = ("Broker",)
 
@@ -51,6 +52,7 @@ class Broker:
         self.locks = tables.locks
         self.counters = tables.counters
         self.delays = tables.delays
+        self.timers = tables.timers
         self.transactions = tables.transactions
         #: Called with every message that a consumer sent back, once it is stored; must return quickly.
         self.on_send_back: list[Callable[[SendBack], None]] = []
@@ -95,8 +97,9 @@ class Broker:
             # Nobody knows a port that was not asked for, so it may be bound before there is something to serve.
             await self.server.start(config.host, 0)
         self.address, host = await advertised(config, config.port or self.server.port)
-        codes = self._tags_code_of
-        store = await MessageStore.open(env, config.store, self._directory, store_host=host, tags_code_of=codes)
+        store = await MessageStore.open(
+            env, config.store, self._directory, store_host=host, tags_code_of=partial(queue_code, self.delays)
+        )
         self.recovery = store.recovery
         started.push_async_callback(store.close)
         state = await self._load(store)
@@ -108,6 +111,7 @@ class Broker:
         started.push_async_callback(parts.checks.close)
         parts.checks.start()  # before the first request can end a transaction
         started.push_async_callback(parts.delivery.close)
+        started.push_async_callback(parts.timers.close)
         started.callback(parts.clients.close)
         started.push_async_callback(self._tasks.close)
         started.push_async_callback(self.server.close)
@@ -117,6 +121,7 @@ class Broker:
             await self._listen_vip(config.port - 2)
         started.callback(parts.pulls.close)  # answers them, so that the server need not wait
         parts.delivery.start()
+        parts.timers.start()
         self._tasks.start(state.keep_saving(config.offset_flush_interval), name="state")
         self._tasks.start(parts.traffic.keep_sampling(), name="traffic")
         started.push_async_callback(parts.registration.close)
@@ -140,6 +145,7 @@ class Broker:
                 "groups": tables.configs,
                 "offsets": tables.offsets,
                 "delays": tables.delays,
+                "timers": tables.timers,
                 "transactions": tables.transactions,
                 "locks": tables.locks,
             },
@@ -166,16 +172,11 @@ class Broker:
         """The wall clock was set: delayed messages that are due now need not wait for the next look at it."""
         if self._parts is not None:
             self._parts.delivery.clock_changed()
+            self._parts.timers.clock_changed()
 
     async def close(self) -> None:
         """Leave the name servers, answer what is in flight, save everything. A second call does nothing."""
         await self._started.pop_all().aclose()
-
-    def _tags_code_of(self, record: RecordView) -> int:
-        """What stands beside a record in its queue: the hash of its tag, or when it is due in a delay queue."""
-        if record.topic == SCHEDULE_TOPIC and 0 <= record.queue_id < len(self.config.delay_levels):
-            return self.delays.due_at(record.queue_id + 1, record.store_timestamp)
-        return tags_code(record.tag) if record.tag else 0
 
     def _lost(self, connection: Connection) -> None:
         if self._parts is not None:

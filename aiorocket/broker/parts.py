@@ -15,6 +15,7 @@ from aiorocket.broker.handlers.locks import LockHandlers
 from aiorocket.broker.handlers.offset import OffsetHandlers
 from aiorocket.broker.handlers.pull import PullHandlers
 from aiorocket.broker.handlers.query import QueryHandlers
+from aiorocket.broker.handlers.recall import RecallHandler
 from aiorocket.broker.handlers.reply import ReplyHandlers
 from aiorocket.broker.handlers.send import SendHandlers
 from aiorocket.broker.handlers.send_back import SendBackHandler
@@ -24,6 +25,7 @@ from aiorocket.broker.handlers.transaction import TransactionHandlers
 from aiorocket.broker.registration import Registration
 from aiorocket.broker.schedule import DelayDelivery
 from aiorocket.broker.state import BrokerState
+from aiorocket.broker.timers import TimerDelivery
 from aiorocket.broker.traffic import TrafficMeter
 from aiorocket.broker.transaction_check import TransactionChecks
 from aiorocket.config import BrokerConfig
@@ -32,15 +34,15 @@ from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.env import Env
 from aiorocket.storage.store import MessageStore
-from aiorocket_protocol import SCHEDULE_TOPIC, DataVersion
+from aiorocket_protocol import SCHEDULE_TOPIC, TIMER_TOPIC, DataVersion
 
 __all__ = ("Parts",)
 
 
 class Parts:
-    """Whole when made. The broker starts ``checks``, ``delivery``, ``registration`` and the sampling of ``traffic``; it
-    closes the first three, ``clients`` and ``pulls``. ``address`` is what clients are told; ``hooks`` are called with
-    every message that was sent back.
+    """Whole when made. The broker starts ``checks``, ``delivery``, ``timers``, ``registration`` and the sampling of
+    ``traffic``; it closes the first four, ``clients`` and ``pulls``. ``address`` is what clients are told; ``hooks``
+    are called with every message that was sent back.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Parts:
             env, config, tables.topics, address=address, version=self._topic_version, order_topics=self._order_topics
         )
         self.delivery = DelayDelivery(loop, env.clock, tables.delays, store)
+        self.timers = TimerDelivery(loop, env.clock, tables.timers, store)
         self.checks = TransactionChecks(loop, env.clock, tables, store, broker=config.name, topics_changed=changed)
         self.clients = ClientHandlers(loop, config, tables, topics_changed=changed)
         locks = LockHandlers(loop, tables, server, broker=config.name, save=lambda: state.save("locks"))
@@ -84,6 +87,7 @@ class Parts:
             ReplyHandlers(env, config, tables, store, address=address, admit=sends.admit),
             OffsetHandlers(tables, store, stale=locks.stale),
             SendBackHandler(env, tables, store, topics_changed=changed, hooks=hooks),
+            RecallHandler(env, config, tables, store),
             QueryHandlers(store, max_bytes=config.max_pull_bytes),
         )
         administration = (
@@ -105,6 +109,8 @@ class Parts:
         """The store has visible messages in a queue, which ends at ``max_offset`` now."""
         if topic == SCHEDULE_TOPIC:
             self.delivery.arrived(queue_id)
+        elif topic == TIMER_TOPIC:
+            self.timers.arrived()
         self.pulls.arrived(topic, queue_id, max_offset, code)
 
     def lost(self, connection: Connection) -> None:

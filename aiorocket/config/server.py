@@ -80,6 +80,10 @@ class BrokerConfig:
     default_topic_queues: int = 8
     max_message_size: int = MAX_BODY
     delay_levels: tuple[float, ...] = DELAY_LEVELS
+    #: Seconds that a timer message may wait at most (RocketMQ's timerMaxDelaySec, which is three days there).
+    timer_max_delay: float = 40 * 86_400
+    #: Timer messages that may wait at one time; each takes 56 bytes of memory.
+    max_timers: int = 10_000_000
     #: Deliveries after which a message goes to the dead letters, when client and group say nothing (retryMaxTimes).
     retry_max_times: int = 16
     register_interval: float = 30.0
@@ -121,7 +125,7 @@ class BrokerConfig:
         check_positive(
             self, "default_topic_queues", "max_message_size", "register_interval", "channel_expiry",
             "max_pull_messages", "lock_lease", "lock_grace", "client_call_timeout", "transaction_timeout",
-            "transaction_check_interval", "transaction_check_max",
+            "transaction_check_interval", "transaction_check_max", "timer_max_delay", "max_timers",
         )  # fmt: skip
         if self.lock_lease < self.lock_grace:
             raise ConfigError(

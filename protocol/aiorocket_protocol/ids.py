@@ -1,19 +1,24 @@
-"""Message ids: the broker's (where a record lies) and the client's (UNIQ_KEY)."""
+"""Message ids: the broker's (where a record lies) and the client's (UNIQ_KEY); handles of timer
+messages."""
 
 from __future__ import annotations
 
 import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from datetime import datetime
 from struct import Struct
+from typing import NamedTuple
 
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.hosts import unpack_ip
 
-__all__ = ("UniqueIds", "offset_msg_id", "parse_offset_msg_id")
+__all__ = ("RecallHandle", "UniqueIds", "offset_msg_id", "parse_offset_msg_id")
 
 _LONG = Struct(">q")
 _PORT_AND_OFFSET = Struct(">iq")
 _HEX = re.compile(r"[0-9A-Fa-f]*", re.ASCII)
+_BASE64 = re.compile(rb"[0-9A-Za-z_-]*", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 def offset_msg_id(host: bytes, physical_offset: int) -> str:
@@ -28,6 +33,35 @@ def parse_offset_msg_id(msg_id: str) -> tuple[str, int, int]:
     data = bytes.fromhex(msg_id)
     port, offset = _PORT_AND_OFFSET.unpack_from(data, len(data) - 12)
     return unpack_ip(data[:-12]), port, offset
+
+
+class RecallHandle(NamedTuple):
+    """Names a timer message to RECALL_MESSAGE: what the answer to its send carried as recallHandle. ``unique`` is its
+    UNIQ_KEY. As text these are joined by blanks behind "v1", in URL-safe base64."""
+
+    topic: str
+    broker_name: str
+    deliver_ms: int
+    unique: str
+
+    def __str__(self) -> str:
+        text = f"v1 {self.topic} {self.broker_name} {self.deliver_ms} {self.unique}"
+        return urlsafe_b64encode(text.encode()).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> RecallHandle:
+        """ProtocolError when it is none. Java writes the padding and reads it as optional, and so is more behind."""
+        try:
+            raw = text.rstrip("=").encode("ascii")
+            if not _BASE64.fullmatch(raw):
+                raise ValueError("not base64")
+            parts = urlsafe_b64decode(raw + b"=" * (-len(raw) % 4)).decode().split(" ")
+            version, topic, broker_name, deliver_ms, unique = parts[:5]
+            if version != "v1" or not _NUMBER.fullmatch(deliver_ms):
+                raise ValueError("not v1 topic broker number id")
+            return cls(topic, broker_name, int(deliver_ms), unique)
+        except ValueError as error:
+            raise ProtocolError(f"{text!r:.200} ({error})", where="recall handle") from error
 
 
 class UniqueIds:

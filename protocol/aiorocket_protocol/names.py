@@ -58,6 +58,7 @@ __all__ = (
     "SYSTEM_TOPIC_PREFIX",
     "TAG",
     "TOOLS_GROUP",
+    "TIMER_TOPIC",
     "TOPIC_FILTER_TYPES",
     "TRACE_TOPIC",
     "VERSION",
@@ -103,6 +104,8 @@ SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
 BENCHMARK_TOPIC = "BenchmarkTest"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+#: Messages that wait for a time of their own, and recalls of such.
+TIMER_TOPIC = "rmq_sys_wheel_timer"
 #: What every broker has, whoever uses it; so has every topic with the prefix.
 SYSTEM_TOPICS = frozenset(
     (
@@ -115,6 +118,7 @@ SYSTEM_TOPICS = frozenset(
         OFFSET_MOVED_TOPIC,
         BENCHMARK_TOPIC,
         TRACE_TOPIC,
+        TIMER_TOPIC,
     )
 )
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"

@@ -139,7 +139,7 @@ async def test_a_timer_inside_a_batch_is_refused_and_not_delivered_at_once(peer:
         ({"topic": "%RETRY%bad group"}, 29, "illegal"),
         ({"properties": "X\x01" + "y" * 33000 + "\x02"}, 13, "properties"),
         ({"properties": "TRAN_MSG\x01true\x02DELAY\x011\x02TIMER_DELAY_SEC\x0110\x02"}, 13, "timer"),
-        ({"properties": "TIMER_DELAY_SEC\x0110\x02"}, 13, "timer"),
+        ({"properties": "TIMER_DELAY_SEC\x01soon\x02"}, 13, "timer"),
     ],
 )
 async def test_what_is_refused(peer: Peer, changes: dict[str, Any], code: int, words: str) -> None:

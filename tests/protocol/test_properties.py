@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from aiorocket_protocol import (
     RESERVED,
     ProtocolError,
+    RecallHandle,
     UniqueIds,
     check_user_properties,
     decode_properties,
@@ -122,6 +124,24 @@ def test_scoped_ipv6_address_loses_its_scope() -> None:
 def test_offset_ids_that_are_none(msg_id: str) -> None:
     with pytest.raises(ProtocolError):
         parse_offset_msg_id(msg_id)
+
+
+WORD = st.text(st.characters(codec="utf-8", exclude_characters=" "), min_size=1)
+
+
+@given(st.builds(RecallHandle, WORD, WORD, st.integers(0, 10**18 - 1), WORD))
+def test_recall_handles_round_trip(handle: RecallHandle) -> None:
+    text = str(handle)
+    assert RecallHandle.parse(text) == RecallHandle.parse(text.rstrip("=")) == handle
+
+
+@pytest.mark.parametrize(
+    "raw", ["", "v1", "v1 T b 5", "v2 T b 5 u", "v1 T b -5 u", "v1 T b \u0665 u", "v1 T b " + "9" * 5000 + " u"]
+)
+def test_recall_handles_that_are_none(raw: str) -> None:
+    for text in (raw, urlsafe_b64encode(raw.encode()).decode(), "\u00fc", "a", "_w=="):
+        with pytest.raises(ProtocolError):
+            RecallHandle.parse(text)
 
 
 NOW = 1_700_000_000_000

@@ -1,4 +1,4 @@
-"""What a broker knows: nine tables, made from its settings, none of which knows the others."""
+"""What a broker knows: ten tables, made from its settings, none of which knows the others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs, GroupTable
 from aiorocket.broker.core.locks import LockTable
 from aiorocket.broker.core.offsets import ConsumerOffsets
+from aiorocket.broker.core.timers import TimerSchedule
 from aiorocket.broker.core.topics import TopicTable
 from aiorocket.broker.core.transactions import TransactionTable
 from aiorocket.config import BrokerConfig
@@ -26,6 +27,7 @@ class Tables(NamedTuple):
     offsets: ConsumerOffsets
     locks: LockTable
     delays: DelaySchedule
+    timers: TimerSchedule
     transactions: TransactionTable
     counters: GroupCounters
 
@@ -46,6 +48,7 @@ class Tables(NamedTuple):
             offsets=ConsumerOffsets(),
             locks=LockTable(config.lock_lease, config.lock_grace),
             delays=DelaySchedule(config.delay_levels),
+            timers=TimerSchedule(),
             transactions=TransactionTable(
                 timeout=config.transaction_timeout,
                 interval=config.transaction_check_interval,

@@ -29,6 +29,7 @@ from aiorocket_protocol import (
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
     SINGLE_TAG,
+    TIMER_TOPIC,
     ResponseCode,
     reply_topic,
 )
@@ -268,3 +269,4 @@ def _built_in(broker: str, cluster: str, auto_create: bool, default_queues: int,
     yield Topic(SCHEDULE_TOPIC, levels, levels)
     yield Topic(HALF_TOPIC, 1, 1)
     yield Topic(OP_TOPIC, 1, 1)
+    yield Topic(TIMER_TOPIC, 1, 1)

@@ -24,6 +24,7 @@ from aiorocket.broker.core.send_checks import (
     property_value,
 )
 from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.core.timers import TIMER_PROPERTIES, due_of, wait_code
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.core.transactions import is_transactional
 from aiorocket.errors import StoreError
@@ -37,9 +38,6 @@ from aiorocket_protocol import (
     PROPERTY_MSG_REGION,
     PROPERTY_POP_CK,
     PROPERTY_TAGS,
-    PROPERTY_TIMER_DELAY_MS,
-    PROPERTY_TIMER_DELAY_SEC,
-    PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TRACE_ON,
     PROPERTY_TRAN_MSG,
     PROPERTY_UNIQ_KEY,
@@ -47,9 +45,11 @@ from aiorocket_protocol import (
     SCHEDULE_TOPIC,
     SYS_FLAG_TRANSACTION_MASK,
     TIMER_PREFIX,
+    TIMER_TOPIC,
     VERSION,
     BatchItem,
     ProtocolError,
+    RecallHandle,
     RemotingCommand,
     RequestCode,
     ResponseCode,
@@ -80,6 +80,8 @@ _TAGS, _DELAY, _POP_CK = f"{PROPERTY_TAGS}\x01", f"{PROPERTY_DELAY}\x01", f"{PRO
 _TAGS_BYTES, _DELAY_BYTES, _TIMER_BYTES = _TAGS.encode(), _DELAY.encode(), TIMER_PREFIX.encode()
 #: A topic has few tags; a client that makes up a new one per message must not fill the memory with their hashes.
 MAX_TAG_CACHE = 1024
+#: Bytes of properties that a timer message gets on its way (TIMER_ENQUEUE_MS, TIMER_DEQUEUE_MS, TIMER_ROLL_TIMES).
+ROOM_FOR_TIMER = 128
 
 _new = tuple.__new__
 _OK = PutStatus.OK
@@ -91,13 +93,15 @@ StoreHalf = Callable[["Connection", RemotingCommand, SendHeader, str, int, dict[
 
 class Accepted(NamedTuple):
     """A message that may be stored: where, with which properties and tags code, and the queue that its sender is told
-    (a delayed message waits in another one)."""
+    (a delayed message waits in another one). ``due`` is when a timer message that may be recalled is, in
+    milliseconds."""
 
     topic: str
     queue_id: int
     properties: str
     tags_code: int
     told_queue: int
+    due: int = 0
 
 
 class AcceptedBatch(NamedTuple):
@@ -133,6 +137,10 @@ class SendHandlers:
         self._topic = tables.topics.get
         self._configs = tables.configs
         self._delays = tables.delays
+        self._timers = tables.timers
+        self._max_timers = config.max_timers
+        self._max_delay = round(config.timer_max_delay * 1000)
+        self._name = config.name
         self._counters = tables.counters
         self._store_half = store_half
         self._has_locks = has_locks
@@ -188,7 +196,7 @@ class SendHandlers:
                 tag = property_value(properties, PROPERTY_TAGS)
                 if tag is not None:
                     code = topic.tag_codes.get(tag) or self._tag_code(topic, tag)
-            accepted = _new(Accepted, (topic.name, queue_id, properties, code, queue_id))
+            accepted = _new(Accepted, (topic.name, queue_id, properties, code, queue_id, 0))
         self._store_one(connection, command, header, accepted)
         return None
 
@@ -197,7 +205,7 @@ class SendHandlers:
     ) -> None:
         """Give the message to the store; its callback answers. Appends what a broker adds, and UNIQ_KEY when it is
         missing."""
-        topic, queue_id, properties, code, told_queue = accepted
+        topic, queue_id, properties, code, told_queue, due = accepted
         unique = property_value(properties, PROPERTY_UNIQ_KEY) if _UNIQ_KEY in properties else None
         if properties and properties[-1] != "\x02":
             properties += "\x02"
@@ -205,6 +213,7 @@ class SendHandlers:
             unique = self._unique.next(self._clock.wall_ms())
             properties += f"{_UNIQ_KEY}{unique}\x02"
         prefix = self._id_prefix
+        recall = str(RecallHandle(header.topic, self._name, due, unique)) if due else None
 
         def done(result: PutResult) -> None:
             # A send is answered from here, in the loop turn in which its group became durable.
@@ -219,7 +228,7 @@ class SendHandlers:
                     result.queue_offset,
                     unique,
                     None,
-                    None,
+                    recall,
                     DEFAULT_REGION,
                     TRACE_ON,
                 ),
@@ -292,9 +301,9 @@ class SendHandlers:
         values = decode_properties(properties.encode())
         retried = bool(header.reconsume_times) and (dead or _delay_level(values) > 0)
         transactional = is_transactional(values, retried=retried)
-        refusal = _unserved(values, transactional)
-        if refusal is not None:
-            return refuse(refusal)
+        due = self._due(values, transactional=transactional, delayed=not dead and _delay_level(values) > 0)
+        if isinstance(due, Refusal):
+            return refuse(due)
         for name in (PROPERTY_CLUSTER, PROPERTY_MSG_REGION, PROPERTY_TRACE_ON, PROPERTY_POP_CK):
             values.pop(name, None)
         if transactional:
@@ -311,11 +320,32 @@ class SendHandlers:
             values.update(DELAY=str(level), REAL_TOPIC=name, REAL_QID=str(queue_id))
             name, store_queue = SCHEDULE_TOPIC, level - 1
             code = self._delays.due_at(level, self._clock.wall_ms())
+        elif due:
+            values.update(TIMER_OUT_MS=str(due), REAL_TOPIC=name, REAL_QID=str(queue_id))
+            name, store_queue = TIMER_TOPIC, 0
+            code = wait_code(values, self._clock.wall_ms())
         text = encode_properties(values).decode()
-        refusal = check_sizes(0, len(text.encode()) + len(self._added) + 64, self._max_body)
+        more = len(self._added) + 64 + (ROOM_FOR_TIMER if due else 0)
+        refusal = check_sizes(0, len(text.encode()) + more, self._max_body)
         if refusal is not None:
             return refuse(refusal)
-        return Accepted(name, store_queue, text, code, queue_id)
+        return Accepted(name, store_queue, text, code, queue_id, 0 if topic.name.startswith(RETRY_PREFIX) else due)
+
+    def _due(self, values: dict[str, str], *, transactional: bool, delayed: bool) -> int | Refusal:
+        """When a timer message is due, 0 when it is none. A delay level wins, and the timer is forgotten."""
+        if transactional:
+            return _no_timer(values, "a transactional message") or 0
+        if delayed:
+            for name in TIMER_PROPERTIES:
+                values.pop(name, None)
+            return 0
+        due = due_of(values, self._clock.wall_ms(), self._max_delay)
+        if due and not isinstance(due, Refusal) and len(self._timers) >= self._max_timers:
+            return Refusal(
+                ResponseCode.SYSTEM_ERROR,
+                f"timer message is under flow control: {self._max_timers} wait already (max_timers)",
+            )
+        return due
 
     def send_batch(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Code 320: several messages of one queue, stored by one append with consecutive offsets."""
@@ -426,19 +456,15 @@ def _unserved_batch(messages: list[BatchItem], of_batch: str) -> Refusal | None:
         values = decode_properties(properties)
         if values.get(PROPERTY_DELAY):
             return Refusal(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed (property DELAY)")
-        refusal = _unserved(values, transactional=True)
+        refusal = _no_timer(values, "a message of a batch")
         if refusal is not None:
             return refusal
     return None
 
 
-def _unserved(values: dict[str, str], transactional: bool) -> Refusal | None:
-    """Promises this broker cannot keep are refused, never broken in silence. A transactional message loses its delay
-    level, so that does not stand in for its timer."""
-    if (transactional or _delay_level(values) <= 0) and any(
-        name in values for name in (PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS)
-    ):
-        return Refusal(
-            ResponseCode.MESSAGE_ILLEGAL, "this broker does not serve timer messages (TIMER_*); use a delay level"
-        )
-    return None
+def _no_timer(values: dict[str, str], what: str) -> Refusal | None:
+    """Promises this broker cannot keep are refused, never broken in silence."""
+    name = next((name for name in TIMER_PROPERTIES if name in values), None)
+    if name is None:
+        return None
+    return Refusal(ResponseCode.MESSAGE_ILLEGAL, f"{what} cannot be a timer message (property {name})")

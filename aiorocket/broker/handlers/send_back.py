@@ -13,6 +13,7 @@ from aiorocket.broker.core.counters import SendBack
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.retry_policy import after_failure
 from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.core.timers import TIMER_PROPERTIES
 from aiorocket.broker.core.topics import UNIT_SUB, Topic
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
@@ -120,6 +121,8 @@ class SendBackHandler:
         code = tags_code(tag) if tag else 0
         if where.delay_level > 0:
             level = self._delays.clamp(where.delay_level)
+            for timer in TIMER_PROPERTIES:
+                properties.pop(timer, None)
             properties.update(DELAY=str(level), REAL_TOPIC=name, REAL_QID=str(queue_id))
             name, queue_id = SCHEDULE_TOPIC, level - 1
             code = self._delays.due_at(level, self._clock.wall_ms())

@@ -1,0 +1,243 @@
+"""Timer messages: which of them wait, when the next is due, and what of them is delivered for good.
+
+They wait in one queue, in the order in which they came, and leave it in the order of their due times. Beside each entry
+of the queue stands its ``wait_code``, so that the queue's entries are all that is needed to know what waits; a pending
+one costs 56 bytes here. What remains to be remembered is how far delivery has come: up to which due time, in wall-clock
+milliseconds, everything is delivered. A clock that is set back gives entries that lie before that time and are not
+delivered, so the time is kept per part of the queue: one more part begins at the first such entry, and is joined with
+the part before it when the clock is as far again. A part's time is exact when nothing is in flight, as after a clean
+stop; after a crash it lies a few seconds back.
+
+A message that waits long is stored again in the same queue on its way (``ROLL``), so that everything that waits lies in
+the newest part of the log and a start need not read more than that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sortedcontainers import SortedList
+
+from aiorocket.broker.core.names import Refusal
+from aiorocket_protocol import (
+    PROPERTY_TIMER_DEL_UNIQKEY,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SEC,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TIMER_OUT_MS,
+    PROPERTY_UNIQ_KEY,
+    ResponseCode,
+)
+
+__all__ = ("TIMER_PROPERTIES", "TimerSchedule", "deletes", "due_of", "is_rolled", "wait_code")
+
+#: What asks for a timer, in RocketMQ's order of precedence.
+TIMER_PROPERTIES = (PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS)
+#: Milliseconds that a message waits in one place (RocketMQ's timerRollWindowSlot: two days).
+ROLL = 2 * 86_400_000
+#: A message is stored again at least half of ROLL before it is due. What was kept from it for longer (the broker was
+#: down) may be due by now, and then has to be back in the queue before anything that is due later is delivered.
+LATE = ROLL // 4
+
+# The low bits of a wait code, in the order in which entries of one millisecond must be met.
+_ROLLED, _RECALL, _MESSAGE = 0, 1, 2
+#: Bits of a place in the log: 8 PiB.
+_PLACE = 53
+_PLACE_MASK = (1 << _PLACE) - 1
+#: Entries of the queue that share one note of where they begin.
+_BLOCK = 4096
+#: Java's Long.parseLong.
+_LONG = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
+
+
+def due_of(values: Mapping[str, str], now_ms: int, max_delay_ms: int) -> int | Refusal:
+    """When a message with these properties is due, in wall-clock milliseconds; 0 when it is no timer message, or due
+    already and so stored at once. Refused as by RocketMQ: MESSAGE_ILLEGAL."""
+    if PROPERTY_TIMER_OUT_MS in values:  # it was one, and comes again
+        return 0
+    name = next((name for name in TIMER_PROPERTIES if name in values), None)
+    if name is None:
+        return 0
+    text = values[name]
+    if not _LONG.fullmatch(text):
+        return Refusal(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal, {name}={text!r:.50} is no number")
+    due = int(text)
+    if name != PROPERTY_TIMER_DELIVER_MS:
+        due = now_ms + due * (1000 if name == PROPERTY_TIMER_DELAY_SEC else 1)
+    if due > now_ms + max_delay_ms or (due <= now_ms and PROPERTY_TIMER_DEL_UNIQKEY in values):
+        return Refusal(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"timer message illegal, the delay time should not be bigger than the max delay {max_delay_ms}ms; or if "
+            f"set del msg, the delay time should be bigger than the current time ({name}={text}, now {now_ms})",
+        )
+    return due if due > now_ms else 0
+
+
+def wait_code(values: Mapping[str, str], stored_ms: int) -> int:
+    """What stands beside a message of the timer topic in its queue: when to look at it, and as what. ValueError or
+    KeyError when it has no due time."""
+    due = int(values[PROPERTY_TIMER_OUT_MS])
+    left = due - stored_ms
+    if left > ROLL:
+        return (stored_ms + min(ROLL, left // 2)) << 2 | _ROLLED
+    return due << 2 | (_RECALL if PROPERTY_TIMER_DEL_UNIQKEY in values else _MESSAGE)
+
+
+def is_rolled(code: int) -> bool:
+    """The entry is not due yet: it goes to the end of the queue."""
+    return code & 3 == _ROLLED
+
+
+def deletes(topic: str, unique: str) -> str:
+    """TIMER_DEL_UNIQKEY of what recalls a message."""
+    return f"{topic}+{unique}"
+
+
+class TimerSchedule:
+    """Entries are named by their wait code and their place in the log."""
+
+    def __init__(self) -> None:
+        self._pending: SortedList[int] = SortedList()
+        self._in_flight: set[int] = set()
+        self._again: list[tuple[int, int]] = []
+        #: Entries on their way to the queue's end that may be due by now.
+        self._late = 0
+        #: The wall clock as ``take`` was last told.
+        self._now = 0
+        #: (first queue offset, everything due up to then is delivered) of each part of the queue.
+        self._parts: list[tuple[int, int]] = [(0, -1)]
+        #: (first queue offset, first place in the log, last due time) of blocks that may hold what waits.
+        self._blocks: deque[tuple[int, int, int]] = deque()
+        #: Messages not to be delivered: TIMER_DEL_UNIQKEY -> when they are due.
+        self._recalled: dict[str, int] = {}
+        #: Queue offset of the next entry to be told of, and of the first that ``load`` knew nothing of.
+        self.next = 0
+        self._known = 0
+        self.version = 0
+
+    def __len__(self) -> int:
+        return len(self._pending) + len(self._in_flight)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def oldest(self) -> int | None:
+        """A place in the log; nothing that waits lies below. None when nothing waits."""
+        return self._blocks[0][1] if self._blocks and len(self) else None
+
+    # ---- what waits
+
+    def start(self, first: int, end: int) -> None:
+        """The queue has entries from ``first`` to ``end``; ``add`` them from ``next`` on."""
+        self.next = min(max(self.next, first), end)
+        self._known = min(self._known, end)
+        self._parts = [part for part in self._parts if part[0] < end] or [(0, -1)]
+
+    def add(self, entries: Sequence[tuple[int, int, int]]) -> None:
+        """The queue's entries from ``next`` on: (place in the log, size, wait code)."""
+        pending = self._pending
+        keys: list[int] = []
+        for offset, (place, _, code) in enumerate(entries, self.next):
+            due = code >> 2
+            if offset < self._known:
+                if due <= next(upto for begin, upto in reversed(self._parts) if begin <= offset):
+                    continue
+            elif due <= self._now or due <= self._parts[-1][1]:
+                pending.update(keys)
+                keys.clear()
+                self._settle()
+                if due <= self._parts[-1][1]:
+                    self._parts.append((offset, due - 1))
+            if not self._blocks or offset >= self._blocks[-1][0] + _BLOCK:
+                self._blocks.append((offset, place, due))
+            elif due > self._blocks[-1][2]:
+                self._blocks[-1] = (*self._blocks[-1][:2], due)
+            keys.append(code << _PLACE | place)
+        pending.update(keys)
+        self.next += len(entries)
+        self.version += 1
+
+    def next_due(self) -> int | None:
+        """When to ``take`` next; None when nothing waits, or when it waits for what is in flight."""
+        if not self._pending:
+            return None
+        code = self._pending[0] >> _PLACE
+        return None if self._late and not is_rolled(code) else code >> 2
+
+    def take(self, now_ms: int, room: int) -> list[tuple[int, int]]:
+        """Hand out at most ``room`` of what is due, earliest first."""
+        self._now = now_ms
+        taken: list[tuple[int, int]] = []
+        for key in self._pending.islice(0, room):
+            code = key >> _PLACE
+            if code >> 2 > now_ms:
+                break
+            if is_rolled(code):
+                self._late += code >> 2 < now_ms - LATE
+            elif self._late:
+                break
+            taken.append((code, key & _PLACE_MASK))
+            self._in_flight.add(key)
+        del self._pending[: len(taken)]
+        if self._recalled:
+            delivered = self._delivered()
+            self._recalled = {name: due for name, due in self._recalled.items() if due > delivered}
+        return taken
+
+    def stored(self, code: int, place: int, /) -> None:
+        """The message is stored where it goes from here (or can never be)."""
+        self._in_flight.discard(code << _PLACE | place)
+        if self._late and is_rolled(code):
+            self._late = sum(is_rolled(key >> _PLACE) for key in self._in_flight)
+        self.version += 1
+
+    def failed(self, code: int, place: int, /) -> None:
+        """It was not stored; it counts as in flight until ``retry`` handed it out again and it was."""
+        self._again.append((code, place))
+
+    def retry(self) -> list[tuple[int, int]]:
+        again, self._again = self._again, []
+        return again
+
+    # ---- recall
+
+    def recall(self, name: str, due_ms: int) -> None:
+        """A recall was met: the message with this TIMER_DEL_UNIQKEY, which is due then, is not to be delivered."""
+        self._recalled[name] = due_ms
+
+    def is_recalled(self, values: Mapping[str, str], topic: str) -> bool:
+        return bool(self._recalled) and deletes(topic, values.get(PROPERTY_UNIQ_KEY, "")) in self._recalled
+
+    # ---- progress
+
+    def _delivered(self) -> int:
+        """Everything that is due up to then, and was told of, is delivered."""
+        waits = min(self._in_flight, default=None)
+        if self._pending and (waits is None or self._pending[0] < waits):
+            waits = self._pending[0]
+        return self._now if waits is None else min(self._now, (waits >> _PLACE + 2) - 1)
+
+    def _settle(self) -> None:
+        """Bring the parts up to date, and forget what is behind."""
+        delivered = self._delivered()
+        parts: list[tuple[int, int]] = []
+        for offset, upto in self._parts:
+            if not parts or parts[-1][1] != max(upto, delivered):
+                parts.append((offset, max(upto, delivered)))
+        self._parts = parts
+        while self._blocks and self._blocks[0][2] <= delivered:
+            self._blocks.popleft()
+
+    def to_dict(self) -> dict[str, Any]:
+        self._settle()
+        first = self._blocks[0][0] if self._blocks and len(self) else self.next
+        return {"from": first, "upto": self.next, "delivered": [list(part) for part in self._parts]}
+
+    def load(self, data: Mapping[str, Any]) -> None:
+        self.next, self._known = int(data["from"]), int(data["upto"])
+        self._parts = [(int(offset), int(upto)) for offset, upto in data["delivered"]]

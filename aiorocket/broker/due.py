@@ -1,0 +1,185 @@
+"""Messages that wait until they are due and are then stored again, under their own topic and queue.
+
+One deadline is armed for the earliest. Due times are wall-clock stamps, the armed timer runs on the loop's clock, so
+the wall clock is looked at again every ``MAX_SLEEP`` seconds while something waits: a clock that is set forward delays
+nothing by more than that. How far delivery has come is saved by the broker with its other state, and never ahead of the
+copies; after a crash a few messages may be delivered twice, none is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Protocol
+
+from aiorocket.broker.copies import Copy, store_copy
+from aiorocket.errors import RocketError, StoreError
+from aiorocket.runtime.deadlines import DeadlineDriver
+from aiorocket.storage.results import PutResult, PutStatus
+from aiorocket_protocol import ProtocolError, RecordView
+
+if TYPE_CHECKING:
+    from aiorocket.runtime.clock import Clock
+    from aiorocket.storage.store import MessageStore
+
+__all__ = ("DueDelivery", "Schedule")
+
+_log = logging.getLogger("aiorocket.broker")
+
+MAX_SLEEP = 10.0
+#: Messages that may wait for the store at once; more would only make the group behind them longer.
+MAX_IN_FLIGHT = 1024
+#: Seconds until a message that the store refused is tried again.
+RETRY_AFTER = 1.0
+#: Seconds that closing waits for messages on their way.
+SETTLE = 2.0
+
+
+class Schedule(Protocol):
+    """What waits, each message named by two numbers."""
+
+    @property
+    def in_flight(self) -> int:
+        """Handed out, and not yet known to be stored under their own topic."""
+
+    def next_due(self) -> int | None:
+        """The earliest due stamp, in wall-clock milliseconds; None while nothing can be handed out."""
+
+    def stored(self, first: int, second: int, /) -> None:
+        """It is stored under its own topic (or can never be)."""
+
+    def failed(self, first: int, second: int, /) -> None:
+        """It is not; ``retry`` hands it out again."""
+
+    def retry(self) -> list[tuple[int, int]]: ...
+
+
+class DueDelivery(ABC):
+    """Moves due messages. ``close()`` ends it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, schedule: Schedule, store: MessageStore) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._waiting = schedule
+        self._store = store
+        self._driver = DeadlineDriver(loop, self._next_deadline, self._due)
+        self._retry: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._settled: asyncio.Future[None] | None = None
+        #: Messages delivered since the start.
+        self.delivered = 0
+
+    @abstractmethod
+    def _due(self, now: float) -> None:
+        """Hand out what is due by the wall clock."""
+
+    @abstractmethod
+    def _place(self, first: int, second: int) -> int | None:
+        """Where the log has a message that is tried again; None when it is gone. RocketError or OSError."""
+
+    @abstractmethod
+    def _copy(self, view: RecordView, first: int, second: int) -> Copy | None:
+        """What becomes of a due message; None ends it here. KeyError, ValueError or ProtocolError: it can never be
+        delivered."""
+
+    @abstractmethod
+    def _name(self, first: int, second: int) -> str:
+        """For the log."""
+
+    def clock_changed(self) -> None:
+        """The wall clock was set: look now at what is due."""
+        self._due(0.0)
+        self._driver.update()
+
+    async def close(self) -> None:
+        """Deliver nothing more; wait a moment for what is on its way, so that it is not delivered twice."""
+        self._closed = True
+        self._driver.close()
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._waiting.in_flight:
+            self._settled = self._loop.create_future()
+            try:
+                async with asyncio.timeout(SETTLE):
+                    await self._settled
+            except TimeoutError:
+                pass  # a store that cannot write: these are delivered after the next start
+
+    def _next_deadline(self) -> float | None:
+        if self._waiting.in_flight >= MAX_IN_FLIGHT:
+            return None
+        due = self._waiting.next_due()
+        if due is None:
+            return None
+        return self._loop.time() + min(max(0.0, (due - self._clock.wall_ms()) / 1000), MAX_SLEEP)
+
+    def _move(self, first: int, second: int, physical: int) -> None:
+        """Store one due message under its own topic."""
+        try:
+            data = self._store.read_record(physical)
+        except OSError as error:
+            _log.error("%s cannot be read: %s", self._name(first, second), error)
+            self._failed(first, second)
+            return
+        except RocketError as error:
+            self._give_up(first, second, error)
+            return
+        if data is None:
+            self._give_up(first, second, "it is gone from the log")
+            return
+        try:
+            copy = self._copy(RecordView(data, 0, len(data)), first, second)
+        except (KeyError, ValueError, ProtocolError) as error:
+            self._give_up(first, second, repr(error))
+            return
+        if copy is None:
+            self._ended(first, second)
+            return
+
+        def done(result: PutResult) -> None:
+            if result.status is PutStatus.OK:
+                self.delivered += 1
+                self._ended(first, second)
+            else:
+                self._failed(first, second)
+
+        try:
+            store_copy(self._store, copy, done)
+        except StoreError:
+            self._failed(first, second)
+        except (RocketError, ProtocolError) as error:
+            self._give_up(first, second, error)
+
+    def _ended(self, first: int, second: int) -> None:
+        waiting = self._waiting
+        full = waiting.in_flight >= MAX_IN_FLIGHT or waiting.next_due() is None
+        waiting.stored(first, second)
+        if full and not self._closed:
+            self._driver.update()
+        if self._settled is not None and not self._settled.done() and not waiting.in_flight:
+            self._settled.set_result(None)
+
+    def _give_up(self, first: int, second: int, why: object) -> None:
+        """One message that can never be delivered must not stop those behind it; it stays in the log."""
+        _log.error("%s cannot be delivered: %s", self._name(first, second), why)
+        self._ended(first, second)
+
+    def _failed(self, first: int, second: int) -> None:
+        self._waiting.failed(first, second)
+        if self._retry is None and not self._closed:
+            self._retry = self._loop.call_later(RETRY_AFTER, self._again)
+
+    def _again(self) -> None:
+        self._retry = None
+        for first, second in self._waiting.retry():
+            try:
+                physical = self._place(first, second)
+            except (RocketError, OSError):
+                self._failed(first, second)
+                continue
+            if physical is None:
+                self._waiting.stored(first, second)
+            else:
+                self._move(first, second, physical)
+        self._driver.update()

@@ -1,0 +1,84 @@
+"""Delivers timer messages: what is due in the timer topic is stored again under its own topic (``due.py``), unless it
+was recalled."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiorocket.broker.copies import Copy
+from aiorocket.broker.core.timers import TimerSchedule, is_rolled, wait_code
+from aiorocket.broker.due import MAX_IN_FLIGHT, DueDelivery
+from aiorocket_protocol import (
+    PROPERTY_REAL_QID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TIMER_DEL_UNIQKEY,
+    PROPERTY_TIMER_DEQUEUE_MS,
+    PROPERTY_TIMER_ENQUEUE_MS,
+    PROPERTY_TIMER_OUT_MS,
+    PROPERTY_TIMER_ROLL_TIMES,
+    TIMER_TOPIC,
+    RecordView,
+    encode_properties,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.runtime.clock import Clock
+    from aiorocket.storage.store import MessageStore
+
+__all__ = ("TimerDelivery",)
+
+#: Entries of the queue read at a time.
+BATCH = 4096
+
+
+class TimerDelivery(DueDelivery):
+    """``start()`` learns from the timer topic's queue what waits. A message is named by its wait code and its place in
+    the log."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, clock: Clock, schedule: TimerSchedule, store: MessageStore
+    ) -> None:
+        super().__init__(loop, clock, schedule, store)
+        self._schedule = schedule
+
+    def start(self) -> None:
+        """OSError or StoreCorruptedError when the queue cannot be read."""
+        store = self._store
+        self._schedule.start(store.min_offset(TIMER_TOPIC, 0), store.max_offset(TIMER_TOPIC, 0))
+        self.arrived()
+
+    def arrived(self) -> None:
+        """Messages were stored in the timer topic."""
+        schedule = self._schedule
+        while entries := self._store.entries(TIMER_TOPIC, 0, schedule.next, BATCH):
+            schedule.add(entries)
+        self._driver.update()
+
+    def _due(self, _now: float) -> None:
+        room = MAX_IN_FLIGHT - self._schedule.in_flight
+        if room > 0 and not self._closed:
+            for code, place in self._schedule.take(self._clock.wall_ms(), room):
+                self._move(code, place, place)
+
+    def _place(self, code: int, place: int) -> int:
+        return place
+
+    def _copy(self, view: RecordView, code: int, place: int) -> Copy | None:
+        now = self._clock.wall_ms()
+        values = dict(view.properties)
+        values[PROPERTY_TIMER_ENQUEUE_MS] = str(view.store_timestamp)
+        values[PROPERTY_TIMER_DEQUEUE_MS] = str(now)
+        if is_rolled(code):
+            values[PROPERTY_TIMER_ROLL_TIMES] = str(int(values.get(PROPERTY_TIMER_ROLL_TIMES, "0")) + 1)
+            return Copy(view, TIMER_TOPIC, 0, encode_properties(values), wait_code(values, now))
+        if PROPERTY_TIMER_DEL_UNIQKEY in values:
+            self._schedule.recall(values[PROPERTY_TIMER_DEL_UNIQKEY], int(values[PROPERTY_TIMER_OUT_MS]))
+            return None
+        topic = values[PROPERTY_REAL_TOPIC]
+        if self._schedule.is_recalled(values, topic):
+            return None
+        return Copy(view, topic, int(values[PROPERTY_REAL_QID]), encode_properties(values))
+
+    def _name(self, code: int, place: int) -> str:
+        return f"timer message at {place} of the log, due at {code >> 2}"

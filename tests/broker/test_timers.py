@@ -1,0 +1,403 @@
+"""Timer messages and their recall: due to the millisecond, over restarts, power cuts and wall clocks that are set."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.timers import ROLL, TimerSchedule, due_of, is_rolled, wait_code
+from aiorocket.config import StoreConfig
+from aiorocket.testing import SimDisk, Simulation, simulate
+from aiorocket_protocol import (
+    RecallHandle,
+    RecallMessageRequestHeader,
+    RecallMessageResponseHeader,
+    RecordView,
+    RemotingCommand,
+    SendMessageResponseHeader,
+    split_records,
+)
+from tests.broker.test_sim import SimPeer, config, started
+
+DAY = 86_400_000
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+
+
+def recall_handle(answer: RemotingCommand) -> str:
+    handle = answer.read(SendMessageResponseHeader).recall_handle
+    assert handle is not None
+    return handle
+
+
+async def recall(peer: SimPeer, handle: str, topic: str = "T") -> RemotingCommand:
+    return await peer.call(370, RecallMessageRequestHeader(topic, handle, "p"))
+
+
+async def delivered(peer: SimPeer) -> list[RecordView]:
+    """Records of queue 0 of T; one pull may end where memory begins."""
+    found: list[RecordView] = []
+    while True:
+        answer = await peer.pull("T", 0, len(found), max_msg_nums=1024, suspend_timeout_millis=0)
+        if answer.code != 0:
+            return found
+        found += split_records(answer.body)
+
+
+# ---- decisions
+
+
+@pytest.mark.parametrize(
+    ("values", "due"),
+    [
+        ({}, 0),
+        ({"TIMER_DELIVER_MS": "1007"}, 1007),
+        ({"TIMER_DELIVER_MS": "1000"}, 0),
+        ({"TIMER_DELIVER_MS": "-5"}, 0),
+        ({"TIMER_DELAY_MS": "+7"}, 1007),
+        ({"TIMER_DELAY_SEC": "7"}, 8000),
+        ({"TIMER_DELAY_SEC": "7", "TIMER_DELAY_MS": "1", "TIMER_DELIVER_MS": "1"}, 8000),
+        ({"TIMER_DELAY_MS": "7", "TIMER_OUT_MS": "1"}, 0),
+    ],
+)
+def test_when_a_message_is_due(values: dict[str, str], due: int) -> None:
+    assert due_of(values, 1000, 50_000) == due
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"TIMER_DELIVER_MS": "51001"},
+        {"TIMER_DELAY_SEC": "51"},
+        {"TIMER_DELAY_MS": "soon"},
+        {"TIMER_DELAY_MS": ""},
+        {"TIMER_DELAY_MS": "9" * 19},
+        {"TIMER_DELIVER_MS": "1000", "TIMER_DEL_UNIQKEY": "T+1"},
+    ],
+)
+def test_what_no_timer_can_keep_is_13(values: dict[str, str]) -> None:
+    refusal = due_of(values, 1000, 50_000)
+    assert isinstance(refusal, Refusal) and refusal.code == 13 and "timer message illegal" in refusal.remark
+
+
+@given(left=st.integers(1, 40 * DAY))
+def test_a_long_wait_is_in_stages_that_each_end_half_a_roll_before_it_is_over(left: int) -> None:
+    now, out, stages = 1_700_000_000_000, 1_700_000_000_000 + left, 0
+    while is_rolled(code := wait_code({"TIMER_OUT_MS": str(out)}, now)):
+        assert now < code >> 2 <= now + ROLL and out - (code >> 2) >= ROLL // 2
+        now, stages = code >> 2, stages + 1
+    assert code >> 2 == out and stages <= 20
+
+
+class Model:
+    """A queue, a schedule over it, and what was delivered of it."""
+
+    def __init__(self) -> None:
+        self.queue: list[tuple[int, int, int]] = []
+        self.schedule = TimerSchedule()
+        self.delivered: list[int] = []
+        self.now = 1000
+
+    def put(self, after: int) -> None:
+        code = wait_code({"TIMER_OUT_MS": str(self.now + after)}, self.now)
+        self.queue.append((len(self.queue), 100, code))
+        self.schedule.add(self.queue[self.schedule.next :])
+
+    def deliver(self, room: int = 1000) -> None:
+        for code, place in self.schedule.take(self.now, room):
+            assert code >> 2 <= self.now
+            self.delivered.append(place)
+            self.schedule.stored(code, place)
+
+    def restart(self, saved: dict[str, Any]) -> None:
+        self.schedule = TimerSchedule()
+        self.schedule.load(saved)
+        self.schedule.start(0, len(self.queue))
+        self.schedule.add(self.queue[self.schedule.next :])
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("put"), st.integers(1, 500)),
+    st.tuples(st.just("pass"), st.integers(-300, 400)),
+    st.tuples(st.just("deliver"), st.integers(1, 8)),
+    st.tuples(st.just("stop"), st.just(0)),
+)
+
+
+@given(steps=st.lists(STEPS, max_size=60))
+def test_over_stops_and_clocks_that_are_set_each_is_delivered_once_and_none_early(
+    steps: list[tuple[str, int]],
+) -> None:
+    model = Model()
+    for step, number in steps:
+        if step == "put":
+            model.put(number)
+        elif step == "pass":
+            model.now += number
+        elif step == "deliver":
+            model.deliver(number)
+        else:
+            model.restart(model.schedule.to_dict())
+    model.now += 10_000
+    model.deliver()
+    assert sorted(model.delivered) == list(range(len(model.queue)))
+    model.restart(model.schedule.to_dict())
+    assert len(model.schedule) == 0 and model.schedule.next_due() is None and model.schedule.oldest is None
+
+
+@given(steps=st.lists(STEPS, max_size=60), keep=st.integers(0, 60))
+def test_after_a_crash_none_is_lost(steps: list[tuple[str, int]], keep: int) -> None:
+    model = Model()
+    saved = model.schedule.to_dict()
+    for at, (step, number) in enumerate(steps):
+        if at == keep:
+            saved = model.schedule.to_dict()
+        if step == "put":
+            model.put(number)
+        elif step == "pass":
+            model.now += abs(number)
+        else:
+            model.deliver(number or 1)
+    model.restart(saved)
+    model.now += 10_000
+    model.deliver()
+    assert set(model.delivered) == set(range(len(model.queue)))
+
+
+def test_a_million_that_wait_take_less_than_200_mb() -> None:
+    """56 bytes each; a hundredth of them here."""
+    import sys
+
+    schedule = TimerSchedule()
+    base = 1_700_000_000_000
+    schedule.add([(place << 20, 300, (base + place * 7919 % (40 * DAY)) << 2 | 2) for place in range(10_000)])
+    kept = sum(sys.getsizeof(key) + 8 for key in schedule._pending)
+    assert len(schedule) == 10_000 and kept * 100 < 100_000_000
+
+
+# ---- in a broker
+
+
+def test_delivered_at_its_millisecond_with_what_apaches_consumers_see() -> None:
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        due = env.clock.wall_ms() + 12_345
+        answer = await peer.send(b"timed", properties=f"TIMER_DELIVER_MS\x01{due}\x02UNIQ_KEY\x01U1\x02TAGS\x01a\x02")
+        assert answer.code == 0 and answer.read(SendMessageResponseHeader).queue_id == 0
+        assert RecallHandle.parse(recall_handle(answer)) == RecallHandle("T", "broker-a", due, "U1")
+        await asyncio.sleep((due - env.clock.wall_ms() - 1) / 1000)
+        assert broker.store.max_offset("T", 0) == 0
+        await asyncio.sleep(0.05)
+        (record,) = await delivered(peer)
+        assert record.body == b"timed" and record.tag == "a" and due <= record.store_timestamp < due + 20
+        found = record.properties
+        assert (found["TIMER_DELIVER_MS"], found["TIMER_OUT_MS"]) == (str(due), str(due))
+        assert (found["REAL_TOPIC"], found["REAL_QID"]) == ("T", "0")
+        assert int(found["TIMER_ENQUEUE_MS"]) < due <= int(found["TIMER_DEQUEUE_MS"])
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_forms_of_a_timer_and_what_is_due_already() -> None:
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config())
+        peer = SimPeer(sim, broker.address)
+        assert (await peer.send(b"past", properties="TIMER_DELIVER_MS\x015\x02")).code == 0
+        assert (await peer.send(b"level", properties="DELAY\x011\x02TIMER_DELAY_SEC\x0160\x02")).code == 0
+        assert (await peer.send(b"ms", properties="TIMER_DELAY_MS\x012500\x02")).code == 0
+        assert (await peer.send(b"sec", properties="TIMER_DELAY_SEC\x013\x02")).code == 0
+        assert (await peer.send(b"far", properties=f"TIMER_DELAY_SEC\x01{40 * 86_400 + 1}\x02")).code == 13
+        assert (await peer.send(b"x", topic=TIMER_TOPIC)).code == 16
+        assert await peer.drain() == [b"past"]
+        await asyncio.sleep(1.5)
+        assert await peer.drain() == [b"past", b"level"]
+        assert not any(name.startswith("TIMER_") for name in (await delivered(peer))[1].properties)
+        await asyncio.sleep(2)
+        assert await peer.drain() == [b"past", b"level", b"ms", b"sec"]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_days_over_restarts_with_everything_in_the_newest_part_of_the_log() -> None:
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        settings = config(offset_flush_interval=3600)
+        host, broker = await started(sim, env, settings)
+        peer = SimPeer(sim, broker.address)
+        for days in (6, 3, 1):
+            assert (await peer.send(b"%d" % days, properties=f"TIMER_DELAY_SEC\x01{days * 86_400}\x02")).code == 0
+        for day in range(1, 7):
+            await asyncio.sleep(86_400)
+            if day in (2, 5):
+                await host.run(broker.close())
+                await asyncio.sleep(60)
+                host, broker = await started(sim, env, settings)
+                assert len(broker.timers) == sum(days > day for days in (6, 3, 1))
+        await asyncio.sleep(1)
+        assert [record.body for record in await delivered(peer)] == [b"1", b"3", b"6"]
+        assert (await delivered(peer))[2].properties["TIMER_ROLL_TIMES"] == "2"
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_none_is_lost_or_early_when_a_broker_dies(seed: int, power: bool) -> None:
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        due: dict[bytes, int] = {}
+        recalled: set[bytes] = set()
+        for turn in range(4):
+            peer = SimPeer(sim, broker.address)
+            for number in range(40):
+                body = b"%d-%d" % (turn, number)
+                at = env.clock.wall_ms() + sim.loop.random.randrange(1, 30_000)
+                answer = await peer.send(body, properties=f"TIMER_DELIVER_MS\x01{at}\x02")
+                due[body] = at
+                handle = answer.read(SendMessageResponseHeader).recall_handle
+                if number % 7 == 0 and handle and (await recall(peer, handle)).code == 0:
+                    recalled.add(body)
+            await asyncio.sleep(sim.loop.random.uniform(0, 12))
+            host.kill(power_cut=power)
+            if power:
+                disk.crash()
+            else:
+                disk.process_died()
+            await peer.close()
+            host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        await asyncio.sleep(40)
+        records = await delivered(peer)
+        assert {record.body for record in records} == set(due) - recalled
+        assert all(record.store_timestamp >= due[record.body] for record in records)
+        await host.run(broker.close())
+        host, broker = await started(sim, env, config())
+        await asyncio.sleep(40)
+        assert len(await delivered(peer)) == len(records)  # a clean stop repeats nothing
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main, seed)
+
+
+def test_a_wall_clock_that_is_set_makes_none_early_and_repeats_none() -> None:
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        clock: Any = env.clock
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        await peer.send(b"hour", properties="TIMER_DELAY_SEC\x013600\x02")
+        clock.skew_ms += 3_700_000
+        await asyncio.sleep(11)
+        assert await peer.drain() == [b"hour"]
+        clock.skew_ms -= 3_700_000
+        await peer.send(b"minute", properties="TIMER_DELAY_SEC\x0160\x02")
+        await asyncio.sleep(30)
+        await host.run(broker.close())
+        host, broker = await started(sim, env, config())
+        await asyncio.sleep(25)
+        assert await peer.drain() == [b"hour"]
+        await asyncio.sleep(10)
+        assert await peer.drain() == [b"hour", b"minute"]
+        await asyncio.sleep(4000)
+        assert await peer.drain() == [b"hour", b"minute"]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_recalled_message_is_not_delivered_also_when_the_broker_slept_over_both(seed: int) -> None:
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        host, broker = await started(sim, env, config(offset_flush_interval=3600))
+        peer = SimPeer(sim, broker.address)
+        handles = {}
+        for name, seconds in ((b"short", 5), (b"kept", 5), (b"long", 10 * 86_400), (b"long kept", 10 * 86_400)):
+            answer = await peer.send(
+                name, properties=f"TIMER_DELAY_SEC\x01{seconds}\x02UNIQ_KEY\x01{name.decode()}\x02".replace(" ", "_")
+            )
+            handles[name] = recall_handle(answer)
+        await asyncio.sleep(sim.loop.random.random())
+        taken = await recall(peer, handles[b"short"])
+        assert taken.code == 0 and taken.read(RecallMessageResponseHeader).msg_id == "short"
+        await asyncio.sleep(6)
+        assert await peer.drain() == [b"kept"]
+        await asyncio.sleep(sim.loop.random.uniform(0, 86_400))
+        assert (await recall(peer, handles[b"long"])).code == 0
+        await asyncio.sleep(sim.loop.random.uniform(0, 3))
+        await host.run(broker.close())
+        await asyncio.sleep(30 * 86_400)
+        host, broker = await started(sim, env, config())
+        await asyncio.sleep(5)
+        assert await peer.drain() == [b"kept", b"long kept"] and len(broker.timers) == 0
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main, seed)
+
+
+@pytest.mark.parametrize(
+    ("handle", "topic", "code"),
+    [
+        ("", "T", 604),
+        ("!", "T", 604),
+        (str(RecallHandle("T", "broker-a", 5, "u")), "T", 604),
+        (str(RecallHandle("T", "broker-b", 5, "u")), "T", 604),
+        (str(RecallHandle("U", "broker-a", 5, "u")), "T", 604),
+        (str(RecallHandle("U", "broker-a", 5, "u")), "U", 17),
+    ],
+)
+def test_a_recall_that_can_do_nothing_is_refused_as_by_apaches(handle: str, topic: str, code: int) -> None:
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config())
+        peer = SimPeer(sim, broker.address)
+        await peer.send()
+        answer = await recall(peer, handle, topic)
+        assert answer.code == code and answer.remark
+        assert broker.store.max_offset(TIMER_TOPIC, 0) == 0
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_timers_wait_for_room_on_a_full_disk_and_have_a_limit() -> None:
+    async def main(sim: Simulation) -> None:
+        disk: SimDisk = sim.disk(capacity=1_000_000)
+        store = StoreConfig(segment_size=64 * 1024, min_free=64 * 1024)
+        host, broker = await started(sim, sim.env(disk=disk), config(store=store, max_timers=1))
+        peer = SimPeer(sim, broker.address)
+        assert (await peer.send(b"later", properties="TIMER_DELAY_SEC\x0160\x02")).code == 0
+        refused = await peer.send(b"more", properties="TIMER_DELAY_SEC\x0160\x02")
+        assert refused.code == 1 and "max_timers" in (refused.remark or "")
+        while (await peer.send(bytes(10_000), queue_id=1)).code == 0:
+            pass
+        full = 0
+        while full < 5:
+            full = full + 1 if (await peer.send(b"", queue_id=1)).code else 0
+            await asyncio.sleep(0.3 if full else 0)
+        await asyncio.sleep(70)
+        assert await peer.drain() == [] and broker.timers.in_flight == 1
+        disk.capacity += 10_000_000
+        await asyncio.sleep(5)
+        assert await peer.drain() == [b"later"]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
