@@ -148,10 +148,14 @@ class Broker:
                 "timers": tables.timers,
                 "transactions": tables.transactions,
                 "locks": tables.locks,
+                "settings": tables.settings,
             },
             replaceable=("locks", "transactions"),
         )
         await state.load()
+        tables.follow_settings()
+        if tables.settings.changed:
+            _log.warning("settings changed while it ran are in force: %s", tables.settings.changed)
         self._start_locks(state, empty=state.new and not store.topics())
         for name in store.topics():
             # A crash came before the topic's own record of its creation; its queues tell enough.

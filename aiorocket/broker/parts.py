@@ -19,6 +19,7 @@ from aiorocket.broker.handlers.recall import RecallHandler
 from aiorocket.broker.handlers.reply import ReplyHandlers
 from aiorocket.broker.handlers.send import SendHandlers
 from aiorocket.broker.handlers.send_back import SendBackHandler
+from aiorocket.broker.handlers.settings import SettingsHandlers
 from aiorocket.broker.handlers.statistics import StatisticsHandlers
 from aiorocket.broker.handlers.topic import TopicHandlers
 from aiorocket.broker.handlers.transaction import TransactionHandlers
@@ -61,11 +62,18 @@ class Parts:
         changed = self._topics_changed
         self.store = store
         self._topics = tables.topics
+        self._settings = tables.settings
         self._state = state
         self._boot = boot = env.clock.wall_ms()
         self.traffic = TrafficMeter(loop, env.clock, config.cluster, tables, store)
         self.registration = Registration(
-            env, config, tables.topics, address=address, version=self._topic_version, order_topics=self._order_topics
+            env,
+            config,
+            tables.topics,
+            address=address,
+            version=self._topic_version,
+            order_topics=self._order_topics,
+            permission=lambda: tables.settings.config.permission,
         )
         self.delivery = DelayDelivery(loop, env.clock, tables.delays, store)
         self.timers = TimerDelivery(loop, env.clock, tables.timers, store)
@@ -95,6 +103,7 @@ class Parts:
                 tables, store, topic_version=self._topic_version, save=self._save_admin, deleted=self._topic_deleted
             ),
             CallHandlers(config, tables, store, reset=self.pulls.reset, save=lambda: state.save("offsets")),
+            SettingsHandlers(tables, save=self._save_settings, port=server.port or config.port, boot=boot),
             StatisticsHandlers(env.clock, config.name, tables, store, self.traffic, boot=boot),
         )
         for each in serving:
@@ -136,5 +145,10 @@ class Parts:
             await self._state.save(name)
         await self.registration.register()
 
+    async def _save_settings(self) -> None:
+        await self._state.save("settings")
+        await self._save_admin()
+
     def _topic_version(self) -> DataVersion:
-        return DataVersion(timestamp=self._boot, counter=self._topics.version)
+        # Settings are in it because one of them changes what name servers are told of every topic.
+        return DataVersion(timestamp=self._boot, counter=self._topics.version + self._settings.version)

@@ -16,6 +16,7 @@ from aiorocket.errors import RocketError, UsageError
 from aiorocket.remoting.client import RemotingClient
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import (
+    PERM_INHERIT,
     DataVersion,
     KVTable,
     ProtocolError,
@@ -43,7 +44,8 @@ RETRY_AFTER = 1.0
 
 class Registration:
     """This broker's entry at its name servers. ``address`` is what clients will be told to connect to,
-    ``order_topics`` is called with the topics that name servers have an order configuration for."""
+    ``order_topics`` is called with the topics that name servers have an order configuration for, ``permission`` is what
+    the broker as a whole allows."""
 
     def __init__(
         self,
@@ -54,12 +56,14 @@ class Registration:
         address: str,
         version: Callable[[], DataVersion],
         order_topics: Callable[[Iterable[str]], None],
+        permission: Callable[[], int],
     ) -> None:
         self._config = config
         self._topics = topics
         self._address = address
         self._version = version
         self._order_topics = order_topics
+        self._permission = permission
         self._client = RemotingClient(env, config.remoting, on_close=self._lost)
         self._tasks = TaskScope("broker-registration")
         self._wake = asyncio.Event()
@@ -132,7 +136,8 @@ class Registration:
         try:
             async with asyncio.timeout(timeout):
                 connection = await self._client.connect(nameserver)
-                body = RegisterBrokerBody(self._version(), [_config_of(topic) for topic in self._topics])
+                allowed = self._permission() | PERM_INHERIT
+                body = RegisterBrokerBody(self._version(), [_config_of(topic, allowed) for topic in self._topics])
                 command = RemotingCommand.request(
                     RequestCode.REGISTER_BROKER, self._header(), body=encode_body(body, connection.serialize_type)
                 )
@@ -175,12 +180,12 @@ class Registration:
         )
 
 
-def _config_of(topic: Topic) -> TopicConfig:
+def _config_of(topic: Topic, allowed: int) -> TopicConfig:
     return TopicConfig(
         topic_name=topic.name,
         read_queue_nums=topic.read_queues,
         write_queue_nums=topic.write_queues,
-        perm=topic.perm,
+        perm=topic.perm & allowed,
         topic_filter_type=topic.filter_type,
         topic_sys_flag=topic.sys_flag,
         order=topic.order,

@@ -7,7 +7,15 @@ from typing import Literal
 
 from aiorocket.config.remoting import MIB, RemotingConfig, check_positive
 from aiorocket.errors import ConfigError
-from aiorocket_protocol import BROKER_PORT, DEFAULT_CLUSTER, MASTER_ID, MAX_BODY, NAMESERVER_PORT
+from aiorocket_protocol import (
+    BROKER_PORT,
+    DEFAULT_CLUSTER,
+    MASTER_ID,
+    MAX_BODY,
+    NAMESERVER_PORT,
+    PERM_READ,
+    PERM_READ_WRITE,
+)
 
 __all__ = ("DELAY_LEVELS", "BrokerConfig", "Flush", "NameServerConfig", "StoreConfig")
 
@@ -76,6 +84,9 @@ class BrokerConfig:
     nameservers: tuple[str, ...] = ()
     #: Data directory; None keeps messages in memory.
     data: str | None = None
+    #: What the broker lets clients do with any of its topics (brokerPermission): 6 read and write, 4 only read, so that
+    #: producers leave it as they learn of it from name servers.
+    permission: int = PERM_READ_WRITE
     auto_create_topics: bool = True
     default_topic_queues: int = 8
     max_message_size: int = MAX_BODY
@@ -127,6 +138,8 @@ class BrokerConfig:
             "max_pull_messages", "lock_lease", "lock_grace", "client_call_timeout", "transaction_timeout",
             "transaction_check_interval", "transaction_check_max", "timer_max_delay", "max_timers",
         )  # fmt: skip
+        if self.permission not in (PERM_READ, PERM_READ_WRITE):
+            raise ConfigError(f"permission={self.permission}: {PERM_READ_WRITE} (read and write) or {PERM_READ} (read)")
         if self.lock_lease < self.lock_grace:
             raise ConfigError(
                 f"lock_lease={self.lock_lease} is below lock_grace={self.lock_grace}: the broker's lease must be at "

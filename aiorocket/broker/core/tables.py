@@ -9,6 +9,7 @@ from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs, GroupTable
 from aiorocket.broker.core.locks import LockTable
 from aiorocket.broker.core.offsets import ConsumerOffsets
+from aiorocket.broker.core.settings import Settings
 from aiorocket.broker.core.timers import TimerSchedule
 from aiorocket.broker.core.topics import TopicTable
 from aiorocket.broker.core.transactions import TransactionTable
@@ -30,6 +31,7 @@ class Tables(NamedTuple):
     timers: TimerSchedule
     transactions: TransactionTable
     counters: GroupCounters
+    settings: Settings
 
     @classmethod
     def of(cls, config: BrokerConfig) -> Tables:
@@ -55,4 +57,14 @@ class Tables(NamedTuple):
                 max_checks=config.transaction_check_max,
             ),
             counters=GroupCounters(),
+            settings=Settings(config),
         )
+
+    def follow_settings(self) -> None:
+        """Do what the settings say now."""
+        config = self.settings.config
+        self.topics.set_auto_create(config.auto_create_topics)
+        self.configs.auto_create = config.auto_create_groups
+        self.transactions.timeout = config.transaction_timeout
+        self.transactions.interval = config.transaction_check_interval
+        self.transactions.max_checks = config.transaction_check_max

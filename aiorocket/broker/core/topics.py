@@ -136,6 +136,7 @@ class TopicTable:
         delay_levels: int = len(DELAY_LEVELS),
     ) -> None:
         self.auto_create = auto_create
+        self._default_queues = default_queues
         self.version = 0
         self._topics: dict[str, Topic] = {}
         #: Bound once: the send path calls it per message.
@@ -211,6 +212,12 @@ class TopicTable:
             return Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, {why}; create it first")
         self.put(topic)
         return topic
+
+    def set_auto_create(self, on: bool) -> None:
+        """Whether topics come into being by being used."""
+        self.auto_create = on
+        if on and AUTO_CREATE_TOPIC not in self._topics:
+            self.put(Topic(AUTO_CREATE_TOPIC, self._default_queues, self._default_queues, PERM_ALL))
 
     def ensure(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
         """The retry or dead-letter topic of a group whose name was checked, made with ``queues`` and ``sys_flag`` when

@@ -78,9 +78,9 @@ class TransactionTable:
     """Durations in seconds; ``now`` is the loop's time."""
 
     def __init__(self, *, timeout: float, interval: float, max_checks: int) -> None:
-        self._timeout = timeout
-        self._interval = interval
-        self._max_checks = max_checks
+        self.timeout = timeout
+        self.interval = interval
+        self.max_checks = max_checks
         #: In the order of ``Half.offset``, so that the first one is where a restart has to begin.
         self._open: OrderedDict[int, Half] = OrderedDict()
         self._queue: list[tuple[float, int]] = []
@@ -100,7 +100,7 @@ class TransactionTable:
 
     def add(self, offset: int, physical: int, now: float, immunity: float | None) -> bool:
         """A half message is stored. True when it is the next to be asked about."""
-        half = Half(offset, offset, physical, 0, now + (self._timeout if immunity is None else immunity))
+        half = Half(offset, offset, physical, 0, now + (self.timeout if immunity is None else immunity))
         self._open[offset] = half
         self._next_half = max(self._next_half, offset + 1)
         self.version += 1
@@ -125,7 +125,7 @@ class TransactionTable:
         self._open.move_to_end(half.name)
         self._next_half = max(self._next_half, offset + 1)
         self.version += 1
-        return half.state is HalfState.COPYING and self.reopen(half, now + self._interval)
+        return half.state is HalfState.COPYING and self.reopen(half, now + self.interval)
 
     def ended(self, half: Half, op_offset: int) -> None:
         """Its op record is stored at ``op_offset`` of the op queue."""
@@ -160,7 +160,7 @@ class TransactionTable:
 
     def is_hopeless(self, half: Half) -> bool:
         """Its producer has been asked often enough."""
-        return half.checks >= self._max_checks
+        return half.checks >= self.max_checks
 
     def _schedule(self, half: Half) -> bool:
         heappush(self._queue, (half.due, half.name))
@@ -217,9 +217,9 @@ class TransactionTable:
             self._open.pop(found.name, None)
             if found.name in over or found.offset in over:
                 continue
-            delay = self._interval if found.checks else self._timeout if found.immunity is None else found.immunity
+            delay = self.interval if found.checks else self.timeout if found.immunity is None else found.immunity
             left = min(delay, found.stored_ms / 1000 + delay - wall_ms / 1000)
-            due = now + max(left, self._timeout)
+            due = now + max(left, self.timeout)
             self._open[found.name] = Half(found.name, found.offset, found.physical, found.checks, due)
         for half in self._open.values():
             self._schedule(half)
