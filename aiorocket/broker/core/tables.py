@@ -1,4 +1,4 @@
-"""What a broker knows: ten tables, made from its settings, none of which knows the others."""
+"""What a broker knows: tables made from its settings, none of which knows the others."""
 
 from __future__ import annotations
 
