@@ -42,7 +42,7 @@ from aiorocket_protocol import (
     parse_blank,
 )
 
-__all__ = ("PART_ENTRIES", "KeyIndex", "Part", "load_parts")
+__all__ = ("PART_ENTRIES", "KeyIndex", "Part", "Parts", "load_parts")
 
 #: Entries of a part: 2 MiB.
 PART_ENTRIES = 1 << 18
@@ -78,6 +78,13 @@ class Part(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.start:020d}-{self.end:020d}"
+
+
+class Parts(NamedTuple):
+    """The ``found`` files of an index in ``directory``."""
+
+    directory: str
+    found: list[Part]
 
 
 class _Growing:
@@ -139,7 +146,7 @@ class _DamagedPart(Exception):
         self.part = part
 
 
-def load_parts(disk: Disk, directory: str, start: int, end: int) -> list[Part]:
+def load_parts(disk: Disk, directory: str, start: int, end: int) -> Parts:
     """Blocking: the parts in ``directory`` that belong to a log of ``start`` to ``end``, ascending. Others go: a log
     that was cut goes on with other records at the same places."""
     disk.makedirs(directory)
@@ -151,7 +158,7 @@ def load_parts(disk: Disk, directory: str, start: int, end: int) -> list[Part]:
             disk.unlink(path)
         else:
             parts.append(part)
-    return parts
+    return Parts(directory, parts)
 
 
 def _read_head(disk: Disk, path: str) -> Part | None:
@@ -175,8 +182,7 @@ class KeyIndex:
         disk: Disk,
         log: CommitLog,
         files: FileCache,
-        directory: str,
-        parts: list[Part],
+        parts: Parts,
         read: Read,
         *,
         entries: int = PART_ENTRIES,
@@ -184,13 +190,13 @@ class KeyIndex:
         self._disk = disk
         self._log = log
         self._files = files
-        self._directory = directory
+        self._directory = parts.directory
         self._read = read
         self._entries = entries
         self._loop = asyncio.get_running_loop()
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self.parts = parts
+        self.parts = parts.found
         self._growing = _Growing(0)
         self._begin()
 

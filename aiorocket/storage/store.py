@@ -18,7 +18,6 @@ from struct import pack
 
 from aiorocket.config import StoreConfig
 from aiorocket.errors import ProtocolError, StoreError
-from aiorocket.runtime.disk import Disk, Lock
 from aiorocket.runtime.env import Env
 from aiorocket.storage.block import BLOCK_MASK
 from aiorocket.storage.chunk_cache import ChunkCache
@@ -26,9 +25,10 @@ from aiorocket.storage.commit_log import CommitGroup, CommitLog, Done
 from aiorocket.storage.consume_queue import UNIT, ConsumeQueue, queue_directory
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.housekeeping import Housekeeping
-from aiorocket.storage.key_index import KeyIndex, Part, load_parts
+from aiorocket.storage.key_index import KeyIndex
+from aiorocket.storage.opening import Opened, open_files
 from aiorocket.storage.reader import Reader
-from aiorocket.storage.recovery import WRITE_OUT, QueueTable, Recovered, recover
+from aiorocket.storage.recovery import WRITE_OUT, QueueTable
 from aiorocket.storage.results import PutResult, PutStatus, ReadResult, Recovery, StoreBusyError
 from aiorocket.storage.tail_cache import TailCache
 from aiorocket_protocol import (
@@ -68,16 +68,8 @@ class MessageStore:
     """A store in a directory, made by ``open``. Set ``on_arrival`` to hear of visible messages, once per queue and
     group commit."""
 
-    def __init__(
-        self,
-        env: Env,
-        config: StoreConfig,
-        directory: str,
-        store_host: bytes,
-        lock: Lock,
-        found: Recovered,
-        parts: list[Part],
-    ) -> None:
+    def __init__(self, env: Env, config: StoreConfig, directory: str, store_host: bytes, opened: Opened) -> None:
+        found = opened.found
         self.directory = directory
         #: What opening it found.
         self.recovery: Recovery = found.report
@@ -91,11 +83,12 @@ class MessageStore:
         self._tail = TailCache(config.tail_cache)
         self._queues: QueueTable = found.queues
         self._timestamp = found.timestamp
-        self._lock = lock
+        self._lock = opened.lock
         self._log = log = CommitLog(env, config, f"{directory}/commitlog", files, self._committed, self._failed)
         self._reader = Reader(log, ChunkCache(log, max(4 << 20, config.tail_cache)), files, self._queues)
         log.start(found.segments, found.end)
-        self._keys = KeyIndex(env.disk, log, files, f"{directory}/index", parts, self._reader.read_record)
+        #: Looks messages up by their keys.
+        self.keys = KeyIndex(env.disk, log, files, opened.parts, self._reader.read_record)
         self._behind = Housekeeping(
             env.disk,
             config,
@@ -105,7 +98,7 @@ class MessageStore:
             self._queues,
             found.deleted,
             lambda: self._timestamp,
-            self._keys,
+            self.keys,
         )
         self._closed = False
         log.check_space()
@@ -129,21 +122,8 @@ class MessageStore:
         StoreLockedError, StoreCorruptedError, or StoreError for an unusable directory.
         """
         directory = directory.rstrip("/") or "/"
-        locks: list[Lock] = []
-        try:
-            found, parts = await env.disk.run(_open_files, env.disk, config, directory, tags_code_of, locks)
-        except asyncio.CancelledError:
-            # The disk's thread goes on with it; nobody else may begin before it has ended.
-            env.disk.run(_give_back, locks)
-            raise
-        except BaseException as error:
-            _give_back(locks)
-            if isinstance(error, OSError):
-                raise StoreError(
-                    f"data directory {directory} cannot be used: {error}; give a directory this user may write to"
-                ) from error
-            raise
-        return cls(env, config, directory, store_host, locks[0], found, parts)
+        found = await open_files(env.disk, config, directory, tags_code_of)
+        return cls(env, config, directory, store_host, found)
 
     async def close(self) -> None:
         """Write and acknowledge what waits, save a checkpoint that makes the next start scan nothing, give the lock
@@ -423,14 +403,6 @@ class MessageStore:
         yet."""
         return self._reader.read_record(physical_offset)
 
-    async def find_by_key(
-        self, topic: str, key: str, begin: int, end: int, *, tag: bool = False, limit: int, max_bytes: int
-    ) -> list[bytes]:
-        """The newest ``limit`` records of a topic that have ``key`` as UNIQ_KEY or a word of KEYS (or as their tag) and
-        were stored in ``begin`` to ``end`` (ms), oldest first; at most ``max_bytes``, but at least one. Waits for the
-        index to reach the end of the log. OSError when a file cannot be read."""
-        return await self._keys.find(topic, key, begin, end, tag=tag, limit=limit, max_bytes=max_bytes)
-
     def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
         """(physical offset, size, tags code) of up to ``count`` visible messages from ``offset`` on."""
         return self._reader.entries(topic, queue_id, offset, count)
@@ -476,7 +448,7 @@ class MessageStore:
         return self._log.start_offset
 
     @property
-    def last_timestamp(self) -> int:
+    def timestamp(self) -> int:
         """When the newest message was stored (ms); 0 before the first."""
         return self._timestamp
 
@@ -506,24 +478,6 @@ class MessageStore:
             self._tail.forget(queue, queue.cached_first)
             self._behind.dirty.pop(queue, None)
         return self._behind.remove(topic, doomed)
-
-
-def _open_files(
-    disk: Disk, config: StoreConfig, directory: str, tags_code_of: Callable[[RecordView], int], locks: list[Lock]
-) -> tuple[Recovered, list[Part]]:
-    """Blocking. The lock is in ``locks`` as soon as it is held, so that it can be given back whatever happens then."""
-    disk.makedirs(directory)
-    locks.append(disk.lock(f"{directory}/lock"))
-    disk.makedirs(f"{directory}/commitlog")
-    disk.makedirs(f"{directory}/consumequeue")
-    found = recover(disk, directory, config, tags_code_of)
-    start = found.segments[0].base if found.segments else found.end
-    return found, load_parts(disk, f"{directory}/index", start, found.end)
-
-
-def _give_back(locks: list[Lock]) -> None:
-    for lock in locks:
-        lock.release()
 
 
 def _moved(record: bytes, physical: int) -> bytes:

@@ -36,13 +36,13 @@ async def keep(store: MessageStore, body: bytes, topic: str = "T", sys_flag: int
 async def found(
     store: MessageStore, key: str, topic: str = "T", begin: int = 0, end: int = END, **more: Any
 ) -> list[bytes]:
-    options = {"limit": 64, "max_bytes": 1 << 20, **more}
-    records = await store.find_by_key(topic, key, begin, end, **options)
+    options: dict[str, Any] = {"tag": False, "limit": 64, "max_bytes": 1 << 20, **more}
+    records = await store.keys.find(topic, key, begin, end, **options)
     return [RecordView(record, 0, len(record)).raw_body for record in records]
 
 
 def small_parts(store: MessageStore, entries: int = 50) -> None:
-    store._keys._entries = entries
+    store.keys._entries = entries
 
 
 def part_files(env: Env) -> list[str]:
@@ -116,14 +116,14 @@ async def test_many_keys_over_segments_parts_and_restarts() -> None:
             await store.close()
             store = await opened(env)
             small_parts(store)
-            assert len(store._keys.parts) == len(part_files(env)) > 0
+            assert len(store.keys.parts) == len(part_files(env)) > 0
         key = f"k{pick.randrange(40)}"
         body = b"%d:" % number + bytes(pick.choice((0, 10, 3000)))
         expected.setdefault(key, []).append(body)
         await keep(store, body, KEYS=key)
     for key, bodies in expected.items():
         assert await found(store, key) == bodies[-64:]
-    assert store._keys.behind == 0 and len(part_files(env)) >= 11
+    assert store.keys.behind == 0 and len(part_files(env)) >= 11
     await store.close()
 
 
@@ -196,7 +196,7 @@ async def test_it_grows_behind_checkpoints_and_waits_when_the_disk_fails(caplog:
     assert store.problem is None and not part_files(env)
     disk.failing = False
     async with asyncio.timeout(5):
-        while store._keys.behind:
+        while store.keys.behind:
             await keep(store, b"more", KEYS="k")
             await asyncio.sleep(0.02)
     assert len(part_files(env)) >= 3

@@ -12,8 +12,7 @@ import pytest
 from aiorocket.errors import ProtocolError, StoreError, StoreFullError, StoreLockedError, UsageError
 from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import memory_env, real_env
-from aiorocket.storage import PutStatus, ReadStatus, StoreBusyError
-from aiorocket.storage import store as store_module
+from aiorocket.storage import PutStatus, ReadStatus, StoreBusyError, opening
 from aiorocket_protocol import RecordView, split_records, tags_code
 from tests.storage.stores import HOST, HOST_V6, bodies, everything, opened, put, put_batch
 
@@ -343,14 +342,14 @@ async def test_consume_queues_leave_memory_and_cross_files(monkeypatch: pytest.M
 async def test_a_cancelled_open_keeps_the_lock_until_its_thread_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recover, begun, end = store_module.recover, threading.Event(), threading.Event()
+    recover, begun, end = opening.recover, threading.Event(), threading.Event()
 
     def slowly(*arguments: Any) -> Any:
         begun.set()
         end.wait(10)
         return recover(*arguments)
 
-    monkeypatch.setattr(store_module, "recover", slowly)
+    monkeypatch.setattr(opening, "recover", slowly)
     env = real_env()
     opening = asyncio.create_task(opened(env, str(tmp_path)))
     await asyncio.to_thread(begun.wait, 10)

@@ -23,7 +23,7 @@ __all__ = ("QueryHandlers",)
 
 #: Messages of one answer (maxMsgsNumBatch), and of one to a look-up by UNIQ_KEY (defaultQueryMaxNum).
 _MAX, _MAX_UNIQUE = 64, 32
-#: indexType of a look-up by tag (5.5); "K" and "U" are keys, and so is none.
+#: indexType of a look-up by tag, which RocketMQ 5 has; "K" and "U" are keys, and so is none.
 _TAG = "T"
 
 
@@ -58,7 +58,7 @@ class QueryHandlers:
         limit = _MAX_UNIQUE if unique else min(header.max_num, _MAX)
         found: list[bytes] = []
         if limit > 0:
-            found = await self._store.find_by_key(
+            found = await self._store.keys.find(
                 header.topic,
                 header.key,
                 header.begin_timestamp,
@@ -67,7 +67,7 @@ class QueryHandlers:
                 limit=limit,
                 max_bytes=self._max_bytes,
             )
-        told = QueryMessageResponseHeader(self._store.last_timestamp, self._store.max_physical)
+        told = QueryMessageResponseHeader(self._store.timestamp, self._store.max_physical)
         if not found:
             return RemotingCommand.response(
                 ResponseCode.QUERY_NOT_FOUND, told, remark="can not find message, maybe time range not correct"

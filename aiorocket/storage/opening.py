@@ -1,0 +1,63 @@
+"""Opening the files of a store: lock the directory, recover the log, find the parts of the key index."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from aiorocket.config import StoreConfig
+from aiorocket.errors import StoreError
+from aiorocket.runtime.disk import Disk, Lock
+from aiorocket.storage.key_index import Parts, load_parts
+from aiorocket.storage.recovery import Recovered, recover
+from aiorocket_protocol import RecordView
+
+__all__ = ("Opened", "open_files")
+
+
+class Opened(NamedTuple):
+    """``lock`` is the caller's to give back."""
+
+    lock: Lock
+    found: Recovered
+    parts: Parts
+
+
+async def open_files(
+    disk: Disk, config: StoreConfig, directory: str, tags_code_of: Callable[[RecordView], int]
+) -> Opened:
+    """Everything in the disk's thread. StoreLockedError, StoreCorruptedError, or StoreError for an unusable directory;
+    the lock is free again then."""
+    locks: list[Lock] = []
+    try:
+        return await disk.run(_open, disk, config, directory, tags_code_of, locks)
+    except asyncio.CancelledError:
+        # The disk's thread goes on with it; nobody else may begin before it has ended.
+        disk.run(_give_back, locks)
+        raise
+    except BaseException as error:
+        _give_back(locks)
+        if isinstance(error, OSError):
+            raise StoreError(
+                f"data directory {directory} cannot be used: {error}; give a directory this user may write to"
+            ) from error
+        raise
+
+
+def _open(
+    disk: Disk, config: StoreConfig, directory: str, tags_code_of: Callable[[RecordView], int], locks: list[Lock]
+) -> Opened:
+    """Blocking. The lock is in ``locks`` as soon as it is held, so that it can be given back whatever happens then."""
+    disk.makedirs(directory)
+    locks.append(disk.lock(f"{directory}/lock"))
+    disk.makedirs(f"{directory}/commitlog")
+    disk.makedirs(f"{directory}/consumequeue")
+    found = recover(disk, directory, config, tags_code_of)
+    start = found.segments[0].base if found.segments else found.end
+    return Opened(locks[0], found, load_parts(disk, f"{directory}/index", start, found.end))
+
+
+def _give_back(locks: list[Lock]) -> None:
+    for lock in locks:
+        lock.release()
