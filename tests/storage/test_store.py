@@ -351,11 +351,11 @@ async def test_a_cancelled_open_keeps_the_lock_until_its_thread_has_ended(
 
     monkeypatch.setattr(opening, "recover", slowly)
     env = real_env()
-    opening = asyncio.create_task(opened(env, str(tmp_path)))
+    attempt = asyncio.create_task(opened(env, str(tmp_path)))
     await asyncio.to_thread(begun.wait, 10)
-    opening.cancel()
+    attempt.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await opening
+        await attempt
     with pytest.raises(StoreLockedError):
         env.disk.lock(str(tmp_path / "lock"))
     end.set()
