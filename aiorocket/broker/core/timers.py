@@ -2,11 +2,11 @@
 
 They wait in one queue, in the order in which they came, and leave it in the order of their due times. Beside each entry
 of the queue stands its ``wait_code``, so that the queue's entries are all that is needed to know what waits; a pending
-one costs 56 bytes here. What remains to be remembered is how far delivery has come: up to which due time, in wall-clock
-milliseconds, everything is delivered. A clock that is set back gives entries that lie before that time and are not
-delivered, so the time is kept per part of the queue: one more part begins at the first such entry, and is joined with
-the part before it when the clock is as far again. A part's time is exact when nothing is in flight, as after a clean
-stop; after a crash it lies a few seconds back.
+one costs 56 bytes here: a single number, its wait code and its place in the log, and in the order of these numbers they
+leave. What remains to be remembered is up to which number everything is delivered. A clock that is set back gives
+entries that lie before it and are not delivered, so it is kept per part of the queue: one more part begins at the first
+such entry, and is joined with the part before it when the clock is as far again. What is kept is exact when nothing is
+in flight, as after a clean stop; after a crash it lies a few seconds back.
 
 A message that waits long is stored again in the same queue on its way (``ROLL``), so that everything that waits lies in
 the newest part of the log and a start need not read more than that.
@@ -107,11 +107,11 @@ class TimerSchedule:
         self._late = 0
         #: The wall clock as ``take`` was last told.
         self._now = 0
-        #: (first queue offset, everything due up to then is delivered) of each part of the queue.
+        #: (first queue offset, everything up to this key is delivered) of each part of the queue.
         self._parts: list[tuple[int, int]] = [(0, -1)]
-        #: (first queue offset, first place in the log, last due time) of blocks that may hold what waits.
+        #: (first queue offset, first place in the log, greatest key) of blocks that may hold what waits.
         self._blocks: deque[tuple[int, int, int]] = deque()
-        #: Messages not to be delivered: TIMER_DEL_UNIQKEY -> when they are due.
+        #: Messages not to be delivered: TIMER_DEL_UNIQKEY -> the key that the last of them may have.
         self._recalled: dict[str, int] = {}
         #: Queue offset of the next entry to be told of, and of the first that ``load`` knew nothing of.
         self.next = 0
@@ -143,21 +143,21 @@ class TimerSchedule:
         pending = self._pending
         keys: list[int] = []
         for offset, (place, _, code) in enumerate(entries, self.next):
-            due = code >> 2
+            key = code << _PLACE | place
             if offset < self._known:
-                if due <= next(upto for begin, upto in reversed(self._parts) if begin <= offset):
+                if key <= next(upto for begin, upto in reversed(self._parts) if begin <= offset):
                     continue
-            elif due <= self._now or due <= self._parts[-1][1]:
+            elif code >> 2 <= self._now or key <= self._parts[-1][1]:
                 pending.update(keys)
                 keys.clear()
                 self._settle()
-                if due <= self._parts[-1][1]:
-                    self._parts.append((offset, due - 1))
+                if key <= self._parts[-1][1]:
+                    self._parts.append((offset, key - 1))
             if not self._blocks or offset >= self._blocks[-1][0] + _BLOCK:
-                self._blocks.append((offset, place, due))
-            elif due > self._blocks[-1][2]:
-                self._blocks[-1] = (*self._blocks[-1][:2], due)
-            keys.append(code << _PLACE | place)
+                self._blocks.append((offset, place, key))
+            elif key > self._blocks[-1][2]:
+                self._blocks[-1] = (*self._blocks[-1][:2], key)
+            keys.append(key)
         pending.update(keys)
         self.next += len(entries)
         self.version += 1
@@ -171,6 +171,8 @@ class TimerSchedule:
 
     def take(self, now_ms: int, room: int) -> list[tuple[int, int]]:
         """Hand out at most ``room`` of what is due, earliest first."""
+        if now_ms < self._now:  # the clock was set back: what is delivered is delivered
+            self._settle()
         self._now = now_ms
         taken: list[tuple[int, int]] = []
         for key in self._pending.islice(0, room):
@@ -181,12 +183,12 @@ class TimerSchedule:
                 self._late += code >> 2 < now_ms - LATE
             elif self._late:
                 break
-            taken.append((code, key & _PLACE_MASK))
+            taken.append(_unpacked(key))
             self._in_flight.add(key)
         del self._pending[: len(taken)]
         if self._recalled:
             delivered = self._delivered()
-            self._recalled = {name: due for name, due in self._recalled.items() if due > delivered}
+            self._recalled = {name: upto for name, upto in self._recalled.items() if upto > delivered}
         return taken
 
     def stored(self, code: int, place: int, /) -> None:
@@ -208,7 +210,7 @@ class TimerSchedule:
 
     def recall(self, name: str, due_ms: int) -> None:
         """A recall was met: the message with this TIMER_DEL_UNIQKEY, which is due then, is not to be delivered."""
-        self._recalled[name] = due_ms
+        self._recalled[name] = _up_to(due_ms)
 
     def is_recalled(self, values: Mapping[str, str], topic: str) -> bool:
         return bool(self._recalled) and deletes(topic, values.get(PROPERTY_UNIQ_KEY, "")) in self._recalled
@@ -216,11 +218,11 @@ class TimerSchedule:
     # ---- progress
 
     def _delivered(self) -> int:
-        """Everything that is due up to then, and was told of, is delivered."""
-        waits = min(self._in_flight, default=None)
-        if self._pending and (waits is None or self._pending[0] < waits):
-            waits = self._pending[0]
-        return self._now if waits is None else min(self._now, (waits >> _PLACE + 2) - 1)
+        """Everything up to this key that was told of is delivered."""
+        upto = _up_to(self._now)
+        if self._in_flight:
+            upto = min(upto, min(self._in_flight) - 1)
+        return min(upto, self._pending[0] - 1) if self._pending else upto
 
     def _settle(self) -> None:
         """Bring the parts up to date, and forget what is behind."""
@@ -236,8 +238,21 @@ class TimerSchedule:
     def to_dict(self) -> dict[str, Any]:
         self._settle()
         first = self._blocks[0][0] if self._blocks and len(self) else self.next
-        return {"from": first, "upto": self.next, "delivered": [list(part) for part in self._parts]}
+        return {
+            "from": first,
+            "upto": self.next,
+            "delivered": [[offset, *_unpacked(key)] for offset, key in self._parts],
+        }
 
     def load(self, data: Mapping[str, Any]) -> None:
         self.next, self._known = int(data["from"]), int(data["upto"])
-        self._parts = [(int(offset), int(upto)) for offset, upto in data["delivered"]]
+        self._parts = [(int(offset), int(code) << _PLACE | int(place)) for offset, code, place in data["delivered"]]
+
+
+def _unpacked(key: int) -> tuple[int, int]:
+    return key >> _PLACE, key & _PLACE_MASK
+
+
+def _up_to(due_ms: int) -> int:
+    """The greatest key that is due then."""
+    return (due_ms + 1 << 2 + _PLACE) - 1
