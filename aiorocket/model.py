@@ -18,7 +18,17 @@ from aiorocket_protocol import (
     ResponseCode,
 )
 
-__all__ = ("Queue", "OutgoingMessage", "SendReceipt", "SendStatus", "TxState", "check_topic", "check_group")
+__all__ = (
+    "Queue",
+    "average",
+    "average_by_circle",
+    "OutgoingMessage",
+    "SendReceipt",
+    "SendStatus",
+    "TxState",
+    "check_topic",
+    "check_group",
+)
 
 _TOPIC = re.compile(f"{NAME_CHARACTER}{{1,{MAX_TOPIC}}}", re.ASCII)
 _GROUP = re.compile(f"{NAME_CHARACTER}{{1,{MAX_GROUP}}}", re.ASCII)
@@ -30,6 +40,26 @@ class Queue(NamedTuple):
     topic: str
     broker_name: str
     queue_id: int
+
+
+def average(queues: Sequence[Queue], client_ids: Sequence[str], me: str) -> list[Queue]:
+    """Contiguous blocks (AVG); the first ``len(queues) % len(client_ids)`` members get one more. Empty when not a
+    member."""
+    ordered, members = sorted(queues), sorted(set(client_ids))
+    if me not in members:
+        return []
+    index, count = members.index(me), len(members)
+    share, rest = divmod(len(ordered), count)
+    start = index * share + min(index, rest)
+    return ordered[start : start + share + (1 if index < rest else 0)]
+
+
+def average_by_circle(queues: Sequence[Queue], client_ids: Sequence[str], me: str) -> list[Queue]:
+    """Every ``len(client_ids)``-th queue (AVG_BY_CIRCLE). Empty when not a member."""
+    members = sorted(set(client_ids))
+    if me not in members:
+        return []
+    return sorted(queues)[members.index(me) :: len(members)]
 
 
 class SendStatus(Enum):

@@ -82,6 +82,11 @@ class Broker:
     def parked_pulls(self) -> int:
         return 0 if self._parts is None else self._parts.pulls.polls.count
 
+    @property
+    def popped(self) -> int:
+        """Messages that are with consumers that popped them."""
+        return 0 if self._parts is None else self._parts.revival.table.count
+
     async def start(self) -> None:
         """Open the store, load the state, listen, register."""
         try:
@@ -110,6 +115,8 @@ class Broker:
         store.on_arrival = parts.arrived
         started.push_async_callback(parts.checks.close)
         parts.checks.start()  # before the first request can end a transaction
+        started.callback(parts.revival.close)
+        parts.revival.start()
         started.push_async_callback(parts.delivery.close)
         started.push_async_callback(parts.timers.close)
         started.callback(parts.clients.close)
@@ -120,6 +127,7 @@ class Broker:
             await self.server.start(config.host, config.port)
             await self._listen_vip(config.port - 2)
         started.callback(parts.pulls.close)  # answers them, so that the server need not wait
+        started.callback(parts.pops.close)
         parts.delivery.start()
         parts.timers.start()
         self._tasks.start(state.keep_saving(config.offset_flush_interval), name="state")
@@ -149,6 +157,7 @@ class Broker:
                 "transactions": tables.transactions,
                 "locks": tables.locks,
                 "settings": tables.settings,
+                "modes": tables.modes,
             },
             replaceable=("locks", "transactions"),
         )

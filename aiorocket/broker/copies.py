@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket_protocol import RecordView, tags_code
+from aiorocket_protocol import (
+    SYS_FLAG_STORE_HOST_V6,
+    SYS_FLAG_TRANSACTION_MASK,
+    ProtocolError,
+    RecordView,
+    decode_properties,
+    tags_code,
+)
 
 if TYPE_CHECKING:
     from aiorocket.storage.results import PutResult
     from aiorocket.storage.store import MessageStore
 
-__all__ = ("Copy", "store_copy")
+__all__ = ("NOT_COPIED", "Copy", "copied_properties", "store_copy")
+
+#: No copy of a message that failed is of a transaction, and the store sets the bit of its own host.
+NOT_COPIED = SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_STORE_HOST_V6
 
 
 class Copy(NamedTuple):
@@ -49,3 +59,14 @@ def store_copy(store: MessageStore, copy: Copy, done: Callable[[PutResult], None
         tags_code=code,
         done=done,
     )
+
+
+def copied_properties(view: RecordView) -> dict[str, str]:
+    """Those of a message to be stored again. A batch is stored as it comes, also with text that is not UTF-8 or has
+    separators in it: the copy gets question marks there (Java's replacement characters may make it too long), because a
+    message whose consumer fails on it must not stay there for ever."""
+    try:
+        found = dict(view.properties)
+    except ProtocolError:
+        found = decode_properties(view.raw_properties.decode("utf-8", "replace").replace("\ufffd", "?").encode())
+    return {name: value.replace("\1", "?") for name, value in found.items()}

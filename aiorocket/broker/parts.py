@@ -9,10 +9,13 @@ from aiorocket.broker.answers import only_local
 from aiorocket.broker.core.counters import SendBack
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
+from aiorocket.broker.handlers.ack import AckHandlers
+from aiorocket.broker.handlers.assignment import AssignmentHandler, ModeHandler
 from aiorocket.broker.handlers.calls import CallHandlers
 from aiorocket.broker.handlers.client import ClientHandlers
 from aiorocket.broker.handlers.locks import LockHandlers
 from aiorocket.broker.handlers.offset import OffsetHandlers
+from aiorocket.broker.handlers.pop import PopHandlers
 from aiorocket.broker.handlers.pull import PullHandlers
 from aiorocket.broker.handlers.query import QueryHandlers
 from aiorocket.broker.handlers.recall import RecallHandler
@@ -24,6 +27,7 @@ from aiorocket.broker.handlers.statistics import StatisticsHandlers
 from aiorocket.broker.handlers.topic import TopicHandlers
 from aiorocket.broker.handlers.transaction import TransactionHandlers
 from aiorocket.broker.registration import Registration
+from aiorocket.broker.revive import PopRevival
 from aiorocket.broker.schedule import DelayDelivery
 from aiorocket.broker.state import BrokerState
 from aiorocket.broker.timers import TimerDelivery
@@ -81,6 +85,11 @@ class Parts:
         self.clients = ClientHandlers(loop, config, tables, topics_changed=changed)
         locks = LockHandlers(loop, tables, server, broker=config.name, save=lambda: state.save("locks"))
         self.pulls = PullHandlers(loop, config, tables, store, stale=locks.stale)
+        self.revival = PopRevival(loop, env.clock, tables, store, cluster=config.cluster, topics_changed=changed)
+        self.pops = PopHandlers(
+            loop, env.clock, config, tables, store,
+            revival=self.revival, read=self.pulls.read, subscription=self.pulls.subscription,
+        )  # fmt: skip
         halves = TransactionHandlers(env, config, store, self.checks)
         sends = SendHandlers(
             env, config, tables, store,
@@ -90,6 +99,9 @@ class Parts:
             sends,
             halves,
             self.pulls,
+            self.pops,
+            AckHandlers(loop, env.clock, tables, store, self.revival),
+            AssignmentHandler(tables, broker=config.name, route=self.registration.route),
             self.clients,
             locks,
             ReplyHandlers(env, config, tables, store, address=address, admit=sends.admit),
@@ -102,8 +114,9 @@ class Parts:
             TopicHandlers(
                 tables, store, topic_version=self._topic_version, save=self._save_admin, deleted=self._topic_deleted
             ),
-            CallHandlers(config, tables, store, reset=self.pulls.reset, save=lambda: state.save("offsets")),
             SettingsHandlers(tables, save=self._save_settings, port=server.port or config.port, boot=boot),
+            CallHandlers(config, tables, store, reset=self._reset, save=lambda: state.save("offsets")),
+            ModeHandler(tables, save=lambda: state.save("modes")),
             StatisticsHandlers(env.clock, config.name, tables, store, self.traffic, boot=boot),
         )
         for each in serving:
@@ -121,10 +134,13 @@ class Parts:
         elif topic == TIMER_TOPIC:
             self.timers.arrived()
         self.pulls.arrived(topic, queue_id, max_offset, code)
+        if topic in self.pops.awaited:
+            self.pops.arrived(topic, queue_id)
 
     def lost(self, connection: Connection) -> None:
         """A connection ended."""
         self.pulls.lost(connection)
+        self.pops.lost(connection)
         self.clients.lost(connection)
 
     # ---- what they tell each other
@@ -139,6 +155,12 @@ class Parts:
 
     def _topic_deleted(self, topic: Topic) -> None:
         self.pulls.withdraw(topic.name, topic.read_queues)
+        self.pops.withdraw(topic.name)
+        self.revival.forget(topic.name)
+
+    def _reset(self, group: str, topic: str, queue_id: int) -> None:
+        self.pulls.reset(group, topic, queue_id)
+        self.pops.wake(topic, group)
 
     async def _save_admin(self) -> None:
         for name in ("topics", "groups"):

@@ -18,6 +18,7 @@ from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import (
     PERM_INHERIT,
     DataVersion,
+    GetRouteInfoRequestHeader,
     KVTable,
     ProtocolError,
     RegisterBrokerBody,
@@ -25,6 +26,7 @@ from aiorocket_protocol import (
     RemotingCommand,
     RequestCode,
     TopicConfig,
+    TopicRouteData,
     UnRegisterBrokerRequestHeader,
     decode_body,
     encode_body,
@@ -40,6 +42,8 @@ _log = logging.getLogger("aiorocket.broker")
 
 #: Seconds until an unreachable name server is tried again.
 RETRY_AFTER = 1.0
+#: Seconds a name server has to answer when a client waits for what it knows; clients wait 3.
+ROUTE_TIMEOUT = 1.0
 
 
 class Registration:
@@ -93,6 +97,18 @@ class Registration:
     def changed(self) -> None:
         """Topics changed: tell name servers soon; any number of changes in between make one round."""
         self._wake.set()
+
+    async def route(self, topic: str) -> TopicRouteData | None:
+        """What the first name server that answers knows of a topic; None when none does."""
+        command = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic))
+        for nameserver in self._config.nameservers:
+            try:
+                answer = await self._client.request(nameserver, command, ROUTE_TIMEOUT)
+                if answer.code == 0:
+                    return decode_body(TopicRouteData, answer.body, answer.serialize_type)
+            except (RocketError, ProtocolError) as error:
+                _log.warning("name server %s gave no route of %s: %s", nameserver, topic, error)
+        return None
 
     async def close(self) -> None:
         """Say goodbye to those that can be reached, and end the connections."""

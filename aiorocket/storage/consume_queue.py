@@ -36,13 +36,16 @@ FILE_SIZE = FILE_UNITS * UNIT_SIZE
 MAX_QUEUE_ID = 65_535
 
 # A topic becomes a directory: nothing that could leave the store or exceed a file name gets through (CVE-2019-17572).
-_TOPIC = re.compile(f"{NAME_CHARACTER}{{1,255}}", re.ASCII)
+# The plus stands in names of POP's retry topics.
+_TOPIC = re.compile(rf"(?:{NAME_CHARACTER}|\+){{1,255}}", re.ASCII)
 
 
 def topic_directory(root: str, topic: str) -> str:
     """Where the queues of ``topic`` live; UsageError when the name cannot be a directory name."""
     if not _TOPIC.fullmatch(topic):
-        raise UsageError(f"topic {topic!r:.300}: 1 to 255 of the characters % | a-z A-Z 0-9 _ - are allowed in a store")
+        raise UsageError(
+            f"topic {topic!r:.300}: 1 to 255 of the characters % | a-z A-Z 0-9 _ - + are allowed in a store"
+        )
     return f"{root}/{topic}"
 
 

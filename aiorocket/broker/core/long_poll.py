@@ -27,7 +27,7 @@ class ParkedPull:
 
     def __init__(
         self,
-        queue: tuple[str, int],
+        queue: tuple[str, Hashable],
         scanned: int,
         accept: Callable[[int], bool] | None,
         connection: Hashable,
@@ -49,7 +49,7 @@ class LongPolls:
 
     def __init__(self, max_hold: float) -> None:
         self._max_ticks = max(1, round(max_hold / _TICK))
-        self._by_queue: dict[tuple[str, int], dict[int, ParkedPull]] = {}
+        self._by_queue: dict[tuple[str, Hashable], dict[int, ParkedPull]] = {}
         self._by_connection: dict[Hashable, dict[int, ParkedPull]] = {}
         self._by_hold: dict[int, OrderedDict[int, ParkedPull]] = {}
         self._seq = 0
@@ -97,8 +97,12 @@ class LongPolls:
             if pull.scanned < max_offset and (tags_code is None or pull.accept is None or pull.accept(tags_code))
         ]
 
+    def waiting(self, queue: tuple[str, Hashable]) -> list[ParkedPull]:
+        """Those of a queue, the longest waiting first. They stay parked until ``answered``."""
+        return list(self._by_queue.get(queue, {}).values())
+
     def answered(self, pull: ParkedPull) -> None:
-        """Take a pull out that was found by ``arrived``."""
+        """Take a pull out that was found by ``arrived`` or ``waiting``."""
         self._remove(pull)
 
     def withdraw_queue(self, topic: str, queue_id: int) -> list[ParkedPull]:

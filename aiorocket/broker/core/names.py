@@ -11,6 +11,7 @@ from aiorocket_protocol import (
     MAX_TOPIC,
     NAME_CHARACTER,
     RETRY_PREFIX,
+    REVIVE_TOPIC_PREFIX,
     SYSTEM_TOPIC_PREFIX,
     SYSTEM_TOPICS,
     TRACE_TOPIC,
@@ -20,12 +21,13 @@ __all__ = (
     "FORBIDDEN_TOPICS",
     "LONGEST_GROUP",
     "Refusal",
+    "is_forbidden",
     "is_group_name",
     "is_system_topic",
     "is_topic_name",
 )
 
-#: Nobody but the broker itself writes to these.
+#: Nobody but the broker itself writes to these, and to records of pops.
 FORBIDDEN_TOPICS = SYSTEM_TOPICS - {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
 
 #: RocketMQ allows MAX_GROUP, but %RETRY%group becomes a directory, and those have names of 255 at most.
@@ -49,6 +51,11 @@ def is_topic_name(name: str) -> bool:
 
 def is_group_name(name: str) -> bool:
     return _GROUP.fullmatch(name) is not None
+
+
+def is_forbidden(topic: str) -> bool:
+    """Nobody but the broker itself writes to it."""
+    return topic in FORBIDDEN_TOPICS or topic.startswith(REVIVE_TOPIC_PREFIX)
 
 
 def is_system_topic(name: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from aiorocket.broker.core.groups import GroupConfigs
-from aiorocket.broker.core.names import FORBIDDEN_TOPICS, Refusal
+from aiorocket.broker.core.names import Refusal, is_forbidden
 from aiorocket.broker.core.retry_policy import for_retry_send
 from aiorocket.broker.core.topics import Topic, TopicTable
 from aiorocket_protocol import (
@@ -65,7 +65,7 @@ def admit(
     ``has_locks(group)`` says whether somebody holds a queue of the group, that is: whether it consumes in order.
     """
     name = facts.topic
-    if name in FORBIDDEN_TOPICS:
+    if is_forbidden(name):
         return Refusal(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
     topic = topics.get(name)
     if topic is None:

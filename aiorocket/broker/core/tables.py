@@ -8,6 +8,7 @@ from aiorocket.broker.core.counters import GroupCounters
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.groups import GroupConfigs, GroupTable
 from aiorocket.broker.core.locks import LockTable
+from aiorocket.broker.core.modes import ModeTable
 from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.settings import Settings
 from aiorocket.broker.core.timers import TimerSchedule
@@ -30,6 +31,7 @@ class Tables(NamedTuple):
     delays: DelaySchedule
     timers: TimerSchedule
     transactions: TransactionTable
+    modes: ModeTable
     counters: GroupCounters
     settings: Settings
 
@@ -56,6 +58,7 @@ class Tables(NamedTuple):
                 interval=config.transaction_check_interval,
                 max_checks=config.transaction_check_max,
             ),
+            modes=ModeTable(),
             counters=GroupCounters(),
             settings=Settings(config),
         )

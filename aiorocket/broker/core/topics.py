@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from aiorocket.broker.core.names import FORBIDDEN_TOPICS, Refusal, is_system_topic, is_topic_name
+from aiorocket.broker.core.names import Refusal, is_forbidden, is_system_topic, is_topic_name
 from aiorocket.config import DELAY_LEVELS
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
@@ -32,6 +32,7 @@ from aiorocket_protocol import (
     TIMER_TOPIC,
     ResponseCode,
     reply_topic,
+    revive_topic,
 )
 
 __all__ = ("UNIT", "UNIT_SUB", "Topic", "TopicTable")
@@ -85,7 +86,7 @@ class Topic:
         self.max_queues = max(read_queues, write_queues)
         self.readable = bool(perm & PERM_READ)
         #: Nothing but the range of the queue id is left to check for a send.
-        self.plain = bool(perm & PERM_WRITE) and name not in FORBIDDEN_TOPICS and not name.startswith(RETRY_PREFIX)
+        self.plain = bool(perm & PERM_WRITE) and not is_forbidden(name) and not name.startswith(RETRY_PREFIX)
         #: tag -> hash, for the few tags a topic has; the send path bounds it.
         self.tag_codes: dict[str, int] = {}
 
@@ -190,7 +191,7 @@ class TopicTable:
         TOPIC_NOT_EXIST. What a sender in unit mode makes is marked as its unit's, or a retry topic as units'."""
         if not is_topic_name(name):
             return Refusal(ResponseCode.INVALID_PARAMETER, topic_name_remark(name))
-        if name in FORBIDDEN_TOPICS:
+        if is_forbidden(name):
             return Refusal(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
         sys_flag = 0 if not unit_mode else UNIT_SUB if name.startswith(RETRY_PREFIX) else UNIT
         template = self._topics.get(default_topic)
@@ -277,3 +278,4 @@ def _built_in(broker: str, cluster: str, auto_create: bool, default_queues: int,
     yield Topic(HALF_TOPIC, 1, 1)
     yield Topic(OP_TOPIC, 1, 1)
     yield Topic(TIMER_TOPIC, 1, 1)
+    yield Topic(revive_topic(cluster)[:MAX_TOPIC], 1, 1)

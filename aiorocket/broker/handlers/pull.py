@@ -316,6 +316,19 @@ class PullHandlers:
         asked = header.max_msg_bytes
         return min(asked, self._max_bytes) if asked else self._max_bytes
 
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        accept: Callable[[int], bool] | None,
+    ) -> ReadResult:
+        """``store.read`` for any filter of a subscription."""
+        read = self._select if type(accept) is RecordFilter else self._read
+        return read(topic, queue_id, offset, max_messages, max_bytes, accept)
+
     def _parse(self, header: PullMessageRequestHeader) -> Subscription | Refusal:
         if header.sys_flag & PULL_CLASS_FILTER:
             return Refusal(
@@ -323,13 +336,17 @@ class PullHandlers:
                 "class filters (sysFlag 8, classFilterMode) are not served: RocketMQ removed its filter servers too; "
                 "use TAG or SQL92",
             )
-        key = (header.topic, header.subscription, header.expression_type)
+        return self.subscription(header.topic, header.subscription, header.expression_type, header.sub_version)
+
+    def subscription(
+        self, topic: str, expression: str | None, expression_type: str | None, version: int = 0
+    ) -> Subscription | Refusal:
+        """That of a request which brings its own expression."""
+        key = (topic, expression, expression_type)
         known = self._parsed.get(key)
         if known is not None:
             return known
-        parsed = parse_subscription(
-            header.topic, header.subscription, header.expression_type, header.sub_version, self._property_filter
-        )
+        parsed = parse_subscription(topic, expression, expression_type, version, self._property_filter)
         if isinstance(parsed, Subscription):
             if len(self._parsed) >= MAX_PARSED:
                 self._parsed.clear()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
-from aiorocket.broker.copies import Copy, store_copy
+from aiorocket.broker.copies import NOT_COPIED, Copy, copied_properties, store_copy
 from aiorocket.broker.core.counters import SendBack
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.retry_policy import after_failure
@@ -26,15 +26,11 @@ from aiorocket_protocol import (
     PROPERTY_UNIQ_KEY,
     PROPERTY_WAIT,
     SCHEDULE_TOPIC,
-    SYS_FLAG_STORE_HOST_V6,
-    SYS_FLAG_TRANSACTION_MASK,
     ConsumerSendMsgBackRequestHeader,
-    ProtocolError,
     RecordView,
     RemotingCommand,
     RequestCode,
     ResponseCode,
-    decode_properties,
     encode_properties,
     retry_topic,
     tags_code,
@@ -47,10 +43,6 @@ if TYPE_CHECKING:
     from aiorocket.storage.store import MessageStore
 
 __all__ = ("SendBackHandler",)
-
-#: No copy is of a transaction, and the store sets the bit of its own host.
-_NOT_COPIED = SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_STORE_HOST_V6
-
 
 _log = logging.getLogger("aiorocket.broker")
 
@@ -110,7 +102,7 @@ class SendBackHandler:
         dead = where.topic != topic.name
         if dead:
             topic = self._topic(where.topic, where.queues, 0)
-        properties = _properties(view)
+        properties = copied_properties(view)
         properties.setdefault(PROPERTY_RETRY_TOPIC, view.topic)
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, view.offset_msg_id)
         properties[PROPERTY_WAIT] = "false"
@@ -152,7 +144,7 @@ class SendBackHandler:
                 queue_id,
                 encode_properties(properties),
                 code,
-                sys_flag=view.sys_flag & ~_NOT_COPIED,
+                sys_flag=view.sys_flag & ~NOT_COPIED,
                 reconsume_times=view.reconsume_times + 1,
             )
             store_copy(self._store, copy, done)
@@ -176,14 +168,3 @@ class SendBackHandler:
                 hook(event)
             except Exception:  # noqa: BLE001 - a hook only looks on, whatever happens to it
                 _log.exception("send-back hook %r failed", hook)
-
-
-def _properties(view: RecordView) -> dict[str, str]:
-    """Those of a message to be stored again. A batch is stored as it comes, also with text that is not UTF-8 or has
-    separators in it: the copy gets question marks there (Java's replacement characters may make it too long), because a
-    message whose consumer fails on it must not stay there for ever."""
-    try:
-        found = dict(view.properties)
-    except ProtocolError:
-        found = decode_properties(view.raw_properties.decode("utf-8", "replace").replace("\ufffd", "?").encode())
-    return {name: value.replace("\1", "?") for name, value in found.items()}

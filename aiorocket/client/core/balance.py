@@ -14,7 +14,7 @@ from typing import Final
 
 from aiorocket.client.core.namespace import wrap
 from aiorocket.errors import ConfigError
-from aiorocket.model import Queue
+from aiorocket.model import Queue, average, average_by_circle
 
 __all__ = (
     "STRATEGIES",
@@ -35,34 +35,10 @@ Strategy = Callable[[Sequence[Queue], Sequence[str], str], list[Queue]]
 _VIRTUAL_NODES = 10
 
 
-def _members(client_ids: Sequence[str]) -> list[str]:
-    return sorted(set(client_ids))
-
-
-def average(queues: Sequence[Queue], client_ids: Sequence[str], me: str) -> list[Queue]:
-    """Contiguous blocks (AVG); the first ``len(queues) % len(client_ids)`` members get one more. Empty when not a
-    member."""
-    ordered, members = sorted(queues), _members(client_ids)
-    if me not in members:
-        return []
-    index, count = members.index(me), len(members)
-    share, rest = divmod(len(ordered), count)
-    start = index * share + min(index, rest)
-    return ordered[start : start + share + (1 if index < rest else 0)]
-
-
-def average_by_circle(queues: Sequence[Queue], client_ids: Sequence[str], me: str) -> list[Queue]:
-    """Every ``len(client_ids)``-th queue (AVG_BY_CIRCLE). Empty when not a member."""
-    members = _members(client_ids)
-    if me not in members:
-        return []
-    return sorted(queues)[members.index(me) :: len(members)]
-
-
 def consistent_hash(queues: Sequence[Queue], client_ids: Sequence[str], me: str) -> list[Queue]:
     """Each queue to the member that follows it on a ring (CONSISTENT_HASH): a member that comes or goes moves few
     queues. Empty when not a member."""
-    members = _members(client_ids)
+    members = sorted(set(client_ids))
     if me not in members:
         return []
     ring = {_point(f"{member}-{number}"): member for member in members for number in range(_VIRTUAL_NODES)}
@@ -92,7 +68,7 @@ def machine_room(rooms: Collection[str]) -> Strategy:
     wanted = frozenset(rooms)
 
     def allocate(queues: Sequence[Queue], client_ids: Sequence[str], me: str) -> list[Queue]:
-        members = _members(client_ids)
+        members = sorted(set(client_ids))
         if me not in members:
             return []
         ours = []
@@ -122,7 +98,7 @@ def machine_room_nearby(
         return found
 
     def allocate(queues: Sequence[Queue], client_ids: Sequence[str], me: str) -> list[Queue]:
-        members = _members(client_ids)
+        members = sorted(set(client_ids))
         if me not in members:
             return []
         queues_of: defaultdict[str, list[Queue]] = defaultdict(list)

@@ -1,0 +1,68 @@
+"""How each group is to get the messages of a topic: by pulling the queues it is given, or by popping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from aiorocket.model import Queue, average, average_by_circle
+from aiorocket_protocol import ANY_QUEUE, POP_MODE, PULL_MODE
+
+__all__ = ("MAX_MODES", "Mode", "ModeTable", "assign")
+
+#: Pairs of topic and group that an administrator may set a mode for.
+MAX_MODES = 100_000
+
+_STRATEGIES = {"AVG": average, "AVG_BY_CIRCLE": average_by_circle}
+
+
+class Mode(NamedTuple):
+    """``share`` is popShareQueueNum: so many other members pop the queues that a member is given; 0 for everybody
+    pops all."""
+
+    name: str = PULL_MODE
+    share: int = 0
+
+
+class ModeTable:
+    """(topic, group) → Mode, where an administrator set one."""
+
+    def __init__(self) -> None:
+        self._modes: dict[tuple[str, str], Mode] = {}
+        self.version = 0
+
+    def get(self, topic: str, group: str) -> Mode:
+        return self._modes.get((topic, group), Mode())
+
+    def put(self, topic: str, group: str, mode: Mode) -> bool:
+        """False when there are too many."""
+        if (topic, group) not in self._modes and len(self._modes) >= MAX_MODES:
+            return False
+        self._modes[topic, group] = mode
+        self.version += 1
+        return True
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"modes": [[*key, *mode] for key, mode in self._modes.items()]}
+
+    def load(self, data: Mapping[str, Any]) -> None:
+        for topic, group, name, share in data.get("modes", ()):
+            self._modes[str(topic), str(group)] = Mode(POP_MODE if name == POP_MODE else PULL_MODE, int(share))
+
+
+def assign(mode: Mode, queues: Sequence[Queue], members: Sequence[str], me: str, strategy: str) -> list[Queue] | None:
+    """What ``me`` of the group's ``members`` gets of a topic's queues; None when there is no such strategy, or no such
+    member: it keeps what it has."""
+    allocate = _STRATEGIES.get(strategy)
+    members = sorted(set(members))
+    if allocate is None or me not in members:
+        return None
+    if mode.name != POP_MODE:
+        return allocate(queues, members, me)
+    if mode.share <= 0 or mode.share >= len(members) - 1:
+        return sorted({queue._replace(queue_id=ANY_QUEUE) for queue in queues})
+    index = members.index(me)
+    if len(members) > len(queues):
+        return [sorted(queues)[index % len(queues)]] if queues else []
+    shared = [members[(index + step) % len(members)] for step in range(mode.share + 1)]
+    return sorted({queue for member in shared for queue in allocate(queues, members, member)})

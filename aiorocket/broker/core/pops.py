@@ -1,0 +1,400 @@
+"""Messages that are with consumers that popped them: invisible to others until they are acknowledged or their time is
+over.
+
+Per queue and group this knows the next offset to give out and every offset that is out, with the pop it went out in.
+The group's offset in the queue is the oldest that is out, so whatever reads offsets (statistics, a change to pulling)
+needs to know nothing of pops; a queue with nothing out is not here at all.
+
+What happens is written as records, one per pop, acknowledgement and reset, and this table is what the records say:
+``replay`` makes it from them. An acknowledgement is answered when its record is durable, so it holds through a crash.
+A pop is answered at once: its record lies in front of those of its acknowledgements, and if it is lost with a power
+cut its messages only come again sooner. The records needed are those from ``begin`` on, the oldest of a pop that has
+something out; that number is saved with the groups' offsets, in the same file at the same moment, for only together
+are they true. A pop whose record is far behind the newest one is recorded anew (``outdated``), so a start reads little
+and one message that is kept for hours keeps no log.
+
+In a queue that is popped in order nothing goes out while something is out whose time runs. When it is over, the same
+messages go out again from there, with their number of times. What was popped in no order is stored once more in a
+retry topic, by whoever calls ``take_due``.
+
+Deadlines are in the seconds of the caller's clock that never jumps; records have wall-clock milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple
+
+__all__ = (
+    "MAX_INVISIBLE_MS",
+    "MAX_IN_ALL",
+    "MAX_IN_QUEUE",
+    "Pop",
+    "PopTable",
+    "QueueKey",
+    "encode_acknowledged",
+    "encode_forgotten",
+    "encode_reset",
+)
+
+#: Messages of one queue that one group may have out (popInflightMessageThreshold), and all groups of a broker.
+MAX_IN_QUEUE = 10_000
+MAX_IN_ALL = 500_000
+#: The longest time a message may be invisible; Apache's proxy has the same limit.
+MAX_INVISIBLE_MS = 12 * 3600 * 1000
+#: A record further behind than this many, and than four for each pop that is out, is written anew.
+FAR_BEHIND = 10_000
+
+
+class QueueKey(NamedTuple):
+    topic: str
+    group: str
+    queue_id: int
+
+
+class Pop:
+    """Messages of one queue that went out together. ``offsets`` are all of them; which are still out says the queue."""
+
+    __slots__ = ("attempt", "due", "in_order", "invisible_ms", "key", "left", "logged", "offsets", "pop_time", "taken")
+
+    def __init__(
+        self,
+        key: QueueKey,
+        offsets: Sequence[int],
+        pop_time: int,
+        invisible_ms: int,
+        due: float,
+        in_order: bool,
+        attempt: str,
+    ) -> None:
+        self.key = key
+        self.offsets = offsets
+        #: Wall clock, ms; what acknowledges a message says in which pop it came by it.
+        self.pop_time = pop_time
+        self.invisible_ms = invisible_ms
+        self.due = due
+        self.in_order = in_order
+        #: The name a client gave to what it asked: asked again, it gets the same.
+        self.attempt = attempt
+        self.left = len(offsets)
+        #: Where its newest record is, None until it is stored.
+        self.logged: int | None = None
+        #: Its time is over and it is being dealt with: too late to acknowledge.
+        self.taken = False
+
+
+class PopQueue:
+    """One queue as one group pops it."""
+
+    __slots__ = ("next", "out", "times")
+
+    def __init__(self, start: int) -> None:
+        self.next = start
+        #: Ascending: entries change their pop, never their place.
+        self.out: OrderedDict[int, Pop] = OrderedDict()
+        #: In order only: how often a message went out before.
+        self.times: dict[int, int] = {}
+
+
+class PopTable:
+    """All queues that something is out of."""
+
+    def __init__(self) -> None:
+        self._queues: dict[QueueKey, PopQueue] = {}
+        self._due: list[tuple[float, int, Pop]] = []
+        self._seq = 0
+        #: Pops with something out, in the order of their records.
+        self._recorded: OrderedDict[int, Pop] = OrderedDict()
+        #: The place after the newest record that is stored.
+        self.end = 0
+        #: Messages that are out.
+        self.count = 0
+
+    # ---- what may be popped
+
+    def next_offset(self, key: QueueKey, committed: int) -> int:
+        """Where the group goes on. A commit from elsewhere may have moved it ahead."""
+        queue = self._queues.get(key)
+        return committed if queue is None else max(queue.next, committed)
+
+    def first_out(self, key: QueueKey) -> int | None:
+        """The group's offset, as far as something is out; else None."""
+        queue = self._queues.get(key)
+        return None if queue is None else next(iter(queue.out))
+
+    def skip(self, key: QueueKey, next_offset: int) -> None:
+        """Nothing up to ``next_offset`` is for the group."""
+        queue = self._queues.get(key)
+        if queue is not None:
+            queue.next = max(queue.next, next_offset)
+
+    def out(self, key: QueueKey) -> int:
+        queue = self._queues.get(key)
+        return 0 if queue is None else len(queue.out)
+
+    def out_in(self, key: QueueKey, pop_time: int) -> list[int]:
+        """What is out in the pop of that time."""
+        queue = self._queues.get(key)
+        return [] if queue is None else [offset for offset, pop in queue.out.items() if pop.pop_time == pop_time]
+
+    def is_full(self, key: QueueKey) -> bool:
+        return self.count >= MAX_IN_ALL or self.out(key) >= MAX_IN_QUEUE
+
+    def is_blocked(self, key: QueueKey, attempt: str, now: float) -> bool:
+        """In order: something is out, its time runs, and it is not this attempt that got it."""
+        queue = self._queues.get(key)
+        return queue is not None and any(
+            pop.taken or (pop.due > now and not (attempt and pop.attempt == attempt)) for pop in queue.out.values()
+        )
+
+    def again(self, key: QueueKey) -> tuple[int, int] | None:
+        """In order: the first offset that goes out again, and how many behind one another; None when nothing is out."""
+        queue = self._queues.get(key)
+        if queue is None or not queue.out:
+            return None
+        first = next(iter(queue.out))
+        last = first
+        while last + 1 in queue.out:
+            last += 1
+        return first, last - first + 1
+
+    def times(self, key: QueueKey, offset: int) -> int:
+        """In order: how often a message that is out went out before."""
+        queue = self._queues.get(key)
+        return 0 if queue is None else queue.times.get(offset, 0)
+
+    # ---- what happens
+
+    def take(
+        self,
+        key: QueueKey,
+        offsets: Sequence[int],
+        next_offset: int,
+        *,
+        pop_time: int,
+        invisible_ms: int,
+        now: float,
+        in_order: bool = False,
+        attempt: str = "",
+    ) -> Pop:
+        """These went out, and the group goes on at ``next_offset``. Their record is ``encode_pop``."""
+        pop = Pop(key, offsets, pop_time, invisible_ms, now + invisible_ms / 1000, in_order, attempt)
+        queue = self._queues.get(key)
+        if in_order and queue is not None:
+            for offset in offsets:
+                old = queue.out.get(offset)
+                if old is not None and not (attempt and old.attempt == attempt):
+                    queue.times[offset] = queue.times.get(offset, 0) + 1
+        self._put(pop, next_offset)
+        return pop
+
+    def acknowledge(self, key: QueueKey, offset: int, pop_time: int) -> int | None:
+        """The message is done: the group's offset now; None when it is not out, or not any more in that pop."""
+        queue = self._queues.get(key)
+        pop = None if queue is None else queue.out.get(offset)
+        if queue is None or pop is None or pop.pop_time != pop_time or pop.taken:
+            return None
+        return self._land(queue, offset, pop)
+
+    def landed(self, pop: Pop, offset: int) -> int | None:
+        """As ``acknowledge``, of a pop whose time is over: the message is stored elsewhere."""
+        queue = self._queues.get(pop.key)
+        if queue is None or queue.out.get(offset) is not pop:
+            return None
+        return self._land(queue, offset, pop)
+
+    def change(
+        self, key: QueueKey, offset: int, pop_time: int, *, wall_ms: int, invisible_ms: int, now: float
+    ) -> Pop | None:
+        """The message stays out for ``invisible_ms`` from now, in a pop of its own; None as from ``acknowledge``."""
+        queue = self._queues.get(key)
+        old = None if queue is None else queue.out.get(offset)
+        if queue is None or old is None or old.pop_time != pop_time or old.taken:
+            return None
+        # Later than the old one, so that the old handle means nothing any more.
+        pop = Pop(key, (offset,), max(wall_ms, pop_time + 1), invisible_ms, now + invisible_ms / 1000, old.in_order, "")
+        self._put(pop, queue.next)
+        return pop
+
+    def reset(self, key: QueueKey) -> None:
+        """The group begins somewhere else; what is out does not count any more."""
+        queue = self._queues.pop(key, None)
+        if queue is not None:
+            for pop in list(queue.out.values()):
+                self._leave(pop)
+
+    def forget(self, topic: str) -> bool:
+        """A topic is deleted; whether anything of it was out."""
+        gone = [key for key in self._queues if key.topic == topic]
+        for key in gone:
+            self.reset(key)
+        return bool(gone)
+
+    # ---- deadlines
+
+    def next_due(self) -> float | None:
+        while self._due and not self._due[0][2].left:
+            heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    def take_due(self, now: float, most: int) -> list[tuple[Pop, list[int]]]:
+        """Up to ``most`` pops whose time is over, with the offsets that are still out. They are ``taken``: ``landed``
+        ends that for an offset, ``give_back`` for the rest."""
+        found: list[tuple[Pop, list[int]]] = []
+        while len(found) < most and (due := self.next_due()) is not None and due <= now:
+            pop = heappop(self._due)[2]
+            out = self._queues[pop.key].out
+            pop.taken = True
+            found.append((pop, [offset for offset in pop.offsets if out.get(offset) is pop]))
+        return found
+
+    def give_back(self, pop: Pop, due: float | None) -> None:
+        """What of ``take_due`` is still out is not to be stored elsewhere; with ``due`` it is given out then again."""
+        pop.taken = False
+        if pop.left and due is not None:
+            self._schedule(pop, due)
+
+    # ---- records
+
+    def begin(self) -> int:
+        """The first record that is needed to make this table again."""
+        return next(iter(self._recorded), self.end)
+
+    def recorded(self, pop: Pop | None, at: int) -> None:
+        """A record is stored at ``at``, that of ``pop`` or one that is no pop's. Called in the order of the records."""
+        self.end = at + 1
+        if pop is not None:
+            if pop.logged is not None:
+                self._recorded.pop(pop.logged, None)
+            pop.logged = at
+            if pop.left:
+                self._recorded[at] = pop
+
+    def outdated(self) -> Pop | None:
+        """The pop with the oldest record, when that is so far behind that it should be written anew."""
+        for at, pop in self._recorded.items():
+            return pop if self.end - at > max(FAR_BEHIND, 4 * len(self._recorded)) else None
+        return None
+
+    def encode_pop(self, pop: Pop) -> bytes:
+        """The record of what of ``pop`` is still out."""
+        queue = self._queues.get(pop.key)
+        out = () if queue is None else [offset for offset in pop.offsets if queue.out.get(offset) is pop]
+        members: dict[str, Any] = {
+            **_members(pop.key),
+            "ol": list(out),
+            "nx": -1 if queue is None else queue.next,
+            "pt": pop.pop_time,
+            "it": pop.invisible_ms,
+        }
+        if pop.in_order:
+            members["od"] = 1
+            if queue is not None and (times := [queue.times.get(offset, 0) for offset in out]) and any(times):
+                members["rt"] = times
+        if pop.attempt:
+            members["at"] = pop.attempt
+        return _encode(members)
+
+    def replay(self, record: bytes, at: int, *, now: float, wall_ms: int) -> tuple[QueueKey, int] | None:
+        """What a record at ``at`` says; the group's offset in that queue afterwards, None when it says nothing of it.
+        ValueError, TypeError or LookupError when it is no such record."""
+        members = json.loads(record)
+        topic = str(members["t"])
+        if "fg" in members:
+            self.forget(topic)
+            self.recorded(None, at)
+            return None
+        key = QueueKey(topic, str(members["c"]), int(members["q"]))
+        if "rs" in members:
+            self.reset(key)
+            self.recorded(None, at)
+            return key, int(members["rs"])
+        pop_time = int(members["pt"])
+        if "al" in members:
+            committed = None
+            queue = self._queues.get(key)
+            for offset in members["al"]:
+                pop = None if queue is None else queue.out.get(offset)
+                if queue is not None and pop is not None and pop.pop_time == pop_time:
+                    committed = self._land(queue, offset, pop)
+            self.recorded(None, at)
+            return None if committed is None else (key, committed)
+        invisible = int(members["it"])
+        # What is left of its time, however the wall clock was set meanwhile.
+        left = min(max(pop_time + invisible - wall_ms, 0), invisible) / 1000
+        offsets = [int(offset) for offset in members["ol"]]
+        pop = Pop(key, offsets, pop_time, invisible, now + left, bool(members.get("od")), str(members.get("at", "")))
+        if offsets:
+            self._put(pop, int(members["nx"]))
+            times = members.get("rt") or [0] * len(offsets)
+            self._queues[key].times.update(
+                (offset, int(count)) for offset, count in zip(offsets, times, strict=True) if count
+            )
+        self.recorded(pop, at)
+        queue = self._queues.get(key)
+        return None if queue is None else (key, next(iter(queue.out), queue.next))
+
+    # ---- inside
+
+    def _put(self, pop: Pop, next_offset: int) -> None:
+        queue = self._queues.get(pop.key)
+        if queue is None:
+            queue = self._queues[pop.key] = PopQueue(next_offset)
+        newest = next(reversed(queue.out), -1)
+        for offset in pop.offsets:
+            old = queue.out.get(offset)
+            queue.out[offset] = pop
+            self.count += 1
+            if old is not None:
+                self._leave(old)
+        if pop.offsets[0] < newest and len(queue.out) > 1:  # again in order, or from a record that was written anew
+            queue.out = OrderedDict(sorted(queue.out.items()))
+        queue.next = max(queue.next, next_offset)
+        self._schedule(pop, pop.due)
+
+    def _schedule(self, pop: Pop, due: float) -> None:
+        pop.due = due
+        self._seq += 1
+        if len(self._due) > 1024 + 2 * self.count:  # what was acknowledged long before its time
+            self._due = [entry for entry in self._due if entry[2].left]
+            heapify(self._due)
+        heappush(self._due, (due, self._seq, pop))
+
+    def _land(self, queue: PopQueue, offset: int, pop: Pop) -> int:
+        del queue.out[offset]
+        queue.times.pop(offset, None)
+        self._leave(pop)
+        if queue.out:
+            return next(iter(queue.out))
+        del self._queues[pop.key]
+        return queue.next
+
+    def _leave(self, pop: Pop) -> None:
+        self.count -= 1
+        pop.left -= 1
+        if not pop.left and pop.logged is not None:
+            self._recorded.pop(pop.logged, None)
+
+
+def encode_acknowledged(key: QueueKey, offsets: Iterable[int], pop_time: int) -> bytes:
+    return _encode({**_members(key), "al": list(offsets), "pt": pop_time})
+
+
+def encode_reset(key: QueueKey, offset: int) -> bytes:
+    """The group begins at ``offset``, whatever is out."""
+    return _encode({**_members(key), "rs": offset})
+
+
+def encode_forgotten(topic: str) -> bytes:
+    return _encode({"t": topic, "fg": 1})
+
+
+def _members(key: QueueKey) -> dict[str, Any]:
+    return {"t": key.topic, "c": key.group, "q": key.queue_id}
+
+
+def _encode(members: dict[str, Any]) -> bytes:
+    return json.dumps(members, separators=(",", ":"), ensure_ascii=False).encode()

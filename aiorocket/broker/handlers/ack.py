@@ -1,0 +1,183 @@
+"""ACK_MESSAGE (200051), BATCH_ACK_MESSAGE (200151) and CHANGE_MESSAGE_INVISIBLETIME (200053): what consumers say of
+messages they popped. Answered when it is as durable as messages are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiorocket.broker.answers import plain_body, put_refusal, refuse, store_refusal, unknown_topic
+from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.pops import MAX_INVISIBLE_MS, QueueKey
+from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.revive import PopRevival, base_topic
+from aiorocket.errors import StoreError
+from aiorocket.storage.results import PutResult, PutStatus
+from aiorocket_protocol import (
+    AckMessageRequestHeader,
+    BatchAck,
+    ChangeInvisibleTimeRequestHeader,
+    ChangeInvisibleTimeResponseHeader,
+    PopHandle,
+    RemotingCommand,
+    RequestCode,
+    ResponseCode,
+    popped_topic,
+)
+
+if TYPE_CHECKING:
+    from aiorocket.remoting.connection import Connection
+    from aiorocket.remoting.processors import RequestHandler
+    from aiorocket.runtime.clock import Clock
+    from aiorocket.storage.store import MessageStore
+
+__all__ = ("AckHandlers",)
+
+_OK = PutStatus.OK
+#: Acknowledged pops in one batch; Java's proxy sends at most one for each message of a pop.
+MAX_BATCH = 1024
+
+
+class AckHandlers:
+    """A message that is not out in the pop that the handle names was acknowledged before (0, as at Apache's), or its
+    time was over, so that it comes again or has come again (208, where Apache's broker says 0)."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, clock: Clock, tables: Tables, store: MessageStore, revival: PopRevival
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._topics = tables.topics
+        self._store = store
+        self._revival = revival
+
+    def codes(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.ACK_MESSAGE: self.acknowledge,
+            RequestCode.BATCH_ACK_MESSAGE: self.acknowledge_batch,
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self.change,
+        }
+
+    def acknowledge(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """Code 200051: the message is done."""
+        header = command.read(AckMessageRequestHeader)
+        handle = PopHandle.from_text(header.extra_info)
+        key = QueueKey(header.topic, header.consumer_group, header.queue_id)
+        refusal = self._check(key, header.offset)
+        if refusal is not None:
+            return refuse(refusal)
+        try:
+            if not self._land(connection, command, key, [header.offset], handle.pop_time):
+                return self._too_late(handle) or RemotingCommand.response()
+        except StoreError as error:
+            return refuse(store_refusal(error))
+        finally:
+            self._revival.free(base_topic(key.topic, key.group), key.group)
+        return None
+
+    def acknowledge_batch(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """Code 200151: messages of several pops are done; 0 also when some were not out any more."""
+        items = plain_body(command).get("acks")
+        if not isinstance(items, list | tuple) or not items:
+            return RemotingCommand.response(ResponseCode.NO_MESSAGE, remark="a batch without acks")
+        if len(items) > MAX_BATCH:
+            return RemotingCommand.response(
+                ResponseCode.INVALID_PARAMETER, remark=f"{len(items)} acks in one batch: {MAX_BATCH} at most"
+            )
+        table = self._revival.table
+        found: list[tuple[QueueKey, list[int], BatchAck]] = []
+        for ack in [BatchAck.from_plain(item) for item in items]:
+            key = QueueKey(popped_topic(ack.retry, ack.group, ack.topic), ack.group, ack.queue_id)
+            offsets = [offset for offset in table.out_in(key, ack.pop_time) if ack.has(offset)]
+            if offsets:
+                found.append((key, offsets, ack))
+        if not found:
+            return RemotingCommand.response()
+        try:
+            for key, offsets, ack in found[:-1]:
+                self._revival.acknowledge(key, offsets, ack.pop_time, None)
+            # The records become durable in their order, so the last one answers for all.
+            key, offsets, ack = found[-1]
+            self._land(connection, command, key, offsets, ack.pop_time)
+        except StoreError as error:
+            return refuse(store_refusal(error))
+        finally:
+            for key, _, _ in found:
+                self._revival.free(base_topic(key.topic, key.group), key.group)
+        return None
+
+    def change(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """Code 200053: the message comes again so long from now, if nobody acknowledges it until then."""
+        header = command.read(ChangeInvisibleTimeRequestHeader)
+        handle = PopHandle.from_text(header.extra_info)
+        key = QueueKey(header.topic, header.consumer_group, header.queue_id)
+        refusal = self._check(key, header.offset)
+        if refusal is not None:
+            return refuse(refusal)
+        if not 0 <= header.invisible_time <= MAX_INVISIBLE_MS:
+            return RemotingCommand.response(
+                ResponseCode.INVALID_PARAMETER,
+                remark=f"invisibleTime is {header.invisible_time}: 0 to {MAX_INVISIBLE_MS} ms are allowed",
+            )
+        pop = self._revival.table.change(
+            key,
+            header.offset,
+            handle.pop_time,
+            wall_ms=self._clock.wall_ms(),
+            invisible_ms=header.invisible_time,
+            now=self._loop.time(),
+        )
+        if pop is None:
+            return self._too_late(handle) or RemotingCommand.response(
+                ResponseCode.NO_MESSAGE, remark=f"message {header.offset} of {header.topic} was acknowledged before"
+            )
+        answer = ChangeInvisibleTimeResponseHeader(pop.pop_time, pop.invisible_ms, handle.revive_qid)
+
+        def done(result: PutResult) -> None:
+            ok = result.status is _OK
+            connection.reply(command, RemotingCommand.response(header=answer) if ok else refuse(put_refusal(result)))
+
+        try:
+            self._revival.changed(pop, done)
+        except StoreError as error:
+            return refuse(store_refusal(error))
+        return None
+
+    def _land(
+        self, connection: Connection, command: RemotingCommand, key: QueueKey, offsets: list[int], pop_time: int
+    ) -> bool:
+        """Whether any of them was out; the request is answered when that they are done is durable."""
+
+        def done(result: PutResult) -> None:
+            ok = result.status is _OK
+            connection.reply(command, RemotingCommand.response() if ok else refuse(put_refusal(result)))
+
+        return self._revival.acknowledge(key, offsets, pop_time, done)
+
+    def _check(self, key: QueueKey, offset: int) -> Refusal | None:
+        topic = self._topics.get(key.topic)
+        if topic is None:
+            return unknown_topic(key.topic)
+        if not 0 <= key.queue_id < topic.read_queues:
+            return Refusal(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"queueId[{key.queue_id}] is illegal, topic:[{key.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queues}]",
+            )
+        low, high = (end(key.topic, key.queue_id) for end in (self._store.min_offset, self._store.max_offset))
+        if not low <= offset <= high:
+            return Refusal(
+                ResponseCode.NO_MESSAGE,
+                f"offset is illegal, key:{key.topic}@{key.queue_id}, commit:{offset}, store:{low}~{high}",
+            )
+        return None
+
+    def _too_late(self, handle: PopHandle) -> RemotingCommand | None:
+        """The refusal, when the time of a message that is not out is over."""
+        if handle.pop_time + handle.invisible_time > self._clock.wall_ms():
+            return None
+        return RemotingCommand.response(
+            ResponseCode.NO_MESSAGE,
+            remark=f"the invisible time of message {handle.offset} ({handle.invisible_time} ms) is over: unless it was "
+            "acknowledged before, it comes again",
+        )

@@ -1,0 +1,333 @@
+"""Brings back what was popped and not acknowledged in time, and keeps the record of what is with consumers.
+
+A message whose invisible time is over is stored again in the retry topic of its topic and group with one more failed
+attempt, or among the group's dead letters when it has had them all; then its place is recorded as done. A crash in
+between stores it twice. Messages popped in order stay where they are, and go out again from there.
+
+The records are messages of one queue of rmq_sys_REVIVE_LOG_cluster, read again when the broker starts; core/pops.py
+says what they mean and why no more is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiorocket.broker.copies import NOT_COPIED, Copy, copied_properties, store_copy
+from aiorocket.broker.core.pops import Pop, PopTable, QueueKey, encode_acknowledged, encode_forgotten, encode_reset
+from aiorocket.broker.core.tables import Tables
+from aiorocket.errors import RocketError, StoreError
+from aiorocket.runtime.deadlines import DeadlineDriver
+from aiorocket.storage.results import PutResult, PutStatus
+from aiorocket_protocol import (
+    PROPERTY_DELAY,
+    PROPERTY_FIRST_POP_TIME,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RETRY_TOPIC,
+    RETRY_PREFIX,
+    REVIVE_GROUP,
+    ProtocolError,
+    RecordView,
+    dlq_topic,
+    encode_properties,
+    pop_retry_topic,
+    revive_topic,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from aiorocket.runtime.clock import Clock
+    from aiorocket.storage.store import MessageStore
+
+__all__ = ("PopRevival", "base_topic")
+
+_log = logging.getLogger("aiorocket.broker")
+
+#: Records read at a time when a broker starts.
+BATCH = 256
+#: Pops, of at most 32 messages each, whose messages are on their way to the store at once.
+MAX_REVIVING = 16
+#: Seconds until something that the store refused is tried again.
+RETRY_AFTER = 1.0
+
+_OK = PutStatus.OK
+
+
+def base_topic(topic: str, group: str) -> str:
+    """The topic whose retry topic ``topic`` is; itself when it is none of POP's."""
+    return topic.removeprefix(pop_retry_topic(group, ""))
+
+
+class PopRevival:
+    """``start()`` makes the table from the records, ``close()`` brings nothing back any more. ``free(topic, group)`` is
+    called when a queue that is popped in order may be popped again."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        tables: Tables,
+        store: MessageStore,
+        *,
+        cluster: str,
+        topics_changed: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self.store = store
+        self._topics = tables.topics
+        self._configs = tables.configs
+        self._offsets = tables.offsets
+        self._counters = tables.counters
+        self._topics_changed = topics_changed
+        self._log_topic = revive_topic(cluster)
+        self._driver = DeadlineDriver(loop, self._next_deadline, self._due)
+        self._reviving = 0
+        self._rewriting = False
+        self.free: Callable[[str, str], None] = lambda topic, group: None
+        self.table = PopTable()
+
+    # ---- life
+
+    def start(self) -> None:
+        """Make the table from the records. OSError or StoreCorruptedError when they cannot be read."""
+        store, topic = self.store, self._log_topic
+        saved = self._offsets.query(REVIVE_GROUP, topic, 0) or 0
+        low, high = store.min_offset(topic, 0), store.max_offset(topic, 0)
+        at = min(max(saved, low), high)
+        self.table.end = at
+        now, wall_ms = self._loop.time(), self._clock.wall_ms()
+        reached: dict[QueueKey, int] = {}
+        while entries := store.entries(topic, 0, at, BATCH):
+            for physical, _, _ in entries:
+                data = store.read_record(physical)
+                try:
+                    if data is None:
+                        raise ValueError("it is not in the log")
+                    view = RecordView(data, 0, len(data))
+                    found = self.table.replay(view.body, at, now=now, wall_ms=wall_ms)
+                    if found is not None:
+                        reached[found[0]] = found[1]
+                except (LookupError, TypeError, ValueError, ProtocolError) as error:
+                    _log.error("record %d of %s cannot be used and is left out: %r", at, topic, error)
+                    self.table.recorded(None, at)
+                at += 1
+        for key, offset in reached.items():
+            if self.table.out(key):
+                self._offsets.commit(key.group, key.topic, key.queue_id, offset)
+            else:
+                # Pulls of the group may have come further than its last pop.
+                saved = self._offsets.query(key.group, key.topic, key.queue_id) or 0
+                self._offsets.commit(key.group, key.topic, key.queue_id, max(saved, offset))
+        self._save_begin()
+        self._driver.update()
+
+    def close(self) -> None:
+        self._driver.close()
+
+    # ---- what the handlers report
+
+    def took(self, pop: Pop) -> None:
+        """Messages went out; its record is not waited for."""
+        self._driver.update()
+        self._record_pop(pop)
+
+    def acknowledge(
+        self, key: QueueKey, offsets: list[int], pop_time: int, done: Callable[[PutResult], None] | None
+    ) -> bool:
+        """Those of ``offsets`` that are out in that pop are done; ``done`` says when that is durable. False when none
+        was out: nothing is stored then, and ``done`` is not called. StoreError when it cannot be stored; they are
+        done all the same, until a restart."""
+        landed = []
+        for offset in offsets:
+            committed = self.table.acknowledge(key, offset, pop_time)
+            if committed is not None:
+                landed.append(offset)
+                self._offsets.commit(key.group, key.topic, key.queue_id, committed)
+        if not landed:
+            return False
+        self._save_begin()
+        self._append(encode_acknowledged(key, landed, pop_time), None, done)
+        return True
+
+    def changed(self, pop: Pop, done: Callable[[PutResult], None]) -> None:
+        """A message stays out longer, or less long; ``done`` says when that is durable. Raises as ``acknowledge``."""
+        self._driver.update()
+        self._append(self.table.encode_pop(pop), pop, done)
+
+    def begins(self, key: QueueKey, offset: int) -> None:
+        """The group begins at ``offset`` of a queue: for the first time, or because an administrator said so."""
+        self.table.reset(key)
+        self._offsets.commit(key.group, key.topic, key.queue_id, offset)
+        self._append_or_log(encode_reset(key, offset))
+
+    def forget(self, topic: str) -> None:
+        """A topic is deleted."""
+        if self.table.forget(topic):
+            self._save_begin()
+            self._append_or_log(encode_forgotten(topic))
+
+    # ---- records
+
+    def _record_pop(self, pop: Pop) -> None:
+        try:
+            self._append(self.table.encode_pop(pop), pop, None)
+        except StoreError as error:
+            _log.warning("what is with consumers of %s cannot be recorded: %s", pop.key.group, error)
+
+    def _append_or_log(self, record: bytes) -> None:
+        try:
+            self._append(record, None, None)
+        except StoreError as error:
+            _log.warning("a record of %s cannot be stored: %s", self._log_topic, error)
+
+    def _append(self, record: bytes, pop: Pop | None, done: Callable[[PutResult], None] | None) -> None:
+        def stored(result: PutResult) -> None:
+            if result.status is _OK:
+                self.table.recorded(pop, result.queue_offset)
+                self._save_begin()
+                self._write_anew()
+            if done is not None:
+                done(result)
+
+        self.store.append(
+            self._log_topic,
+            0,
+            record,
+            b"",
+            flag=0,
+            sys_flag=0,
+            born_timestamp=self._clock.wall_ms(),
+            born_host=self.store.store_host,
+            tags_code=0,
+            done=stored,
+        )
+
+    def _save_begin(self) -> None:
+        self._offsets.commit(REVIVE_GROUP, self._log_topic, 0, self.table.begin())
+
+    def _write_anew(self) -> None:
+        """One old record for each new one: the log behind stays short, whatever is kept out how long."""
+        pop = None if self._rewriting else self.table.outdated()
+        if pop is not None:
+            self._rewriting = True  # what is stored meanwhile does not begin the next
+            try:
+                self._append(self.table.encode_pop(pop), pop, self._written_anew)
+            except StoreError:
+                self._rewriting = False  # with the next record, then
+
+    def _written_anew(self, result: PutResult) -> None:
+        self._rewriting = False
+
+    # ---- time is over
+
+    def _next_deadline(self) -> float | None:
+        return self.table.next_due() if self._reviving < MAX_REVIVING else None
+
+    def _due(self, now: float) -> None:
+        for pop, offsets in self.table.take_due(now, MAX_REVIVING - self._reviving):
+            _Revival(self, pop, offsets)
+
+    def begin_revival(self) -> None:
+        self._reviving += 1
+
+    def end_revival(self, pop: Pop, failed: bool) -> None:
+        self._reviving -= 1
+        self.table.give_back(pop, self._loop.time() + RETRY_AFTER if failed else None)
+        self._driver.update()
+        self.free(base_topic(pop.key.topic, pop.key.group), pop.key.group)
+
+    def copy_of(self, pop: Pop, offset: int) -> Copy | None:
+        """Where the message goes now; None when it stays where it is. LookupError when it is gone from the log."""
+        key = pop.key
+        entries = self.store.entries(key.topic, key.queue_id, offset, 1)
+        data = self.store.read_record(entries[0][0]) if entries else None
+        if data is None:
+            raise LookupError(f"message {offset} of {key.topic}/{key.queue_id} is gone from the log")
+        view = RecordView(data, 0, len(data))
+        config = self._configs.get(key.group)
+        failed = view.reconsume_times + self.table.times(key, offset)
+        dead = failed >= (16 if config is None else config.retry_max_times)
+        if pop.in_order and not dead:
+            return None
+        properties = copied_properties(view)
+        properties.setdefault(PROPERTY_FIRST_POP_TIME, str(pop.pop_time))
+        if dead:
+            properties.setdefault(PROPERTY_RETRY_TOPIC, base_topic(key.topic, key.group))
+            properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, view.offset_msg_id)
+            properties[PROPERTY_DELAY] = "0"  # as a message that was sent back has it
+            name = dlq_topic(key.group)
+        elif key.topic.startswith(RETRY_PREFIX):
+            name = key.topic
+        else:
+            name = pop_retry_topic(key.group, key.topic)
+        version = self._topics.version
+        self._topics.ensure(name, 1)
+        if self._topics.version != version:
+            self._topics_changed()
+        if dead:
+            self._counters.dead_letters[key.group] += 1
+        return Copy(
+            view,
+            name,
+            0,
+            encode_properties(properties),
+            sys_flag=view.sys_flag & ~NOT_COPIED,
+            reconsume_times=failed + 1,
+        )
+
+    def landed(self, pop: Pop, offset: int) -> None:
+        """A message that was out is stored elsewhere, or gone."""
+        key = pop.key
+        committed = self.table.landed(pop, offset)
+        if committed is not None:
+            self._offsets.commit(key.group, key.topic, key.queue_id, committed)
+            self._save_begin()
+            self._append_or_log(encode_acknowledged(key, [offset], pop.pop_time))
+
+
+class _Revival:
+    """One pop whose time is over, until each of its messages is stored again or known to stay."""
+
+    __slots__ = ("_copying", "_failed", "_owner", "_pop")
+
+    def __init__(self, owner: PopRevival, pop: Pop, offsets: list[int]) -> None:
+        self._owner = owner
+        self._pop = pop
+        self._copying = 1
+        self._failed = False
+        owner.begin_revival()
+        for offset in offsets:
+            self._revive(offset)
+        self._end_one()
+
+    def _revive(self, offset: int) -> None:
+        owner = self._owner
+
+        def done(result: PutResult) -> None:
+            if result.status is _OK:
+                owner.landed(self._pop, offset)
+            else:
+                self._failed = True
+            self._end_one()
+
+        self._copying += 1
+        try:
+            copy = owner.copy_of(self._pop, offset)
+            if copy is not None:
+                store_copy(owner.store, copy, done)
+                return
+        except LookupError as error:
+            _log.error("%s; nobody can get it any more", error)
+            owner.landed(self._pop, offset)
+        except (RocketError, ProtocolError, OSError) as error:
+            _log.warning("message %d of %s cannot be brought back: %s", offset, self._pop.key.topic, error)
+            self._failed = True
+        self._end_one()
+
+    def _end_one(self) -> None:
+        self._copying -= 1
+        if not self._copying:
+            self._owner.end_revival(self._pop, self._failed)

@@ -1,0 +1,414 @@
+"""POP through a connection and in virtual time: what goes out, comes back, and what a kill leaves of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aiorocket.broker import Broker
+from aiorocket.testing import SimDisk, Simulation, simulate
+from aiorocket_protocol import (
+    AckMessageRequestHeader,
+    BatchAck,
+    ChangeInvisibleTimeRequestHeader,
+    ChangeInvisibleTimeResponseHeader,
+    NotificationRequestHeader,
+    NotificationResponseHeader,
+    PeekMessageRequestHeader,
+    PollingInfoRequestHeader,
+    PollingInfoResponseHeader,
+    PopHandle,
+    PopMessageRequestHeader,
+    PopMessageResponseHeader,
+    RecordView,
+    RemotingCommand,
+    decode_properties,
+    encode_body,
+    read_offset_lists,
+    read_offsets,
+    retry_mark,
+    set_of_offsets,
+    split_records,
+)
+from tests.broker.peer import Peer, heartbeat
+from tests.broker.test_sim import SimPeer, config, started
+
+
+def pop_header(topic: str = "T", queue_id: int = -1, **changes: Any) -> PopMessageRequestHeader:
+    header = PopMessageRequestHeader("g", topic, queue_id, 32, 60_000, 0, 0, 0, "TAG", "*", False)
+    return header._replace(**changes)
+
+
+class Popped:
+    """A message and its handle, made as Java's client makes it."""
+
+    def __init__(self, view: RecordView, header: PopMessageResponseHeader) -> None:
+        self.view = view
+        self.body = view.body
+        self.topic = view.topic
+        mark, queue = retry_mark(view.topic), str(view.queue_id)
+        assert view.queue_offset in read_offset_lists(header.msg_offset_info)[mark, queue]
+        start = read_offsets(header.start_offset_info)[mark, queue]
+        self.handle = PopHandle(
+            start, header.pop_time, header.invisible_time, header.revive_qid, mark, "broker-a",
+            view.queue_id, view.queue_offset,
+        )  # fmt: skip
+
+    @property
+    def ack(self) -> AckMessageRequestHeader:
+        return AckMessageRequestHeader("g", self.topic, self.view.queue_id, self.handle.to_text(), self.handle.offset)
+
+    def change(self, ms: int) -> ChangeInvisibleTimeRequestHeader:
+        return ChangeInvisibleTimeRequestHeader(*self.ack, ms)
+
+
+def popped(answer: RemotingCommand) -> list[Popped]:
+    if answer.code != 0:
+        assert answer.code == 210, answer
+        return []
+    header = answer.read(PopMessageResponseHeader)
+    return [Popped(view, header) for view in split_records(answer.body)]
+
+
+def bodies(found: list[Popped]) -> list[bytes]:
+    return sorted(one.body for one in found)
+
+
+async def test_a_pop_takes_from_all_queues_and_an_acknowledged_message_is_done(peer: Peer) -> None:
+    for queue_id in (0, 0, 1, 2):
+        await peer.send(b"%d" % queue_id, queue_id=queue_id)
+    found = popped(await peer.call(200050, pop_header()))
+    assert bodies(found) == [b"0", b"0", b"1", b"2"]
+    assert popped(await peer.call(200050, pop_header())) == []
+    assert await peer.committed("g", "T", 0) == 0
+    for one in found:
+        assert (await peer.call(200051, one.ack)).code == 0
+    assert [await peer.committed("g", "T", queue_id) for queue_id in range(3)] == [2, 1, 1]
+    assert (await peer.call(200051, found[0].ack)).code == 0  # again: it was in time
+
+
+async def test_one_queue_few_messages_and_the_rest(peer: Peer) -> None:
+    for number in range(5):
+        await peer.send(b"%d" % number, queue_id=1)
+    answer = await peer.call(200050, pop_header(queue_id=1, max_msg_nums=2))
+    assert bodies(popped(answer)) == [b"0", b"1"]
+    header = answer.read(PopMessageResponseHeader)
+    assert (header.rest_num, header.start_offset_info, header.msg_offset_info) == (3, "0 1 0", "0 1 0,1")
+    assert popped(await peer.call(200050, pop_header(queue_id=0))) == []
+
+
+async def test_tags_and_sql_select(peer: Peer) -> None:
+    for number in range(4):
+        await peer.send(b"%d" % number, {"TAGS": "ab"[number % 2], "n": str(number)})
+    assert bodies(popped(await peer.call(200050, pop_header(exp="b")))) == [b"1", b"3"]
+    sql = pop_header(consumer_group="h", exp="n > 1", exp_type="SQL92")
+    assert bodies(popped(await peer.call(200050, sql))) == [b"2", b"3"]
+    assert (await peer.call(200050, pop_header(exp="n >", exp_type="SQL92"))).code == 23
+
+
+async def test_where_a_new_group_begins(peer: Peer, broker: Broker) -> None:
+    for number in range(3):
+        await peer.send(b"%d" % number)
+    assert bodies(popped(await peer.call(200050, pop_header(consumer_group="h")))) == [b"0", b"1", b"2"]
+    # Young, so nothing is left out although it begins at the end.
+    assert bodies(popped(await peer.call(200050, pop_header(init_mode=1)))) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"max_msg_nums": 33}, 29),
+        ({"max_msg_nums": 0}, 29),
+        ({"invisible_time": 0}, 29),
+        ({"invisible_time": 13 * 3600 * 1000}, 29),
+        ({"topic": "Nowhere"}, 17),
+        ({"queue_id": 99}, 29),
+        ({"consumer_group": "g" * 248, "topic": "T"}, 29),
+    ],
+)
+async def test_what_cannot_be_popped(peer: Peer, changes: dict[str, Any], code: int) -> None:
+    await peer.send()
+    assert (await peer.call(200050, pop_header(**changes))).code == code
+
+
+async def test_what_cannot_be_acknowledged(peer: Peer) -> None:
+    await peer.send()
+    (one,) = popped(await peer.call(200050, pop_header()))
+    assert (await peer.call(200051, one.ack._replace(topic="Nowhere"))).code == 17
+    assert (await peer.call(200051, one.ack._replace(queue_id=99))).code == 13
+    assert (await peer.call(200051, one.ack._replace(offset=99))).code == 208
+    assert (await peer.call(200051, one.ack._replace(extra_info="what"))).code == 1
+    assert (await peer.call(200053, one.change(-1))).code == 29
+    assert (await peer.call(200151, body=b"{}")).code == 208
+    assert (await peer.call(200151, body=encode_body({"acks": [{}] * 1025}, 0))).code == 29
+    assert (await peer.call(200051, one.ack)).code == 0
+    assert (await peer.call(200053, one.change(1000))).code == 208
+
+
+async def test_a_batch_of_acknowledgements(peer: Peer) -> None:
+    for number in range(20):
+        await peer.send(b"%d" % number, queue_id=number % 2)
+    found = popped(await peer.call(200050, pop_header()))
+    acks = [
+        BatchAck(
+            "g", "T", "0", 0, queue_id, 0, found[0].handle.pop_time, 60_000, set_of_offsets(0, range(9))
+        ).to_plain()
+        for queue_id in range(2)
+    ]
+    assert (await peer.call(200151, body=encode_body({"acks": acks, "brokerName": "broker-a"}, 0))).code == 0
+    assert [await peer.committed("g", "T", queue_id) for queue_id in range(2)] == [9, 9]
+
+
+async def test_a_parked_pop_is_answered_when_a_message_arrives_the_oldest_first(peer: Peer, broker: Broker) -> None:
+    await peer.send()
+    (one,) = popped(await peer.call(200050, pop_header()))
+    await peer.call(200051, one.ack)
+    others = [await Peer.connect(broker.port) for _ in range(3)]
+    for other, queue_id, waiting in zip(others, (-1, 2, -1), (1, 1, 2), strict=True):
+        await other.ask(200050, pop_header(queue_id=queue_id, poll_time=10_000))
+        found = -1
+        while found != waiting:
+            answer = await peer.call(200055, PollingInfoRequestHeader("g", "T", queue_id))
+            found = answer.read(PollingInfoResponseHeader).polling_num
+    await peer.send(b"first", queue_id=0)
+    assert bodies(popped(await others[0].answer())) == [b"first"]
+    await peer.send(b"second", queue_id=2)
+    assert bodies(popped(await others[1].answer())) == [b"second"]
+    await others[0].ask(200054, NotificationRequestHeader("g", "T", -1, 10_000, 0))
+    await peer.send(b"third", queue_id=2)
+    assert bodies(popped(await others[2].answer())) == [b"third"]
+    await others[0].close()
+    assert (await peer.call(200050, pop_header(poll_time=1))).code == 210
+    for other in others[1:]:
+        await other.close()
+
+
+async def test_notifications_and_peeks_take_nothing(peer: Peer) -> None:
+    await peer.send(b"x")
+    peeked = await peer.call(200052, PeekMessageRequestHeader("g", "T", -1, 32))
+    assert [view.body for view in split_records(peeked.body)] == [b"x"]
+    answer = await peer.call(200054, NotificationRequestHeader("g", "T", -1, 0, 0))
+    assert answer.read(NotificationResponseHeader).has_msg is True
+    (one,) = popped(await peer.call(200050, pop_header()))
+    answer = await peer.call(200054, NotificationRequestHeader("g", "T", -1, 0, 0))
+    assert answer.read(NotificationResponseHeader).has_msg is False
+    assert (await peer.call(200052, PeekMessageRequestHeader("g", "T", 0, 32))).code == 19
+    assert (await peer.call(200052, PeekMessageRequestHeader("g", "T", 0, 33))).code == 29
+    await peer.call(200051, one.ack)
+
+
+async def test_a_deleted_topic_ends_what_waits_for_it(peer: Peer, broker: Broker) -> None:
+    await peer.create_topic("D")
+    other = await Peer.connect(broker.port)
+    await other.ask(200050, pop_header("D", poll_time=10_000))
+    while not broker._parts or not broker._parts.pops.polls.count:
+        await asyncio.sleep(0)
+    await peer.call(215, None, topic="D")
+    assert (await other.answer()).code == 17
+    await other.close()
+
+
+async def test_nobody_writes_records_but_the_broker(peer: Peer) -> None:
+    assert (await peer.send(topic="rmq_sys_REVIVE_LOG_DefaultCluster")).code == 16
+
+
+async def test_modes_and_assignments(peer: Peer, broker: Broker) -> None:
+    await peer.create_topic("T", 2)
+    ask = {"clientId": "c", "consumerGroup": "g", "messageModel": "CLUSTERING", "strategyName": "AVG", "topic": "T"}
+    assert (await peer.call(400, body=encode_body(ask, 0))).body == b"{}"
+    await peer.call(34, body=heartbeat("c", "T"))
+    answer = await peer.call(400, body=encode_body(ask, 0))
+    queue = b'{"brokerName":"broker-a","queueId":%d,"topic":"T"}'
+    assert answer.body == (
+        b'{"messageQueueAssignments":[{"attachments":null,"messageQueue":%s,"mode":"PULL"},'
+        b'{"attachments":null,"messageQueue":%s,"mode":"PULL"}]}' % (queue % 0, queue % 1)
+    )
+    mode = {"consumerGroup": "g", "mode": "POP", "popShareQueueNum": 0, "topic": "T"}
+    assert (await peer.call(401, body=encode_body(mode, 0))).code == 0
+    assert b'"queueId":-1' in (await peer.call(400, body=encode_body(ask, 0))).body
+    assert (await peer.call(401, body=encode_body({**mode, "topic": "Nowhere"}, 0))).code == 17
+    assert (await peer.call(401, body=encode_body({**mode, "topic": "%RETRY%g"}, 0))).code == 16
+    broadcast = {**ask, "messageModel": "BROADCASTING", "clientId": "x"}
+    assert b'"queueId":1' in (await peer.call(400, body=encode_body(broadcast, 0))).body
+
+
+# ---- virtual time
+
+
+class Popper(SimPeer):
+    async def pop(self, topic: str = "T", **changes: Any) -> list[Popped]:
+        return popped(await self.call(200050, pop_header(topic, **changes)))
+
+    async def again(self, sim: Simulation, broker: Broker) -> Popper:
+        """A peer of the broker that was started in place of the last one."""
+        await self.close()
+        return Popper(sim, broker.address, "10.0.0.8")
+
+    async def ack(self, one: Popped) -> int:
+        return (await self.call(200051, one.ack)).code
+
+
+async def killed(sim: Simulation, host: Any, disk: SimDisk, *, power: bool, **changes: Any) -> tuple[Any, Broker]:
+    host.kill(power_cut=power)
+    disk.crash() if power else disk.process_died()
+    return await started(sim, sim.env(disk=disk), config(**changes))
+
+
+def test_what_is_not_acknowledged_comes_again_and_at_last_to_the_dead_letters() -> None:
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config(retry_max_times=2))
+        peer = Popper(sim, broker.address)
+        await peer.send(b"x", properties="KEYS\x01k\x02UNIQ_KEY\x01U\x02")
+        for attempt in range(3):
+            (one,) = await peer.pop(invisible_time=1000)
+            assert (one.view.reconsume_times, one.topic) == (attempt, "%RETRY%g+T" if attempt else "T")
+            assert await peer.pop() == []
+            if attempt == 1:
+                # Longer: then it comes when that is over.
+                answer = await peer.call(200053, one.change(30_000))
+                later = answer.read(ChangeInvisibleTimeResponseHeader)
+                assert later.invisible_time == 30_000
+                await asyncio.sleep(29.9)
+                assert await peer.pop() == []
+                assert await peer.ack(one) == 208
+                await asyncio.sleep(0.2)
+            else:
+                await asyncio.sleep(1.1)
+            assert await peer.ack(one) == 208
+        assert await peer.pop() == []
+        (dead,) = split_records((await peer.pull("%DLQ%g", suspend_timeout_millis=0)).body)
+        assert dead.body == b"x" and dead.reconsume_times == 3
+        properties = decode_properties(dead.raw_properties)
+        assert properties["RETRY_TOPIC"] == "T" and properties["UNIQ_KEY"] == "U" and properties["KEYS"] == "k"
+        assert broker.popped == 0 and broker.counters.dead_letters["g"] == 1
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_in_order_the_next_message_comes_after_the_one_before() -> None:
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config(retry_max_times=2))
+        peer = Popper(sim, broker.address)
+        for number in range(3):
+            await peer.send(b"%d" % number)
+        ordered = {"order": True, "invisible_time": 1000, "max_msg_nums": 2}
+        answer = await peer.call(200050, pop_header(attempt_id="a", **ordered))
+        zero, one = popped(answer)
+        header = answer.read(PopMessageResponseHeader)
+        assert header.revive_qid == 999 and header.order_count_info == "0 0 0"
+        assert await peer.pop(**ordered) == []
+        assert bodies(await peer.pop(attempt_id="a", **ordered)) == [b"0", b"1"]  # the answer may have been lost
+        zero, one = await peer.pop(attempt_id="a", **ordered)
+        assert await peer.ack(one) == 0 and await peer.pop(**ordered) == []
+        waiting = asyncio.create_task(peer.pop(poll_time=20_000, **ordered))
+        before = sim.loop.time()
+        (zero,) = await waiting
+        assert zero.body == b"0" and 0.8 <= sim.loop.time() - before <= 1.2
+        # Backoff: not before ten seconds, and nothing else meanwhile.
+        await peer.call(200053, zero.change(10_000))
+        await asyncio.sleep(9.5)
+        assert await peer.pop(**ordered) == []
+        await asyncio.sleep(0.6)
+        answer = await peer.call(200050, pop_header(**ordered))
+        assert answer.read(PopMessageResponseHeader).order_count_info == "0 qo0%0 2;0 0 2"
+        await asyncio.sleep(1.1)  # twice again is enough: a dead letter, and the queue goes on
+        (two,) = await peer.pop(**ordered)
+        assert two.body == b"2" and await peer.ack(two) == 0
+        (dead,) = split_records((await peer.pull("%DLQ%g", suspend_timeout_millis=0)).body)
+        assert dead.body == b"0"
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_kill_forgets_neither_what_is_out_nor_what_is_done(power: bool, in_order: bool) -> None:
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        host, broker = await started(sim, sim.env(disk=disk), config())
+        peer = Popper(sim, broker.address)
+        for number in range(10):
+            await peer.send(b"%d" % number, queue_id=number % 2)
+        asked = {"invisible_time": 20_000, "order": in_order}
+        found = await peer.pop(**asked)
+        done, left = found[:7], found[7:]
+        for one in done:
+            assert await peer.ack(one) == 0
+        host, broker = await killed(sim, host, disk, power=power)
+        peer = await peer.again(sim, broker)
+        assert broker.popped == 3
+        assert await peer.pop(**asked) == []
+        assert await peer.ack(left[0]) == 0  # the handle holds
+        await asyncio.sleep(25)
+        again = await peer.pop(**asked)
+        assert bodies(again) == bodies(left[1:])
+        for one in again:
+            assert await peer.ack(one) == 0
+        await asyncio.sleep(60)
+        host, broker = await killed(sim, host, disk, power=power)
+        peer = await peer.again(sim, broker)
+        await asyncio.sleep(60)
+        assert await peer.pop(**asked) == [] and broker.popped == 0
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_a_group_that_began_at_the_end_loses_nothing_to_a_kill() -> None:
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        host, broker = await started(sim, sim.env(disk=disk), config())
+        peer = Popper(sim, broker.address)
+        assert (await peer.send(b"0")).code == 0
+        assert bodies(await peer.pop(init_mode=1, max_msg_nums=1)) == [b"0"]
+        host, broker = await killed(sim, host, disk, power=True)
+        peer = await peer.again(sim, broker)
+        for number in range(1, 4):
+            await peer.send(b"%d" % number)
+        assert bodies(await peer.pop(init_mode=1)) == [b"1", b"2", b"3"]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_the_wall_clock_may_jump() -> None:
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        host, broker = await started(sim, env, config())
+        peer = Popper(sim, broker.address)
+        await peer.send(b"x")
+        (one,) = await peer.pop(invisible_time=10_000)
+        env.clock.skew_ms += 3600_000  # type: ignore[attr-defined]  # the simulation's
+        await asyncio.sleep(5)
+        assert await peer.pop() == []
+        assert await peer.ack(one) == 0
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_an_administrators_reset_moves_poppers_too() -> None:
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config())
+        peer = Popper(sim, broker.address)
+        for number in range(4):
+            await peer.send(b"%d" % number)
+        found = await peer.pop()
+        for one in found[:2]:
+            await peer.ack(one)
+        broker.offsets.reset("g", "T", 0, 1)
+        assert bodies(await peer.pop()) == [b"1", b"2", b"3"]
+        assert broker.popped == 3 and not broker.offsets.resets
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)

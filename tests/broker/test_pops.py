@@ -1,0 +1,235 @@
+"""What is with consumers: the table alone, and that its records make it again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorocket.broker.core import pops
+from aiorocket.broker.core.modes import Mode, ModeTable, assign
+from aiorocket.broker.core.pops import PopTable, QueueKey, encode_acknowledged, encode_forgotten, encode_reset
+from aiorocket.model import Queue
+
+KEY = QueueKey("T", "g", 0)
+
+
+def take(table: PopTable, offsets: list[int], *, wall: int = 1000, invisible: int = 500, **more: object) -> pops.Pop:
+    return table.take(
+        KEY,
+        offsets,
+        offsets[-1] + 1,
+        pop_time=wall,
+        invisible_ms=invisible,
+        now=wall / 1000,
+        **more,  # type: ignore[arg-type]  # of take
+    )
+
+
+def test_the_offset_of_the_group_is_the_oldest_that_is_out() -> None:
+    table = PopTable()
+    assert table.next_offset(KEY, 3) == 3
+    take(table, [3, 4, 5])
+    assert table.next_offset(KEY, 3) == 6 and table.first_out(KEY) == 3 and table.count == 3
+    assert table.acknowledge(KEY, 4, 1000) == 3
+    assert table.acknowledge(KEY, 4, 1000) is None  # again
+    assert table.acknowledge(KEY, 3, 999) is None  # of another pop
+    assert table.acknowledge(KEY, 3, 1000) == 5
+    assert table.acknowledge(KEY, 5, 1000) == 6
+    assert table.count == 0 and table.next_offset(KEY, 6) == 6 and table.next_due() is None
+
+
+def test_a_message_whose_time_is_over_is_taken_once() -> None:
+    table = PopTable()
+    pop = take(table, [0, 1])
+    assert table.next_due() == 1.5 and not table.take_due(1.4, 9)
+    table.acknowledge(KEY, 0, 1000)
+    assert table.take_due(1.5, 9) == [(pop, [1])]
+    assert table.acknowledge(KEY, 1, 1000) is None  # too late: it is being stored again
+    table.give_back(pop, 2.5)
+    assert table.next_due() == 2.5
+    assert table.take_due(3.0, 9) == [(pop, [1])]
+    assert table.landed(pop, 1) == 2 and table.count == 0
+
+
+def test_a_changed_time_makes_the_old_handle_worthless() -> None:
+    table = PopTable()
+    take(table, [0, 1])
+    new = table.change(KEY, 0, 1000, wall_ms=1000, invisible_ms=9000, now=1.0)
+    assert new is not None and new.pop_time > 1000
+    assert table.acknowledge(KEY, 0, 1000) is None
+    assert [offsets for _, offsets in table.take_due(1.6, 9)] == [[1]]
+    assert table.acknowledge(KEY, 0, new.pop_time) == 1
+
+
+def test_in_order_nothing_goes_out_behind_what_is_out() -> None:
+    table = PopTable()
+    take(table, [0, 1, 2], in_order=True, attempt="a")
+    assert table.is_blocked(KEY, "", 1.2) and not table.is_blocked(KEY, "a", 1.2)
+    assert table.acknowledge(KEY, 1, 1000) == 0
+    assert not table.is_blocked(KEY, "", 1.5) and table.again(KEY) == (0, 1)
+    ((pop, offsets),) = table.take_due(1.5, 9)
+    assert offsets == [0, 2] and table.is_blocked(KEY, "", 1.5)
+    table.give_back(pop, None)
+    take(table, [0], wall=2000, in_order=True)
+    assert table.times(KEY, 0) == 1 and table.times(KEY, 2) == 0
+    assert table.next_offset(KEY, 0) == 3 and table.is_blocked(KEY, "", 2.1)
+    assert table.acknowledge(KEY, 0, 2000) == 2 and table.again(KEY) == (2, 1)
+
+
+def test_an_old_record_is_written_anew_so_that_the_log_behind_it_may_go() -> None:
+    table = PopTable()
+    old = take(table, [0])
+    table.recorded(old, 0)
+    for at in range(1, pops.FAR_BEHIND + 1):
+        assert table.outdated() is None
+        table.recorded(None, at)
+    assert table.outdated() is old and table.begin() == 0
+    table.recorded(old, table.end)
+    assert table.outdated() is None and table.begin() == table.end - 1
+    assert table.acknowledge(KEY, 0, 1000) == 1 and table.begin() == table.end
+
+
+def test_what_was_acknowledged_long_before_its_time_takes_no_memory() -> None:
+    table = PopTable()
+    for at in range(5000):
+        take(table, [at], invisible=10_000_000)
+        table.acknowledge(KEY, at, 1000)
+    assert len(table._due) <= 1100
+
+
+def test_a_deleted_topic_is_forgotten() -> None:
+    table = PopTable()
+    take(table, [0, 1])
+    assert table.forget("T") and table.count == 0 and not table.forget("T")
+    assert table.next_due() is None
+
+
+@pytest.mark.parametrize("record", [b"", b"[]", b"{}", b'{"t":"T","c":"g","q":"x"}', b'{"t":"T","c":"g","q":0,"pt":1}'])
+def test_records_that_are_none(record: bytes) -> None:
+    with pytest.raises((ValueError, TypeError, LookupError, AttributeError)):
+        PopTable().replay(record, 0, now=0.0, wall_ms=0)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("take"), st.integers(0, 2), st.integers(1, 3), st.booleans()),
+        st.tuples(st.just("ack"), st.integers(0, 2), st.integers(0, 30)),
+        st.tuples(st.just("change"), st.integers(0, 2), st.integers(0, 30)),
+        st.tuples(st.just("due"), st.integers(0, 1000)),
+        st.tuples(st.just("reset"), st.integers(0, 2), st.integers(0, 5)),
+        st.tuples(st.just("anew"), st.integers(0, 9)),
+        st.tuples(st.just("forget")),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150)
+@given(STEPS, st.data())
+def test_the_records_from_begin_on_make_the_table_again(steps: list[tuple[object, ...]], data: st.DataObject) -> None:
+    table, log = PopTable(), []
+    wall = 10_000
+    committed: dict[QueueKey, int] = {}
+
+    def record(body: bytes, pop: pops.Pop | None = None) -> None:
+        table.recorded(pop, len(log))
+        log.append(body)
+
+    for name, *args in steps:
+        wall += 7
+        keys = [QueueKey("T" if number < 2 else "U", "g", number) for number in range(3)]
+        key = keys[args[0]] if name in ("take", "ack", "change", "reset") else KEY  # type: ignore[index]
+        if name == "take":
+            again = table.again(key) if args[2] else None
+            if args[2] and table.is_blocked(key, "", wall / 1000):
+                continue
+            first = again[0] if again else table.next_offset(key, committed.get(key, 0))
+            offsets = list(range(first, first + (min(args[1], again[1]) if again else args[1])))  # type: ignore[call-overload,type-var]
+            pop = table.take(
+                key, offsets, offsets[-1] + 1, pop_time=wall, invisible_ms=300, now=wall / 1000, in_order=bool(args[2])
+            )
+            committed[key] = table.first_out(key) or 0
+            record(table.encode_pop(pop), pop)
+        elif name in ("ack", "change"):
+            queue = table._queues.get(key)
+            out = list(queue.out.items()) if queue else []
+            if not out:
+                continue
+            offset, pop = out[args[1] % len(out)]  # type: ignore[operator]
+            if name == "ack":
+                done = table.acknowledge(key, offset, pop.pop_time)
+                if done is not None:
+                    committed[key] = done
+                    record(encode_acknowledged(key, [offset], pop.pop_time))
+            else:
+                new = table.change(key, offset, pop.pop_time, wall_ms=wall, invisible_ms=400, now=wall / 1000)
+                if new is not None:
+                    record(table.encode_pop(new), new)
+        elif name == "due":
+            wall += args[0]  # type: ignore[operator]
+            for pop, offsets in table.take_due(wall / 1000, 3):
+                if pop.in_order:
+                    table.give_back(pop, None)
+                    continue
+                for offset in offsets:
+                    done = table.landed(pop, offset)
+                    assert done is not None
+                    committed[pop.key] = done
+                    record(encode_acknowledged(pop.key, [offset], pop.pop_time))
+                table.give_back(pop, None)
+        elif name == "reset":
+            table.reset(key)
+            committed[key] = args[1]  # type: ignore[assignment]
+            record(encode_reset(key, args[1]))  # type: ignore[arg-type]
+        elif name == "anew" and table._recorded:
+            pops_ = list(table._recorded.values())
+            pop = pops_[args[0] % len(pops_)]  # type: ignore[operator]
+            record(table.encode_pop(pop), pop)
+        elif name == "forget":
+            table.forget("U")
+            committed.pop(QueueKey("U", "g", 2), None)
+            record(encode_forgotten("U"))
+
+    begin = data.draw(st.integers(0, table.begin()))
+    other = PopTable()
+    other.end = begin
+    reached: dict[QueueKey, int] = {}
+    for at in range(begin, len(log)):
+        found = other.replay(log[at], at, now=wall / 1000, wall_ms=wall)
+        if found is not None:
+            reached[found[0]] = found[1]
+    assert other.count == table.count and other.begin() == table.begin()
+    for key, queue in table._queues.items():
+        same = other._queues[key]
+        assert [(at, pop.pop_time, pop.in_order) for at, pop in same.out.items()] == [
+            (at, pop.pop_time, pop.in_order) for at, pop in queue.out.items()
+        ]
+        assert same.times == queue.times and same.next == queue.next and reached[key] == committed[key]
+        assert list(queue.out) == sorted(queue.out)
+    assert set(other._queues) == set(table._queues)
+
+
+# ---- modes
+
+
+def test_modes_survive() -> None:
+    table = ModeTable()
+    assert table.get("T", "g") == Mode("PULL", 0)
+    assert table.put("T", "g", Mode("POP", 2)) and table.version == 1
+    other = ModeTable()
+    other.load(table.to_dict())
+    assert other.get("T", "g") == Mode("POP", 2) and other.get("T", "h") == Mode()
+
+
+def test_assignments() -> None:
+    queues = [Queue("T", broker, number) for broker in "ab" for number in range(3)]
+    members = ["c1", "c2", "c3"]
+    assert assign(Mode("PULL"), queues, members, "c2", "AVG") == queues[2:4]
+    assert assign(Mode("PULL"), queues, members, "c2", "AVG_BY_CIRCLE") == [queues[1], queues[4]]
+    assert assign(Mode("POP"), queues, members, "c2", "AVG") == [Queue("T", "a", -1), Queue("T", "b", -1)]
+    assert assign(Mode("POP", 1), queues, members, "c3", "AVG") == [*queues[:2], *queues[4:]]
+    many = [f"c{number}" for number in range(10)]
+    assert [assign(Mode("POP", 1), queues, many, me, "AVG") for me in many] == [[queues[n % 6]] for n in range(10)]
+    assert assign(Mode(), queues, members, "c9", "AVG") is None
+    assert assign(Mode(), queues, members, "c1", "?") is None
