@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from aiorocket.errors import StoreLockedError as StoreLockedError
     from aiorocket.errors import TopicNotFoundError as TopicNotFoundError
     from aiorocket.errors import UsageError as UsageError
+    from aiorocket.errors import WrongLoopError as WrongLoopError
     from aiorocket.model import OutgoingMessage as OutgoingMessage
     from aiorocket.model import Queue as Queue
     from aiorocket.model import SendReceipt as SendReceipt
@@ -121,7 +122,7 @@ _HOMES = {
     "errors": (
         "BackPressureError BrokerBusyError ConfigError ConnectionLostError NotConnectedError ProtocolError "
         "RemoteError RequestTimeoutError RocketError SendError StoreCorruptedError StoreError StoreFullError "
-        "StoreLockedError TopicNotFoundError UsageError"
+        "StoreLockedError TopicNotFoundError UsageError WrongLoopError"
     ),
     "model": "OutgoingMessage Queue SendReceipt SendStatus TxState",
     "runtime.loop": "run",

@@ -41,18 +41,10 @@ __all__ = ("Embedded", "embed")
 
 
 class Embedded:
-    """What ``embed`` gives: addresses, the servers themselves, and clients that are already pointed at them.
-
-    ``prepare`` is called with each broker before it starts.
-    """
+    """What ``embed`` gives: addresses, the servers themselves, and clients that are already pointed at them."""
 
     def __init__(
-        self,
-        env: Env,
-        nameserver: NameServer,
-        config: BrokerConfig,
-        *,
-        prepare: Callable[[Broker], object] | None = None,
+        self, env: Env, nameserver: NameServer, config: BrokerConfig, prepare: Callable[[Broker], object] | None = None
     ) -> None:
         self.env = env
         self.nameserver = nameserver
@@ -99,7 +91,7 @@ class Embedded:
         hooks: Iterable[SendHook] = (),
         checker: Checker | None = None,
     ) -> TransactionProducer:
-        """As ``producer``; it needs a checker."""
+        """It needs a checker."""
         return TransactionProducer(
             group, nameservers=self.nameservers, config=config, env=env, hooks=hooks, checker=checker
         )
@@ -175,21 +167,25 @@ async def embed(
     flush: Flush | None = None,
     broker: BrokerConfig | Mapping[str, Any] | None = None,
     host: str = "127.0.0.1",
+    env: Env | None = None,
+    prepare: Callable[[Broker], object] | None = None,
 ) -> AsyncIterator[Embedded]:
     """Start a name server and a broker on free ports of ``host``; both have ended when the block is left.
 
     ``data`` is the broker's directory (made if missing); None keeps messages in memory. ``flush`` is "sync" (default:
     acknowledge after fdatasync) or "async" (earlier; a power cut may lose the last half second). ``broker`` changes
-    other settings: a BrokerConfig, or a mapping of its fields. StoreError and UsageError as of the broker's start.
+    other settings: a BrokerConfig, or a mapping of its fields. ``env`` is closed at the end; ``prepare`` is called with
+    each broker before it starts. StoreError and UsageError as of the broker's start.
     """
     config = broker if isinstance(broker, BrokerConfig) else BrokerConfig(**{"port": 0, **(broker or {})})
     if flush is not None:
         config = replace(config, store=replace(config.store, flush=flush))
-    env = real_env()
+    env = env or real_env()
     nameserver = NameServer(env, NameServerConfig(host=host, port=0))
     try:
         await nameserver.start()
-        mq = Embedded(env, nameserver, replace(config, host=host, data=data, nameservers=(nameserver.address,)))
+        config = replace(config, host=host, data=data, nameservers=(nameserver.address,))
+        mq = Embedded(env, nameserver, config, prepare)
         try:
             await mq.broker.start()
             yield mq

@@ -10,6 +10,7 @@ from aiorocket_protocol import ProtocolError
 __all__ = (
     "RocketError",
     "UsageError",
+    "WrongLoopError",
     "ConfigError",
     "ProtocolError",
     "NotConnectedError",
@@ -33,6 +34,10 @@ class RocketError(Exception):
 
 class UsageError(RocketError):
     """The caller broke a rule of the API: a name outside the allowed set, a closed object, a body over the limit."""
+
+
+class WrongLoopError(UsageError):
+    """Used in another event loop than the one it was started in, or in a forked child. Nothing was done."""
 
 
 class ConfigError(UsageError):

@@ -30,6 +30,7 @@ from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.tls import client_context
 from aiorocket.runtime.env import Env, real_env
+from aiorocket.runtime.own_loop import need_loop
 from aiorocket.runtime.tasks import TaskScope, to_the_end
 from aiorocket_protocol import (
     INNER_PRODUCER,
@@ -101,9 +102,8 @@ class Session:
     # -- life --
 
     async def start(self) -> None:
-        """Begin heartbeats and route refreshes. No network is touched here: the first use of a topic is the first
-        request. ConfigError when credentials or certificates cannot be read, UsageError for a name server's address
-        that is none."""
+        """Begin heartbeats and route refreshes; the first use of a topic is the first request. ConfigError when
+        credentials or certificates cannot be read, UsageError for a name server's address that is none."""
         for address in self.config.nameservers:
             parse_address(address)
         signer, tls = signer_of(self.config, self.env.disk), client_context(self.config.tls)
@@ -115,8 +115,7 @@ class Session:
         self._lifecycle.move("started")
 
     async def stop(self) -> None:
-        """Close everything. Producers and consumers are to be stopped before; what they still wait for fails. A
-        second ``stop`` returns with the first."""
+        """Close everything; what is still waited for fails. A second ``stop`` returns with the first."""
         before = self._lifecycle.state
         self._lifecycle.move("stop")
         if before is State.STOPPING:
@@ -145,8 +144,9 @@ class Session:
         await self.stop()
 
     def need_running(self) -> None:
-        """UsageError unless started and not stopped."""
+        """UsageError unless started and not stopped; WrongLoopError in another loop than that of the start."""
         self._lifecycle.need_running()
+        need_loop(self._loop, self._lifecycle.what)
 
     def start_task(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         """A task that ends with this client at the latest."""
@@ -158,7 +158,7 @@ class Session:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop it was started in. UsageError before that."""
+        """That of the start. UsageError before it."""
         if self._loop is None:
             raise UsageError("this Client is not started: use 'async with' or await start() first")
         return self._loop
@@ -240,6 +240,7 @@ class Session:
 
     async def connection(self, address: str, timeout: float | None = None) -> Connection:
         """The connection to ``address``, made if need be within ``timeout`` seconds. NotConnectedError."""
+        need_loop(self.loop, self._lifecycle.what)
         connection = self.remoting.live(address)
         if connection is not None:
             return connection
@@ -254,8 +255,7 @@ class Session:
         return connection
 
     async def member_connection(self, address: str, timeout: float | None = None) -> Connection:
-        """A connection over which the broker knows our groups and subscriptions: a pull before that is answered with
-        24."""
+        """A connection over which the broker knows our groups: a pull before that is answered with 24."""
         connection = await self.connection(address, timeout)
         if connection.data.get(_REGISTRATION) != self._registration:
             await self._register(connection)
@@ -296,7 +296,7 @@ class Session:
         return HeartbeatData(self.client_id, producers, [member.consumer_data() for member in self.consumers.values()])
 
     async def heartbeat(self) -> dict[str, Exception]:
-        """Tell every broker in use about us, now. The errors by address; empty when all of them know."""
+        """Tell every broker in use about us, now. The errors by address."""
         addresses = sorted(self.routes.broker_addresses(masters_only=not self.consumers))
         results = await asyncio.gather(*(self._heartbeat_to(address) for address in addresses))
         return {address: error for address, error in zip(addresses, results, strict=True) if error is not None}

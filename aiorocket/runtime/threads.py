@@ -6,11 +6,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from aiorocket.runtime.loop import new_event_loop
 
-__all__ = ("in_thread", "in_thread_to_end", "loop_in_thread")
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
+
+__all__ = ("in_thread", "in_thread_to_end", "loop_in_thread", "portal")
 
 T = TypeVar("T")
 
@@ -46,13 +49,17 @@ def _call(function: Callable[..., T], args: tuple[object, ...]) -> T:
 
 
 @contextmanager
+def portal() -> Iterator[BlockingPortal]:
+    """A loop in a thread of its own, and the way to call into it; both have ended when the block is left."""
+    from anyio.from_thread import start_blocking_portal  # for tests only, and not quick to import
+
+    with start_blocking_portal("asyncio", {"loop_factory": new_event_loop}) as opened:
+        yield opened
+
+
+@contextmanager
 def loop_in_thread(entered: AbstractAsyncContextManager[T]) -> Iterator[T]:
     """Enter an async context manager in a loop in a thread of its own, leave it at the end of the block. What it raises
     is raised here; loop and thread have ended then, too."""
-    from anyio.from_thread import start_blocking_portal  # for tests only, and not quick to import
-
-    with (
-        start_blocking_portal("asyncio", {"loop_factory": new_event_loop}) as portal,
-        portal.wrap_async_context_manager(entered) as value,
-    ):
+    with portal() as opened, opened.wrap_async_context_manager(entered) as value:
         yield value

@@ -2,7 +2,7 @@
 fixture ``spark``.
 
 One session serves the whole run on two cores, tuned for many small queries: a JVM that compiles quickly instead of
-well, and no generated code. Use ``broker_thread()`` of ``aiorocket.testing.local`` as the broker, and in streams
+well, and no generated code. Use ``broker_thread()`` of ``aiorocket.testing`` as the broker, and in streams
 ``trigger(availableNow=True)`` with ``awaitTermination(timeout)`` instead of sleeping.
 """
 

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from aiorocket.testing.history import Event as Event
     from aiorocket.testing.history import History as History
     from aiorocket.testing.local import LocalRocketMQ as LocalRocketMQ
-    from aiorocket.testing.local import broker_thread as broker_thread
     from aiorocket.testing.local import local_rocketmq as local_rocketmq
     from aiorocket.testing.machines import SimBroker as SimBroker
     from aiorocket.testing.machines import SimMember as SimMember
     from aiorocket.testing.machines import SimNameServer as SimNameServer
     from aiorocket.testing.machines import SimSender as SimSender
+    from aiorocket.testing.server import RocketMQServer as RocketMQServer
+    from aiorocket.testing.server import broker_thread as broker_thread
     from aiorocket.testing.sim import SimClock as SimClock
     from aiorocket.testing.sim import Simulation as Simulation
     from aiorocket.testing.sim import simulate as simulate
@@ -43,8 +44,9 @@ _HOMES = {
     "cluster": "SimCluster",
     "faults": "WireFaults",
     "history": "Event History",
-    "local": "LocalRocketMQ broker_thread local_rocketmq",
+    "local": "LocalRocketMQ local_rocketmq",
     "machines": "SimBroker SimMember SimNameServer SimSender",
+    "server": "RocketMQServer broker_thread",
     "sim": "SimClock Simulation simulate",
     "sim_disk": "SimDisk",
     "sim_host": "SimHost",

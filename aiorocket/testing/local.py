@@ -4,31 +4,45 @@ made to fail. The fixtures ``rocketmq`` and ``rocketmq_durable`` of the pytest p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Unpack
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Unpack, cast
 
-from aiorocket import ConsumeHook, Consumer, Producer, Router, SendOptions
+from aiorocket import Client, ConsumeHook, Consumer, Producer, RocketError, Router, SendOptions
+from aiorocket.broker.answers import plain_body
 from aiorocket.broker.broker import Broker
-from aiorocket.config import BrokerConfig, ConsumerConfig, Flush, NameServerConfig, StoreConfig
+from aiorocket.broker.core.groups import ConsumerGroup
+from aiorocket.config import BrokerConfig, ClientConfig, ConsumerConfig, Flush, StoreConfig
 from aiorocket.embedded import Embedded, embed
-from aiorocket.errors import UsageError
+from aiorocket.errors import UsageError, WrongLoopError
 from aiorocket.model import Queue, SendReceipt
-from aiorocket.nameserver.server import NameServer
+from aiorocket.remoting.connection import Connection
 from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.disk import RealDisk
 from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.env import Env
-from aiorocket.runtime.threads import loop_in_thread
 from aiorocket.testing.faults import WireFaults
-from aiorocket.testing.stored import lag, stored_messages
-from aiorocket_protocol import RecordView, dlq_topic
+from aiorocket.testing.stored import stored_messages
+from aiorocket_protocol import (
+    BROADCASTING,
+    CONSUME_PASSIVELY,
+    GetConsumerStatusRequestHeader,
+    MessageQueue,
+    ProtocolError,
+    RecordView,
+    RemotingCommand,
+    RequestCode,
+    dlq_topic,
+)
 
-__all__ = ("LocalRocketMQ", "TestClock", "broker_thread", "local_rocketmq")
+__all__ = ("LocalRocketMQ", "TestClock", "local_rocketmq")
 
 #: A test's messages are few: small files make it start and restart fast.
 _STORE = StoreConfig(segment_size=1 << 20, min_free=1 << 20)
 _LOOK_AGAIN = 0.002
+#: A client of this machine that says nothing for so long has stopped, or its loop has.
+_CLIENT_PATIENCE = 1.0
 
 
 class TestClock:
@@ -48,16 +62,16 @@ class TestClock:
         self, *, hours: float = 0.0, minutes: float = 0.0, seconds: float = 0.0, patience: float = 10.0
     ) -> None:
         """Let this much time pass for delays and retries, in order: the clock stops at each delayed message that falls
-        due, and goes on when the fixture's consumers have dealt with what it led to. Other timers (heartbeats, leases,
-        time-outs) go by the loop's clock and do not notice. TimeoutError when consumers need more than ``patience``
-        real seconds at one stop."""
+        due, and goes on when every consumer of this broker has dealt with what it led to, in whichever loop, thread or
+        process it runs. Other timers (heartbeats, leases, time-outs) go by the loop's clock and do not notice.
+        TimeoutError when consumers need more than ``patience`` real seconds at one stop."""
         owner = self._owner
         target = self.wall_ms() + round(((hours * 60 + minutes) * 60 + seconds) * 1000)
         while True:
             await owner.settled(patience)
-            due = owner.broker.delays.next_due()
-            now = self.wall_ms()
-            if due is None or due > target:
+            waiting = (owner.broker.delays.next_due(), owner.broker.timers.next_due())
+            now, due = self.wall_ms(), min((each for each in waiting if each is not None), default=target + 1)
+            if due > target:
                 break
             self._ahead_ms += max(0, due - now)
             owner.broker.clock_changed()
@@ -70,33 +84,47 @@ class TestClock:
 
 class LocalRocketMQ:
     """What the fixtures give. ``clock`` advances delays, ``faults`` plans what happens to requests; ``embedded`` makes
-    more clients."""
+    more clients. It is used in the loop it was started in; WrongLoopError in another one while that stands still."""
 
-    def __init__(self, data: str | None) -> None:
+    def __init__(self, data: str | None = None) -> None:
         self.clock = TestClock(self)
         self.faults = WireFaults()
-        self._env = Env(self.clock, Entropy(), RealDisk())
-        self._nameserver = NameServer(self._env, NameServerConfig(port=0))
         self._data = data
-        self._consumers: list[Consumer] = []
+        self._loop = asyncio.get_running_loop()
         self._producer: Producer | None = None
         self._read_letters: dict[str, int] = {}
-        self.embedded: Embedded
+        self._embedded: Embedded
+        # What members said last that they have finished: by group and topic, then by queue.
+        self._finished: defaultdict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+        self._consumers: list[Consumer] = []
 
-    async def start(self) -> None:
-        await self._nameserver.start()
-        config = BrokerConfig(port=0, data=self._data, store=_STORE, nameservers=(self._nameserver.address,))
-        self.embedded = Embedded(
-            self._env, self._nameserver, config, prepare=lambda broker: self.faults.attach(broker.server)
-        )
-        await self.broker.start()
+    @asynccontextmanager
+    async def run(
+        self, flush: Flush | None, broker: BrokerConfig | Mapping[str, Any] | None, host: str
+    ) -> AsyncIterator[None]:
+        """From the start of the servers to their end."""
+        if not isinstance(broker, BrokerConfig):
+            broker = {"store": _STORE, **(broker or {})}
+        env = Env(self.clock, Entropy(), RealDisk())
+        async with embed(
+            self._data, flush=flush, broker=broker, host=host, env=env,
+            prepare=lambda each: self.faults.attach(each.server),
+        ) as self._embedded:  # fmt: skip
+            try:
+                yield
+            finally:
+                if self._producer is not None:
+                    await self._producer.stop()
 
-    async def close(self) -> None:
-        if self._producer is not None:
-            await self._producer.stop()
-        await self.broker.close()
-        await self._nameserver.close()
-        await self._env.disk.close()
+    @property
+    def embedded(self) -> Embedded:
+        if not self._loop.is_running():
+            raise WrongLoopError(
+                "this broker lives in an event loop that stands still while this code runs, so nobody would answer: "
+                "test and fixture need the same loop (pytest-asyncio, or anyio with its pytest.mark.anyio), and "
+                "synchronous tests, such as those with a TestClient, the fixture rocketmq_server or broker_thread()"
+            )
+        return self._embedded
 
     @property
     def broker(self) -> Broker:
@@ -105,7 +133,7 @@ class LocalRocketMQ:
     @property
     def nameserver_address(self) -> str:
         """``host:port``, for clients of other languages too."""
-        return self._nameserver.address
+        return self.embedded.nameserver_address
 
     async def create_topic(self, topic: str, queues: int = 4) -> None:
         """Create ``topic``; it has a route when this returns."""
@@ -113,15 +141,21 @@ class LocalRocketMQ:
 
     async def send(self, topic: str, body: bytes, **options: Unpack[SendOptions]) -> SendReceipt:
         """Send a message with a producer of the fixture. Options and errors as of ``Producer.send``."""
+        embedded = self.embedded
         if self._producer is None:
-            self._producer = self.embedded.producer("rocketmq-fixture")
+            self._producer = embedded.producer("rocketmq-fixture")
             await self._producer.start()
         return await self._producer.send(topic, body, **options)
+
+    def client(self, group: str | None = None, *, config: ClientConfig | None = None) -> Client:
+        """A ``Client`` of this broker, to be started by the test."""
+        return self.embedded.client(group, config=config)
 
     def consumer(
         self,
         group: str | Router,
         *,
+        state: object = None,
         config: ConsumerConfig | None = None,
         env: Env | None = None,
         hooks: Iterable[ConsumeHook] = (),
@@ -129,21 +163,33 @@ class LocalRocketMQ:
         on_revoked: Callable[[list[Queue]], Awaitable[object]] | None = None,
     ) -> Consumer:
         """A consumer of this broker, to be started by the test (``async with``): of a group, or of a router with its
-        group. The other arguments as of ``Consumer``."""
+        group, whose listeners get ``state``. The other arguments as of ``Consumer``."""
         name, router = (group.group, group) if isinstance(group, Router) else (group, None)
         consumer = self.embedded.consumer(
-            name, router=router, config=config, env=env, hooks=hooks, on_assigned=on_assigned, on_revoked=on_revoked
-        )
+            name or "rocketmq-fixture", config=config, env=env, hooks=hooks, on_assigned=on_assigned,
+            on_revoked=on_revoked,
+        )  # fmt: skip
+        if router is not None:
+            consumer.include(router, state=state)
         self._consumers.append(consumer)
         return consumer
 
+    # -- what there is --
+
+    def messages(self, topic: str) -> list[RecordView]:
+        """All messages of ``topic``, queue by queue."""
+        return stored_messages(self.broker.store, topic)
+
+    def dead_letters(self, group: str) -> list[RecordView]:
+        """The messages that ``group`` gave up."""
+        return self.messages(dlq_topic(group))
+
     async def wait_dead_letter(self, group: str, timeout: float = 5.0) -> RecordView:
         """The next dead letter of ``group`` that was not returned before. TimeoutError after ``timeout`` seconds."""
-        topic = dlq_topic(group)
         try:
             async with asyncio.timeout(timeout):
                 while True:
-                    letters = stored_messages(self.broker.store, topic)
+                    letters = self.dead_letters(group)
                     seen = self._read_letters.get(group, 0)
                     if len(letters) > seen:
                         self._read_letters[group] = seen + 1
@@ -152,73 +198,107 @@ class LocalRocketMQ:
         except TimeoutError:
             raise TimeoutError(f"group {group!r} has no further dead letter after {timeout:g} s") from None
 
+    def committed(self, group: str, topic: str) -> int:
+        """How many messages of ``topic`` the group is done with: committed, or finished and about to be. Of consumers
+        that the fixture did not make, what they had finished when ``settled`` or ``advance`` returned."""
+        return sum(self._positions(group, topic).values())
+
     def lag(self, group: str, topic: str) -> int:
-        """Messages of ``topic`` that ``group`` has not committed. A running consumer commits every 10 s, when
-        ``Consumer.commit`` is called, and at its end."""
-        return lag(self.broker, group, topic)
+        """Messages of ``topic`` that ``group`` is not done with, in the sense of ``committed``."""
+        store = self.broker.store
+        return sum(store.max_offset(topic, queue_id) for queue_id in store.queues(topic)) - self.committed(group, topic)
+
+    def _positions(self, group: str, topic: str) -> dict[int, int]:
+        finished = dict(self._finished.get((group, topic), {}))
+        for consumer in self._consumers:
+            if consumer.group == group:
+                for each in consumer.state().queues:
+                    if each.queue.topic == topic:
+                        finished[each.queue.queue_id] = max(each.done, finished.get(each.queue.queue_id, 0))
+        query = self.broker.offsets.query
+        return {
+            queue_id: max(query(group, topic, queue_id) or 0, finished.get(queue_id, 0))
+            for queue_id in self.broker.store.queues(topic)
+        }
 
     def assert_committed(self, group: str, topic: str, lag: int = 0) -> None:
-        """AssertionError when ``group`` has committed more or less of ``topic`` than all but ``lag`` messages."""
+        """AssertionError when ``group`` is done (see ``committed``) with more or less of ``topic`` than all but ``lag``
+        messages."""
         behind = self.lag(group, topic)
         assert behind == lag, f"group {group!r} is {behind} messages behind in topic {topic!r}, expected {lag}"
 
+    # -- until it is quiet --
+
     async def settled(self, timeout: float = 10.0) -> None:
-        """Return when the fixture's running consumers have pulled and finished everything that is not delayed.
-        TimeoutError when that takes longer."""
+        """Return when every consumer that is connected to this broker has finished everything that is not delayed, in
+        whichever loop, thread or process it runs; pull consumers do not count. TimeoutError when that takes longer."""
+        left = 0
         try:
             async with asyncio.timeout(timeout):
-                while self._busy():  # noqa: ASYNC110 - five parts would have to tell, and this is a test
+                while left := await self._unfinished():  # noqa: ASYNC110 - many would have to tell, and this is a test
                     await asyncio.sleep(_LOOK_AGAIN)
         except TimeoutError:
-            raise TimeoutError(f"after {timeout:g} s consumers still have {self._busy()} messages to finish") from None
+            raise TimeoutError(f"after {timeout:g} s consumers still have {left} messages to finish") from None
 
-    def _busy(self) -> int:
+    async def _unfinished(self) -> int:
+        """Messages that consumers have not finished, by their own word (221)."""
+        broker = self.broker
+        left = broker.delays.in_flight + broker.timers.in_flight
+        groups = [each for each in broker.consumers if each.consume_type == CONSUME_PASSIVELY]
+        if left:
+            return left
+        asked = [self._left_to(group, topic) for group in groups for topic in group.subscriptions]
+        return sum(await asyncio.gather(*asked))
+
+    async def _left_to(self, group: ConsumerGroup, topic: str) -> int:
         store = self.broker.store
-        busy = self.broker.delays.in_flight
-        positions: dict[tuple[str, str], dict[int, int]] = {}
-        for consumer in self._consumers:
-            state = consumer.state()
-            if not state.running:
-                continue
-            busy += state.cached + state.in_work
-            for topic in consumer.topics():
-                positions.setdefault((consumer.group, topic), {})
-            for each in state.queues:
-                positions.setdefault((consumer.group, each.queue.topic), {})[each.queue.queue_id] = each.next_offset
-        for (_, topic), taken in positions.items():
-            for queue_id in store.queues(topic):
-                busy += max(0, store.max_offset(topic, queue_id) - taken.get(queue_id, 0))
-        return busy
+        if not store.queues(topic):
+            return 0
+        members = [cast(Connection, each) for each in group.members]
+        told = await asyncio.gather(*(_finished_by(each, group.name, topic) for each in members))
+        if group.message_model == BROADCASTING:
+            return sum(self._behind(topic, each) for each in told)
+        known = self._finished[group.name, topic]
+        for each in told:
+            known.update(each)
+        return self._behind(topic, known)
+
+    def _behind(self, topic: str, finished: Mapping[int, int]) -> int:
+        store = self.broker.store
+        return sum(
+            max(0, store.max_offset(topic, queue_id) - finished.get(queue_id, 0)) for queue_id in store.queues(topic)
+        )
 
     async def restart(self, *, kill: bool = False) -> None:
         """As ``Embedded.restart``; plans of ``faults`` stay. UsageError for a broker without a directory: use
         ``rocketmq_durable``."""
         if self._data is None:
             raise UsageError("this broker keeps its messages in memory: use the fixture rocketmq_durable to restart it")
+        self._finished.clear()
         await self.embedded.restart(kill=kill)
 
 
-@asynccontextmanager
-async def local_rocketmq(data: str | None = None) -> AsyncIterator[LocalRocketMQ]:
-    """The same without pytest: ``async with local_rocketmq() as rocketmq``. ``data`` is a directory of its own."""
-    rocketmq = LocalRocketMQ(data)
-    await rocketmq.start()
+async def _finished_by(connection: Connection, group: str, topic: str) -> dict[int, int]:
+    """How far a member is in each queue of ``topic`` that it holds; empty when it does not say."""
+    header = GetConsumerStatusRequestHeader(topic, group)
+    command = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header)
     try:
-        yield rocketmq
-    finally:
-        await rocketmq.close()
+        answer = await connection.request(command, _CLIENT_PATIENCE)
+        table = plain_body(answer).get("messageQueueTable") or {}
+        return {MessageQueue.from_plain(key).queue_id: int(offset) for key, offset in table.items()}
+    except (RocketError, ProtocolError):
+        return {}
 
 
-@contextmanager
-def broker_thread(
+@asynccontextmanager
+async def local_rocketmq(
     data: str | None = None,
     *,
     flush: Flush | None = None,
     broker: BrokerConfig | Mapping[str, Any] | None = None,
     host: str = "127.0.0.1",
-) -> Iterator[str]:
-    """``with broker_thread() as address``: a name server and a broker in a thread of their own, for synchronous code
-    and clients of other languages. ``address`` is the name server's; the arguments and errors are those of ``embed``.
-    They have ended when the block is left."""
-    with loop_in_thread(embed(data, flush=flush, broker=broker, host=host)) as mq:
-        yield mq.nameserver_address
+) -> AsyncIterator[LocalRocketMQ]:
+    """The same without pytest: ``async with local_rocketmq() as rocketmq``. The arguments are those of ``embed``."""
+    rocketmq = LocalRocketMQ(data)
+    async with rocketmq.run(flush, broker, host):
+        yield rocketmq

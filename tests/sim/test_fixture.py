@@ -7,16 +7,20 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 import aiorocket
+from aiorocket import Client, WrongLoopError
 from aiorocket.client.exits import Retry
 from aiorocket.client.message import Message
 from aiorocket.client.push.router import Router
 from aiorocket.config import DELAY_LEVELS
 from aiorocket.errors import RocketError, SendError, StoreLockedError, UsageError
+from aiorocket.runtime.threads import loop_in_thread
 from aiorocket.testing import broker_thread, pytest_plugin
 from aiorocket.testing.local import LocalRocketMQ
 from aiorocket.testing.pytest_plugin import rocketmq as rocketmq
@@ -146,7 +150,8 @@ def test_a_broker_for_code_without_a_loop(tmp_path: Path) -> None:
         async with aiorocket.Producer("g", nameservers=address) as producer:
             return (await producer.send("t", b"x")).offset
 
-    with broker_thread(str(tmp_path / "store"), flush="async") as address:
+    with broker_thread(str(tmp_path / "store"), flush="async") as server:
+        address = server.nameserver_address
         assert aiorocket.run(ask(address)) == 0
         # Another one meanwhile cannot have the directory, and says so here.
         with pytest.raises(StoreLockedError), broker_thread(str(tmp_path / "store")):
@@ -164,22 +169,60 @@ def test_pytest_finds_the_plugin_under_its_own_name() -> None:
     assert project["entry-points"]["pytest11"] == {pytest_plugin.__name__: pytest_plugin.__name__}
 
 
+THEIRS = """
+import sys
+
+import pytest
+
+from aiorocket import Router, WrongLoopError
+
+
+def test_light():
+    assert not any(name.startswith('aiorocket.broker') for name in sys.modules)
+
+
+@pytest.mark.asyncio
+async def test_on_pytest_asyncio(rocketmq):
+    await rocketmq.create_topic('t')
+    assert (await rocketmq.send('t', b'x')).offset == 0
+
+
+@pytest.fixture
+def anyio_backend():
+    return 'asyncio'
+
+
+@pytest.mark.anyio
+async def test_on_anyio(anyio_backend, rocketmq, rocketmq_durable):
+    for mq in (rocketmq, rocketmq_durable):
+        await mq.create_topic('t')
+        assert (await mq.send('t', b'x')).offset == 0
+    await rocketmq_durable.restart()
+    assert len(rocketmq_durable.messages('t')) == 1
+
+
+@pytest.mark.parametrize('turn', [0, 1])
+def test_without_a_loop(rocketmq_server, turn):
+    assert rocketmq_server.send('t', b'x', sharding_key='k').offset == turn  # the same one for all tests
+
+
+def test_a_fixture_whose_loop_stands_still(rocketmq):
+    with pytest.raises(WrongLoopError, match='rocketmq_server'):
+        rocketmq.nameserver_address
+    with pytest.raises(WrongLoopError, match='rocketmq_server'):
+        rocketmq.consumer(Router('g'))
+"""
+
+
 def test_the_plugin_costs_nobody_an_import_and_serves_who_wants_it(tmp_path: Path) -> None:
-    """As a project sees it that has aiorocket installed."""
-    (tmp_path / "test_theirs.py").write_text(
-        "import sys\n"
-        "def test_light():\n"
-        "    assert not any(name.startswith('aiorocket.broker') for name in sys.modules)\n"
-        "async def test_it(rocketmq):\n"
-        "    await rocketmq.create_topic('t')\n"
-        "    assert (await rocketmq.send('t', b'x')).offset == 0\n"
-    )
+    """As a project sees it that has aiorocket installed, pytest-asyncio and anyio too."""
+    (tmp_path / "test_theirs.py").write_text(THEIRS)
     package = Path(aiorocket.__file__).parents[1]
     done = subprocess.run(
         [
             sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-            "-p", "pytest_asyncio.plugin", "-p", "aiorocket.testing.pytest_plugin",
-            "-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function",
+            "-p", "pytest_asyncio.plugin", "-p", "anyio.pytest_plugin", "-p", "aiorocket.testing.pytest_plugin",
+            "-o", "asyncio_mode=strict", "-o", "asyncio_default_fixture_loop_scope=function",
             "-W", "error", "test_theirs.py",
         ],
         # Without the entry points of this environment: the plugin may be one of them, and is named here.
@@ -189,4 +232,127 @@ def test_the_plugin_costs_nobody_an_import_and_serves_who_wants_it(tmp_path: Pat
         cwd=tmp_path, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    assert "6 passed" in done.stdout
+
+
+async def test_every_consumer_of_the_broker_is_moved(rocketmq: LocalRocketMQ) -> None:
+    """Those of an application's own Client, too."""
+    router, attempts = Router("billing"), list[int]()
+
+    @router.listener("orders", start_from="first")
+    async def on_order(message: Message) -> None:
+        attempts.append(message.attempt)
+        raise Retry
+
+    await rocketmq.create_topic("orders", queues=2)
+    async with Client(nameservers=rocketmq.nameserver_address) as client:
+        client.include(router)
+        async with client.running():
+            await rocketmq.send("orders", b"boom")
+            await rocketmq.clock.advance(hours=6)
+            assert attempts == list(range(1, 18))
+            assert [each.body for each in rocketmq.dead_letters("billing")] == [b"boom"]
+            rocketmq.assert_committed("billing", "orders")  # ten seconds before the consumer tells the broker
+
+
+async def test_a_router_gets_its_state_and_what_is_done_counts_at_once(rocketmq: LocalRocketMQ) -> None:
+    router, seen = Router("billing"), list[object]()
+
+    @router.listener("orders", start_from="first")
+    async def on_order(message: Message, state: object) -> None:
+        seen.append(state)
+
+    await rocketmq.create_topic("orders", queues=2)
+    async with rocketmq.consumer(router, state="the application"):
+        await rocketmq.send("orders", b"x")
+        await rocketmq.settled()
+        rocketmq.assert_committed("billing", "orders")
+        assert rocketmq.committed("billing", "orders") == 1
+    assert seen == ["the application"]
+
+
+def test_a_broker_for_synchronous_tests(tmp_path: Path) -> None:
+    """Its consumer runs in another loop and thread, as that of an application under a TestClient does."""
+    router, bodies = Router("billing"), list[bytes]()
+
+    @router.listener("orders", start_from="first", max_attempts=2)
+    async def on_order(message: Message, state: object) -> None:
+        bodies.append(message.body)
+        if message.body == b"boom":
+            raise ValueError("no")
+
+    @asynccontextmanager
+    async def application(address: str) -> AsyncIterator[None]:
+        async with Client(nameservers=address) as client:
+            client.include(router, state=client)
+            async with client.running():
+                yield
+
+    with broker_thread(str(tmp_path / "store")) as mq:
+        mq.create_topic("orders", queues=2)
+        with loop_in_thread(application(mq.nameserver_address)):
+            assert mq.send("orders", b"good", tag="paid", keys=["o-1"]).msg_id
+            assert mq.committed("billing", "orders") == 1
+            mq.send("orders", b"boom")
+            mq.assert_committed("billing", "orders")
+            assert mq.dead_letters("billing") == []
+            mq.advance(minutes=1)
+            assert mq.wait_dead_letter("billing").body == b"boom"
+            mq.faults.next("SEND_MESSAGE_V2", reply="NO_PERMISSION", times=5)
+            with pytest.raises(SendError, match="planned by a test"):
+                mq.send("orders", b"refused", sharding_key="k")
+            mq.faults.clear()
+        assert bodies == [b"good", b"boom", b"boom"]
+        assert {each.body: (each.tag, each.keys) for each in mq.messages("orders")} == {
+            b"good": ("paid", ["o-1"]), b"boom": ("", []),
+        }  # fmt: skip
+        mq.restart(kill=True)
+        assert len(mq.messages("orders")) == 2
+        with pytest.raises(AssertionError, match="'nobody' is 2 messages behind"):
+            mq.assert_committed("nobody", "orders")
+
+
+def test_another_loop_is_refused_by_name() -> None:
+    """Also that of a forked child, which inherits the objects and none of the loop's threads."""
+    with broker_thread() as mq:
+        mq.create_topic("t")
+        client = Client(nameservers=mq.nameserver_address, group="g")
+        producer, etl, consumer = client.producer("p"), client.pull_consumer("etl"), client.consumer("c")
+
+        @asynccontextmanager
+        async def started() -> AsyncIterator[None]:
+            await etl.subscribe("t")
+            async with client, producer, etl, consumer:
+                await client.send("t", b"x")
+                yield
+
+        async def elsewhere(call: Callable[[], Awaitable[object]]) -> None:
+            with pytest.raises(WrongLoopError, match=r"was started in another event loop \(or process\)"):
+                await call()
+
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: client.send("t", b"x"),
+            lambda: client.route("t"),
+            lambda: producer.send("t", b"x"),
+            lambda: producer.send("t", b"x", sharding_key="k"),
+            lambda: producer.send_oneway("t", b"x"),
+            lambda: producer.send_batch("t", [b"x"]),
+            lambda: producer.request("t", b"x"),
+            lambda: client.producer("other").start(),
+            lambda: etl.fetch(),
+            lambda: etl.commit(),
+            lambda: consumer.commit(),
+            lambda: anext(consumer.messages()),
+        ]
+        with loop_in_thread(started()):
+            for call in calls:
+                aiorocket.run(elsewhere(call))
+            child = os.fork()
+            if child == 0:  # it shares the sockets with its parent: nothing may be sent by them
+                try:
+                    aiorocket.run(elsewhere(calls[0]))
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(mq.messages("t")) == 1

@@ -13,7 +13,7 @@ import pytest
 
 from aiorocket.spark import bridge
 from aiorocket.spark.pytest_plugin import spark_for_tests
-from aiorocket.testing.local import broker_thread
+from aiorocket.testing import broker_thread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,9 +50,9 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture(scope="package")
 def nameserver() -> Iterator[str]:
     """``host:port`` of a name server with one broker, in a thread of this process; its messages are in memory."""
-    with broker_thread() as address:
+    with broker_thread() as server:
         try:
-            yield address
+            yield server.nameserver_address
         finally:
             bridge.close()
 

@@ -21,7 +21,7 @@ from aiorocket.spark.exactly_once import HalfSink, OpenBatchError
 from aiorocket.spark.ledger import Ledger
 from aiorocket.spark.outgoing_rows import RowError
 from aiorocket.spark.sink import batch_writer
-from aiorocket.testing.local import broker_thread
+from aiorocket.testing import broker_thread
 from tests.spark.producing import create_topic
 from tests.spark.servers import standalone
 from tests.spark.writing import BODY, Stream, bodies, schema, task, values, write_batch
@@ -140,7 +140,8 @@ def test_a_commit_whose_outcome_is_unknown_is_not_rolled_back(
 
 def test_what_the_broker_gave_up_is_reported_and_not_passed_over(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     once = {"transaction_check_interval": 0.2, "transaction_check_max": 1}
-    with broker_thread(broker=once) as address:
+    with broker_thread(broker=once) as server:
+        address = server.nameserver_address
         query = stream(address, topic, checkRound="1s")
         messages = [query.write(0, 0, "a", "b")]
 

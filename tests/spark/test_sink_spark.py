@@ -13,7 +13,7 @@ import pytest
 
 from aiorocket.spark import bridge
 from aiorocket.spark.ledger import Entry, Mark, Record, decode
-from aiorocket.testing.local import broker_thread
+from aiorocket.testing import broker_thread
 from tests.spark.producing import create_topic, send
 from tests.spark.writing import stored, values
 
@@ -28,9 +28,9 @@ _ROOT = Path(__file__).parents[2]
 def asking() -> Iterator[str]:
     """A broker that asks every second, and more often than 15 times: on a busy machine a driver takes that long to
     come back."""
-    with broker_thread(broker={"transaction_check_interval": 1.0, "transaction_check_max": 120}) as address:
+    with broker_thread(broker={"transaction_check_interval": 1.0, "transaction_check_max": 120}) as server:
         try:
-            yield address
+            yield server.nameserver_address
         finally:
             bridge.close()
 

@@ -16,6 +16,7 @@ from aiorocket.client.state import Counters
 from aiorocket.config import ConsumerConfig, MissingTopics, PullConsumerConfig
 from aiorocket.errors import NotConnectedError
 from aiorocket.model import Queue, check_group, check_topic
+from aiorocket.runtime.own_loop import need_loop
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import BROADCASTING, ConsumerData, SubscriptionData, retry_topic
 
@@ -65,6 +66,11 @@ class Member:
         self.starts.setdefault(topic, what.start)
         if what.if_missing is not None:
             self.if_missing.setdefault(topic, what.if_missing)
+
+    def need_running(self) -> None:
+        """UsageError unless started and not stopped; WrongLoopError in another loop than that of the start."""
+        self.lifecycle.need_running()
+        need_loop(self.session.loop, self.lifecycle.what)
 
     @property
     def pulling(self) -> bool:

@@ -163,7 +163,7 @@ class PullConsumer:
         every ``pull_error_delay`` seconds and logged; only UsageError is raised, of a consumer that does not run.
         Being cancelled loses nothing. The messages are not to be settled one by one: ``commit`` them.
         """
-        self.member.lifecycle.need_running()
+        self.member.need_running()
         if max_messages < 1:
             raise UsageError(f"fetch(max_messages={max_messages}): at least 1")
         served = self._queues.served
@@ -186,7 +186,7 @@ class PullConsumer:
                 while True:
                     prefetch.arrived.clear()
                     await prefetch.arrived.wait()
-                    self.member.lifecycle.need_running()
+                    self.member.need_running()
                     taken = prefetch.hand_out(most)
                     if taken:
                         return taken
@@ -370,9 +370,8 @@ class PullConsumer:
         return self.client.env.clock.wall_ms()
 
     def _choose(self, mode: str) -> None:
-        lifecycle = self.member.lifecycle
-        if lifecycle.state not in (State.NEW, State.RUNNING):
-            lifecycle.need_running()
+        if self.member.lifecycle.state is not State.NEW:
+            self.member.need_running()
         if self._mode not in (None, mode):
             raise UsageError(
                 f"pull consumer {self.group!r} uses {self._mode}, so it cannot {mode}: make another one for that"
@@ -393,7 +392,7 @@ class PullConsumer:
     def _need_open(self) -> None:
         """Hooks run, and may do more than fetch, also while it starts and stops."""
         if self.member.lifecycle.state in (State.NEW, State.STOPPED):
-            self.member.lifecycle.need_running()
+            self.member.need_running()
 
     async def _scan(self, queue: Queue) -> QueueScan:
         self._need_open()
@@ -405,7 +404,7 @@ class PullConsumer:
         self.client.subscriptions_changed()
         try:
             await self._membership.settle()
-            self.member.lifecycle.need_running()
+            self.member.need_running()
         finally:
             if self.member.lifecycle.running:
                 self._membership.rebalance_from_now_on()

@@ -70,7 +70,7 @@ class PullQueues:
 
     def _need_pulling(self) -> None:
         if self._member.lifecycle.state is not State.STARTING:
-            self._member.lifecycle.need_running()
+            self._member.need_running()
 
     def spread_limits(self) -> None:
         """A pull consumer's limits are per queue and for all of them, not per topic: there is nothing to share out."""

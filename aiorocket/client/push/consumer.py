@@ -26,6 +26,7 @@ from aiorocket.client.push.calls import Surroundings
 from aiorocket.client.push.direct import consume_directly
 from aiorocket.client.push.fetcher import Fetcher, Pulling
 from aiorocket.client.push.hooks import ConsumeHook
+from aiorocket.client.push.listener_state import bind_state
 from aiorocket.client.push.router import Listener, Router
 from aiorocket.client.push.settlement import Settlement
 from aiorocket.client.push.sinks import Sink, end_work, make_sink, sweep_forever
@@ -83,7 +84,7 @@ class Consumer(Router):
             self.client, group, self.config, kind="consumer", consume_type=CONSUME_PASSIVELY, message_model=model
         )
         self.stats = ConsumeStats(member.namespace)
-        self.stream = MessageStream(member.lifecycle.need_running)
+        self.stream = MessageStream(member.need_running)
         self.hooks = tuple(hooks)
         # One for each listener, from the start on.
         self._sinks: list[Sink] = []
@@ -114,13 +115,14 @@ class Consumer(Router):
         self._before_start()
         super().add(listener)
 
-    def include(self, router: Router) -> None:
-        """Run a router's listeners too. UsageError when it is for another group, or after the start."""
+    def include(self, router: Router, *, state: object = None) -> None:
+        """Run a router's listeners too; those with a parameter named ``state`` get it. UsageError when it is for
+        another group, or after the start."""
         self._before_start()
         if router.group is not None and router.group != self.group:
             raise UsageError(f"the router is for group {router.group!r}, this consumer for {self.group!r}")
         for each in router.listeners:
-            self.add(each)
+            self.add(bind_state(each, state) if state is not None else each)
 
     def set_concurrency(self, topic: str, concurrency: int) -> None:
         """Let so many handlers (1 to 1024) of each of the topic's listeners run at once from now on. What runs is not
@@ -155,8 +157,8 @@ class Consumer(Router):
         """
         what = wanted(topic, tags, sql, start_from, missing_topics)
         lifecycle = self.member.lifecycle
-        if lifecycle.state not in (State.NEW, State.RUNNING):
-            lifecycle.need_running()
+        if lifecycle.state is not State.NEW:
+            self.member.need_running()
         wire = self._wire(topic)
         self._topics.add(wire, what, self.stream)
         if lifecycle.running:
@@ -269,7 +271,7 @@ class Consumer(Router):
 
     async def commit(self) -> None:
         """Commit now what is finished, and wait for the brokers. RocketError of the first queue that could not."""
-        self.member.lifecycle.need_running()
+        self.member.need_running()
         failures = await self._commits.flush(self.fetchers())
         for error in failures.values():
             raise error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from aiorocket.client.core.lifecycle import Lifecycle, State
@@ -21,6 +20,7 @@ from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt, SendStatus, check_group
 from aiorocket.remoting.connection import Connection
 from aiorocket.runtime.env import Env
+from aiorocket.runtime.own_loop import wrong_loop
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
     LANGUAGE_PYTHON,
@@ -38,6 +38,7 @@ __all__ = ("Producer",)
 
 _SEND = int(RequestCode.SEND_MESSAGE_V2)
 _OK = SendStatus.SEND_OK
+_running_loop = asyncio.get_running_loop
 _ID_BEGIN = PROPERTY_UNIQ_KEY + "\x01"
 # A NamedTuple's own constructor is a Python function; this is half its price, twice per message.
 _header: Callable[[tuple[object, ...]], SendMessageRequestHeaderV2] = partial(tuple.__new__, SendMessageRequestHeaderV2)
@@ -75,6 +76,7 @@ class Producer:
         self.wire_group = self.sender.wire_group
         #: Who waits for a reply.
         self.requests = Requests(self.client.env.entropy)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._time = _not_started
         self._wall_ms = self.client.env.clock.wall_ms
         self._live = self.client.remoting.live
@@ -99,7 +101,8 @@ class Producer:
             self._lifecycle.move("stopped")
             self._ended.set()
             raise
-        self._time = self.client.loop.time
+        self._loop = self.client.loop
+        self._time = self._loop.time
         self._unwatch = self.client.watch_routes(self.sender.on_route)
         self._lifecycle.move("started")
 
@@ -133,9 +136,7 @@ class Producer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.stop()
 
     async def flush(self) -> None:
@@ -178,6 +179,8 @@ class Producer:
         if timeout is None:
             timeout = self.config.send_timeout
         deadline = self._time() + timeout
+        if _running_loop() is not self._loop:
+            raise wrong_loop(self._lifecycle.what)
         if select is not None or type(topic) is not str:
             message = as_message(topic, body, tag, keys, properties, sharding_key, delay_level)
             if select is not None:
@@ -258,6 +261,8 @@ class Producer:
         sender, flag, delay_level = self.sender, 0, 0
         timeout = self.config.send_timeout if timeout is None else timeout
         deadline = self._time() + timeout
+        if _running_loop() is not self._loop:
+            raise wrong_loop(self._lifecycle.what)
         if select is not None or type(topic) is not str:
             message = as_message(topic, body, tag, keys, properties, sharding_key, 0)
             if select is not None:

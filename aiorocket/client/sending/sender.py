@@ -20,6 +20,7 @@ from aiorocket.client.session import Session
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import NotConnectedError, ProtocolError, SendError, TopicNotFoundError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt, check_group, check_topic
+from aiorocket.runtime.own_loop import need_loop
 from aiorocket_protocol import PROPERTY_INSTANCE_ID, UniqueIds, compress, pack_host
 
 __all__ = ("OnewayOptions", "Selector", "SendOptions", "Sender")
@@ -79,8 +80,9 @@ class Sender:
         self.next_id: Callable[[int], str] = self._first_id
 
     def need_running(self) -> None:
-        """UsageError unless its producer is started and not stopped."""
+        """UsageError unless its producer is started and not stopped; WrongLoopError in another loop."""
         self._lifecycle.need_running()
+        need_loop(self.client.loop, self._lifecycle.what)
 
     def check_compression(self) -> None:
         """UsageError when ``compress_type`` needs what is not installed."""
@@ -154,7 +156,7 @@ class Sender:
     async def take_turn(self, topic: str, key: str, deadline: float) -> None:
         """Before everything that a send of ``key`` waits for, the route and the room too: only so the order of calls is
         the order stored. SendError at the deadline."""
-        self._lifecycle.need_running()
+        self.need_running()
         await self.in_flight.turn(wrap(self._namespace, topic), key, deadline)
 
     def end_turn(self, topic: str, key: str) -> None:
@@ -164,7 +166,7 @@ class Sender:
     async def turn(self, topic: str, key: str | None, deadline: float) -> AsyncIterator[None]:
         """From ``take_turn`` to ``end_turn``; nothing for None."""
         if key is None:
-            self._lifecycle.need_running()
+            self.need_running()
             yield
             return
         await self.take_turn(topic, key, deadline)
@@ -199,7 +201,7 @@ class Sender:
         """The topic's queues, when there is room among the sends under way. The caller begins its send at once; what is
         ``in_turn`` was let in before it waited for that."""
         if not in_turn:
-            self._lifecycle.need_running()
+            self.need_running()
         timeout = max(0.001, timeout)
         in_flight = self.in_flight
         publish = self.opened.get(topic)
