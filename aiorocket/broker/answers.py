@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.core.names import Refusal
 from aiorocket.errors import StoreError, StoreFullError
@@ -14,7 +14,7 @@ from aiorocket_protocol import (
     ProtocolError,
     RemotingCommand,
     ResponseCode,
-    decode_body,
+    decode_plain,
     encode_body,
 )
 
@@ -59,20 +59,10 @@ def only_local(connection: Connection, command: RemotingCommand) -> RemotingComm
     )
 
 
-class _PlainBody(dict[str, Any]):
-    """A body without a class of its own."""
-
-    def to_plain(self) -> dict[str, Any]:
-        return self
-
-    @classmethod
-    def from_plain(cls, value: Any) -> Self:
-        return cls(value) if isinstance(value, dict) else cls()
-
-
 def plain_body(command: RemotingCommand) -> dict[str, Any]:
     """The body's members, nothing when it is no object. ProtocolError when it is malformed."""
-    return decode_body(_PlainBody, command.body, command.serialize_type) if command.body else {}
+    plain = decode_plain(command.body, command.serialize_type) if command.body else None
+    return plain if isinstance(plain, dict) else {}
 
 
 def keyed(value: Any, serialize_type: int) -> Any:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 
+from aiorocket.access.core.accounts import Accounts
+from aiorocket.access.security import Security
 from aiorocket.broker.addresses import advertised
 from aiorocket.broker.core.counters import SendBack
 from aiorocket.broker.core.queue_codes import queue_code
@@ -18,7 +20,6 @@ from aiorocket.broker.state import BrokerState
 from aiorocket.config import BrokerConfig
 from aiorocket.errors import UsageError
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import Env
@@ -33,13 +34,15 @@ _log = logging.getLogger("aiorocket.broker")
 
 class Broker:
     """One broker. ``start()`` returns when it serves and is registered; ``close()`` makes everything durable and ends
-    it. ``tables`` are what it begins with, instead of new ones.
+    it. ``tables`` are what it begins with, instead of new ones; ``accounts`` are shared with a name server.
 
     ``start()`` raises UsageError (port in use, a name server refuses the name, no address for clients),
     StoreLockedError, StoreCorruptedError or StoreError, and leaves nothing behind then.
     """
 
-    def __init__(self, env: Env, config: BrokerConfig, tables: Tables | None = None) -> None:
+    def __init__(
+        self, env: Env, config: BrokerConfig, tables: Tables | None = None, accounts: Accounts | None = None
+    ) -> None:
         self.config = config
         self._env = env if config.data is not None else Env(env.clock, env.entropy, MemoryDisk())
         self._directory = (config.data or "memory").rstrip("/") or "/"
@@ -61,7 +64,9 @@ class Broker:
         #: ``host:port`` as clients are told; valid after ``start()``.
         self.address = ""
         #: Its listening side; ``aiorocket.testing`` puts faults between it and the handlers.
-        self.server = RemotingServer(self._env, ProcessorTable(), config.remoting, on_close=self._lost)
+        self._security = security = Security.of(env.disk, config.acl, accounts, config)
+        processors = security.processors(cluster=config.cluster, server=config.name)
+        self.server = RemotingServer(self._env, processors, config.remoting, on_close=self._lost)
         self._parts: Parts | None = None
         self._tasks = TaskScope("broker")
         #: What was started, to be stopped in reverse.
@@ -110,8 +115,9 @@ class Broker:
         state = await self._load(store)
         started.push_async_callback(state.save_all)
         self._parts = parts = Parts(
-            env, config, self._tables, store, state, self.server, address=self.address, hooks=self.on_send_back
-        )
+            env, config, self._tables, store, state, self.server, address=self.address, hooks=self.on_send_back,
+            security=self._security,
+        )  # fmt: skip
         store.on_arrival = parts.arrived
         started.push_async_callback(parts.checks.close)
         parts.checks.start()  # before the first request can end a transaction
@@ -158,6 +164,7 @@ class Broker:
                 "locks": tables.locks,
                 "settings": tables.settings,
                 "modes": tables.modes,
+                **self._security.tables(),
             },
             replaceable=("locks", "transactions"),
         )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from aiorocket.access.core.requests import is_administration
+from aiorocket.access.handlers import AccessHandlers
+from aiorocket.access.security import Security
 from aiorocket.broker.answers import only_local
 from aiorocket.broker.core.counters import SendBack
 from aiorocket.broker.core.tables import Tables
@@ -36,6 +39,7 @@ from aiorocket.broker.transaction_check import TransactionChecks
 from aiorocket.config import BrokerConfig
 from aiorocket.remoting.address import is_loopback
 from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.processors import RequestHandler
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.env import Env
 from aiorocket.storage.store import MessageStore
@@ -61,6 +65,7 @@ class Parts:
         *,
         address: str,
         hooks: Sequence[Callable[[SendBack], None]],
+        security: Security,
     ) -> None:
         loop = asyncio.get_running_loop()
         changed = self._topics_changed
@@ -78,6 +83,7 @@ class Parts:
             version=self._topic_version,
             order_topics=self._order_topics,
             permission=lambda: tables.settings.config.permission,
+            signer=security.signer,
         )
         self.delivery = DelayDelivery(loop, env.clock, tables.delays, store)
         self.timers = TimerDelivery(loop, env.clock, tables.timers, store)
@@ -119,13 +125,19 @@ class Parts:
             ModeHandler(tables, save=lambda: state.save("modes")),
             StatisticsHandlers(env.clock, config.name, tables, store, self.traffic, boot=boot),
         )
+        trusted = is_loopback(config.host) or security.accounts is not None
+
+        def add(codes: Mapping[int, RequestHandler]) -> None:
+            for code, handler in codes.items():
+                server.processors.add(code, handler if trusted or not is_administration(code) else only_local)
+
         for each in serving:
-            for code, handler in each.codes().items():
-                server.processors.add(code, handler)
-        local = is_loopback(config.host)
+            add(each.codes())
         for admin in administration:
-            for code, handler in admin.codes().items():
-                server.processors.add(code, handler if local else only_local)
+            add(admin.codes())
+        if security.accounts is not None:
+            names = config.name, config.cluster, address
+            add(AccessHandlers(security.accounts, lambda: state.save("access"), *names).codes())
 
     def arrived(self, topic: str, queue_id: int, max_offset: int, code: int | None) -> None:
         """The store has visible messages in a queue, which ends at ``max_offset`` now."""

@@ -20,11 +20,20 @@ __all__ = ("broker",)
 @click.command()
 @server_options(BROKER_PORT, "Port to listen on.")
 @nameserver_option
+@click.option(
+    "--credentials",
+    metavar="FILE",
+    envvar="AIOROCKET_CREDENTIALS",
+    show_envvar=True,
+    help="JSON with accessKey and secretKey, to register at name servers with access control.",
+)
 @store_options
 def broker(
     bind: str,
     port: int,
     advertise: str | None,
+    acl: str | None,
+    credentials: str | None,
     nameservers: tuple[str, ...],
     data: str,
     flush: Flush,
@@ -42,6 +51,8 @@ def broker(
         port=port,
         advertise=advertised(bind, advertise),
         nameservers=nameservers,
+        acl=acl,
+        credentials_file=credentials,
         data=data,
         store=StoreConfig(flush=flush),
     )

@@ -23,14 +23,16 @@ __all__ = ("nameserver",)
     "--data", metavar="DIR", help="Directory for KV configuration; without it, it lives as long as the process."
 )
 @click.option("--open-registration", is_flag=True, help="Let brokers of other machines register, whoever they are.")
-def nameserver(bind: str, port: int, advertise: str | None, data: str | None, open_registration: bool) -> None:
+def nameserver(
+    bind: str, port: int, advertise: str | None, acl: str | None, data: str | None, open_registration: bool
+) -> None:
     """Run a name server.
 
     Brokers register here and clients ask it which broker has a topic. It stops on Ctrl-C or SIGTERM. Routes are not
     stored: brokers register again within 30 seconds of a restart.
     """
     shown = bind if advertise is None else advertised(bind, advertise)  # nobody is told a name server's own address
-    config = NameServerConfig(host=bind, port=port, data=data, open_registration=open_registration)
+    config = NameServerConfig(host=bind, port=port, data=data, acl=acl, open_registration=open_registration)
 
     @asynccontextmanager
     async def server() -> AsyncIterator[str]:

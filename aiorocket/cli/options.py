@@ -74,9 +74,13 @@ def nameserver_option(function: F) -> F:
 
 
 def server_options(port: int, port_help: str) -> Callable[[F], F]:
-    """``--bind``, ``--port`` and ``--advertise``, the same for each server."""
+    """``--bind``, ``--port``, ``--advertise`` and ``--acl``, the same for each server."""
 
     def decorate(function: F) -> F:
+        function = click.option(
+            "--acl", metavar="FILE", envvar="AIOROCKET_ACL", show_envvar=True,
+            help="Access control: users and what they may do, in TOML (aiorocket/access/README.md).",
+        )(function)  # fmt: skip
         function = click.option(
             "--advertise", metavar="HOST",
             help="Host that others are told to connect to; a broker needs it when --bind is a wildcard.",

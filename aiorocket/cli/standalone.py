@@ -8,11 +8,15 @@ from contextlib import asynccontextmanager
 
 import click
 
+from aiorocket.access.core.accounts import Account, Accounts
+from aiorocket.access.file import read_access_file
 from aiorocket.broker.broker import Broker
 from aiorocket.cli.options import advertised, host_port, server_options, store_options
 from aiorocket.cli.running import serve
 from aiorocket.config import BrokerConfig, Flush, NameServerConfig, StoreConfig
+from aiorocket.errors import ConfigError
 from aiorocket.nameserver.server import NameServer
+from aiorocket.runtime.disk import Disk
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import BROKER_PORT, NAMESERVER_PORT
 
@@ -30,7 +34,15 @@ __all__ = ("standalone",)
 )
 @store_options
 def standalone(
-    bind: str, port: int, advertise: str | None, broker_port: int, data: str, flush: Flush, name: str, cluster: str
+    bind: str,
+    port: int,
+    advertise: str | None,
+    acl: str | None,
+    broker_port: int,
+    data: str,
+    flush: Flush,
+    name: str,
+    cluster: str,
 ) -> None:
     """Run a name server and a durable broker in one process.
 
@@ -41,7 +53,8 @@ def standalone(
     @asynccontextmanager
     async def server() -> AsyncIterator[str]:
         env = real_env()
-        names = NameServer(env, NameServerConfig(host=bind, port=port, data=os.path.join(data, "nameserver")))
+        accounts, key = _administration(env.disk, acl) if acl is not None else (None, None)
+        names = NameServer(env, NameServerConfig(host=bind, port=port, data=os.path.join(data, "nameserver")), accounts)
         instance: Broker | None = None
         try:
             await names.start()
@@ -56,9 +69,12 @@ def standalone(
                     port=broker_port,
                     advertise=host,
                     nameservers=(host_port(near, names.port),),
+                    access_key=key.name if key is not None else None,
+                    secret_key=key.secret if key is not None else None,
                     data=data,
                     store=StoreConfig(flush=flush),
                 ),
+                accounts=accounts,
             )
             await instance.start()
             yield (
@@ -72,3 +88,14 @@ def standalone(
             await env.disk.close()
 
     serve(server)
+
+
+def _administration(disk: Disk, acl: str) -> tuple[Accounts, Account]:
+    """The users of both servers, and the administrator in whose name the one registers at the other."""
+    file = read_access_file(disk, acl)
+    for account in file.accounts.values():
+        if account.admin and account.enabled:
+            return Accounts(file), account
+    raise ConfigError(
+        f"access file {acl!r}: one user with admin = true is needed here, the broker registers in its name"
+    )

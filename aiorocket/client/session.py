@@ -15,7 +15,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from aiorocket.client.access import signer_of
 from aiorocket.client.answering import consumer_requests, producer_requests
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.retry import remote_error
@@ -27,6 +26,7 @@ from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError
 from aiorocket.remoting.address import parse_address
 from aiorocket.remoting.client import RemotingClient
 from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.credentials import signer_of
 from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.tls import client_context
 from aiorocket.runtime.env import Env, real_env

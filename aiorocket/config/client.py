@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from aiorocket.config.credentials import check_credentials
 from aiorocket.config.remoting import MIB, RemotingConfig, check_numbers, check_positive
 from aiorocket.config.tls import TlsConfig
 from aiorocket.errors import ConfigError
@@ -74,23 +75,6 @@ class ClientConfig:
                 f"remoting.serializer={self.remoting.serializer!r}, but signed requests travel as JSON: use 'auto' or "
                 "'json' with an access_key or a credentials_file"
             )
-
-
-def check_credentials(
-    access_key: str | None,
-    secret_key: str | None,
-    security_token: str | None,
-    where: str = "",
-    *names: str,
-) -> None:
-    """ConfigError unless keys and token can be used; the text begins with ``where`` and never holds their values."""
-    first, second, third = names or ("access_key", "secret_key", "security_token")
-    if not access_key or not secret_key:
-        missing, given = (second, first) if access_key else (first, second if secret_key else third)
-        raise ConfigError(f"{where}{missing} is missing: {given} alone signs nothing")
-    for name, value in ((first, access_key), (second, secret_key), (third, security_token or "")):
-        if value != value.strip() or not value.isprintable():
-            raise ConfigError(f"{where}{name} begins or ends with a blank, or holds a line end: is it cut out wrongly?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,9 @@ class NameServerConfig:
     broker_expiry: float = 120.0
     #: Where KV configuration is kept; None keeps it in memory.
     data: str | None = None
+    #: Access control: who may do what stands in this file (``access/README.md``). None serves everybody everything, but
+    #: administration and registration to this machine only.
+    acl: str | None = None
     #: Let brokers of other machines register, whoever they are. Without it only those on this machine may: who may
     #: register can take any topic's messages to itself.
     open_registration: bool = False
@@ -82,6 +85,13 @@ class BrokerConfig:
     port: int = BROKER_PORT
     advertise: str | None = None
     nameservers: tuple[str, ...] = ()
+    #: As of ``ClientConfig``, for name servers with access control.
+    access_key: str | None = None
+    secret_key: str | None = field(default=None, repr=False)
+    security_token: str | None = field(default=None, repr=False)
+    credentials_file: str | None = None
+    #: Access control, as of ``NameServerConfig``.
+    acl: str | None = None
     #: Data directory; None keeps messages in memory.
     data: str | None = None
     #: What the broker lets clients do with any of its topics (brokerPermission): 6 read and write, 4 only read, so that

@@ -8,17 +8,21 @@ import zlib
 from functools import partial
 from typing import Any
 
+from aiorocket.access.core.accounts import Accounts
+from aiorocket.access.core.requests import is_administration, is_registration
+from aiorocket.access.security import Security
 from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
 from aiorocket.nameserver.kv_file import KvFile
 from aiorocket.remoting.address import host_of, is_loopback
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.processors import ProcessorTable, RequestHandler
+from aiorocket.remoting.processors import RequestHandler
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.runtime.env import Env
 from aiorocket_protocol import (
+    DEFAULT_CLUSTER,
     AddWritePermOfBrokerRequestHeader,
     AddWritePermOfBrokerResponseHeader,
     BrokerHeartbeatRequestHeader,
@@ -66,23 +70,24 @@ class NameServer:
     ends it. Without authentication the codes that change something for everyone are served only when bound to loopback.
     """
 
-    def __init__(self, env: Env, config: NameServerConfig) -> None:
+    def __init__(self, env: Env, config: NameServerConfig, accounts: Accounts | None = None) -> None:
         self.config = config
         self._env = env
         self.routes = RouteInfo(config.broker_expiry)
         self.kv = KeyValues()
         self._kv_file = KvFile(env, config.data) if config.data is not None else None
-        self._server = RemotingServer(env, ProcessorTable(), config.remoting, on_close=self._lost)
+        security = Security.of(env.disk, config.acl, accounts)
+        processors = security.processors(cluster=DEFAULT_CLUSTER, server="nameserver")
+        self._server = RemotingServer(env, processors, config.remoting, on_close=self._lost)
         self._expiry: DeadlineDriver | None = None
         self._heard = False  # of any broker since the start
+        trusted = is_loopback(config.host) or security.accounts is not None
         for code, handler in self._codes().items():
-            self._server.processors.add(code, handler)
-        local = is_loopback(config.host)
-        for code, handler in self._registration().items():
-            open_to_all = local or config.open_registration
-            self._server.processors.add(code, handler if open_to_all else partial(_from_here, handler))
-        for code, handler in self._administration().items():
-            self._server.processors.add(code, handler if local else _only_local)
+            if is_registration(code) and not trusted and not config.open_registration:
+                handler = partial(_from_here, handler)
+            elif is_administration(code) and not trusted:
+                handler = _only_local
+            processors.add(code, handler)
 
     async def start(self) -> None:
         """Load the key-values and listen."""
@@ -117,20 +122,10 @@ class NameServer:
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._all_topics,
             RequestCode.GET_KVLIST_BY_NAMESPACE: self._kv_list,
             RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
-        }
-
-    def _registration(self) -> dict[int, RequestHandler]:
-        """What brokers ask for: it says where clients send and read."""
-        return {
             RequestCode.REGISTER_BROKER: self._register,
             RequestCode.UNREGISTER_BROKER: self._unregister,
             RequestCode.QUERY_DATA_VERSION: self._query_data_version,
             RequestCode.BROKER_HEARTBEAT: self._broker_heartbeat,
-        }
-
-    def _administration(self) -> dict[int, RequestHandler]:
-        """What changes something for everyone."""
-        return {
             RequestCode.PUT_KV_CONFIG: self._put_kv,
             RequestCode.DELETE_KV_CONFIG: self._delete_kv,
             RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_perm,

@@ -35,6 +35,7 @@ __all__ = (
     "MessageQueue",
     "SubscriptionData",
     "decode_body",
+    "decode_plain",
     "encode_body",
 )
 
@@ -54,10 +55,10 @@ _LANGUAGES = tuple(LANGUAGE_NAMES.values())
 _pack = msgpack.Packer().pack
 
 
-def encode_body(value: Body | dict[str, Any], serialize_type: int) -> bytes:
-    """``value`` (or a plain dict) as the body of a command of that serialize type. ProtocolError when it cannot be
-    written."""
-    plain = value if isinstance(value, dict) else value.to_plain()
+def encode_body(value: Body | dict[str, Any] | list[Any], serialize_type: int) -> bytes:
+    """``value`` (or a plain dict or list) as the body of a command of that serialize type. ProtocolError when it cannot
+    be written."""
+    plain = value if isinstance(value, dict | list) else value.to_plain()
     if serialize_type != MSGPACK:
         return fastjson.dumps(plain)
     try:
@@ -68,13 +69,17 @@ def encode_body(value: Body | dict[str, Any], serialize_type: int) -> bytes:
 
 def decode_body(body_class: type[B], data: bytes, serialize_type: int) -> B:
     """The body as ``body_class``. ProtocolError names the member that is missing or of another type."""
+    return body_class.from_plain(decode_plain(data, serialize_type, body_class.__name__))
+
+
+def decode_plain(data: bytes, serialize_type: int, where: str = "body") -> Any:
+    """A body without a class of its own: what it holds, most often a dict. ProtocolError when it is malformed."""
     if serialize_type != MSGPACK:
-        return body_class.from_plain(fastjson.loads(data))
+        return fastjson.loads(data)
     try:
-        plain = msgpack.unpackb(data, strict_map_key=True, max_ext_len=0)
+        return msgpack.unpackb(data, strict_map_key=True, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"not msgpack: {error or type(error).__name__}", where=body_class.__name__) from None
-    return body_class.from_plain(plain)
+        raise ProtocolError(f"not msgpack: {error or type(error).__name__}", where=where) from None
 
 
 class MessageQueue(NamedTuple):

@@ -97,6 +97,19 @@ __all__ = (
     "NotificationResponseHeader",
     "PollingInfoRequestHeader",
     "PollingInfoResponseHeader",
+    "CreateUserRequestHeader",
+    "UpdateUserRequestHeader",
+    "DeleteUserRequestHeader",
+    "GetUserRequestHeader",
+    "ListUsersRequestHeader",
+    "CreateAclRequestHeader",
+    "UpdateAclRequestHeader",
+    "DeleteAclRequestHeader",
+    "GetAclRequestHeader",
+    "ListAclsRequestHeader",
+    "CreateAccessConfigRequestHeader",
+    "DeleteAccessConfigRequestHeader",
+    "GetBrokerAclConfigResponseHeader",
 )
 
 
@@ -787,6 +800,98 @@ class PollingInfoResponseHeader(NamedTuple):
     polling_num: int
 
 
+class CreateUserRequestHeader(NamedTuple):
+    """Request header of AUTH_CREATE_USER (3001)."""
+
+    username: str | None = None
+
+
+class UpdateUserRequestHeader(NamedTuple):
+    """Request header of AUTH_UPDATE_USER (3002)."""
+
+    username: str | None = None
+
+
+class DeleteUserRequestHeader(NamedTuple):
+    """Request header of AUTH_DELETE_USER (3003)."""
+
+    username: str | None = None
+
+
+class GetUserRequestHeader(NamedTuple):
+    """Request header of AUTH_GET_USER (3004)."""
+
+    username: str | None = None
+
+
+class ListUsersRequestHeader(NamedTuple):
+    """Request header of AUTH_LIST_USER (3005)."""
+
+    filter: str | None = None
+
+
+class CreateAclRequestHeader(NamedTuple):
+    """Request header of AUTH_CREATE_ACL (3006)."""
+
+    subject: str | None = None
+
+
+class UpdateAclRequestHeader(NamedTuple):
+    """Request header of AUTH_UPDATE_ACL (3007)."""
+
+    subject: str | None = None
+
+
+class DeleteAclRequestHeader(NamedTuple):
+    """Request header of AUTH_DELETE_ACL (3008)."""
+
+    subject: str | None = None
+    policy_type: str | None = None
+    resource: str | None = None
+
+
+class GetAclRequestHeader(NamedTuple):
+    """Request header of AUTH_GET_ACL (3009)."""
+
+    subject: str | None = None
+
+
+class ListAclsRequestHeader(NamedTuple):
+    """Request header of AUTH_LIST_ACL (3010)."""
+
+    subject_filter: str | None = None
+    resource_filter: str | None = None
+
+
+class CreateAccessConfigRequestHeader(NamedTuple):
+    """Request header of UPDATE_AND_CREATE_ACL_CONFIG (50)."""
+
+    access_key: str
+    secret_key: str | None = None
+    white_remote_address: str | None = None
+    admin: bool | None = None
+    default_topic_perm: str | None = None
+    default_group_perm: str | None = None
+    topic_perms: str | None = None
+    group_perms: str | None = None
+
+
+class DeleteAccessConfigRequestHeader(NamedTuple):
+    """Request header of DELETE_ACL_CONFIG (51)."""
+
+    access_key: str
+
+
+class GetBrokerAclConfigResponseHeader(NamedTuple):
+    """Response header of GET_BROKER_CLUSTER_ACL_INFO (52)."""
+
+    version: str
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    all_acl_file_version: str | None = None
+
+
 SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
     SendMessageRequestHeader: (
         FieldSpec("producer_group", "producerGroup", "str", True),
@@ -1191,6 +1296,41 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("queue_id", "queueId", "int", True),
     ),
     PollingInfoResponseHeader: (FieldSpec("polling_num", "pollingNum", "int", True),),
+    CreateUserRequestHeader: (FieldSpec("username", "username", "str", False),),
+    UpdateUserRequestHeader: (FieldSpec("username", "username", "str", False),),
+    DeleteUserRequestHeader: (FieldSpec("username", "username", "str", False),),
+    GetUserRequestHeader: (FieldSpec("username", "username", "str", False),),
+    ListUsersRequestHeader: (FieldSpec("filter", "filter", "str", False),),
+    CreateAclRequestHeader: (FieldSpec("subject", "subject", "str", False),),
+    UpdateAclRequestHeader: (FieldSpec("subject", "subject", "str", False),),
+    DeleteAclRequestHeader: (
+        FieldSpec("subject", "subject", "str", False),
+        FieldSpec("policy_type", "policyType", "str", False),
+        FieldSpec("resource", "resource", "str", False),
+    ),
+    GetAclRequestHeader: (FieldSpec("subject", "subject", "str", False),),
+    ListAclsRequestHeader: (
+        FieldSpec("subject_filter", "subjectFilter", "str", False),
+        FieldSpec("resource_filter", "resourceFilter", "str", False),
+    ),
+    CreateAccessConfigRequestHeader: (
+        FieldSpec("access_key", "accessKey", "str", True),
+        FieldSpec("secret_key", "secretKey", "str", False),
+        FieldSpec("white_remote_address", "whiteRemoteAddress", "str", False),
+        FieldSpec("admin", "admin", "bool", False),
+        FieldSpec("default_topic_perm", "defaultTopicPerm", "str", False),
+        FieldSpec("default_group_perm", "defaultGroupPerm", "str", False),
+        FieldSpec("topic_perms", "topicPerms", "str", False),
+        FieldSpec("group_perms", "groupPerms", "str", False),
+    ),
+    DeleteAccessConfigRequestHeader: (FieldSpec("access_key", "accessKey", "str", True),),
+    GetBrokerAclConfigResponseHeader: (
+        FieldSpec("version", "version", "str", True),
+        FieldSpec("broker_name", "brokerName", "str", True),
+        FieldSpec("broker_addr", "brokerAddr", "str", True),
+        FieldSpec("cluster_name", "clusterName", "str", True),
+        FieldSpec("all_acl_file_version", "allAclFileVersion", "str", False),
+    ),
 }
 
 REQUEST_HEADERS: dict[int, type[tuple[Any, ...]]] = {
@@ -1211,6 +1351,8 @@ REQUEST_HEADERS: dict[int, type[tuple[Any, ...]]] = {
     38: GetConsumerListByGroupRequestHeader,
     39: CheckTransactionStateRequestHeader,
     40: NotifyConsumerIdsChangedRequestHeader,
+    50: CreateAccessConfigRequestHeader,
+    51: DeleteAccessConfigRequestHeader,
     100: PutKVConfigRequestHeader,
     101: GetKVConfigRequestHeader,
     102: DeleteKVConfigRequestHeader,
@@ -1253,6 +1395,16 @@ REQUEST_HEADERS: dict[int, type[tuple[Any, ...]]] = {
     361: PullMessageRequestHeader,
     370: RecallMessageRequestHeader,
     904: BrokerHeartbeatRequestHeader,
+    3001: CreateUserRequestHeader,
+    3002: UpdateUserRequestHeader,
+    3003: DeleteUserRequestHeader,
+    3004: GetUserRequestHeader,
+    3005: ListUsersRequestHeader,
+    3006: CreateAclRequestHeader,
+    3007: UpdateAclRequestHeader,
+    3008: DeleteAclRequestHeader,
+    3009: GetAclRequestHeader,
+    3010: ListAclsRequestHeader,
     200050: PopMessageRequestHeader,
     200051: AckMessageRequestHeader,
     200052: PeekMessageRequestHeader,
@@ -1271,6 +1423,7 @@ RESPONSE_HEADERS: dict[int, type[tuple[Any, ...]]] = {
     30: GetMaxOffsetResponseHeader,
     31: GetMinOffsetResponseHeader,
     32: GetEarliestMsgStoretimeResponseHeader,
+    52: GetBrokerAclConfigResponseHeader,
     101: GetKVConfigResponseHeader,
     103: RegisterBrokerResponseHeader,
     205: WipeWritePermOfBrokerResponseHeader,

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from aiorocket.client.access import signer_of
 from aiorocket.client.app import Client
 from aiorocket.client.message import Message
 from aiorocket.config import ClientConfig, RemotingConfig, TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket.remoting import ProcessorTable, RemotingClient, RemotingServer
+from aiorocket.remoting.credentials import signer_of
 from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.testing import Simulation, simulate
 from aiorocket.testing.cluster import SimCluster

@@ -1,12 +1,11 @@
-"""Who a client says it is: the credentials of its config, or of the file the config names."""
+"""Who a client, or a broker at a name server, says it is: the credentials of its config, or of the file it names."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from aiorocket.config import ClientConfig
-from aiorocket.config.client import check_credentials
+from aiorocket.config.credentials import check_credentials
 from aiorocket.errors import ConfigError
 from aiorocket.runtime.disk import Disk
 
@@ -18,9 +17,22 @@ __all__ = ("signer_of",)
 _MEMBERS = ("accessKey", "secretKey", "securityToken")
 
 
-def signer_of(config: ClientConfig, disk: Disk) -> Signer | None:
-    """What signs this client's requests, None without credentials. Reads ``credentials_file`` (blocking: a few hundred
-    bytes, once per client); ConfigError says what is wrong with it and never what it holds."""
+class HasCredentials(Protocol):
+    """What configs have in common."""
+
+    @property
+    def access_key(self) -> str | None: ...
+    @property
+    def secret_key(self) -> str | None: ...
+    @property
+    def security_token(self) -> str | None: ...
+    @property
+    def credentials_file(self) -> str | None: ...
+
+
+def signer_of(config: HasCredentials, disk: Disk) -> Signer | None:
+    """What signs requests under ``config``, None without credentials. Reads ``credentials_file`` (blocking: a few
+    hundred bytes, once); ConfigError says what is wrong with it and never what it holds."""
     if config.credentials_file:
         keys = _read(config.credentials_file, disk)
     elif config.access_key and config.secret_key:

@@ -1,0 +1,40 @@
+"""May this request be served? The one decision that everything else here is for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aiorocket.access.core.accounts import Accounts
+from aiorocket.access.core.requests import wants_of
+from aiorocket.access.core.rights import Want, decide
+from aiorocket_protocol import RemotingCommand
+
+__all__ = ("Verdict", "judge")
+
+
+class Verdict(NamedTuple):
+    """``refusal`` is why not. ``name`` is whose AccessKey the request carries, proven or not."""
+
+    name: str
+    refusal: str | None
+    wants: tuple[Want, ...] = ()
+
+
+def judge(accounts: Accounts, command: RemotingCommand, source: str, cluster: str) -> Verdict:
+    """Whether a server of ``cluster`` may serve ``command``, which came from the address ``source``. ProtocolError for
+    a command that cannot be read."""
+    fields = command.ext_fields()
+    who = accounts.sign_in(command, fields, source)
+    if who.refusal is not None or who.trusted:
+        return Verdict(who.name, who.refusal)
+    account = who.account
+    if account is None or account.admin:
+        return Verdict(who.name, None)
+    wants = wants_of(command, fields, cluster)
+    if wants is None:
+        return Verdict(who.name, f"{who.name} is no administrator")
+    for want in wants:
+        refusal = decide(account.rights, want, source)
+        if refusal is not None:
+            return Verdict(who.name, f"{who.name} has no permission to access {want} from {source}: {refusal}", wants)
+    return Verdict(who.name, None, wants)

@@ -1,0 +1,63 @@
+"""Processors that serve only what the asker may have.
+
+A class of its own, so that servers without access control pay nothing for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiorocket.access.audit import Audit
+from aiorocket.access.core.accounts import Accounts
+from aiorocket.access.core.judge import Verdict, judge
+from aiorocket.access.core.requests import is_administration
+from aiorocket.remoting.address import host_of
+from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.processors import ProcessorTable, error_response
+from aiorocket_protocol import ProtocolError, RemotingCommand, RequestCode, ResponseCode
+
+__all__ = ("GuardedProcessors",)
+
+_NAMES = {code.value: code.name for code in RequestCode}
+
+
+class GuardedProcessors(ProcessorTable):
+    """As ``ProcessorTable``; what ``accounts`` do not allow is answered NO_PERMISSION, with the reason, and noted in
+    the audit log, as is all administration."""
+
+    __slots__ = ("_accounts", "_audit", "_cluster")
+
+    def __init__(self, accounts: Accounts, *, cluster: str, server: str) -> None:
+        super().__init__()
+        self._accounts = accounts
+        self._cluster = cluster
+        self._audit = Audit(server)
+
+    def dispatch(self, connection: Connection, request: RemotingCommand) -> None:
+        """As of ``ProcessorTable``, for those who may."""
+        try:
+            verdict = judge(self._accounts, request, host_of(connection.peer), self._cluster)
+        except ProtocolError as error:
+            verdict = Verdict("", f"it cannot be read: {error}")
+            self._note(connection, request, verdict)
+            connection.reply(request, error_response(error))
+            return
+        if verdict.refusal is not None:
+            self._note(connection, request, verdict)
+            connection.reply(request, RemotingCommand.response(ResponseCode.NO_PERMISSION, remark=verdict.refusal))
+            return
+        if is_administration(request.code):
+            self._note(connection, request, verdict)
+        super().dispatch(connection, request)
+
+    def _note(self, connection: Connection, request: RemotingCommand, verdict: Verdict) -> None:
+        now = asyncio.get_running_loop().time()
+        code = request.code
+        name = f"{code} ({_NAMES.get(code, 'unknown')})"
+        if verdict.refusal is not None:
+            self._audit.refused(
+                now, user=verdict.name, peer=connection.peer, request=name, code=code, why=verdict.refusal
+            )
+        else:
+            wants = "".join(f", {want}" for want in verdict.wants)
+            self._audit.served(now, user=verdict.name, peer=connection.peer, request=name, wants=wants)
