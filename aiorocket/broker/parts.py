@@ -16,6 +16,7 @@ from aiorocket.broker.handlers.ack import AckHandlers
 from aiorocket.broker.handlers.assignment import AssignmentHandler, ModeHandler
 from aiorocket.broker.handlers.calls import CallHandlers
 from aiorocket.broker.handlers.client import ClientHandlers
+from aiorocket.broker.handlers.inspection import InspectionHandlers
 from aiorocket.broker.handlers.locks import LockHandlers
 from aiorocket.broker.handlers.offset import OffsetHandlers
 from aiorocket.broker.handlers.pop import PopHandlers
@@ -120,6 +121,7 @@ class Parts:
             TopicHandlers(
                 tables, store, topic_version=self._topic_version, save=self._save_admin, deleted=self._topic_deleted
             ),
+            InspectionHandlers(loop, env.clock, config, tables, store, address=address),
             SettingsHandlers(tables, save=self._save_settings, port=server.port or config.port, boot=boot),
             CallHandlers(config, tables, store, reset=self._reset, save=lambda: state.save("offsets")),
             ModeHandler(tables, save=lambda: state.save("modes")),

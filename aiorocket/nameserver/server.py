@@ -15,6 +15,8 @@ from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
 from aiorocket.nameserver.kv_file import KvFile
+from aiorocket.nameserver.settings import SettingsHandlers
+from aiorocket.nameserver.topic_lists import TopicLists
 from aiorocket.remoting.address import host_of, is_loopback
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import RequestHandler
@@ -34,7 +36,6 @@ from aiorocket_protocol import (
     GetKVConfigResponseHeader,
     GetKVListByNamespaceRequestHeader,
     GetRouteInfoRequestHeader,
-    GetTopicsByClusterRequestHeader,
     KVTable,
     PutKVConfigRequestHeader,
     QueryDataVersionRequestHeader,
@@ -46,7 +47,6 @@ from aiorocket_protocol import (
     RemotingCommand,
     RequestCode,
     ResponseCode,
-    TopicListBody,
     UnRegisterBrokerRequestHeader,
     WipeWritePermOfBrokerRequestHeader,
     WipeWritePermOfBrokerResponseHeader,
@@ -79,6 +79,7 @@ class NameServer:
         security = Security.of(env.disk, config.acl, accounts)
         processors = security.processors(cluster=DEFAULT_CLUSTER, server="nameserver")
         self._server = RemotingServer(env, processors, config.remoting, on_close=self._lost)
+        self._settings = SettingsHandlers(config, self.kv, port=lambda: self.port, changed=self._kv_changed)
         self._expiry: DeadlineDriver | None = None
         self._heard = False  # of any broker since the start
         trusted = is_loopback(config.host) or security.accounts is not None
@@ -119,9 +120,8 @@ class NameServer:
             RequestCode.GET_KV_CONFIG: self._get_kv,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
-            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._all_topics,
             RequestCode.GET_KVLIST_BY_NAMESPACE: self._kv_list,
-            RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
+            **TopicLists(self.routes).codes(),
             RequestCode.REGISTER_BROKER: self._register,
             RequestCode.UNREGISTER_BROKER: self._unregister,
             RequestCode.QUERY_DATA_VERSION: self._query_data_version,
@@ -131,13 +131,15 @@ class NameServer:
             RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_perm,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
             RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_perm,
+            **self._settings.codes(),
         }
 
     # ---- routes
 
     def _route(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         topic = command.read(GetRouteInfoRequestHeader).topic
-        route = self.routes.topic_route(topic, self.kv.get(ORDER_TOPIC_CONFIG, topic))
+        order = self.kv.get(ORDER_TOPIC_CONFIG, topic) if self._settings.order_topics else None
+        route = self.routes.topic_route(topic, order)
         if route is None and not self._heard:
             # Just (re)started: who is told "no such topic" gives up, and the brokers are about to register.
             return RemotingCommand.response(
@@ -155,13 +157,6 @@ class NameServer:
         for data in brokers.values():
             clusters.setdefault(data.cluster, []).append(data.broker_name)
         return _body(connection, command, ClusterInfo(brokers, clusters))
-
-    def _all_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        return _body(connection, command, TopicListBody(self.routes.topics()))
-
-    def _topics_of_cluster(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        cluster = command.read(GetTopicsByClusterRequestHeader).cluster
-        return _body(connection, command, TopicListBody(self.routes.topics_of_cluster(cluster)))
 
     def _delete_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = command.read(DeleteTopicFromNamesrvRequestHeader)

@@ -11,6 +11,7 @@ from aiorocket_protocol.codec import *
 from aiorocket_protocol.codes import *
 from aiorocket_protocol.command import *
 from aiorocket_protocol.compression import *
+from aiorocket_protocol.configuration import *
 from aiorocket_protocol.errors import *
 from aiorocket_protocol.frame import *
 from aiorocket_protocol.headers import *

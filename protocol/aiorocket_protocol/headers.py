@@ -84,6 +84,8 @@ __all__ = (
     "GetConsumeStatsInBrokerHeader",
     "QueryCorrectionOffsetHeader",
     "CloneGroupOffsetRequestHeader",
+    "QueryTopicsByConsumerRequestHeader",
+    "QuerySubscriptionByConsumerRequestHeader",
     "ViewBrokerStatsDataRequestHeader",
     "ResumeCheckHalfMessageRequestHeader",
     "GetBrokerConfigResponseHeader",
@@ -680,6 +682,19 @@ class CloneGroupOffsetRequestHeader(NamedTuple):
     offline: bool | None = None
 
 
+class QueryTopicsByConsumerRequestHeader(NamedTuple):
+    """Request header of QUERY_TOPICS_BY_CONSUMER (343)."""
+
+    group: str
+
+
+class QuerySubscriptionByConsumerRequestHeader(NamedTuple):
+    """Request header of QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
+
+    group: str
+    topic: str
+
+
 class ViewBrokerStatsDataRequestHeader(NamedTuple):
     """Request header of VIEW_BROKER_STATS_DATA (315)."""
 
@@ -1219,6 +1234,11 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("topic", "topic", "str", False),
         FieldSpec("offline", "offline", "bool", False),
     ),
+    QueryTopicsByConsumerRequestHeader: (FieldSpec("group", "group", "str", True),),
+    QuerySubscriptionByConsumerRequestHeader: (
+        FieldSpec("group", "group", "str", True),
+        FieldSpec("topic", "topic", "str", True),
+    ),
     ViewBrokerStatsDataRequestHeader: (
         FieldSpec("stats_name", "statsName", "str", True),
         FieldSpec("stats_key", "statsKey", "str", True),
@@ -1390,6 +1410,8 @@ REQUEST_HEADERS: dict[int, type[tuple[Any, ...]]] = {
     325: SendMessageRequestHeaderV2,
     326: ReplyMessageRequestHeader,
     327: AddWritePermOfBrokerRequestHeader,
+    343: QueryTopicsByConsumerRequestHeader,
+    345: QuerySubscriptionByConsumerRequestHeader,
     351: GetTopicConfigRequestHeader,
     352: GetSubscriptionGroupConfigRequestHeader,
     361: PullMessageRequestHeader,

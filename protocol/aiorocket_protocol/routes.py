@@ -129,13 +129,19 @@ class ClusterInfo(NamedTuple):
 
 
 class TopicListBody(NamedTuple):
-    """Answer of GET_ALL_TOPIC_LIST_FROM_NAMESERVER and GET_TOPICS_BY_CLUSTER."""
+    """Answer of GET_ALL_TOPIC_LIST_FROM_NAMESERVER and other lists of topics. ``broker_addr`` is that of some broker
+    where the list is of system topics."""
 
     topics: list[str]
+    broker_addr: str | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        return {"topicList": self.topics}
+        plain: dict[str, Any] = {"topicList": self.topics}
+        if self.broker_addr is not None:
+            plain["brokerAddr"] = self.broker_addr
+        return plain
 
     @classmethod
     def from_plain(cls, value: Any) -> Self:
-        return cls(Plain(value, "TopicListBody").texts("topicList"))
+        plain = Plain(value, "TopicListBody")
+        return cls(plain.texts("topicList"), plain.text_or_none("brokerAddr"))

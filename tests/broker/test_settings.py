@@ -6,27 +6,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aiorocket.broker import Broker
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.settings import Settings, as_properties, read_properties
+from aiorocket.broker.core.settings import Settings
 from aiorocket.config import BrokerConfig, NameServerConfig
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.env import real_env
-from aiorocket_protocol import GetBrokerConfigResponseHeader, GetRouteInfoRequestHeader, TopicRouteData, decode_body
+from aiorocket_protocol import (
+    GetBrokerConfigResponseHeader,
+    GetRouteInfoRequestHeader,
+    TopicRouteData,
+    decode_body,
+    decode_configuration,
+    encode_configuration,
+)
 from tests.broker.peer import Peer, running
 
 
 async def shown(peer: Peer) -> dict[str, str]:
     answer = await peer.call(26)
     assert answer.code == 0, answer.remark
-    return read_properties(answer.body.decode())
+    return decode_configuration(answer.body)
 
 
 async def change(peer: Peer, **values: Any) -> int:
-    answer = await peer.call(25, None, as_properties({name: str(value) for name, value in values.items()}).encode())
+    answer = await peer.call(25, None, encode_configuration({name: str(value) for name, value in values.items()}))
     return answer.code
 
 
@@ -107,7 +112,7 @@ async def test_a_broker_that_is_only_read_tells_the_name_server() -> None:
         ({"transactionCheckMax": "-1"}, 29),
         ({"transactionTimeOut": "1e3"}, 29),
         ({"brokerPermission": "2"}, 29),
-        ({"autoCreateTopicEnable": "false", "filterServerNums": "1"}, 29),
+        ({"autoCreateTopicEnable": "false", "rocketmqHome": "1"}, 29),
     ],
 )
 def test_what_is_refused_changes_nothing(values: dict[str, str], code: int) -> None:
@@ -127,16 +132,3 @@ def test_damaged_settings_leave_the_rest() -> None:
     settings = Settings(BrokerConfig())
     settings.load({"version": 7, "changed": {"transactionCheckMax": "x", "gone": "1", "brokerPermission": "4"}})
     assert settings.changed == {"brokerPermission": "4"} and settings.version == 7
-
-
-NAMES = st.from_regex(r"[a-zA-Z][a-zA-Z0-9.]{0,20}", fullmatch=True)
-VALUES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Zl", "Zp", "Zs")), max_size=30)
-
-
-@given(st.dictionaries(NAMES, VALUES))
-def test_properties_come_back(values: dict[str, str]) -> None:
-    assert read_properties(as_properties(values)) == values
-
-
-def test_properties_as_java_writes_them() -> None:
-    assert read_properties("#Sun\n!x\n\n a = b \nc:d=e\nf\n") == {"a": "b", "c": "d=e", "f": ""}

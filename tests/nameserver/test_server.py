@@ -38,6 +38,7 @@ from aiorocket_protocol import (
     WipeWritePermOfBrokerRequestHeader,
     WipeWritePermOfBrokerResponseHeader,
     decode_body,
+    decode_configuration,
     encode_body,
 )
 
@@ -191,6 +192,48 @@ async def test_permissions_topic_deletion_and_data_versions(peer: Peer) -> None:
     answer = await peer.call(322, asked, encode_body(DataVersion(7, 2), 0))
     assert answer.read(QueryDataVersionResponseHeader).changed is True
     assert decode_body(DataVersion, answer.body, 0) == DataVersion(7, 1)
+
+
+async def test_system_topics_and_topics_of_units(peer: Peer) -> None:
+    topics = [TopicConfig("T"), TopicConfig("U", topic_sys_flag=1), TopicConfig("V", topic_sys_flag=2),
+              TopicConfig("W", topic_sys_flag=3)]  # fmt: skip
+    body = encode_body(RegisterBrokerBody(DataVersion(1, 1), topics), 0)
+    assert (await peer.call(103, header_of(), body)).code == 0
+
+    async def names(code: int) -> TopicListBody:
+        answer = await peer.call(code)
+        return decode_body(TopicListBody, answer.body, answer.serialize_type)
+
+    assert await names(304) == TopicListBody(sorted({header_of().cluster_name, "a"}), "10.0.0.1:10911")
+    assert [(await names(code)).topics for code in (311, 312, 313)] == [["U", "W"], ["V", "W"], ["V"]]
+
+
+async def test_the_configuration_is_shown_and_what_may_change_survives_a_restart(tmp_path: Any) -> None:
+    env = real_env()
+    config = NameServerConfig(port=0, data=str(tmp_path))
+
+    async def shown(peer: Peer) -> dict[str, str]:
+        return decode_configuration((await peer.call(319)).body)
+
+    for start in (1, 2):
+        server = NameServer(env, config)
+        await server.start()
+        peer = await Peer.connect(server.port)
+        assert (await shown(peer))["listenPort"] == str(server.port)
+        await register(peer, "T", "U")
+        await peer.call(100, PutKVConfigRequestHeader("ORDER_TOPIC_CONFIG", "T", "a:4"))
+        route = (await peer.call(105, GetRouteInfoRequestHeader("T"))).body
+        if start == 1:
+            assert b'"orderTopicConf":"a:4"' in route
+            assert (await peer.call(318, None, b"orderMessageEnable=false\nclusterTest=false\n")).code == 0
+            for body, code in ((b"listenPort=1", 16), (b"kvConfigPath=/x", 16), (b"rocketmqHome=/x", 29),
+                               (b"orderMessageEnable=perhaps", 29)):  # fmt: skip
+                assert (await peer.call(318, None, body)).code == code, body
+            route = (await peer.call(105, GetRouteInfoRequestHeader("T"))).body
+        assert b"orderTopicConf" not in route and (await shown(peer))["orderMessageEnable"] == "false"
+        await peer.writer.close()
+        await server.close()
+    await env.disk.close()
 
 
 async def test_key_values_survive_a_restart(tmp_path: Any) -> None:

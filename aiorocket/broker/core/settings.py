@@ -15,9 +15,9 @@ from typing import Any
 from aiorocket.broker.core.names import Refusal
 from aiorocket.config import BrokerConfig
 from aiorocket.errors import ConfigError
-from aiorocket_protocol import ResponseCode
+from aiorocket_protocol import TRACE_TOPIC, ResponseCode
 
-__all__ = ("Settings", "as_properties", "read_properties")
+__all__ = ("Settings",)
 
 
 def _flag(text: str) -> bool:
@@ -82,6 +82,11 @@ class Settings:
             "transactionCheckInterval": _milliseconds(config.transaction_check_interval),
             "transactionCheckMax": config.transaction_check_max,
             "registerNameServerPeriod": _milliseconds(config.register_interval),
+            "traceOn": True,
+            "traceTopicEnable": False,
+            "msgTraceTopicName": TRACE_TOPIC,
+            "slaveReadEnable": False,
+            "filterServerNums": 0,
             "flushDiskType": f"{store.flush.upper()}_FLUSH",
             "flushIntervalCommitLog": _milliseconds(store.flush_interval),
             "mappedFileSizeCommitLog": store.segment_size,
@@ -114,7 +119,7 @@ class Settings:
         try:
             self.config = replace(self.config, **fields)
         except ConfigError as error:
-            return Refusal(ResponseCode.INVALID_PARAMETER, f"{as_properties(changed).strip():.200}: {error}")
+            return Refusal(ResponseCode.INVALID_PARAMETER, f"{changed}: {error}")
         self.changed.update(changed)
         self.version += bool(changed)
         return bool(changed)
@@ -127,22 +132,6 @@ class Settings:
         for name, text in data.get("changed", {}).items():
             self.change({str(name): str(text)})
         self.version = max(self.version, int(data.get("version", 0)))
-
-
-def as_properties(values: Mapping[str, str]) -> str:
-    """The text of a Java properties file, as RocketMQ writes it."""
-    return "".join(f"{name}={value}\n" for name, value in values.items())
-
-
-def read_properties(text: str) -> dict[str, str]:
-    """``name=value`` or ``name:value`` a line, without comments (``#``, ``!``)."""
-    found = {}
-    for line in text.splitlines():
-        line = line.strip()
-        if line and line[0] not in "#!":
-            cut = min((at for at in (line.find("="), line.find(":")) if at >= 0), default=len(line))
-            found[line[:cut].strip()] = line[cut + 1 :].strip()
-    return found
 
 
 def _milliseconds(seconds: float) -> int:

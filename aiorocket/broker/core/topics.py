@@ -168,8 +168,8 @@ class TopicTable:
         self.version += 1
         return True
 
-    def configure(self, topic: Topic) -> Refusal | bool:
-        """An administrator's create or update; the bool says whether anything changed."""
+    def check(self, topic: Topic) -> Refusal | None:
+        """Why an administrator may not have it so."""
         if not is_topic_name(topic.name):
             return Refusal(ResponseCode.INVALID_PARAMETER, topic_name_remark(topic.name))
         if is_system_topic(topic.name):
@@ -184,7 +184,12 @@ class TopicTable:
             return Refusal(
                 ResponseCode.INVALID_PARAMETER, f"perm {topic.perm} for topic {topic.name}: 0 to {PERM_ALL} are allowed"
             )
-        return self.put(topic)
+        return None
+
+    def configure(self, *topics: Topic) -> Refusal | bool:
+        """An administrator's create or update, of all or none; the bool says whether anything changed."""
+        refusal = next(filter(None, map(self.check, topics)), None)
+        return True in [self.put(topic) for topic in topics] if refusal is None else refusal
 
     def create_on_send(self, name: str, default_topic: str, queues: int, *, unit_mode: bool = False) -> Topic | Refusal:
         """The topic for a send to an unknown name: from its template, or as a retry topic, or refused with

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.settings import as_properties, read_properties
 from aiorocket.broker.core.tables import Tables
 from aiorocket_protocol import (
     JSON,
     DataVersion,
     GetBrokerConfigResponseHeader,
-    ProtocolError,
     RemotingCommand,
     RequestCode,
+    decode_configuration,
     encode_body,
+    encode_configuration,
 )
 
 if TYPE_CHECKING:
@@ -49,15 +49,12 @@ class SettingsHandlers:
         """Code 26."""
         settings = self._tables.settings
         version = encode_body(DataVersion(self._boot, settings.version), JSON).decode()
-        text = as_properties({**settings.properties(), "listenPort": str(self._port)})
-        return RemotingCommand.response(header=GetBrokerConfigResponseHeader(version), body=text.encode())
+        body = encode_configuration({**settings.properties(), "listenPort": str(self._port)})
+        return RemotingCommand.response(header=GetBrokerConfigResponseHeader(version), body=body)
 
     async def change(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 25."""
-        try:
-            wanted = read_properties(command.body.decode())
-        except UnicodeDecodeError as error:
-            raise ProtocolError(f"properties that are no UTF-8: {error}", where="body") from None
+        wanted = decode_configuration(command.body)
         if wanted.get("listenPort") == str(self._port):
             del wanted["listenPort"]
         changed = self._tables.settings.change(wanted)

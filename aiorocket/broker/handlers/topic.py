@@ -1,9 +1,9 @@
-"""Administration of topics and groups: 17, 215, 21, 351 and 200, 201, 207, 352."""
+"""Administration of topics and groups: 17, 18, 215, 21, 351 and 200, 225, 201, 207, 352; 314 copies offsets."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import plain_body, refuse
 from aiorocket.broker.core.groups import GroupConfig
@@ -11,6 +11,7 @@ from aiorocket.broker.core.names import Refusal, is_system_topic
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket_protocol import (
+    CloneGroupOffsetRequestHeader,
     CreateTopicRequestHeader,
     DataVersion,
     DeleteSubscriptionGroupRequestHeader,
@@ -20,8 +21,10 @@ from aiorocket_protocol import (
     RemotingCommand,
     RequestCode,
     ResponseCode,
+    TopicConfig,
     encode_body,
 )
+from aiorocket_protocol.plain import Plain
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
@@ -47,6 +50,7 @@ class TopicHandlers:
         self._topics = tables.topics
         self._configs = tables.configs
         self._offsets = tables.offsets
+        self._consumers = tables.consumers
         self._store = store
         self._topic_version = topic_version
         self._save = save
@@ -55,13 +59,16 @@ class TopicHandlers:
     def codes(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.create_topic,
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: self.create_topics,
             RequestCode.DELETE_TOPIC_IN_BROKER: self.delete_topic,
             RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
             RequestCode.GET_TOPIC_CONFIG: self.topic_config,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.put_group,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.put_groups,
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.group_config,
+            RequestCode.CLONE_GROUP_OFFSET: self.clone_offsets,
         }
 
     async def create_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -77,7 +84,14 @@ class TopicHandlers:
             filter_type=header.topic_filter_type,
             attributes=_attributes(header.attributes),
         )
-        changed = self._topics.configure(topic)
+        return await self._configure(topic)
+
+    async def create_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 18: several at once, all or none."""
+        return await self._configure(*map(_topic, Plain(dict(plain_body(command)), "topics").items("topicConfigList")))
+
+    async def _configure(self, *topics: Topic) -> RemotingCommand:
+        changed = self._topics.configure(*topics)
         if isinstance(changed, Refusal):
             return refuse(changed)
         if changed:
@@ -121,13 +135,33 @@ class TopicHandlers:
 
     async def put_group(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 200."""
-        data = plain_body(command)
-        if data.get("groupName") is None:
-            return refuse(Refusal(ResponseCode.INVALID_PARAMETER, "the body names no group (member groupName)"))
-        refusal = self._configs.put(GroupConfig.from_dict(data))
-        if refusal is not None:
-            return refuse(refusal)
+        return await self._put_groups([plain_body(command)])
+
+    async def put_groups(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 225: several at once; those before one that is refused stay."""
+        return await self._put_groups(Plain(dict(plain_body(command)), "groups").items("groupConfigList"))
+
+    async def _put_groups(self, groups: list[Any]) -> RemotingCommand:
+        for data in groups:
+            if not isinstance(data, dict) or data.get("groupName") is None:
+                return refuse(Refusal(ResponseCode.INVALID_PARAMETER, "the body names no group (member groupName)"))
+        refusals = [self._configs.put(config) for config in list(map(GroupConfig.from_dict, groups))]
+        refusal = next(filter(None, refusals), None)
         await self._save()
+        return RemotingCommand.response() if refusal is None else refuse(refusal)
+
+    def clone_offsets(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 314: a group begins where another is, in one topic or in all of its topics. Unless the other is known to
+        be offline, topics that its members no longer subscribe to are left out."""
+        header = command.read(CloneGroupOffsetRequestHeader)
+        config = self._configs.ensure(header.dest_group)
+        if isinstance(config, Refusal):
+            return refuse(config)
+        live = None if header.offline else self._consumers.get(header.src_group)
+        for name in [header.topic] if header.topic else self._offsets.topics(header.src_group):
+            if name in self._topics and (live is None or not live.subscriptions or name in live.subscriptions):
+                for queue_id, offset in self._offsets.queues(header.src_group, name).items():
+                    self._offsets.commit(header.dest_group, name, queue_id, offset)
         return RemotingCommand.response()
 
     def all_groups(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -155,6 +189,21 @@ class TopicHandlers:
         if isinstance(config, Refusal):
             return refuse(config)
         return RemotingCommand.response(body=encode_body(config.to_dict(), connection.reply_type(command)))
+
+
+def _topic(value: Any) -> Topic:
+    """One of a TopicConfig's JSON; ProtocolError names the member that is missing or of another type."""
+    config = TopicConfig.from_plain(value)
+    return Topic(
+        config.topic_name,
+        config.read_queue_nums,
+        config.write_queue_nums,
+        config.perm,
+        order=config.order,
+        sys_flag=config.topic_sys_flag,
+        filter_type=config.topic_filter_type,
+        attributes=config.attributes,
+    )
 
 
 def _attributes(text: str | None) -> dict[str, str]:

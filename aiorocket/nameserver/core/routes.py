@@ -126,6 +126,14 @@ class RouteInfo:
     def topics(self) -> list[str]:
         return sorted(self._topics)
 
+    def flagged(self, flag: int, *, without: int = 0) -> list[str]:
+        """Topics whose topicSysFlag has ``flag`` and not ``without`` on some broker."""
+        return sorted(
+            topic
+            for topic, queues in self._topics.items()
+            if any(data.topic_sys_flag & flag and not data.topic_sys_flag & without for data in queues.values())
+        )
+
     def topics_of_cluster(self, cluster: str) -> list[str]:
         names = {data.broker_name for data in self.brokers() if data.cluster == cluster}
         return sorted(topic for topic, queues in self._topics.items() if names & set(queues))

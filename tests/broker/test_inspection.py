@@ -1,0 +1,112 @@
+"""What administrators look at and change besides: 18, 225, 305, 314, 321, 328, 343, 345, 907 and 908."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from aiorocket.broker import Broker
+from aiorocket_protocol import CloneGroupOffsetRequestHeader, RemotingCommand, tags_code
+from tests.broker.peer import Peer, heartbeat
+
+
+async def asked(peer: Peer, code: int, **ext: Any) -> Any:
+    answer = await peer.call(code, None, **ext)
+    assert answer.code == 0, answer.remark
+    return json.loads(answer.body)
+
+
+async def put(peer: Peer, code: int, body: Any) -> RemotingCommand:
+    return await peer.call(code, None, json.dumps(body).encode())
+
+
+async def test_system_topics(peer: Peer) -> None:
+    found = await asked(peer, 305)
+    for name in ("TBW102", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRACE_TOPIC", "DefaultCluster", "broker-a"):
+        assert name in found["topicList"]
+
+
+async def test_a_consume_queue_as_it_is(peer: Peer) -> None:
+    for tag in ("a", "b", "a"):
+        await peer.send(tag.encode(), {"TAGS": tag})
+    found = await asked(peer, 321, topic="T", queueId="0", index="1", count="5")
+    assert (found["minQueueIndex"], found["maxQueueIndex"]) == (0, 3)
+    assert [each["tagsCode"] for each in found["queueData"]] == [tags_code("b"), tags_code("a")]
+    first, second = found["queueData"]
+    assert first["physicOffset"] + first["physicSize"] == second["physicOffset"] and first["eval"] is True
+    assert (await asked(peer, 321, topic="T", queueId="0", index="3", count="5"))["queueData"] == []
+    offline = await asked(peer, 321, topic="T", queueId="0", index="0", count="-1", consumerGroup="g")
+    assert offline["filterData"] == "g@T is not online!" and offline["queueData"] == []
+    for ext in ({"topic": "Unknown", "queueId": "0"}, {"topic": "T", "queueId": "99"}):
+        answer = await peer.call(321, None, index="0", count="1", **ext)
+        assert answer.code == 1 and "is not exist!" in (answer.remark or "")
+
+
+async def test_a_consume_queue_as_a_group_sees_it(peer: Peer) -> None:
+    await peer.send(b"1", {"TAGS": "a"})
+    await peer.send(b"2", {"TAGS": "b"})
+    body = json.loads(heartbeat("c1", "T"))
+    for subscription in body["consumerDataSet"][0]["subscriptionDataSet"]:
+        if subscription["topic"] == "T":
+            subscription.update(subString="b", tagsSet=["b"], codeSet=[tags_code("b")])
+    assert (await put(peer, 34, body)).code == 0
+    found = await asked(peer, 321, topic="T", queueId="0", index="0", count="2", consumerGroup="g")
+    assert found["subscriptionData"]["subString"] == "b"
+    assert [each["eval"] for each in found["queueData"]] == [False, True]
+    wanted = await asked(peer, 345, group="g", topic="T")
+    assert wanted["subscriptionData"]["subString"] == "b" and wanted["group"] == "g"
+    assert await asked(peer, 345, group="g", topic="Other") == {"group": "g", "topic": "Other"}
+
+
+async def test_producers_of_all_groups(peer: Peer, broker: Broker) -> None:
+    await put(peer, 34, {"clientID": "c1", "producerDataSet": [{"groupName": "p"}], "consumerDataSet": []})
+    (member,) = (await asked(peer, 328))["data"]["p"]
+    assert member["clientId"] == "c1" and member["remoteIP"].startswith("127.0.0.1:")
+    assert abs(member["lastUpdateTimestamp"] - broker._env.clock.wall_ms()) < 60_000
+
+
+async def test_topics_of_a_group_and_its_offsets_for_another(peer: Peer) -> None:
+    for topic, offset in (("T", 3), ("U", 5)):
+        await peer.create_topic(topic)
+        await peer.call(15, None, consumerGroup="g", topic=topic, queueId="1", commitOffset=str(offset))
+    found = await asked(peer, 343, group="g")
+    assert found["topicList"] == ["T", "U"] and found["brokerAddr"].startswith("127.0.0.1:")
+    assert (await peer.call(314, CloneGroupOffsetRequestHeader("g", "one", "U", True))).code == 0
+    assert await peer.committed("one", "U", 1) == 5 and (await asked(peer, 343, group="one"))["topicList"] == ["U"]
+    assert (await peer.call(314, CloneGroupOffsetRequestHeader("g", "both"))).code == 0
+    assert await peer.committed("both", "T", 1) == 3 and await peer.committed("both", "U", 1) == 5
+
+
+async def test_a_clone_of_an_online_group_leaves_out_what_it_no_longer_wants(peer: Peer) -> None:
+    for topic in ("T", "U"):
+        await peer.create_topic(topic)
+        await peer.call(15, None, consumerGroup="g", topic=topic, queueId="0", commitOffset="4")
+    await peer.call(34, None, heartbeat("c1", "T"))
+    await peer.call(314, CloneGroupOffsetRequestHeader("g", "new"))
+    assert (await asked(peer, 343, group="new"))["topicList"] == ["T"]
+
+
+async def test_lists_of_topics_are_made_together_or_not_at_all(peer: Peer, broker: Broker) -> None:
+    good = {"topicName": "A", "readQueueNums": 2, "writeQueueNums": 3, "perm": 6}
+    bad = {"topicName": "TBW102", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
+    refused = await put(peer, 18, {"topicConfigList": [good, bad]})
+    assert refused.code == 29 and "TBW102" in (refused.remark or "") and "A" not in broker.topics
+    assert (await put(peer, 18, {"topicConfigList": [good, {**good, "topicName": "B"}]})).code == 0
+    made = [broker.topics.get(name) for name in ("A", "B")]
+    assert [(topic.read_queues, topic.write_queues) for topic in made if topic is not None] == [(2, 3), (2, 3)]
+
+
+async def test_lists_of_groups(peer: Peer, broker: Broker) -> None:
+    body = {"groupConfigList": [{"groupName": "a", "retryMaxTimes": 3}, {"groupName": "b", "consumeEnable": False}]}
+    assert (await put(peer, 225, body)).code == 0
+    found = {config.name: config for config in broker.configs}
+    assert found["a"].retry_max_times == 3 and not found["b"].consume_enable
+    assert (await put(peer, 225, {"groupConfigList": [{"groupName": "c"}, {}]})).code == 29
+    assert "c" not in {config.name for config in broker.configs}
+
+
+async def test_a_master_without_slaves(peer: Peer) -> None:
+    await peer.send()
+    status = await asked(peer, 907)
+    assert status["master"] is True and status["masterCommitLogMaxOffset"] > 0 and status["haConnectionInfo"] == []
+    assert (await peer.call(908, None, masterFlushOffset="0")).code == 0

@@ -1,0 +1,26 @@
+"""Bodies that are a Java properties file."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorocket_protocol import ProtocolError, decode_configuration, encode_configuration
+
+NAMES = st.from_regex(r"[a-zA-Z][a-zA-Z0-9.]{0,20}", fullmatch=True)
+VALUES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Zl", "Zp", "Zs")), max_size=30)
+
+
+@given(st.dictionaries(NAMES, VALUES))
+def test_what_is_written_comes_back(values: dict[str, str]) -> None:
+    assert decode_configuration(encode_configuration(values)) == values
+
+
+def test_as_java_writes_it() -> None:
+    assert decode_configuration(b"#Sun\n!x\n\n a = b \nc:d=e\nf\n") == {"a": "b", "c": "d=e", "f": ""}
+
+
+def test_what_is_no_text() -> None:
+    with pytest.raises(ProtocolError, match="no UTF-8"):
+        decode_configuration(b"a=\xff")
