@@ -6,13 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from functools import partial
 
 from aiorocket.access.core.accounts import Accounts
 from aiorocket.access.security import Security
 from aiorocket.broker.addresses import advertised
 from aiorocket.broker.core.counters import SendBack
-from aiorocket.broker.core.queue_codes import queue_code
+from aiorocket.broker.core.queue_codes import queue_codes
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.parts import Parts
@@ -107,9 +106,8 @@ class Broker:
             # Nobody knows a port that was not asked for, so it may be bound before there is something to serve.
             await self.server.start(config.host, 0)
         self.address, host = await advertised(config, config.port or self.server.port)
-        store = await MessageStore.open(
-            env, config.store, self._directory, store_host=host, tags_code_of=partial(queue_code, self.delays)
-        )
+        codes = queue_codes(self.delays)
+        store = await MessageStore.open(env, config.store, self._directory, store_host=host, codes=codes)
         self.recovery = store.recovery
         started.push_async_callback(store.close)
         state = await self._load(store)

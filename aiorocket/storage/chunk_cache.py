@@ -22,8 +22,9 @@ _SPARSE = 8
 class LogBytes(Protocol):
     """What the cache reads from."""
 
-    def piece(self, offset: int, size: int) -> bytes:
-        """Log bytes from ``offset`` on: ``size``, fewer at the end of the segment or of what is written."""
+    def checked(self, offset: int, size: int) -> bytes:
+        """Log bytes from ``offset`` on, compared with their checksums: ``size``, fewer at the end of the segment or of
+        what is written."""
 
     def piece_start(self, offset: int, size: int) -> int:
         """Where the ``size``-aligned piece of a segment begins that contains ``offset``."""
@@ -49,7 +50,7 @@ class ChunkCache:
         chunks = self._chunks
         data = chunks.pop(start, b"")
         if len(data) < CHUNK and start + len(data) < offset + size:
-            data = self._log.piece(start, CHUNK)
+            data = self._log.checked(start, CHUNK)
             if len(chunks) >= self._limit:
                 del chunks[next(iter(chunks))]
         chunks[start] = data
@@ -97,7 +98,7 @@ def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[Sequence[int], 
 def _pieces(log: LogBytes, offset: int, size: int) -> list[bytes]:
     """A run may go on in the next segment."""
     parts: list[bytes] = []
-    while size and (part := log.piece(offset, size)):
+    while size and (part := log.checked(offset, size)):
         parts.append(part)
         offset += len(part)
         size -= len(part)

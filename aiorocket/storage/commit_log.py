@@ -22,13 +22,16 @@ from collections.abc import Callable
 from functools import partial
 
 from aiorocket.config import StoreConfig
-from aiorocket.errors import StoreCorruptedError, StoreError, StoreFullError
+from aiorocket.errors import StoreError, StoreFullError
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.runtime.env import Env
 from aiorocket.storage.consume_queue import ConsumeQueue
+from aiorocket.storage.damage import DamagedRanges
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.results import PutResult, PutStatus, StoreBrokenError, StoreBusyError
 from aiorocket.storage.segment import Segment
+from aiorocket.storage.walk import Bad
+from aiorocket.storage.written import WrittenLog
 from aiorocket_protocol import BLANK_SIZE, encode_blank
 
 __all__ = ("CommitGroup", "CommitLog")
@@ -42,6 +45,8 @@ _LOG = logging.getLogger("aiorocket.storage")
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Seconds between two looks at the free space while the store is full.
 _PROBE = 0.25
+#: Seconds between two syncs of the checksum file of a segment that is being written (flush="sync").
+_SUMS_SYNC = 1.0
 
 Done = Callable[[PutResult], None]
 
@@ -51,27 +56,30 @@ class _SyncError(Exception):
 
 
 class Run:
-    """Consecutive bytes of a group within one segment."""
+    """Consecutive bytes of a group within one segment. ``mark`` is what the segment's checksums covered before."""
 
-    __slots__ = ("buffers", "position", "segment")
+    __slots__ = ("buffers", "mark", "position", "segment")
 
     def __init__(self, segment: Segment, position: int) -> None:
         self.segment = segment
         self.position = position
         self.buffers: list[bytes] = []
+        self.mark: tuple[tuple[int, int], int] | None = None
 
 
 class CommitGroup:
     """What is written and acknowledged together. ``marks`` are (queue, its next offset, tags code or None if they
     differ)."""
 
-    __slots__ = ("dones", "end", "marks", "results", "runs", "size", "start", "touched")
+    __slots__ = ("dones", "end", "marks", "results", "runs", "size", "start", "sync_sums", "touched")
 
     def __init__(self, start: int, runs: list[Run]) -> None:
         self.start = start
         self.end = start
         self.size = 0
         self.runs = runs
+        #: Its sync is to include the checksums.
+        self.sync_sums = False
         self.dones: list[Done] = []
         self.results: list[PutResult] = []
         self.touched: list[ConsumeQueue] = []
@@ -86,7 +94,7 @@ class CommitGroup:
             marks.append((queue, queue.next_offset, queue.code))
 
 
-class CommitLog:
+class CommitLog(WrittenLog):
     """Appending is split: the store builds the record and files it under ``group``; everything after that is here.
 
     Fields without underscore are read and written by ``MessageStore.append``, which is one function for speed.
@@ -101,10 +109,8 @@ class CommitLog:
         committed: Callable[[CommitGroup], None],
         failed: Callable[[list[CommitGroup], PutStatus], None],
     ) -> None:
-        self._disk = env.disk
+        super().__init__(env.disk, directory, files)
         self._config = config
-        self._directory = directory
-        self._files = files
         self._committed = committed
         self._failed = failed
         self._sync_mode = config.flush == "sync"
@@ -113,10 +119,11 @@ class CommitLog:
         #: The same in bytes, for batches.
         self.burst_bytes = 1 << 62 if self._sync_mode else _BURST_BYTES
         self._loop = asyncio.get_running_loop()
-        self.segments: list[Segment] = []
         self._active: Segment | None = None
         self._spare: Segment | None = None
-        self.end = self.written = self.synced = 0
+        self.end = self.synced = 0
+        #: Up to here the consume queues are synced, by the last checkpoint.
+        self.replay = 0
         #: Appends at or past this offset need another segment.
         self.limit = 0
         self.group = CommitGroup(0, [])
@@ -131,13 +138,16 @@ class CommitLog:
         self._rolling_back = False
         self._probe_at = 0.0
         self._sync_timer: asyncio.TimerHandle | None = None
+        self._sums_due = 0.0
         self._idle: list[asyncio.Future[None]] = []
 
     # ---- opening and closing
 
-    def start(self, segments: list[Segment], end: int) -> None:
+    def start(self, segments: list[Segment], end: int, damage: list[Bad]) -> None:
         """Go on at ``end`` of what recovery found; everything below is durable."""
         self.segments = segments
+        self.damage = DamagedRanges(damage)
+        self.replay = end
         self.end = self.written = self.synced = end
         active = segments[-1] if segments and segments[-1].end > end else None
         self._active = active
@@ -281,6 +291,9 @@ class CommitLog:
         group.seal(self.end)
         self._new_group()
         self._flushing = group
+        if self._sync_mode and (now := self._loop.time()) >= self._sums_due:
+            self._sums_due = now + _SUMS_SYNC
+            group.sync_sums = True
         if not self._sync_mode and len(group.runs) == 1 and group.runs[0].segment.file is not None:
             try:
                 self._write(group)
@@ -299,12 +312,18 @@ class CommitLog:
         """Blocking. With more than one run, each but the last is synced before the next is begun."""
         last = group.runs[-1]
         for run in group.runs:
-            file = run.segment.prepare(self._disk, self._config.min_free)
+            segment = run.segment
+            file = segment.prepare(self._disk, self._config.min_free)
+            run.mark = segment.mark()
             if run.buffers:
-                file.pwritev(run.buffers, run.position)
+                segment.write(run.buffers, run.position, self.synced, self.replay)
             if self._sync_mode or run is not last:
                 try:
                     file.fdatasync()
+                    if run is not last:
+                        segment.finish(self.synced, self.replay)
+                    elif group.sync_sums:
+                        segment.sync_sums()
                 except OSError as error:
                     raise _SyncError from error
 
@@ -323,6 +342,7 @@ class CommitLog:
         for run in group.runs[:-1]:
             # Full and synced: from here on it is only read. In the thread, behind a sync that may wait there for it.
             self._disk.run(run.segment.close)
+            self.keep_sums(run.segment)
         if self._sync_mode:
             self.synced = group.end
         elif self._sync_timer is None:
@@ -346,6 +366,8 @@ class CommitLog:
         behind = self.group
         behind.seal(self.end)
         first = group.runs[0]
+        if first.mark is not None:
+            first.segment.restore(first.mark)
         self.segments = [segment for segment in self.segments if segment.base <= first.segment.base]
         spare, self._spare = self._spare, None
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
@@ -389,18 +411,18 @@ class CommitLog:
 
     # ---- syncing behind the writes (flush="async")
 
-    def _unsynced(self) -> File | None:
-        """The one file with bytes that are written and not synced; rolling synced all before it."""
-        if self.synced >= self.written:
+    def _unsynced(self) -> Segment | None:
+        """The one segment with bytes that are written and not synced; rolling synced all before it."""
+        segment = self.segment_at(self.written - 1)
+        if segment is None or segment.file is None:
             return None
-        segment = self._segment_at(self.written - 1)
-        return None if segment is None else segment.file
+        return segment if self.synced < self.written or segment.unsynced_sums else None
 
     def _sync_due(self) -> None:
         self._sync_timer = None
-        file = self._unsynced()
-        if file is not None and not isinstance(self.refusal, StoreBrokenError):
-            self._disk.run(file.fdatasync).add_done_callback(partial(self._synced, self.written))
+        segment = self._unsynced()
+        if segment is not None and not isinstance(self.refusal, StoreBrokenError):
+            self._disk.run(segment.sync).add_done_callback(partial(self._synced, self.written))
 
     def _synced(self, upto: int, future: asyncio.Future[None]) -> None:
         if future.cancelled():
@@ -415,58 +437,15 @@ class CommitLog:
 
     async def sync(self) -> None:
         """Make everything that is written durable. A failure ends up in ``refusal``."""
-        file, upto = self._unsynced(), self.written
-        if file is None:
+        segment, upto = self._unsynced(), self.written
+        if segment is None:
             return
         try:
-            await self._disk.run(file.fdatasync)
+            await self._disk.run(segment.sync)
         except OSError as error:
             self.broken(error)
         else:
             self.synced = max(self.synced, upto)
-
-    # ---- reading
-
-    @property
-    def start_offset(self) -> int:
-        """The oldest log offset that is still there."""
-        return self.segments[0].base if self.segments else self.end
-
-    def _segment_at(self, offset: int) -> Segment | None:
-        segments = self.segments
-        if segments and segments[-1].base <= offset:
-            return segments[-1] if offset < segments[-1].end else None
-        low, high = 0, len(segments)
-        while low < high:
-            middle = (low + high) // 2
-            if segments[middle].end <= offset:
-                low = middle + 1
-            else:
-                high = middle
-        if low == len(segments) or offset < segments[low].base:
-            return None
-        return segments[low]
-
-    def piece_start(self, offset: int, size: int) -> int:
-        """Where the ``size``-aligned piece of a segment begins that contains ``offset``."""
-        segment = self._segment_at(offset)
-        return offset if segment is None else offset - (offset - segment.base) % size
-
-    def piece(self, offset: int, size: int) -> bytes:
-        """Written log bytes from ``offset`` on: ``size``, fewer at the end of the segment or of what is written.
-        StoreCorruptedError when the file has gone, OSError when it cannot be read."""
-        segment = self._segment_at(offset)
-        if segment is None:
-            return b""
-        size = min(size, min(segment.end, self.written) - offset)
-        if size <= 0:
-            return b""
-        try:
-            return self._files.open(segment.path).pread(size, offset - segment.base)
-        except FileNotFoundError:
-            raise StoreCorruptedError(
-                f"{segment.path} is missing: log offsets {segment.base} to {segment.end} are gone"
-            ) from None
 
 
 def _nothing() -> None:

@@ -19,6 +19,7 @@ from aiorocket_protocol import NAME_CHARACTER
 __all__ = (
     "FILE_SIZE",
     "FILE_UNITS",
+    "GAP",
     "UNIT",
     "UNIT_SIZE",
     "ConsumeQueue",
@@ -31,6 +32,8 @@ __all__ = (
 #: physical offset, size, tags code
 UNIT = struct.Struct(">qiq")
 UNIT_SIZE = UNIT.size
+#: The size in the unit of a message that the log has lost.
+GAP = 0
 FILE_UNITS = 300_000
 FILE_SIZE = FILE_UNITS * UNIT_SIZE
 MAX_QUEUE_ID = 65_535

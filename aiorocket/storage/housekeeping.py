@@ -14,11 +14,11 @@ from functools import partial
 
 from aiorocket.config import StoreConfig
 from aiorocket.runtime.disk import Disk
+from aiorocket.storage.checkpoint import QueueTable, checkpoint_state
 from aiorocket.storage.commit_log import CommitLog
 from aiorocket.storage.consume_queue import UNIT_SIZE, ConsumeQueue, remove_queue, write_units
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.key_index import KeyIndex
-from aiorocket.storage.recovery import QueueTable, checkpoint_state
 from aiorocket.storage.snapshots import Snapshot
 
 __all__ = ("Housekeeping",)
@@ -128,10 +128,12 @@ class Housekeeping:
             counts = [(queue, queue.max_offset) for queue in dirty]
             state = checkpoint_state(
                 self._queues,
+                start=log.start_offset,
                 replay=replay,
                 durable=replay,
                 timestamp=self._timestamp(),
                 deleted=dict(self._deleted),
+                damage=list(log.damage),
                 clean=clean,
             )
             await log.sync()
@@ -145,6 +147,7 @@ class Housekeeping:
                     await disk.run(write_units, disk, queue.directory, queue.tail_first, data, queue.synced)
                     queue.written(count, synced=True)
                 await disk.run(self._snapshot.save, state)
+                log.replay = replay
             except OSError as error:
                 self.dirty = dirty | self.dirty
                 log.units_failed(error)

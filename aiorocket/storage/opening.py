@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import NamedTuple
 
 from aiorocket.config import StoreConfig
 from aiorocket.errors import StoreError
 from aiorocket.runtime.disk import Disk, Lock
 from aiorocket.storage.key_index import Parts, load_parts
+from aiorocket.storage.queue_recovery import Codes
 from aiorocket.storage.recovery import Recovered, recover
-from aiorocket_protocol import RecordView
 
 __all__ = ("Opened", "open_files")
 
@@ -24,14 +23,12 @@ class Opened(NamedTuple):
     parts: Parts
 
 
-async def open_files(
-    disk: Disk, config: StoreConfig, directory: str, tags_code_of: Callable[[RecordView], int]
-) -> Opened:
+async def open_files(disk: Disk, config: StoreConfig, directory: str, codes: Codes) -> Opened:
     """Everything in the disk's thread. StoreLockedError, StoreCorruptedError, or StoreError for an unusable directory;
     the lock is free again then."""
     locks: list[Lock] = []
     try:
-        return await disk.run(_open, disk, config, directory, tags_code_of, locks)
+        return await disk.run(_open, disk, config, directory, codes, locks)
     except asyncio.CancelledError:
         # The disk's thread goes on with it; nobody else may begin before it has ended.
         disk.run(_give_back, locks)
@@ -45,15 +42,13 @@ async def open_files(
         raise
 
 
-def _open(
-    disk: Disk, config: StoreConfig, directory: str, tags_code_of: Callable[[RecordView], int], locks: list[Lock]
-) -> Opened:
+def _open(disk: Disk, config: StoreConfig, directory: str, codes: Codes, locks: list[Lock]) -> Opened:
     """Blocking. The lock is in ``locks`` as soon as it is held, so that it can be given back whatever happens then."""
     disk.makedirs(directory)
     locks.append(disk.lock(f"{directory}/lock"))
     disk.makedirs(f"{directory}/commitlog")
     disk.makedirs(f"{directory}/consumequeue")
-    found = recover(disk, directory, config, tags_code_of)
+    found = recover(disk, directory, config, codes)
     start = found.segments[0].base if found.segments else found.end
     return Opened(locks[0], found, load_parts(disk, f"{directory}/index", start, found.end))
 

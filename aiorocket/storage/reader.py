@@ -1,23 +1,32 @@
 """Reading: by queue offset (pull), by log offset (view), by time. Plain calls, no waiting; see tail_cache and
-chunk_cache."""
+chunk_cache.
+
+What comes from files is not believed. The log is compared with its checksums; a unit must point at a record that
+names the same topic, queue and queue offset. A message that touches damage of the log is gone: a read ends in front of
+it, and one that begins there says where the next message is. Units that contradict the log are made again from it
+(mending.py), and until that is done the queue cannot be read there.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import add, le
 from struct import Struct
+from typing import NoReturn
 
 from aiorocket.errors import ProtocolError
+from aiorocket.storage.checkpoint import QueueTable
 from aiorocket.storage.chunk_cache import ChunkCache
 from aiorocket.storage.commit_log import CommitLog
-from aiorocket.storage.consume_queue import FILE_UNITS, UNIT, ConsumeQueue
+from aiorocket.storage.consume_queue import FILE_UNITS, GAP, UNIT, ConsumeQueue
 from aiorocket.storage.files import FileCache
-from aiorocket.storage.recovery import QueueTable
-from aiorocket.storage.results import ReadResult, ReadStatus
+from aiorocket.storage.results import ReadResult, ReadStatus, StoreBusyError
 from aiorocket.storage.tail_cache import read_tail, scan_tail
-from aiorocket_protocol import BLANK_SIZE, MIN_RECORD, RecordView, check_record
+from aiorocket.storage.walk import Bad
+from aiorocket_protocol import BLANK_SIZE, MAX_TOPIC, MIN_RECORD, V4_HEAD, RecordView, check_record
 
 __all__ = ("YOUNG_BYTES", "Reader")
 
@@ -26,6 +35,8 @@ YOUNG_BYTES = 1 << 30
 #: Units looked at per filtered read, at least (Apache: 16,000 bytes of consume queue).
 _SCAN = 800
 _iter_units = UNIT.iter_unpack
+#: What stands for a message that the log has lost.
+_NOWHERE = (-1, GAP, 0)
 _new_result = tuple.__new__
 _FOUND = ReadStatus.FOUND
 
@@ -39,13 +50,27 @@ def _places_and_sizes(count: int) -> Callable[[bytes], tuple[int, ...]]:
 class Reader:
     """Answers from what is visible. ``queues`` is the store's own table."""
 
-    __slots__ = ("_chunks", "_files", "_log", "_queues")
+    __slots__ = ("_chunks", "_files", "_log", "_mending", "_queues")
 
-    def __init__(self, log: CommitLog, chunks: ChunkCache, files: FileCache, queues: QueueTable) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        chunks: ChunkCache,
+        files: FileCache,
+        queues: QueueTable,
+        mending: Callable[[ConsumeQueue, int], None],
+    ) -> None:
         self._log = log
         self._chunks = chunks
         self._files = files
         self._queues = queues
+        self._mending = mending
+
+    def _mend(self, queue: ConsumeQueue, offset: int) -> NoReturn:
+        self._mending(queue, offset)
+        raise StoreBusyError(
+            f"what {queue.directory} says of offset {offset} is not in the log: it is being made again, try again"
+        )
 
     def read(
         self,
@@ -70,9 +95,7 @@ class Reader:
         if offset >= queue.cached_first:
             pieces, taken = read_tail(queue, offset, count, max_bytes)
             return _new_result(ReadResult, (_FOUND, pieces, offset + taken, low, high, taken))
-        units = queue.units(self._files, offset, min(count, queue.cached_first - offset))
-        if not units:
-            return ReadResult(ReadStatus.OFFSET_FOUND_NULL, (), self._next_file(queue, offset), low, high, 0)
+        units = self._units(queue, offset, min(count, queue.cached_first - offset))
         taken = len(units) // UNIT.size
         numbers = _places_and_sizes(taken)(units)
         places, sizes = numbers[::2], numbers[1::2]
@@ -80,11 +103,94 @@ class Reader:
         if taken > 1 and total > max_bytes:
             taken = max(1, bisect_right(list(accumulate(sizes)), max_bytes))
             places, sizes = places[:taken], sizes[:taken]
-            total = sum(sizes)
-        data = b"".join(self._chunks.read(places, sizes))
-        if len(data) != total:
-            return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, (), offset + taken, low, high, 0)
+        data, taken = self._records(queue, places, sizes, range(offset, offset + taken))
+        if not taken:
+            return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, (), self._behind(queue, offset), low, high, 0)
         return _new_result(ReadResult, (_FOUND, (data,), offset + taken, low, high, taken))
+
+    def _units(self, queue: ConsumeQueue, offset: int, count: int) -> bytes:
+        """Units of visible messages. StoreBusyError when the file does not have what it must."""
+        try:
+            units = queue.units(self._files, offset, count)
+        except OSError:
+            units = b""  # what cannot be read is made again elsewhere
+        if len(units) < UNIT.size * min(count, FILE_UNITS - offset % FILE_UNITS, queue.max_offset - offset):
+            self._mend(queue, offset + len(units) // UNIT.size)
+        return units
+
+    def _records(
+        self, queue: ConsumeQueue, places: Sequence[int], sizes: Sequence[int], offsets: Sequence[int]
+    ) -> tuple[bytes, int]:
+        """The records of a queue at these log and queue offsets, as many as can be served in one piece, and their
+        number. StoreBusyError when a unit is wrong."""
+        log = self._log
+        taken = len(places)
+        if GAP in sizes or places[0] < log.start_offset:
+            taken = 0 if places[0] < log.start_offset else sizes.index(GAP)
+        elif min(sizes) < MIN_RECORD or places[-1] + sizes[-1] > log.written or not _ascending(places, sizes):
+            self._mend(queue, offsets[0])
+        while True:
+            taken = self._undamaged(places, sizes, taken)
+            if not taken:
+                return b"", 0
+            places, sizes, offsets = places[:taken], sizes[:taken], offsets[:taken]
+            changes = log.damage.changes
+            data = b"".join(self._chunks.read(places, sizes))
+            if log.damage.changes == changes or self._undamaged(places, sizes, taken) == taken:
+                break
+        if len(data) != sum(sizes) or not _belong(data, places, sizes, queue, offsets):
+            self._mend(queue, offsets[0])
+        if log.unchecked:
+            self._check_each(data, places, sizes)
+            if self._undamaged(places, sizes, taken) != taken:
+                return self._records(queue, places, sizes, offsets)
+        return data, taken
+
+    def holds(self, queue: ConsumeQueue, offset: int) -> bool:
+        """Whether the log confirms the unit of one message, or has lost it."""
+        try:
+            unit = queue.units(self._files, offset, 1)
+        except OSError:
+            return False
+        if len(unit) < UNIT.size:
+            return False
+        place, size, _ = UNIT.unpack(unit)
+        log = self._log
+        if size < MIN_RECORD or place < log.start_offset or place + size > log.written:
+            return False
+        data = log.checked(place, size)
+        return len(data) == size and _belong(data, (place,), (size,), queue, (offset,))
+
+    def _undamaged(self, places: Sequence[int], sizes: Sequence[int], count: int) -> int:
+        """How many of the records come before the first that touches damage."""
+        damage = self._log.damage
+        if count and damage and damage.touches(places[0], places[count - 1] + sizes[count - 1]):
+            for index in range(count):
+                if damage.touches(places[index], places[index] + sizes[index]):
+                    return index
+        return count
+
+    def _check_each(self, data: bytes, places: Sequence[int], sizes: Sequence[int]) -> None:
+        """Records of segments without checksums have their body's CRC at least."""
+        at = 0
+        for place, size in zip(places, sizes, strict=True):
+            if not self._log.is_checked(place):
+                try:
+                    check_record(data[at : at + size], 0)
+                except ProtocolError as error:
+                    self._log.found_damage(Bad(place, place + size, error.what))
+            at += size
+
+    def _behind(self, queue: ConsumeQueue, offset: int) -> int:
+        """The queue offset of the next message at or behind ``offset`` that is not known to be lost."""
+        log = self._log
+        while offset < min(queue.max_offset, queue.cached_first):
+            units = self._units(queue, offset, _SCAN)
+            for place, size, _ in _iter_units(units):
+                if size != GAP and place >= log.start_offset and not log.damage.touches(place, place + size):
+                    return offset
+                offset += 1
+        return offset
 
     def _scan(
         self, queue: ConsumeQueue, offset: int, count: int, max_bytes: int, accept: Callable[[int], bool]
@@ -96,29 +202,35 @@ class Reader:
             parts, following = scan_tail(queue, offset, stop, count, max_bytes, accept)
             status = _FOUND if parts else ReadStatus.NO_MATCHED_MESSAGE
             return ReadResult(status, (b"".join(parts),), following, low, high, len(parts))
-        units = queue.units(self._files, offset, min(stop, queue.cached_first) - offset)
-        if not units:
-            return ReadResult(ReadStatus.OFFSET_FOUND_NULL, (), self._next_file(queue, offset), low, high, 0)
+        units = self._units(queue, offset, min(stop, queue.cached_first) - offset)
         places: list[int] = []
         sizes: list[int] = []
+        offsets: list[int] = []
         total = 0
+        following = offset
         for place, size, code in _iter_units(units):
+            if size == GAP or place < self._log.start_offset:
+                break
             if accept(code):
                 total += size
                 if places and (total > max_bytes or len(places) == count):
                     break
                 places.append(place)
                 sizes.append(size)
-            offset += 1
+                offsets.append(following)
+            following += 1
         if not places:
-            return ReadResult(ReadStatus.NO_MATCHED_MESSAGE, (), offset, low, high, 0)
-        data = b"".join(self._chunks.read(places, sizes))
-        if len(data) != sum(sizes):
-            return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, (), offset, low, high, 0)
-        return ReadResult(_FOUND, (data,), offset, low, high, len(places))
-
-    def _next_file(self, queue: ConsumeQueue, offset: int) -> int:
-        return min(queue.max_offset, offset - offset % FILE_UNITS + FILE_UNITS)
+            if following > offset:
+                return ReadResult(ReadStatus.NO_MATCHED_MESSAGE, (), following, low, high, 0)
+            return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, (), self._behind(queue, offset), low, high, 0)
+        data, taken = self._records(queue, places, sizes, offsets)
+        if taken < len(places):
+            following = offsets[taken]
+        if not taken:
+            if following > offset:
+                return ReadResult(ReadStatus.NO_MATCHED_MESSAGE, (), following, low, high, 0)
+            return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, (), self._behind(queue, offset), low, high, 0)
+        return ReadResult(_FOUND, (data,), following, low, high, taken)
 
     def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
         """See MessageStore.entries."""
@@ -126,22 +238,33 @@ class Reader:
         if queue is None or offset < queue.min_offset:
             return []
         found: list[tuple[int, int, int]] = []
+        count = min(count, queue.max_offset - offset)
         while len(found) < count:
-            units = queue.units(self._files, offset + len(found), count - len(found))
-            if not units:
-                break
-            found += _iter_units(units)
-        return found
+            first = offset + len(found)
+            rows = list(_iter_units(self._units(queue, first, count - len(found))))
+            self._check_units(queue, first, rows[: max(0, queue.tail_first - first)])
+            found += rows
+        return [_NOWHERE if row[1] == GAP else row for row in found]
+
+    def _check_units(self, queue: ConsumeQueue, offset: int, rows: list[tuple[int, int, int]]) -> None:
+        """StoreBusyError unless the records of these units say the same."""
+        index = 0
+        while index < len(rows):
+            places, sizes, _ = zip(*rows[index:], strict=True)
+            _, taken = self._records(queue, places, sizes, range(offset + index, offset + len(rows)))
+            index += max(taken, 1)  # what cannot be served is no contradiction
 
     def read_record(self, physical_offset: int) -> bytes | None:
         """See MessageStore.read_record."""
-        head = self._log.piece(physical_offset, BLANK_SIZE)
+        head = self._log.checked(physical_offset, BLANK_SIZE)
         if len(head) < BLANK_SIZE:
             return None
         size = int.from_bytes(head[:4], "big", signed=True)
         if size <= BLANK_SIZE:
             return None
-        data = self._log.piece(physical_offset, size)
+        data = self._log.checked(physical_offset, size)
+        if self._log.damage.touches(physical_offset, physical_offset + size):
+            return None
         try:
             if check_record(data, 0) != len(data) or RecordView(data, 0, size).physical_offset != physical_offset:
                 return None
@@ -155,8 +278,11 @@ class Reader:
         return self._time_at(found[0][0]) if found else None
 
     def _time_at(self, place: int) -> int | None:
-        head = self._log.piece(place, MIN_RECORD)
-        return RecordView(head, 0, MIN_RECORD).store_timestamp if len(head) == MIN_RECORD else None
+        head = self._log.checked(place, MIN_RECORD)
+        if len(head) < MIN_RECORD or self._log.damage.touches(place, place + MIN_RECORD):
+            return None
+        view = RecordView(head, 0, MIN_RECORD)
+        return view.store_timestamp if view.physical_offset == place else None
 
     def offset_by_time(self, topic: str, queue_id: int, ms: int, upper: bool) -> int:
         """See MessageStore.offset_by_time. Store timestamps never go back in the log, so halving finds it."""
@@ -184,6 +310,42 @@ class Reader:
         for (topic, _), queue in self._queues.items():
             ends[topic] = ends.get(topic, 0) + queue.max_offset
         return ends
+
+
+# size, queue id, queue offset, physical offset, sysFlag; where the body's length stands when both hosts are IPv4
+_head = Struct(">i8xi4xqqi44xi").unpack_from
+_V6 = 0x030
+
+
+def _ascending(places: Sequence[int], sizes: Sequence[int]) -> bool:
+    return places[0] >= 0 and all(map(le, map(add, places, sizes), places[1:]))
+
+
+def _belong(
+    data: bytes, places: Sequence[int], sizes: Sequence[int], queue: ConsumeQueue, offsets: Sequence[int]
+) -> bool:
+    """Whether ``data`` is the records of this queue with these log and queue offsets."""
+    starts = list(accumulate(sizes, initial=0))
+    del starts[-1]
+    found_sizes, ids, found_offsets, found_places, flags, bodies = zip(*map(_head, repeat(data), starts), strict=True)
+    if not (
+        found_sizes == tuple(sizes)
+        and found_places == tuple(places)
+        and found_offsets == tuple(offsets)
+        and ids.count(queue.queue_id) == len(ids)
+    ):
+        return False
+    topic = queue.topic_bytes
+    if len(topic) <= MAX_TOPIC and not any(map(_V6.__and__, flags)):
+        field = bytes((len(topic),)) + topic
+        return all(map(data.startswith, repeat(field), map(add, starts, map(V4_HEAD.__add__, bodies))))
+    try:
+        return all(
+            RecordView(data, start, start + size).topic.encode() == topic
+            for start, size in zip(starts, sizes, strict=True)
+        )
+    except ProtocolError:
+        return False
 
 
 def _outside(offset: int, low: int, high: int) -> tuple[ReadStatus, int]:

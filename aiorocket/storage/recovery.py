@@ -1,11 +1,10 @@
 """Opening a store: find the end of the log, cut a torn tail, bring the consume queues up to date.
 
-1. The newest valid checkpoint says how far everything was durable (D) and up to which log offset the consume queues
-   are complete.
-2. The log is read from there on: size, magic, inner lengths, body CRC, and PHYSICALOFFSET equal to the place itself.
-   Bad bytes below D, or in a segment that has a non-empty one behind it, are damage: StoreCorruptedError, nothing is
-   changed. Later ones are a torn tail: it is cut, and the rest of the segment is zeroed so that nothing in it can
-   look like a record later.
+1. The newest valid checkpoint says how far everything was durable (D) and up to which log offset the consume queues are
+   complete; the checksum files say it again, with a D that is newer, so both generations of it may be lost.
+2. The log is read from there on (walk.py). Bad bytes below D, or in a segment that has a non-empty one behind it, are
+   damage: the range is quarantined, what it held is a gap in its queues, and reading goes on behind it. Later ones are
+   a torn tail: it is cut, and the rest of the segment zeroed so that nothing in it can look like a record later.
 3. Every record that was read is put into its consume queue. A consume queue that does not fit the checkpoint or the
    log makes all of them be built again from the beginning of the log.
 
@@ -14,39 +13,27 @@ All of it blocks and runs in the disk's writer thread. A checkpoint at the end m
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from struct import Struct
+import logging
 from typing import Any, NamedTuple
 
 from aiorocket.config import StoreConfig
-from aiorocket.errors import ProtocolError, StoreCorruptedError, UsageError
-from aiorocket.runtime.disk import Disk
-from aiorocket.storage.consume_queue import (
-    FILE_SIZE,
-    UNIT,
-    UNIT_SIZE,
-    ConsumeQueue,
-    queue_directory,
-    remove_queue,
-    write_units,
-)
+from aiorocket.errors import ProtocolError
+from aiorocket.runtime.disk import Disk, File
+from aiorocket.storage.checkpoint import QueueTable, checkpoint_state, load_checkpoint
+from aiorocket.storage.checksums import PAGE, Entries, encode_block, encode_head, read_entries, sums_path
+from aiorocket.storage.queue_recovery import Codes, QueuesDoNotFitError, QueueSteps, sync_queue
 from aiorocket.storage.results import Recovery
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.snapshots import Snapshot
-from aiorocket_protocol import BLANK_SIZE, RECORD_MAGIC_V1, RECORD_MAGIC_V2, RecordView, check_record, parse_blank
+from aiorocket.storage.walk import Bad, Found, read_pages, walk
+from aiorocket_protocol import BLANK_SIZE, parse_blank
 
-__all__ = ("FORMAT", "Recovered", "QueueTable", "checkpoint_state", "recover", "sync_queue")
+__all__ = ("Recovered", "recover")
 
-#: Version of the directory layout; a store with a higher one is refused.
-FORMAT = 1
 _WINDOW = 1 << 20
-_SECTOR = 512
-#: Units a queue gathers in memory before they are put into its file (without a sync).
-WRITE_OUT = 64 * 1024
-_HEAD = Struct(">ii")
-_RECORDS = (RECORD_MAGIC_V1, RECORD_MAGIC_V2)
-
-QueueTable = dict[tuple[str, int], ConsumeQueue]
+#: Bytes at the end of the log that every start compares with their checksums.
+_NEWEST = 8 << 20
+_LOG = logging.getLogger("aiorocket.storage")
 
 
 class Recovered(NamedTuple):
@@ -59,60 +46,31 @@ class Recovered(NamedTuple):
     deleted: dict[str, int]
     #: Where checkpoints go.
     snapshot: Snapshot
+    #: Ranges of the log that hold nothing any more, those of earlier starts too.
+    damage: list[Bad]
     report: Recovery
 
 
-class _QueuesDoNotFit(Exception):
-    """The consume queues contradict the checkpoint or the log; the text says where."""
-
-
-class _Bad(NamedTuple):
-    offset: int
-    reason: str
-
-
-def checkpoint_state(
-    queues: QueueTable, *, replay: int, durable: int, timestamp: int, deleted: dict[str, int], clean: bool
-) -> dict[str, Any]:
-    """What a checkpoint says; queues are [id, min offset, count] by topic."""
-    topics: dict[str, list[list[int]]] = {}
-    for (topic, queue_id), queue in queues.items():
-        topics.setdefault(topic, []).append([queue_id, queue.min_offset, queue.max_offset])
-    return {
-        "format": FORMAT,
-        "clean": clean,
-        "replay": replay,
-        "durable": durable,
-        "timestamp": timestamp,
-        "deleted": deleted,
-        "queues": topics,
-    }
-
-
-def sync_queue(disk: Disk, queue: ConsumeQueue) -> None:
-    """Blocking: put everything of a queue into its files, durably."""
-    count = queue.max_offset
-    data = bytes(queue.tail[: (count - queue.tail_first) * UNIT_SIZE])
-    write_units(disk, queue.directory, queue.tail_first, data, queue.synced)
-    queue.written(count, synced=True)
-
-
-def recover(disk: Disk, directory: str, config: StoreConfig, tags_code_of: Callable[[RecordView], int]) -> Recovered:
-    """Blocking. StoreCorruptedError when durable bytes are damaged or missing; OSError passes."""
+def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Recovered:
+    """Blocking. StoreCorruptedError when a newer program wrote the store; OSError passes."""
     snapshot = Snapshot(disk, f"{directory}/checkpoint")
-    state = _load(snapshot)
-    steps = _Steps(disk, directory, config, state, tags_code_of)
+    state, problems = load_checkpoint(snapshot)
+    for problem in problems:
+        _LOG.error("%s; what it said is taken from elsewhere", problem)
+    steps = _Steps(disk, directory, config, state, codes)
     steps.find_segments()
-    rebuilt = state is None and bool(steps.segments)
-    if not rebuilt:
-        try:
-            steps.load_queues()
-            steps.scan()
-        except _QueuesDoNotFit:
-            rebuilt = True
-    if rebuilt:
+    rebuilt = False
+    try:
+        if state is None and steps.segments:
+            steps.do_without_checkpoint(steps.replay_of_sums())
+        steps.load_queues()
+        steps.scan()
+    except QueuesDoNotFitError as error:
+        _LOG.warning("the consume queues of %s are made again from the log: %s", directory, error)
+        rebuilt = True
         steps.forget_queues()
         steps.scan()
+    steps.check_newest()
     steps.finish()
     for queue in steps.queues.values():
         queue.cached_first = queue.max_offset
@@ -121,10 +79,12 @@ def recover(disk: Disk, directory: str, config: StoreConfig, tags_code_of: Calla
     snapshot.save(
         checkpoint_state(
             steps.queues,
+            start=steps.start,
             replay=steps.end,
             durable=steps.end,
             timestamp=steps.timestamp,
             deleted=steps.deleted,
+            damage=steps.damage,
             clean=False,
         )
     )
@@ -137,64 +97,58 @@ def recover(disk: Disk, directory: str, config: StoreConfig, tags_code_of: Calla
         rebuilt=rebuilt,
         queues=len(steps.queues),
         end=steps.end,
+        damaged=tuple(steps.damage[steps.known :]),
     )
-    return Recovered(steps.segments, steps.end, steps.queues, steps.timestamp, steps.deleted, snapshot, report)
+    if steps.truncated:
+        _LOG.warning(
+            "%s: %d bytes behind log offset %d had not been promised and were cut off (%s)",
+            directory, steps.truncated, steps.end, steps.reason,
+        )  # fmt: skip
+    return Recovered(
+        steps.segments, steps.end, steps.queues, steps.timestamp, steps.deleted, snapshot, steps.damage, report
+    )
 
 
-def _load(snapshot: Snapshot) -> dict[str, Any] | None:
-    try:
-        state = snapshot.load()
-    except StoreCorruptedError:
-        return None  # both generations are damaged: the log itself tells everything but the last second's durability
-    if state is not None and state["format"] > FORMAT:
-        raise StoreCorruptedError(
-            f"{snapshot.path}: the store has format {state['format']}, this program knows up to {FORMAT}:"
-            " use a newer one"
-        )
-    return state
-
-
-class _Steps:
-    """The steps of one recovery and what they found."""
+class _Steps(QueueSteps):
+    """The steps that are about the log."""
 
     def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        config: StoreConfig,
-        state: dict[str, Any] | None,
-        tags_code_of: Callable[[RecordView], int],
+        self, disk: Disk, directory: str, config: StoreConfig, state: dict[str, Any] | None, codes: Codes
     ) -> None:
-        self.disk = disk
+        super().__init__(disk, directory, state, codes)
         self.log_directory = f"{directory}/commitlog"
-        self.queue_directory = f"{directory}/consumequeue"
         self.config = config
-        self.tags_code_of = tags_code_of
-        self.state = state or {}
         self.clean = bool(self.state.get("clean", False))
         self.durable: int = self.state.get("durable", 0)
-        self.replay: int = self.state.get("replay", 0)
-        self.timestamp: int = self.state.get("timestamp", 0)
-        self.deleted: dict[str, int] = dict(self.state.get("deleted", {}))
-        self.segments: list[Segment] = []
         #: Empty segments behind the end of the log.
         self.unused: list[Segment] = []
-        #: Log offset of the oldest segment.
-        self.start = 0
-        self.queues: QueueTable = {}
-        self.rebuilding = False
+        #: Checksum files without a segment.
+        self.orphans: list[str] = []
         self.end = 0
-        self.records = self.scanned = self.truncated = 0
+        self.truncated = 0
         self.reason = ""
+        self._entries: dict[int, Entries | None] = {}
 
     # ---- the log
 
     def find_segments(self) -> None:
-        """List the segments, check that none is missing, and raise ``durable`` to the start of the last one in use."""
+        """List the segments, find what is missing between them, and learn how far the log was durable."""
         disk, directory = self.disk, self.log_directory
-        bases = [int(name) for name in disk.listdir(directory) if len(name) == 20 and name.isdigit()]
+        names = disk.listdir(directory)
+        bases = [int(name) for name in names if len(name) == 20 and name.isdigit()]
         sizes = {base: self._file_size(base) for base in bases}
         used = [base for base in bases if sizes[base][1]]
+        for name in names:
+            base = int(name[:20]) if name.endswith(".sums") and name[:20].isdigit() else -1
+            if base >= 0 and base not in sizes:
+                self.orphans.append(f"{directory}/{name}")
+                entries = self.entries(base)
+                if entries is not None and entries.end:
+                    self.durable = max(self.durable, base + entries.end)  # its segment is missing
+        for base in used[-2:]:
+            entries = self.entries(base)
+            if entries is not None:
+                self.durable = max(self.durable, entries.durable)
         for base in bases:
             segment = Segment(directory, base, max(self.config.segment_size, sizes[base][0]))
             if base > (used[-1] if used else bases[0]) and base >= self.durable:
@@ -202,263 +156,184 @@ class _Steps:
             else:
                 self.segments.append(segment)
         for before, after in zip(self.segments, self.segments[1:], strict=False):
+            end = self._end_of(before, sizes[before.base][0], after.base)
             before.capacity = after.base - before.base
             before.end = after.base
-            size = sizes[before.base][0]
-            if size < before.capacity and not self._ends_blank(before, size):
-                raise StoreCorruptedError(
-                    f"{before.path} ends at {size} bytes, the next segment begins at {after.base}:"
-                    " a segment is missing or cut; restore it from a copy"
-                )
+            if end < after.base:
+                self.lose(end, after.base, f"{before.path} ends there: a segment is missing or cut")
         if used:
             self.durable = max(self.durable, used[-1])
-        last = self.segments[-1].end if self.segments else 0
-        if self.durable > last:
-            raise StoreCorruptedError(
-                f"{directory}: the checkpoint promises messages up to log offset {self.durable}, the files end at"
-                f" {last}; restore the missing files from a copy"
-            )
         self.start = self.segments[0].base if self.segments else 0
+        known = self.state.get("start", self.start)
+        if known < self.start:
+            self.lose(known, self.start, f"segments in front of {self.segments[0].path} are missing")
         self.replay = max(self.replay, self.start)
 
+    def entries(self, base: int) -> Entries | None:
+        """What the checksum file of the segment at ``base`` says."""
+        if base not in self._entries:
+            self._entries[base] = read_entries(self.disk, sums_path(f"{self.log_directory}/{base:020d}"), base)
+        return self._entries[base]
+
+    def replay_of_sums(self) -> int:
+        """Up to where the consume queues were synced, by the newest checksum files."""
+        found = [self.entries(segment.base) for segment in self.segments[-2:]]
+        return max((entries.replay for entries in found if entries is not None), default=0)
+
     def _file_size(self, base: int) -> tuple[int, bool]:
-        """Size of a segment file, and whether it has a first record."""
+        """Size of a segment file, and whether anything was ever written to it."""
         file = self.disk.open(f"{self.log_directory}/{base:020d}")
         try:
-            return file.size(), bool(file.pread(4, 0).strip(b"\0"))
+            size, written = file.size(), any(read_pages(file, 0, 4))
         finally:
             file.close()
+        if not written:
+            entries = self.entries(base)
+            written = entries is not None and entries.end > 0 and entries.durable > base
+        return size, written
 
-    def _ends_blank(self, segment: Segment, size: int) -> bool:
-        # A disk that reserves no space leaves a rolled segment shorter: its last bytes are then the head of the blank.
+    def _end_of(self, segment: Segment, size: int, following: int) -> int:
+        """Log offset where a full segment ends, by its file. A disk that reserves no space leaves it shorter: its last
+        bytes are then the head of the blank."""
+        if segment.base + size >= following:
+            return following
         file = self.disk.open(segment.path)
         try:
-            head = file.pread(BLANK_SIZE, max(0, size - BLANK_SIZE))
-            return parse_blank(head, 0) == segment.capacity - size + BLANK_SIZE
+            start = max(0, size - BLANK_SIZE)
+            blank = parse_blank(read_pages(file, start, BLANK_SIZE), 0)
+            if blank is not None:
+                return min(following, segment.base + start + blank)
         except ProtocolError:
-            return False
+            pass  # no blank
         finally:
             file.close()
+        return segment.base + size
 
     def scan(self) -> None:
         """Read from ``replay`` to the end of the log, dispatching every record; sets ``end``."""
-        offset = self.replay
-        self.end = offset
-        for index, segment in enumerate(self.segments):
+        offset = self.end = self.replay
+        last_end = self.segments[-1].end if self.segments else self.start
+        if offset > last_end:
+            self.lost += offset - last_end
+            self.gap = last_end + 1
+            self.lose(last_end, offset, f"{self.log_directory} ends there: segments are missing")
+        for segment in self.segments:
             if segment.end <= offset:
                 continue
-            bad = self._scan_segment(segment, max(offset, segment.base))
-            if bad is None:
-                self.end = segment.end
-                continue
-            if bad.offset < self.durable or index + 1 < len(self.segments):
-                raise StoreCorruptedError(
-                    f"{segment.path}: log offset {bad.offset} was durable (up to {self.durable}) and is damaged:"
-                    f" {bad.reason}; nothing was changed, restore the file from a copy"
-                )
-            self.end = bad.offset
-            self.reason = bad.reason
-            return
+            last = segment is self.segments[-1]
+            self.end = segment.end
+            start = max(offset, segment.base)
+            durable = max(self.durable, start) if last else None
+            entries = self.entries(segment.base)
+            for item in walk(self.disk, segment.path, segment.base, segment.capacity, entries, start, durable):
+                if isinstance(item, Found):
+                    self.dispatch(item)
+                elif durable is not None and item.offset >= durable:
+                    self.end = item.offset
+                    self.reason = item.reason
+                else:
+                    self.lost += item.end - item.offset
+                    self.gap = item.offset + 1
+                    self.lose(item.offset, item.end, item.reason)
+            if not last:
+                del self._entries[segment.base]
+        if self.durable > self.end:
+            self.lost += self.durable - self.end
+            self.gap = self.end + 1
+            self.lose(self.end, self.durable, f"{self.log_directory} ends there: segments are missing")
+            self.end = self.durable
+        self._keep_numbers()
 
-    def _scan_segment(self, segment: Segment, offset: int) -> _Bad | None:
-        """Dispatch the records from ``offset`` on. None when the segment is full, else where and why reading ended."""
+    def _keep_numbers(self) -> None:
+        """Offsets that the checkpoint knows as given are not given again, though their messages are lost."""
+        if not self.lost:
+            return
+        for topic, rows in self.state.get("queues", {}).items():
+            for queue_id, minimum, count in rows:
+                queue = self.queues.get((topic, queue_id))
+                if queue is None:
+                    queue = self._queue(topic, queue_id, minimum)
+                if queue.next_offset < count:
+                    self._fill(queue, count)
+
+    def check_newest(self) -> None:
+        """Compare what was written last with its checksums, even if nothing had to be read."""
+        segment = self.segments[-1] if self.segments else None
+        if segment is None or not self.replay > segment.base:
+            return
+        entries = self.entries(segment.base)
+        if entries is None:
+            return
+        upto = min(self.replay, self.end) - segment.base
+        low = max(0, upto - _NEWEST)
+        low -= low % PAGE
         file = self.disk.open(segment.path)
         try:
-            buffer, start = b"", 0
-            while True:
-                left = segment.end - offset
-                for _ in range(2):  # the first read may only tell how much a large record needs
-                    have = len(buffer) - start
-                    size, magic = _HEAD.unpack_from(buffer, start) if have >= BLANK_SIZE else (BLANK_SIZE, 0)
-                    if size <= have or size > left or (have >= BLANK_SIZE and magic not in _RECORDS):
-                        break
-                    buffer, start = file.pread(min(max(_WINDOW, size), left), offset - segment.base), 0
-                if len(buffer) - start < BLANK_SIZE:
-                    return _Bad(offset, "the file ends")
-                if not any(buffer[start : start + BLANK_SIZE]):
-                    return _Bad(offset, "nothing was written here")
-                try:
-                    blank = parse_blank(buffer, start)
-                    if blank is not None:
-                        return None if blank == left else _Bad(offset, f"blank of {blank} bytes where {left} are left")
-                    size = check_record(buffer, start)
-                    view = RecordView(buffer, start, start + size)
-                    if view.physical_offset != offset:
-                        return _Bad(offset, f"the record says it stands at {view.physical_offset}")
-                    if offset >= self.durable and _has_lost_sector(view, offset - segment.base):
-                        return _Bad(offset, "a sector of the record was never written")
-                    self._dispatch(view, offset, size)
-                except ProtocolError as error:
-                    return _Bad(offset, error.what)
-                except UsageError as error:
-                    return _Bad(offset, str(error))
-                self.records += 1
-                self.scanned += size
-                start += size
-                offset += size
+            data = read_pages(file, low, upto - upto % -PAGE - low)
         finally:
             file.close()
+        data += bytes(max(0, upto - low - len(data)))
+        for begin, end in entries.wrong(data, low):
+            if begin < upto:
+                self.lose(segment.base + begin, segment.base + end, "the checksum of the segment differs")
 
     def finish(self) -> None:
         """Cut what stands behind the end, and make everything before it durable."""
         for segment in reversed(self.unused):
             segment.remove(self.disk)
+        for path in self.orphans:
+            self.disk.unlink(path)
         for topic in [topic for topic, upto in self.deleted.items() if upto <= self.start]:
             del self.deleted[topic]
-        if not self.segments or self.segments[-1].end == self.end:
+        if not self.segments or self.segments[-1].end <= self.end:
             return
         segment = self.segments[-1]
         position = self.end - segment.base
+        covered = self._resume_sums(segment, position)
         file = segment.prepare(self.disk, 0)
-        if self.clean and not self.records and not file.pread(8, position).strip(b"\0"):
-            return
-        self.clean = False
-        last = _last_written(file.pread, position, file.size())
-        if last > position:
-            self.truncated = last - position
-            segment.cut(position)
-        else:
-            file.fdatasync()
+        untouched = self.clean and not self.records and not read_pages(file, position, 8).strip(b"\0")
+        if not untouched:
+            self.clean = False
+            last = _last_written(file, position)
+            if last > position:
+                self.truncated = last - position
+                segment.cut(position)
+            else:
+                file.fdatasync()
+        while covered < position:
+            data = read_pages(file, covered, min(_WINDOW, position - covered))
+            data += bytes(min(_WINDOW, position - covered) - len(data))
+            segment.cover([data], covered, self.end, 0)
+            covered += len(data)
+        segment.sync_sums()
 
-    # ---- the consume queues
-
-    def load_queues(self) -> None:
-        """Take over the queues of the checkpoint, cut to what it says; _QueuesDoNotFit when a file is missing or
-        differs."""
-        for topic, rows in self.state.get("queues", {}).items():
-            for queue_id, minimum, count in rows:
-                path = queue_directory(self.queue_directory, topic, queue_id)
-                self.queues[topic, queue_id] = ConsumeQueue(path, topic, queue_id, count, minimum)
-        kept: dict[str, None] = {}
-        for topic in self.disk.listdir(self.queue_directory):
-            for name in self.disk.listdir(f"{self.queue_directory}/{topic}"):
-                path = f"{self.queue_directory}/{topic}/{name}"
-                kept[path] = None
-                queue = self.queues.get((topic, int(name) if name.isdigit() else -1))
-                if queue is None or not queue.max_offset:
-                    remove_queue(self.disk, path)
-                else:
-                    self._fit_files(queue)
-        for queue in self.queues.values():
-            if queue.max_offset and queue.directory not in kept:
-                raise _QueuesDoNotFit(f"{queue.directory} is missing")
-
-    def _fit_files(self, queue: ConsumeQueue) -> None:
-        end = queue.max_offset * UNIT_SIZE
-        bases = [int(name) for name in self.disk.listdir(queue.directory) if name.isdigit()]
-        expected = range(queue.min_offset * UNIT_SIZE // FILE_SIZE * FILE_SIZE, end, FILE_SIZE)
-        if not set(expected) <= set(bases):
-            raise _QueuesDoNotFit(f"{queue.directory} lacks a file")
-        for base in bases:
-            path = f"{queue.directory}/{base:020d}"
-            if base >= end:
-                self.disk.unlink(path)
-                continue
-            file = self.disk.open(path)
-            try:
-                size, wanted = file.size(), min(FILE_SIZE, end - base)
-                if size < wanted:
-                    raise _QueuesDoNotFit(f"{path} is too short")
-                if size > wanted:
-                    file.truncate(wanted)
-                if base + wanted == end:
-                    self._check_unit(queue, file.pread(UNIT_SIZE, wanted - UNIT_SIZE))
-            finally:
-                file.close()
-
-    def _check_unit(self, queue: ConsumeQueue, unit: bytes) -> None:
-        """The last unit of a queue must point at the record that says the same."""
-        place, size, _ = UNIT.unpack(unit)
-        for segment in self.segments:
-            if segment.base <= place < segment.end and 0 < size <= segment.end - place:
-                file = self.disk.open(segment.path)
-                try:
-                    data = file.pread(size, place - segment.base)
-                finally:
-                    file.close()
-                if _says(data, size, (place, queue.queue_id, queue.max_offset - 1)):
-                    return
-        raise _QueuesDoNotFit(f"{queue.directory}: unit {queue.max_offset - 1} points at {place}, no such record there")
-
-    def forget_queues(self) -> None:
-        """Start over: no queues, and the log from its beginning."""
-        for topic in self.disk.listdir(self.queue_directory):
-            for name in self.disk.listdir(f"{self.queue_directory}/{topic}"):
-                remove_queue(self.disk, f"{self.queue_directory}/{topic}/{name}")
-        self.queues.clear()
-        self.rebuilding = True
-        self.replay = self.start
-        self.records = self.scanned = 0
-
-    def _dispatch(self, view: RecordView, offset: int, size: int) -> None:
-        timestamp = view.store_timestamp
-        if timestamp > self.timestamp:
-            self.timestamp = timestamp
-        topic = view.topic
-        if offset < self.deleted.get(topic, 0):
-            return
-        key = (topic, view.queue_id)
-        queue = self.queues.get(key)
-        position = view.queue_offset
-        if queue is None:
-            # The first record left of a queue sets where it begins, if the log's beginning was removed.
-            first = position if self.rebuilding and self.start > 0 else 0
-            queue = ConsumeQueue(queue_directory(self.queue_directory, *key), topic, view.queue_id, first, first)
-            self.queues[key] = queue
-        if position != queue.next_offset:
-            if not self.rebuilding:
-                raise _QueuesDoNotFit(f"{topic} {view.queue_id}: record {position} follows {queue.next_offset}")
-            if position != 0:
-                raise StoreCorruptedError(
-                    f"log offset {offset}: offset {position} of queue {view.queue_id} of topic {topic} follows"
-                    f" {queue.next_offset - 1}; records between them are missing"
-                )
-            # The topic was deleted and made again, and the checkpoint that knew it is lost.
-            if self.disk.exists(queue.directory):
-                remove_queue(self.disk, queue.directory)
-            queue = self.queues[key] = ConsumeQueue(queue.directory, topic, view.queue_id)
-        queue.tail += UNIT.pack(offset, size, self.tags_code_of(view))
-        queue.next_offset += 1
-        queue.max_offset = queue.next_offset
-        if len(queue.tail) >= WRITE_OUT:
-            write_units(self.disk, queue.directory, queue.tail_first, bytes(queue.tail), None)
-            queue.written(queue.max_offset, synced=False)
+    def _resume_sums(self, segment: Segment, position: int) -> int:
+        """Take over the checksums of the last segment as far as they cover what stays; how far that is."""
+        entries = self.entries(segment.base)
+        if entries is None:
+            return 0
+        kept = entries.cut(position)
+        at = entries.position
+        if entries.torn or len(kept.ends) < len(entries.ends):
+            rows: list[int] = []
+            end = 0
+            for upto, crc in zip(kept.ends, kept.crcs, strict=True):
+                rows += (upto - end, crc)
+                end = upto
+            data = encode_head(segment.base)
+            if rows:
+                data += encode_block(rows, segment.base, min(self.durable, self.end), kept.replay)
+            self.disk.replace(sums_path(segment.path), data)
+            at = len(data)
+        segment.resume(kept.checksums(), at)
+        return kept.end
 
 
-def _says(data: bytes, size: int, expected: tuple[int, int, int]) -> bool:
-    """Whether ``data`` is a record with these physical offset, queue id and queue offset."""
-    try:
-        if len(data) != size or check_record(data, 0, check_crc=False) != size:
-            return False
-    except ProtocolError:
-        return False
-    view = RecordView(data, 0, size)
-    return (view.physical_offset, view.queue_id, view.queue_offset) == expected
-
-
-def _has_lost_sector(view: RecordView, position: int) -> bool:
-    """Whether the property bytes of an unpromised record have a sector that reads as zeros. The body's CRC covers the
-    body, the inner lengths cover the head; properties have no checksum of their own
-    (a checksum file beside each segment will cover all)."""
-    properties = view.raw_properties
-    if b"\0" not in properties:
-        return False
-    begin = position + view.size - len(properties)
-    end = position + view.size
-    while begin < end:
-        stop = min(end, begin - begin % _SECTOR + _SECTOR)
-        piece = properties[len(properties) - (end - begin) : len(properties) - (end - stop)]
-        if not piece.strip(b"\0"):
-            return True
-        begin = stop
-    return False
-
-
-def _last_written(pread: Callable[[int, int], bytes], position: int, size: int) -> int:
+def _last_written(file: File, position: int) -> int:
     """Where the last byte that is not zero ends, at or behind ``position``."""
-    last = position
+    last, size = position, file.size()
     while position < size:
-        data = pread(min(_WINDOW, size - position), position)
+        data = read_pages(file, position, min(_WINDOW, size - position))
         if not data:
             break
         used = len(data.rstrip(b"\0"))

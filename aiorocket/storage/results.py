@@ -7,8 +7,10 @@ from enum import Enum
 from typing import NamedTuple
 
 from aiorocket.errors import StoreError
+from aiorocket.storage.walk import Bad
 
 __all__ = (
+    "Damage",
     "PutResult",
     "PutStatus",
     "ReadResult",
@@ -83,6 +85,17 @@ class ReadResult(NamedTuple):
         return b"".join(self.pieces)
 
 
+class Damage(NamedTuple):
+    """A range of the log that is not served any more: log offsets ``offset`` to ``end`` of ``file``. ``lost`` are the
+    messages that stood there: (topic, queue id, first queue offset, number)."""
+
+    file: str
+    offset: int
+    end: int
+    reason: str
+    lost: tuple[tuple[str, int, int, int], ...]
+
+
 class Recovery(NamedTuple):
     """What opening a store found and did. ``records`` and ``scanned_bytes`` count what was read again since the last
     checkpoint."""
@@ -99,3 +112,5 @@ class Recovery(NamedTuple):
     rebuilt: bool
     queues: int
     end: int
+    #: Ranges of the log that were found damaged by this start and were not known before.
+    damaged: tuple[Bad, ...] = ()

@@ -1,4 +1,4 @@
-"""One preallocated file of the commit log.
+"""One preallocated file of the commit log and the checksum file beside it.
 
 Bytes of a segment are written once, front to back; what was never written reads as zeros. A record never spans two
 segments: the rest of a full one starts with a blank (int remaining size, int magic), for which the last 8 bytes are
@@ -8,8 +8,10 @@ always kept free.
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 
 from aiorocket.runtime.disk import Disk, File
+from aiorocket.storage.checksums import Checksums, encode_block, encode_head, sums_path
 
 __all__ = ("Segment", "segment_path")
 
@@ -21,9 +23,23 @@ def segment_path(directory: str, base: int) -> str:
 
 class Segment:
     """Log offsets ``base`` to ``end``. ``file`` is the writing handle: None until ``prepare`` ran in the writer thread,
-    and again when the segment is full and synced."""
+    and again when the segment is full and synced.
 
-    __slots__ = ("base", "capacity", "directory", "end", "file", "path")
+    ``sums`` are the checksums of what was written here, None when they are not in memory: see ``CommitLog``.
+    """
+
+    __slots__ = (
+        "_sums_at",
+        "_sums_file",
+        "base",
+        "capacity",
+        "directory",
+        "end",
+        "file",
+        "path",
+        "sums",
+        "unsynced_sums",
+    )
 
     def __init__(self, directory: str, base: int, capacity: int) -> None:
         self.directory = directory
@@ -32,15 +48,21 @@ class Segment:
         self.capacity = capacity
         self.end = base + capacity
         self.file: File | None = None
+        self.sums: Checksums | None = None
+        #: The checksum file has bytes that no sync covers.
+        self.unsynced_sums = False
+        self._sums_file: File | None = None
+        self._sums_at = 0
 
     def prepare(self, disk: Disk, min_free: int) -> File:
-        """Open the file, create and reserve it first if needed. OSError(ENOSPC) when less than ``min_free`` would be
+        """Open the files, create and reserve them first if needed. OSError(ENOSPC) when less than ``min_free`` would be
         left."""
         file = self.file
         if file is not None:
             return file
         if disk.exists(self.path):
             file = disk.open(self.path)
+            self._open_sums(disk)
             self.file = file
             return file
         free = disk.free_bytes(self.directory)
@@ -54,6 +76,7 @@ class Segment:
         try:
             file.allocate(self.capacity)
             file.fdatasync()
+            self._open_sums(disk)
             disk.fsync_dir(self.directory)
         except OSError:
             file.close()
@@ -62,11 +85,73 @@ class Segment:
         self.file = file
         return file
 
+    def _open_sums(self, disk: Disk) -> None:
+        """Open the checksum file to go on at ``_sums_at``, or make a new one."""
+        file = disk.open(sums_path(self.path), create=True)
+        if self.sums is None:
+            self.sums = Checksums()
+            head = encode_head(self.base)
+            try:
+                file.truncate(0)
+                file.pwritev([head], 0)
+            except OSError:
+                file.close()
+                self.sums = None
+                raise
+            self._sums_at = len(head)
+        self._sums_file = file
+        self.unsynced_sums = True
+
+    def resume(self, sums: Checksums, position: int) -> None:
+        """Recovery: what the checksum file covers, and where it goes on."""
+        self.sums, self._sums_at = sums, position
+
+    def write(self, buffers: Sequence[bytes], position: int, durable: int, replay: int) -> None:
+        """Put ``buffers`` at ``position`` of the prepared file and cover them. After an OSError ``cut`` takes back
+        what came of it."""
+        assert self.file is not None
+        self.file.pwritev(buffers, position)
+        self.cover(buffers, position, durable, replay)
+
+    def cover(self, buffers: Sequence[bytes], position: int, durable: int, replay: int) -> None:
+        """Add checksums for ``buffers``, which stand at ``position``, right behind what is covered."""
+        sums, file = self.sums, self._sums_file
+        assert sums is not None and file is not None and sums.last[0] == position
+        before = sums.last
+        block = encode_block(sums.add(buffers), self.base + position, durable, replay)
+        try:
+            file.pwritev([block], self._sums_at)
+        except OSError:
+            sums.restore(before)
+            raise
+        self._sums_at += len(block)
+        self.unsynced_sums = True
+
+    def sync(self) -> None:
+        """Make everything written so far durable, the checksums too."""
+        assert self.file is not None
+        self.file.fdatasync()
+        self.sync_sums()
+
+    def sync_sums(self) -> None:
+        if self.unsynced_sums and self._sums_file is not None:
+            self._sums_file.fdatasync()
+            self.unsynced_sums = False
+
+    def finish(self, durable: int, replay: int) -> None:
+        """The segment is full: close its checksum file with a summary, durably."""
+        assert self.sums is not None and self._sums_file is not None
+        self._sums_file.pwritev([self.sums.summary(self.base, durable, replay)], self._sums_at)
+        self.unsynced_sums = True
+        self.sync_sums()
+
     def cut(self, position: int) -> None:
         """Forget everything from ``position`` (inside the file) on, durably: old bytes must not look like later
-        records. The space is reserved again if it can be; a full disk then fails a later write instead of this call."""
+        records. The space is reserved again if it can be; a full disk then fails a later write instead of this call.
+        ``restore`` comes first."""
         file = self.file
-        assert file is not None
+        assert file is not None and self._sums_file is not None
+        self._sums_file.truncate(self._sums_at)
         file.truncate(position)
         try:
             file.allocate(self.capacity)
@@ -76,15 +161,30 @@ class Segment:
             file.truncate(position)
         file.fdatasync()
 
+    def mark(self) -> tuple[tuple[int, int], int]:
+        """What is covered now, for ``restore``."""
+        assert self.sums is not None
+        return self.sums.last, self._sums_at
+
+    def restore(self, mark: tuple[tuple[int, int], int]) -> None:
+        """Take back what was covered since ``mark``; the file follows with ``cut``."""
+        assert self.sums is not None
+        last, self._sums_at = mark
+        self.sums.restore(last)
+
     def remove(self, disk: Disk) -> None:
-        """Delete the file, if there is one."""
+        """Delete the files, if there are any."""
         self.close()
-        if disk.exists(self.path):
-            disk.unlink(self.path)
-            disk.fsync_dir(self.directory)
+        for path in (sums_path(self.path), self.path):
+            if disk.exists(path):
+                disk.unlink(path)
+        disk.fsync_dir(self.directory)
 
     def close(self) -> None:
-        """Close the writing handle; ``prepare`` opens it again."""
+        """Close the writing handles; ``prepare`` opens them again."""
         file, self.file = self.file, None
+        if file is not None:
+            file.close()
+        file, self._sums_file = self._sums_file, None
         if file is not None:
             file.close()

@@ -15,30 +15,31 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from struct import pack
+from types import MappingProxyType
 
 from aiorocket.config import StoreConfig
-from aiorocket.errors import ProtocolError, StoreError
+from aiorocket.errors import StoreError
 from aiorocket.runtime.env import Env
 from aiorocket.storage.block import BLOCK_MASK
+from aiorocket.storage.checkpoint import QueueTable
 from aiorocket.storage.chunk_cache import ChunkCache
 from aiorocket.storage.commit_log import CommitGroup, CommitLog, Done
 from aiorocket.storage.consume_queue import UNIT, ConsumeQueue, queue_directory
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.housekeeping import Housekeeping
 from aiorocket.storage.key_index import KeyIndex
+from aiorocket.storage.mending import Mending
 from aiorocket.storage.opening import Opened, open_files
+from aiorocket.storage.queue_recovery import WRITE_OUT, Codes
 from aiorocket.storage.reader import Reader
-from aiorocket.storage.recovery import WRITE_OUT, QueueTable
-from aiorocket.storage.results import PutResult, PutStatus, ReadResult, Recovery, StoreBusyError
+from aiorocket.storage.results import Damage, PutResult, PutStatus, ReadResult, Recovery, StoreBusyError
 from aiorocket.storage.tail_cache import TailCache
 from aiorocket_protocol import (
     PHYSICAL_OFFSET_AT,
     SYS_FLAG_AT,
     BatchItem,
-    RecordView,
     encode_record,
     encode_records,
-    tags_code,
 )
 
 __all__ = ("Arrival", "MessageStore")
@@ -57,18 +58,13 @@ def _no_arrival(topic: str, queue_id: int, max_offset: int, code: int | None) ->
     return None
 
 
-def _tags_code_of(record: RecordView) -> int:
-    try:
-        return tags_code(record.tag)
-    except ProtocolError:  # stored as it came; a property string that cannot be read has no tag
-        return 0
-
-
 class MessageStore:
     """A store in a directory, made by ``open``. Set ``on_arrival`` to hear of visible messages, once per queue and
     group commit."""
 
-    def __init__(self, env: Env, config: StoreConfig, directory: str, store_host: bytes, opened: Opened) -> None:
+    def __init__(
+        self, env: Env, config: StoreConfig, directory: str, store_host: bytes, opened: Opened, codes: Codes
+    ) -> None:
         found = opened.found
         self.directory = directory
         #: What opening it found.
@@ -85,8 +81,13 @@ class MessageStore:
         self._timestamp = found.timestamp
         self._lock = opened.lock
         self._log = log = CommitLog(env, config, f"{directory}/commitlog", files, self._committed, self._failed)
-        self._reader = Reader(log, ChunkCache(log, max(4 << 20, config.tail_cache)), files, self._queues)
-        log.start(found.segments, found.end)
+        chunks = ChunkCache(log, max(4 << 20, config.tail_cache))
+        self._reader = reader = Reader(log, chunks, files, self._queues, self._mend)
+        self._mending = Mending(env.disk, log, files, self._queues, found.deleted, codes, reader.holds)
+        log.start(found.segments, found.end, found.damage)
+        log.on_damage = self._mending.report
+        for bad in log.damage:
+            self._mending.report(bad, known=bad not in self.recovery.damaged)
         #: Looks messages up by their keys.
         self.keys = KeyIndex(env.disk, log, files, opened.parts, self._reader.read_record)
         self._behind = Housekeeping(
@@ -113,17 +114,17 @@ class MessageStore:
         directory: str,
         *,
         store_host: bytes,
-        tags_code_of: Callable[[RecordView], int] = _tags_code_of,
+        codes: Codes = MappingProxyType({}),
     ) -> MessageStore:
         """Lock the directory, recover, start. ``store_host`` is the broker's address as 8 (IPv4) or 20 (IPv6) packed
-        bytes. ``tags_code_of`` says what stands beside a record in its queue, if there are queues where that is
-        something else than the hash of TAGS (the delay queues): recovery asks it for every record it reads.
+        bytes. ``codes`` says by topic what stands beside a record in its queue, where that is something else than the
+        hash of TAGS (the delay queues): recovery asks it for every record of theirs.
 
         StoreLockedError, StoreCorruptedError, or StoreError for an unusable directory.
         """
         directory = directory.rstrip("/") or "/"
-        found = await open_files(env.disk, config, directory, tags_code_of)
-        return cls(env, config, directory, store_host, found)
+        opened = await open_files(env.disk, config, directory, codes)
+        return cls(env, config, directory, store_host, opened, codes)
 
     async def close(self) -> None:
         """Write and acknowledge what waits, save a checkpoint that makes the next start scan nothing, give the lock
@@ -132,6 +133,7 @@ class MessageStore:
             return
         self._closed = True
         try:
+            await self._mending.close()
             await self._log.drain()
             await self._behind.close(clean=not self._log.is_broken)
             await self._log.close()
@@ -143,6 +145,15 @@ class MessageStore:
     def problem(self) -> str | None:
         """Why appends are refused at present (full, broken, closed), else None."""
         return None if self._log.refusal is None else str(self._log.refusal)
+
+    @property
+    def damaged(self) -> list[Damage]:
+        """The ranges of the log that were found damaged, by this process or an earlier one. What stood in them is not
+        served; pulls go on behind them."""
+        return self._mending.damaged
+
+    def _mend(self, queue: ConsumeQueue, offset: int) -> None:
+        self._mending.mend(queue, offset)
 
     @property
     def store_host(self) -> bytes:

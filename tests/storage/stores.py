@@ -76,3 +76,21 @@ def everything(
 
 def bodies(store: MessageStore, topic: str = "T", queue_id: int = 0, step: int = 32) -> list[bytes]:
     return [view.raw_body for view in everything(store, topic, queue_id, step)]
+
+
+def intact(store: MessageStore, topic: str = "T", queue_id: int = 0, step: int = 32) -> dict[int, bytes]:
+    """Bodies by queue offset, read over gaps as a consumer does."""
+    found: dict[int, bytes] = {}
+    offset = store.min_offset(topic, queue_id)
+    while offset < store.max_offset(topic, queue_id):
+        result = store.read(topic, queue_id, offset, step, 1 << 20)
+        assert result.next_offset > offset, result
+        if result.status is ReadStatus.FOUND:
+            for view in split_records(result.data):
+                assert (view.topic, view.queue_id, view.queue_offset) == (topic, queue_id, offset)
+                found[offset] = view.raw_body
+                offset += 1
+        else:
+            assert result.status is ReadStatus.MESSAGE_WAS_REMOVING, result
+        offset = result.next_offset
+    return found

@@ -20,7 +20,7 @@ class Log:
         self.data = Random(7).randbytes(size)
         self.pieces = 0
 
-    def piece(self, offset: int, size: int) -> bytes:
+    def checked(self, offset: int, size: int) -> bytes:
         self.pieces += 1
         end = min(offset + size, offset - offset % SEGMENT + SEGMENT, len(self.data))
         return self.data[offset:end]

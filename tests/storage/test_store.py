@@ -313,12 +313,12 @@ async def test_a_deleted_topic_is_gone_and_starts_again_at_zero() -> None:
 
 
 async def test_consume_queues_leave_memory_and_cross_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    from aiorocket.storage import consume_queue, reader, recovery
+    from aiorocket.storage import consume_queue, queue_recovery, reader
 
     monkeypatch.setattr(consume_queue, "FILE_UNITS", 100)
     monkeypatch.setattr(reader, "FILE_UNITS", 100)
     monkeypatch.setattr(consume_queue, "FILE_SIZE", 2000)
-    monkeypatch.setattr(recovery, "FILE_SIZE", 2000)
+    monkeypatch.setattr(queue_recovery, "FILE_SIZE", 2000)
     env = memory_env()
     store = await opened(env, tail_cache=0, segment_size=1 << 20)
     expected = [b"%d" % number for number in range(750)]

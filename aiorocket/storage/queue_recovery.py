@@ -1,0 +1,311 @@
+"""Bringing the consume queues up to date when a store is opened: taken over from the checkpoint or from their files, or
+made again record by record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiorocket.errors import ProtocolError, UsageError
+from aiorocket.runtime.disk import Disk
+from aiorocket.storage.checkpoint import QueueTable
+from aiorocket.storage.consume_queue import (
+    FILE_SIZE,
+    GAP,
+    UNIT,
+    UNIT_SIZE,
+    ConsumeQueue,
+    queue_directory,
+    remove_queue,
+    write_units,
+)
+from aiorocket.storage.segment import Segment
+from aiorocket.storage.walk import Bad, Found, read_pages
+from aiorocket_protocol import MIN_RECORD, PROPERTY_TAGS, RecordView, check_record, tags_code
+
+__all__ = ("WRITE_OUT", "Codes", "QueueSteps", "QueuesDoNotFitError", "code_of", "sync_queue")
+
+#: Units a queue gathers in memory before they are put into its file (without a sync).
+WRITE_OUT = 64 * 1024
+
+_LOG = logging.getLogger("aiorocket.storage")
+_TAGS = PROPERTY_TAGS.encode()
+
+#: Topic -> what stands beside its records in their queues, where that is not the hash of TAGS.
+Codes = Mapping[str, Callable[[RecordView], int]]
+
+
+class QueuesDoNotFitError(Exception):
+    """The consume queues contradict the checkpoint or the log; the text says where."""
+
+
+def sync_queue(disk: Disk, queue: ConsumeQueue) -> None:
+    """Blocking: put everything of a queue into its files, durably."""
+    count = queue.max_offset
+    data = bytes(queue.tail[: (count - queue.tail_first) * UNIT_SIZE])
+    write_units(disk, queue.directory, queue.tail_first, data, queue.synced)
+    queue.written(count, synced=True)
+
+
+class QueueSteps:
+    """The steps of one recovery that are about queues, and what they found."""
+
+    def __init__(self, disk: Disk, directory: str, state: dict[str, Any] | None, codes: Codes) -> None:
+        self.disk = disk
+        self.queue_directory = f"{directory}/consumequeue"
+        self.codes = codes
+        self.state = state or {}
+        self.replay: int = self.state.get("replay", 0)
+        self.timestamp: int = self.state.get("timestamp", 0)
+        self.deleted: dict[str, int] = dict(self.state.get("deleted", {}))
+        self.damage = [Bad(*row) for row in self.state.get("damaged", ())]
+        #: How many of these are from earlier.
+        self.known = len(self.damage)
+        #: Bytes of damage that the scan passed: so many records may be missing in queues.
+        self.lost = 0
+        #: A place in the last of it, for the units of what is missing.
+        self.gap = 0
+        self.segments: list[Segment] = []
+        #: Log offset of the oldest segment.
+        self.start = 0
+        self.queues: QueueTable = {}
+        self.by_bytes: dict[tuple[bytes, int], ConsumeQueue] = {}
+        self.rebuilding = False
+        self.records = self.scanned = 0
+
+    def lose(self, start: int, end: int, reason: str) -> None:
+        """Quarantine a range of the log."""
+        if end > start and not any(bad.offset <= start and end <= bad.end for bad in self.damage):
+            self.damage.append(Bad(start, end, reason))
+
+    def do_without_checkpoint(self, replay: int) -> None:
+        """Both generations are lost: the checksum files say ``replay``, up to where the consume queues were synced, and
+        their own files how long they are."""
+        self.replay = replay
+        if self.replay <= self.start:
+            raise QueuesDoNotFitError("there is no checkpoint")
+        newest = (0, 0)
+        rows: dict[str, list[list[int]]] = {}
+        for topic in self.disk.listdir(self.queue_directory):
+            for name in self.disk.listdir(f"{self.queue_directory}/{topic}"):
+                path = f"{self.queue_directory}/{topic}/{name}"
+                bases = [int(name) for name in self.disk.listdir(path) if name.isdigit()]
+                if not name.isdigit() or not bases:
+                    continue
+                low, count = bases[0] // UNIT_SIZE, self._count_below(path, bases, self.replay)
+                if count <= low:
+                    continue
+                first = self._count_below(path, bases, self.start)
+                rows.setdefault(topic, []).append([int(name), max(low, first), count])
+                newest = max(newest, self._unit(path, count - 1)[:2])
+        self.state = {"queues": rows}
+        place, size = newest
+        if size:
+            record = self._record(place, size)
+            if record is not None:
+                self.timestamp = record.store_timestamp
+        _LOG.warning("no checkpoint: %s is taken as it is up to log offset %d", self.queue_directory, replay)
+
+    def _count_below(self, path: str, bases: list[int], upto: int) -> int:
+        """How many units of a queue point below log offset ``upto``; places ascend."""
+        low = bases[0] // UNIT_SIZE
+        file = self.disk.open(f"{path}/{bases[-1]:020d}")
+        try:
+            high = (bases[-1] + file.size()) // UNIT_SIZE
+        finally:
+            file.close()
+        while low < high:
+            middle = (low + high) // 2
+            place, size, _ = self._unit(path, middle)
+            if place < upto and (place or size):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _unit(self, path: str, index: int) -> tuple[int, int, int]:
+        base = index * UNIT_SIZE // FILE_SIZE * FILE_SIZE
+        try:
+            file = self.disk.open(f"{path}/{base:020d}")
+        except FileNotFoundError:
+            raise QueuesDoNotFitError(f"{path} lacks a file") from None
+        try:
+            unit = file.pread(UNIT_SIZE, index * UNIT_SIZE - base)
+        finally:
+            file.close()
+        if len(unit) != UNIT_SIZE:
+            raise QueuesDoNotFitError(f"{path} lacks units")
+        return UNIT.unpack(unit)
+
+    def load_queues(self) -> None:
+        """Take over the queues of the checkpoint, cut to what it says; QueuesDoNotFitError when a file is missing or
+        differs."""
+        for topic, rows in self.state.get("queues", {}).items():
+            for queue_id, minimum, count in rows:
+                path = queue_directory(self.queue_directory, topic, queue_id)
+                known = ConsumeQueue(path, topic, queue_id, count, minimum)
+                self.queues[topic, queue_id] = self.by_bytes[known.topic_bytes, queue_id] = known
+        kept: dict[str, None] = {}
+        for topic in self.disk.listdir(self.queue_directory):
+            for name in self.disk.listdir(f"{self.queue_directory}/{topic}"):
+                path = f"{self.queue_directory}/{topic}/{name}"
+                kept[path] = None
+                queue = self.queues.get((topic, int(name) if name.isdigit() else -1))
+                if queue is None or not queue.max_offset:
+                    remove_queue(self.disk, path)
+                else:
+                    self._fit_files(queue)
+        for queue in self.queues.values():
+            if queue.max_offset and queue.directory not in kept:
+                raise QueuesDoNotFitError(f"{queue.directory} is missing")
+
+    def _fit_files(self, queue: ConsumeQueue) -> None:
+        end = queue.max_offset * UNIT_SIZE
+        bases = [int(name) for name in self.disk.listdir(queue.directory) if name.isdigit()]
+        expected = range(queue.min_offset * UNIT_SIZE // FILE_SIZE * FILE_SIZE, end, FILE_SIZE)
+        if not set(expected) <= set(bases):
+            raise QueuesDoNotFitError(f"{queue.directory} lacks a file")
+        for base in bases:
+            path = f"{queue.directory}/{base:020d}"
+            if base >= end:
+                self.disk.unlink(path)
+                continue
+            file = self.disk.open(path)
+            try:
+                size, wanted = file.size(), min(FILE_SIZE, end - base)
+                if size < wanted:
+                    raise QueuesDoNotFitError(f"{path} is too short")
+                if size > wanted:
+                    file.truncate(wanted)
+                if base + wanted == end:
+                    self._check_unit(queue, file.pread(UNIT_SIZE, wanted - UNIT_SIZE))
+            finally:
+                file.close()
+
+    def _check_unit(self, queue: ConsumeQueue, unit: bytes) -> None:
+        """The last unit of a queue must point at the record that says the same, or at damage."""
+        place, size, _ = UNIT.unpack(unit)
+        if size == GAP or any(bad.offset < place + size and place < bad.end for bad in self.damage):
+            return
+        record = self._record(place, size)
+        if record is None or (record.queue_id, record.queue_offset, record.topic) != (
+            queue.queue_id, queue.max_offset - 1, queue.topic,
+        ):  # fmt: skip
+            raise QueuesDoNotFitError(
+                f"{queue.directory}: unit {queue.max_offset - 1} points at {place}, no such record there"
+            )
+
+    def _record(self, place: int, size: int) -> RecordView | None:
+        """The record that stands at ``place``; its body is not checked."""
+        for segment in self.segments:
+            if segment.base <= place < segment.end and MIN_RECORD <= size <= segment.end - place:
+                file = self.disk.open(segment.path)
+                try:
+                    data = read_pages(file, place - segment.base, size)
+                finally:
+                    file.close()
+                try:
+                    if len(data) == size == check_record(data, 0, check_crc=False):
+                        view = RecordView(data, 0, size)
+                        return view if view.physical_offset == place and view.topic else None
+                except ProtocolError:
+                    return None
+        return None
+
+    def forget_queues(self) -> None:
+        """Start over: no queues, and the log from its beginning."""
+        for topic in self.disk.listdir(self.queue_directory):
+            for name in self.disk.listdir(f"{self.queue_directory}/{topic}"):
+                remove_queue(self.disk, f"{self.queue_directory}/{topic}/{name}")
+        self.queues.clear()
+        self.by_bytes.clear()
+        self.rebuilding = True
+        self.replay = self.start
+        self.records = self.scanned = self.lost = 0
+
+    def _queue(self, topic: str, queue_id: int, first: int) -> ConsumeQueue:
+        path = queue_directory(self.queue_directory, topic, queue_id)
+        queue = self.queues[topic, queue_id] = ConsumeQueue(path, topic, queue_id, first, first)
+        self.by_bytes[queue.topic_bytes, queue_id] = queue
+        return queue
+
+    def _fill(self, queue: ConsumeQueue, upto: int) -> None:
+        """Offsets below ``upto`` whose records are lost get units that say so."""
+        first = queue.next_offset
+        _LOG.error(
+            "topic %s queue %d: %d messages from offset %d on are lost with the log at offset %d",
+            queue.topic, queue.queue_id, upto - first, first, self.gap - 1,
+        )  # fmt: skip
+        while queue.next_offset < upto:
+            count = min(upto - queue.next_offset, WRITE_OUT)
+            queue.tail += UNIT.pack(self.gap, GAP, 0) * count
+            queue.next_offset += count
+            self._grown(queue)
+
+    def _grown(self, queue: ConsumeQueue) -> None:
+        queue.max_offset = queue.next_offset
+        if len(queue.tail) >= WRITE_OUT:
+            write_units(self.disk, queue.directory, queue.tail_first, bytes(queue.tail), None)
+            queue.written(queue.max_offset, synced=False)
+
+    def dispatch(self, found: Found) -> None:
+        offset, size, topic_bytes, queue_id, position, timestamp, _, _ = found
+        if timestamp > self.timestamp:
+            self.timestamp = timestamp
+        self.records += 1
+        self.scanned += size
+        queue = self.by_bytes.get((topic_bytes, queue_id))
+        if queue is None or position != queue.next_offset or self.deleted:
+            queue = self._place_of(found, queue)
+            if queue is None:
+                return
+        queue.tail += UNIT.pack(offset, size, code_of(found, self.codes, queue.topic))
+        queue.next_offset = position + 1
+        self._grown(queue)
+
+    def _place_of(self, found: Found, queue: ConsumeQueue | None) -> ConsumeQueue | None:
+        """The queue that the record is next in, made if need be and with gaps for what was lost in front of it; None
+        for a record that belongs to no queue."""
+        position = found.queue_offset
+        try:
+            topic = found.topic.decode()
+            if found.offset < self.deleted.get(topic, 0):
+                return None
+            if queue is None:
+                # The first record left of a queue sets where it begins, if the log's beginning was removed.
+                first = position if self.rebuilding and self.start > 0 else 0
+                queue = self._queue(topic, found.queue_id, first)
+        except (UnicodeDecodeError, UsageError) as error:
+            self.lose(found.offset, found.offset + found.size, str(error))
+            return None
+        if position == queue.next_offset:
+            return queue
+        if queue.next_offset < position <= queue.next_offset + self.lost // MIN_RECORD:
+            self._fill(queue, position)
+            return queue
+        what = f"record {position} of queue {found.queue_id} of topic {topic} follows {queue.next_offset - 1}"
+        if not self.rebuilding:
+            raise QueuesDoNotFitError(what)
+        if position != 0:
+            self.lose(found.offset, found.offset + found.size, what)
+            return None
+        # The topic was deleted and made again, and the checkpoint that knew it is lost.
+        if self.disk.exists(queue.directory):
+            remove_queue(self.disk, queue.directory)
+        return self._queue(topic, found.queue_id, 0)
+
+
+def code_of(found: Found, codes: Codes, topic: str) -> int:
+    """What stands beside a record in its queue: what ``codes`` say, else the hash of its tag, 0 when it has none or its
+    property string cannot be read."""
+    own = codes.get(topic)
+    if own is not None:
+        return own(found.view)
+    end = found.start + found.size
+    if found.buffer.find(_TAGS, found.start, end) < 0:
+        return 0
+    try:
+        return tags_code(found.view.tag)
+    except ProtocolError:  # stored as it came
+        return 0

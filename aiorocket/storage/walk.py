@@ -1,0 +1,276 @@
+"""Walking the log from record to record, over what is damaged.
+
+A record is good when its size, magic and inner lengths fit, when it says PHYSICALOFFSET = the place where it stands,
+and when the checksums of its segment cover it and agree; where they do not cover it, its body's CRC must fit. Behind
+bad bytes the next good record is looked for by its magic: none can be mistaken, because each names its own place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import NamedTuple
+
+from aiorocket.errors import ProtocolError
+from aiorocket.runtime.disk import Disk, File
+from aiorocket.storage.checksums import PAGE, Entries
+from aiorocket_protocol import (
+    BLANK_SIZE,
+    MIN_RECORD,
+    RECORD_MAGIC_BLANK,
+    RECORD_MAGIC_V1,
+    RECORD_MAGIC_V2,
+    V4_HEAD,
+    RecordView,
+    check_record,
+    parse_blank,
+)
+
+__all__ = ("Bad", "Found", "read_pages", "walk")
+
+_WINDOW = 1 << 20
+_SECTOR = 512
+# size, magic, queue id, queue offset, physical offset, sysFlag, store timestamp, body length; both hosts IPv4
+_unpack = Struct(">ii4xi4xqqi16xq20xi").unpack_from
+_V6 = 0x030
+_MAGICS = tuple(magic.to_bytes(4, "big", signed=True) for magic in (RECORD_MAGIC_V1, RECORD_MAGIC_V2))
+_BLANK = RECORD_MAGIC_BLANK.to_bytes(4, "big", signed=True)
+
+
+class Found(NamedTuple):
+    """A good record: ``buffer[start : start + size]``."""
+
+    offset: int
+    size: int
+    topic: bytes
+    queue_id: int
+    queue_offset: int
+    store_timestamp: int
+    buffer: bytes
+    start: int
+
+    @property
+    def view(self) -> RecordView:
+        return RecordView(self.buffer, self.start, self.start + self.size)
+
+
+class Bad(NamedTuple):
+    """Log offsets ``offset`` to ``end`` hold no good record."""
+
+    offset: int
+    end: int
+    reason: str
+
+
+def read_pages(file: File, position: int, size: int) -> bytes:
+    """``pread``, with zeros for the pages that the disk cannot read."""
+    try:
+        return file.pread(size, position)
+    except OSError:
+        parts = []
+        while size > 0:
+            step = min(size, PAGE - position % PAGE)
+            try:
+                part = file.pread(step, position)
+            except OSError:
+                part = bytes(step)
+            parts.append(part)
+            if len(part) < step:
+                break
+            position, size = position + step, size - step
+        return b"".join(parts)
+
+
+class _Window:
+    """A piece of a segment in memory, and what of it is not as it was written."""
+
+    __slots__ = ("at", "data", "end", "entries", "file", "sums", "wrong")
+
+    def __init__(self, file: File, end: int, entries: Entries | None) -> None:
+        self.file = file
+        #: Nothing is read from this position on.
+        self.end = end
+        self.entries = entries
+        self.sums = None if entries is None else entries.checksums()
+        self.at = 0
+        self.data = b""
+        self.wrong: list[tuple[int, int]] = []
+
+    def need(self, position: int, size: int) -> int:
+        """Have ``size`` bytes from ``position`` on, or as many as there are; where ``position`` is in ``data``."""
+        start = position - self.at
+        if start < 0 or start + size > len(self.data):
+            self.at = position - position % PAGE
+            upto = position + max(size, _WINDOW)
+            upto = min(upto - upto % -PAGE, self.end)
+            self.data = read_pages(self.file, self.at, upto - self.at) if upto > self.at else b""
+            self.wrong = []
+            sums = self.sums
+            if self.entries is not None and sums is not None and sums.wrong(self.data, self.at, sums.last):
+                self.wrong = self.entries.wrong(self.data, self.at)
+            start = position - self.at
+        return start
+
+    def is_wrong(self, position: int, end: int) -> bool:
+        return any(low < end and position < high for low, high in self.wrong)
+
+
+def walk(
+    disk: Disk, path: str, base: int, capacity: int, entries: Entries | None, offset: int, durable: int | None = None
+) -> Iterator[Found | Bad]:
+    """Blocking. The records of a segment from log offset ``offset`` on, and the ranges without one in between.
+
+    With ``durable`` the segment is the last one of the log: bad bytes at or behind it end the walk (the range then
+    reaches to the end of the segment).
+    """
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        yield Bad(offset, base + capacity, "the file is missing")
+        return
+    try:
+        yield from _walk(file, base, capacity, entries, offset, durable)
+    finally:
+        file.close()
+
+
+def _walk(
+    file: File, base: int, capacity: int, entries: Entries | None, offset: int, durable: int | None
+) -> Iterator[Found | Bad]:
+    window = _Window(file, capacity, entries)
+    covered = 0 if entries is None else entries.end
+    position = offset - base
+    data, at, length = window.data, window.at, 0
+    while position < capacity:
+        start = position - at
+        if start < 0 or start + MIN_RECORD > length:
+            start = window.need(position, MIN_RECORD)
+            data, at, length = window.data, window.at, len(window.data)
+        reason = ""
+        if start + MIN_RECORD <= length:
+            size, magic, queue_id, queue_offset, physical, flags, stamp, body = _unpack(data, start)
+            if magic == RECORD_MAGIC_V1 and MIN_RECORD <= size <= capacity - position:
+                if start + size > length:
+                    start = window.need(position, size)
+                    data, at, length = window.data, window.at, len(window.data)
+                end = start + size
+                if not flags & _V6 and 0 <= body < size and position + size <= covered and end <= length:
+                    topic_at = start + V4_HEAD + body + 1
+                    if topic_at < end:
+                        topic_end = topic_at + data[topic_at - 1]
+                        if (
+                            physical == base + position
+                            and topic_end + 2 <= end
+                            and topic_end + 2 + (data[topic_end] << 8 | data[topic_end + 1]) == end
+                            and not (window.wrong and window.is_wrong(position, position + size))
+                        ):
+                            topic = data[topic_at:topic_end]
+                            yield Found(physical, size, topic, queue_id, queue_offset, stamp, data, start)
+                            position += size
+                            continue
+        try:
+            found = _careful(window, position, base, covered, durable)
+        except ProtocolError as error:
+            reason = error.what
+        else:
+            data, at, length = window.data, window.at, len(window.data)
+            if isinstance(found, Found):
+                yield found
+                position += found.size
+                continue
+            if found == capacity - position:
+                return
+            if not window.is_wrong(position, position + BLANK_SIZE) and 0 < found < capacity - position:
+                yield Bad(base + position + found, base + capacity, "a segment is missing behind this one")
+                return
+            reason = f"blank of {found} bytes where {capacity - position} are left"
+        if durable is not None and base + position >= durable:
+            yield Bad(base + position, base + capacity, reason)
+            return
+        following = _next_record(window, position + 1, base, covered, durable)
+        data, at, length = window.data, window.at, len(window.data)
+        yield Bad(base + position, base + following, reason)
+        position = following
+
+
+def _careful(window: _Window, position: int, base: int, covered: int, durable: int | None) -> Found | int:
+    """The record at ``position`` checked in every way, or the size of the blank there. ProtocolError says what is
+    wrong."""
+    start = window.need(position, MIN_RECORD)
+    data = window.data
+    if len(data) - start < BLANK_SIZE:
+        raise _bad("the file ends")
+    if not any(data[start : start + BLANK_SIZE]):
+        raise _bad("nothing was written here")
+    blank = parse_blank(data, start)
+    if blank is not None:
+        if window.is_wrong(position, position + BLANK_SIZE):
+            raise _bad("the checksum of the segment differs")
+        return blank
+    size = int.from_bytes(data[start : start + 4], "big", signed=True)
+    if MIN_RECORD <= size <= window.end - position:
+        start = window.need(position, size)
+        data = window.data
+    is_covered = position + size <= covered
+    size = check_record(data, start, check_crc=not is_covered)
+    view = RecordView(data, start, start + size)
+    if view.physical_offset != base + position:
+        raise _bad(f"the record says it stands at {view.physical_offset}")
+    if window.is_wrong(position, position + size):
+        raise _bad("the checksum of the segment differs")
+    if not is_covered and durable is not None and base + position >= durable and _has_lost_sector(view, position):
+        raise _bad("a sector of the record was never written")
+    return Found(
+        base + position, size, view.topic.encode(), view.queue_id, view.queue_offset, view.store_timestamp, data, start
+    )
+
+
+def _bad(reason: str) -> ProtocolError:
+    return ProtocolError(reason, where="log")
+
+
+def _next_record(window: _Window, position: int, base: int, covered: int, durable: int | None) -> int:
+    """Where the next good record or blank begins at or behind ``position``; the end of the segment if there is none."""
+    end = window.end
+    while position + BLANK_SIZE <= end:
+        start = window.need(position, BLANK_SIZE)
+        data = window.data
+        if len(data) - start < BLANK_SIZE:
+            return end
+        candidates = []
+        for magic in (*_MAGICS, _BLANK):
+            at = data.find(magic, start + 4)
+            if at >= 0:
+                candidates.append(at - 4)
+        if not candidates:
+            position = max(position + 1, window.at + len(data) - BLANK_SIZE + 1)
+            if window.at + len(data) >= end:
+                return end
+            continue
+        position = window.at + min(candidates)
+        try:
+            found = _careful(window, position, base, covered, durable)
+        except ProtocolError:
+            position += 1
+            continue
+        if isinstance(found, Found) or found == end - position:
+            return position
+        position += 1
+    return end
+
+
+def _has_lost_sector(view: RecordView, position: int) -> bool:
+    """Whether the property bytes of a record that nothing vouches for have a sector that reads as zeros. The body's CRC
+    covers the body, the inner lengths cover the head; properties have no checksum of their own."""
+    properties = view.raw_properties
+    if b"\0" not in properties:
+        return False
+    begin = position + view.size - len(properties)
+    end = position + view.size
+    while begin < end:
+        stop = min(end, begin - begin % _SECTOR + _SECTOR)
+        piece = properties[len(properties) - (end - begin) : len(properties) - (end - stop)]
+        if not piece.strip(b"\0"):
+            return True
+        begin = stop
+    return False
