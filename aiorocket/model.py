@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import NamedTuple
 
@@ -73,8 +74,9 @@ class SendStatus(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingMessage:
-    """A message to send. ``keys`` are joined by blanks as RocketMQ stores them; ``delay_level`` 0 means at once.
-    Messages with the same ``sharding_key`` go to the same queue, in the order of the sends."""
+    """A message to send. ``keys`` are joined by blanks as RocketMQ stores them; ``delay_level`` 0 means at once, ``at``
+    (with its zone) and ``after`` say to the millisecond when. Messages with the same ``sharding_key`` go to the same
+    queue, in the order of the sends."""
 
     topic: str
     body: bytes
@@ -84,6 +86,8 @@ class OutgoingMessage:
     flag: int = 0
     delay_level: int = 0
     sharding_key: str | None = None
+    at: datetime | None = None
+    after: timedelta | None = None
 
 
 class TxState(Enum):
@@ -95,13 +99,15 @@ class TxState(Enum):
 
 
 class SendReceipt(NamedTuple):
-    """The broker's acknowledgement. ``msg_id`` is the client's unique id, ``offset_msg_id`` names the stored record."""
+    """The broker's acknowledgement. ``msg_id`` is the client's unique id, ``offset_msg_id`` names the stored record,
+    ``recall_handle`` a timer message to ``Producer.recall``, from brokers that recall."""
 
     msg_id: str
     queue: Queue
     offset: int
     offset_msg_id: str
     status: SendStatus
+    recall_handle: str | None = None
 
 
 def check_topic(topic: str) -> str:

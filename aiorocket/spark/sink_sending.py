@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.client.pipeline.sending import Prepared, Publish, send_prepared
+from aiorocket.client.pipeline.sending import Prepared, Publish, need_timers, send_prepared
 from aiorocket.errors import (
     BackPressureError,
     BrokerBusyError,
@@ -16,13 +16,13 @@ from aiorocket.errors import (
     ProtocolError,
     RocketError,
     SendError,
+    UsageError,
 )
 from aiorocket.model import Queue, SendReceipt, SendStatus
 from aiorocket.spark.outgoing_rows import OutgoingRow, RowError
 from aiorocket_protocol import (
     PROPERTY_TIMER_DELIVER_MS,
     SYS_FLAG_TRANSACTION_PREPARED,
-    VERSION_WITH_TIMERS,
 )
 
 if TYPE_CHECKING:
@@ -159,14 +159,10 @@ async def _open(producer: Producer, rows: Sequence[OutgoingRow], where: str, tim
 
 async def _need_timers(producer: Producer, publish: Publish, where: str, timeout: float) -> None:
     """RowError unless every broker of the topic knows timer messages; one that has them switched off says so itself."""
-    for address in sorted(publish.masters()):
-        connection = await producer.client.member_connection(address, timeout)
-        version = producer.client.broker_version(connection)
-        if version < VERSION_WITH_TIMERS:
-            raise RowError(
-                f"{where}, column deliverTimestamp: broker {address} has version {version}, timer messages came with "
-                f"5.0.0 ({VERSION_WITH_TIMERS}): it would deliver at once. Use delayLevel"
-            )
+    try:
+        await need_timers(producer.sender, publish, timeout)
+    except UsageError as error:
+        raise RowError(f"{where}, column deliverTimestamp: {error}") from None
 
 
 def _jobs(

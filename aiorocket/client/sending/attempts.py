@@ -240,7 +240,8 @@ def _receipt(message: EncodedMessage, queue: Queue, answer: RemotingCommand) -> 
     stored = answer.read(SendMessageResponseHeader)
     if stored.queue_id != queue.queue_id:
         queue = queue._replace(queue_id=stored.queue_id)
-    return SendReceipt(message.msg_id, queue, stored.queue_offset, stored.msg_id, SendStatus(answer.code))
+    status = SendStatus(answer.code)
+    return SendReceipt(message.msg_id, queue, stored.queue_offset, stored.msg_id, status, stored.recall_handle)
 
 
 def _text(message: EncodedMessage, error: Exception, attempts: int) -> str:

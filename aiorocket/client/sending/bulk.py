@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from aiorocket.client.sending.outgoing import EncodedMessage, property_text
 from aiorocket.client.sending.sender import Sender
+from aiorocket.client.sending.timed import not_timed
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket.runtime.tasks import TaskScope
@@ -65,6 +66,7 @@ async def _send_batch(
             body, flag = message, 0
             text = property_text(msg_id, "", (), None, None, 0, system)
         elif isinstance(message, OutgoingMessage):
+            not_timed(message, "a message of a batch")
             if message.topic != topic or message.delay_level:
                 raise UsageError(f"message {len(items)} of the batch: topic must be {topic!r} and delay_level 0")
             body, flag, key = message.body, message.flag, message.sharding_key
@@ -98,9 +100,9 @@ async def _send_batch(
     if len(offset_ids) != len(ids):
         # Apache's brokers with batch queues answer with one id for all.
         offset_ids = [offset_ids[0]] * len(ids)
-    _, queue, offset, _, status = first
+    _, queue, offset, _, status, _ = first
     return [
-        _new(SendReceipt, (msg_id, queue, place, offset_id, status))
+        _new(SendReceipt, (msg_id, queue, place, offset_id, status, None))
         for msg_id, place, offset_id in zip(ids, range(offset, offset + len(ids)), offset_ids, strict=True)
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from aiorocket.config import DELAY_LEVELS
@@ -32,7 +33,8 @@ __all__ = (
 )  # fmt: skip
 
 ONE_OR_THE_OTHER = (
-    "(topic, body, tag=, keys=, properties=, delay_level=) or (OutgoingMessage(...)), which has all of these itself"
+    "(topic, body, tag=, keys=, properties=, delay_level=, at=, after=) or (OutgoingMessage(...)), which says all of "
+    "these itself"
 )
 EMPTY_BODY = "an empty body: RocketMQ's brokers and clients refuse it, send at least one byte"
 
@@ -83,10 +85,12 @@ def as_message(
     properties: Mapping[str, str] | None,
     sharding_key: str | None,
     delay_level: int,
+    at: datetime | None = None,
+    after: timedelta | None = None,
 ) -> OutgoingMessage:
     """What was given to a verb, as one value."""
     if isinstance(topic, OutgoingMessage):
-        if body is not None or tag or keys or properties or delay_level:
+        if body is not None or tag or keys or properties or delay_level or at is not None or after is not None:
             raise UsageError(ONE_OR_THE_OTHER)
         if topic.sharding_key is None and sharding_key is not None:
             topic = replace(topic, sharding_key=sharding_key)
@@ -95,7 +99,7 @@ def as_message(
         raise UsageError(ONE_OR_THE_OTHER)
     return OutgoingMessage(
         topic=topic, body=as_bytes(body), tag=tag, keys=keys, properties=properties or {}, delay_level=delay_level,
-        sharding_key=sharding_key,
+        sharding_key=sharding_key, at=at, after=after,
     )  # fmt: skip
 
 

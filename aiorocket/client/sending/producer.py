@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from aiorocket.client.sending.outgoing import EncodedMessage, as_bytes, as_messa
 from aiorocket.client.sending.request_reply import Requests, reply, request
 from aiorocket.client.sending.send_hooks import SendHook
 from aiorocket.client.sending.sender import Selector, Sender
+from aiorocket.client.sending.timed import not_timed, recall, send_timed
 from aiorocket.client.session import Session
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import RocketError, UsageError
@@ -163,14 +165,17 @@ class Producer:
         select: Selector | None = None,
         arg: Any = None,
         delay_level: int = 0,
+        at: datetime | None = None,
+        after: timedelta | None = None,
         timeout: float | None = None,
     ) -> SendReceipt:
         """Send one message and wait for the broker's acknowledgement.
 
         ``sharding_key``: the same key goes to the same queue, and one message of a key is sent at a time, so that the
         order of calls is the order stored. ``queue`` pins one queue, ``select(queues, message, arg)`` chooses the one
-        to pin. ``delay_level`` 1 to 18 delivers later. ``timeout`` in seconds bounds the whole call, look-ups and
-        retries included (default: ``ProducerConfig.send_timeout``).
+        to pin. ``delay_level`` 1 to 18 delivers later, ``at`` (a time with its zone) or ``after`` to the millisecond;
+        ``recall(receipt.recall_handle)`` takes such a message back. ``timeout`` in seconds bounds the whole call,
+        look-ups and retries included (default: ``ProducerConfig.send_timeout``).
 
         UsageError for arguments that can never be sent, TopicNotFoundError when the name servers say that nobody has
         the topic, SendError otherwise.
@@ -181,11 +186,13 @@ class Producer:
         deadline = self._time() + timeout
         if _running_loop() is not self._loop:
             raise wrong_loop(self._lifecycle.what)
-        if select is not None or type(topic) is not str:
-            message = as_message(topic, body, tag, keys, properties, sharding_key, delay_level)
+        if select is not None or type(topic) is not str or at is not None or after is not None:
+            message = as_message(topic, body, tag, keys, properties, sharding_key, delay_level, at, after)
             if select is not None:
                 queue = await sender.select(message, queue, select, arg, timeout)
                 timeout = max(0.001, deadline - self._time())
+            if message.at is not None or message.after is not None:
+                return await send_timed(sender, message, queue, deadline)
             topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
             properties, delay_level, flag = message.properties, message.delay_level, message.flag
             sharding_key = message.sharding_key
@@ -226,7 +233,7 @@ class Producer:
                         first = await connection.request(command, timeout)
                         if not first.code:
                             stored = first.read(SendMessageResponseHeader)
-                            return _receipt((msg_id, target.queue, stored.queue_offset, stored.msg_id, _OK))
+                            return _receipt((msg_id, target.queue, stored.queue_offset, stored.msg_id, _OK, None))
                     except (RocketError, ProtocolError) as error:
                         first = first or error  # an answer that cannot be read is one
                 encoded = EncodedMessage(self.wire_group, publish.name, body, text, msg_id, sys_flag, flag, born)
@@ -238,6 +245,12 @@ class Producer:
         finally:
             if key is not None:
                 sender.end_turn(topic, key)
+
+    async def recall(self, handle: str, *, timeout: float | None = None) -> str:
+        """Take back a message sent with ``at`` or ``after``, by its receipt's ``recall_handle``: once this returns,
+        with the message's id, it is not delivered. RemoteError when it was due, or its broker recalls nothing;
+        NotConnectedError when that is away."""
+        return await recall(self.sender, handle, timeout)
 
     async def send_oneway(
         self,
@@ -265,6 +278,7 @@ class Producer:
             raise wrong_loop(self._lifecycle.what)
         if select is not None or type(topic) is not str:
             message = as_message(topic, body, tag, keys, properties, sharding_key, 0)
+            not_timed(message, "what nobody acknowledges")
             if select is not None:
                 queue = await sender.select(message, queue, select, arg, timeout)
             topic, body, tag, keys = message.topic, message.body, message.tag, message.keys

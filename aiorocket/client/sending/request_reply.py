@@ -18,6 +18,7 @@ from aiorocket.client.message import Message
 from aiorocket.client.sending.outgoing import property_text
 from aiorocket.client.sending.publish import Publish
 from aiorocket.client.sending.sender import Sender
+from aiorocket.client.sending.timed import not_timed
 from aiorocket.client.session import Session
 from aiorocket.errors import RequestTimeoutError, RocketError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
@@ -106,6 +107,7 @@ async def request(
     sender: Sender, requests: Requests, message: OutgoingMessage, queue: Queue | None, timeout: float | None
 ) -> Message:
     """See ``Producer.request``."""
+    not_timed(message, "a request")
     if message.delay_level:
         raise UsageError(f"delay_level={message.delay_level}: a request that is delivered later would only time out")
     timeout = sender.config.send_timeout if timeout is None else timeout

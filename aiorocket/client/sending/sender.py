@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, TypedDict
 
@@ -47,6 +48,8 @@ class SendOptions(OnewayOptions, total=False):
     """Those of ``Producer.send``."""
 
     delay_level: int
+    at: datetime | None
+    after: timedelta | None
 
 
 _FIRST_PAUSE = 0.05

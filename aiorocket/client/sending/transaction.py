@@ -17,6 +17,7 @@ from aiorocket.client.pushed import broker_of, from_record
 from aiorocket.client.sending.outgoing import as_message
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.send_hooks import SendHook
+from aiorocket.client.sending.timed import not_timed
 from aiorocket.client.session import Session
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import RocketError, SendError, UsageError
@@ -139,6 +140,7 @@ class TransactionProducer(Producer):
         Entering raises as ``send``. A transactional message cannot be delayed (UsageError; RocketMQ drops the delay).
         """
         message = as_message(topic, body, tag, keys, properties, sharding_key, 0)
+        not_timed(message, "a transactional message")
         if message.delay_level:
             raise UsageError(f"delay_level={message.delay_level}: a transactional message cannot be delayed")
         return Transaction(self, message, queue, timeout)
