@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 SPEC = HERE / "spec"
 PACKAGE = HERE / "aiorocket_protocol"
 
-PYTHON_TYPES = {"str": "str", "int": "int", "long": "int", "bool": "bool"}
+PYTHON_TYPES = {"str": "str", "int": "Int32", "long": "Int64", "bool": "bool"}
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
@@ -84,6 +84,7 @@ def headers_source(spec: dict[str, Any], codes: dict[str, dict[str, int]]) -> st
         "",
         "from typing import TYPE_CHECKING, Any",
         "",
+        "from aiorocket_protocol.compiled import Int32, Int64",
         "from aiorocket_protocol.spec import FieldSpec",
         "",
         "if TYPE_CHECKING:",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ("bundle", "travelling_source")
 
-#: What a task imports; msgpack brings the part of it that is plain Python.
+#: What a task imports; msgpack brings the part of it that is plain Python, and msgspec, which has none, can be missing.
 _PACKAGES = ("aiorocket", "aiorocket_protocol", "msgpack")
 _SHIM = "pyspark_aiorocket.py"
 #: Servers and tools are not needed there.

@@ -7,13 +7,13 @@ from typing import Any
 
 from aiorocket_protocol import forms
 from aiorocket_protocol.command import JSON, LANGUAGE_CODES, LANGUAGE_NAMES, LANGUAGE_OTHER, RemotingCommand
+from aiorocket_protocol.compiled import encode_json, open_json
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import INT32_MAX, INT32_MIN, MAX_EXT_FIELDS
 
 __all__ = ("decode_header", "encode_header")
 
 _LANGUAGES = tuple(LANGUAGE_NAMES.values())
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 def _no_constant(name: str) -> float:
@@ -26,7 +26,9 @@ _decode = json.JSONDecoder(parse_constant=_no_constant).decode
 def encode_header(command: RemotingCommand) -> bytes:
     """Compact JSON, keys sorted, nulls left out, every ext value a string (Go declares them so)."""
     plain: dict[str, Any] = {"code": int(command.code)}
-    ext = {key: value for key, value in command.ext_fields().items() if value is not None}
+    ext = command.ext_fields()
+    if None in ext.values():
+        ext = {key: value for key, value in ext.items() if value is not None}
     if ext:
         plain["extFields"] = ext
     plain["flag"] = command.flag
@@ -37,13 +39,36 @@ def encode_header(command: RemotingCommand) -> bytes:
     plain["serializeTypeCurrentRPC"] = "JSON"
     plain["version"] = command.version
     try:
-        return _encode(plain).encode()
+        return encode_json(plain)
     except UnicodeEncodeError as error:
         raise ProtocolError(f"text that is not Unicode: {error.reason}", where="JSON header") from None
 
 
 def decode_header(data: bytes) -> RemotingCommand:
     """Tolerates what real peers send: any form of a value (forms.py), unknown members, missing optional ones."""
+    try:
+        envelope = open_json(data)
+    except (ValueError, RecursionError):
+        return _decode_any_form(data)
+    ext = envelope.extFields
+    if ext is not None and len(ext) > MAX_EXT_FIELDS:
+        raise _too_many(ext)
+    return RemotingCommand(
+        envelope.code,
+        envelope.opaque,
+        envelope.flag,
+        _language(envelope.language),
+        envelope.version,
+        envelope.remark,
+        ext,
+        None,
+        None,
+        b"",
+        JSON,
+    )
+
+
+def _decode_any_form(data: bytes) -> RemotingCommand:
     try:
         plain = _decode(data.decode())
     except (ValueError, RecursionError) as error:
@@ -81,11 +106,15 @@ def _ext(plain: object) -> dict[str, str | None] | None:
     if type(plain) is not dict:
         raise ProtocolError(f"an object is needed, found {_kind(plain)}", where="JSON header.extFields")
     if len(plain) > MAX_EXT_FIELDS:
-        raise ProtocolError(f"{len(plain)} entries; at most {MAX_EXT_FIELDS}", where="JSON header.extFields")
+        raise _too_many(plain)
     for key, value in plain.items():
         if type(value) is not str and value is not None:
             plain[key] = _text(value, f"extFields.{key:.100}")
     return plain
+
+
+def _too_many(ext: dict[str, Any]) -> ProtocolError:
+    return ProtocolError(f"{len(ext)} entries; at most {MAX_EXT_FIELDS}", where="JSON header.extFields")
 
 
 def _text(value: object, where: str) -> str | None:

@@ -1,23 +1,24 @@
 """RemotingCommand: one request or response. (codec.py makes bytes of it.)
 
 A command that is sent carries its declared fields as a header NamedTuple in ``header``. A received one carries them as
-text in ``ext`` (JSON, ROCKETMQ) or as a positional tuple in ``fields`` (msgpack); ``read(HeaderClass)`` gives the typed
-header of any.
+text in ``ext`` (JSON, ROCKETMQ) or as the bytes of an array in ``fields`` (msgpack); ``read(HeaderClass)`` gives the
+typed header of any. msgspec reads, in C, what is written as the spec says; for whatever it refuses HeaderReader finds
+the form that is meant, or the field that is wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
-from struct import Struct
-from struct import error as StructError
 from typing import Any, NoReturn, TypeVar
 
+import msgpack
+
 from aiorocket_protocol import forms
+from aiorocket_protocol.compiled import Packed, header_decoder, text_reader
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.headers import REQUEST_HEADERS, SPECS
-from aiorocket_protocol.limits import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
+from aiorocket_protocol.limits import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, MAX_HEADER_FIELDS
 from aiorocket_protocol.names import VERSION
 from aiorocket_protocol.spec import FieldSpec
 
@@ -68,7 +69,7 @@ class RemotingCommand:
     remark: str | None = None
     ext: dict[str, str | None] | None = None
     header: tuple[Any, ...] | None = None
-    fields: tuple[Any, ...] | None = None
+    fields: Packed | None = None
     body: bytes = b""
     serialize_type: int = JSON
 
@@ -128,21 +129,21 @@ class RemotingCommand:
         if reader is None:
             reader = _new_reader(header_class)
         fields = self.fields
-        if fields is None:
-            header = self.header
-            if type(header) is header_class:
-                return header
-            ext = self.ext_fields() if header is not None else self.ext or {}
-            return tuple.__new__(header_class, reader.from_text(ext))
-        numbers = reader.accepted.get(tuple(map(type, fields)))
-        if numbers is None:
-            return tuple.__new__(header_class, reader.from_fields(fields))
-        pick, check = numbers
+        if fields is not None:
+            try:
+                found: H = reader.decode(fields)
+            except (ValueError, RecursionError):
+                return tuple.__new__(header_class, reader.from_positions(positions(fields)))
+            return found
+        header = self.header
+        if type(header) is header_class:
+            return header
+        ext = self.ext_fields() if header is not None else self.ext or {}
         try:
-            check(*pick(fields))
-        except StructError:
-            reader.refuse(fields)
-        return tuple.__new__(header_class, fields)
+            found = reader.convert(ext)
+        except ValueError:
+            return tuple.__new__(header_class, reader.from_text(ext))
+        return found
 
     def ext_value(self, key: str) -> str | None:
         """The text of one undeclared field (of any field, for a command received in JSON or ROCKETMQ), or None."""
@@ -157,7 +158,7 @@ class RemotingCommand:
         """
         values = self.header
         if values is None:
-            values = self.fields
+            values = None if self.fields is None else positions(self.fields)
             if values is None:
                 return self.ext or {}
             if header_class is None and not self.flag & FLAG_RESPONSE:
@@ -169,9 +170,10 @@ class RemotingCommand:
         else:
             header_class = type(values)
         texts = dict(self.ext) if self.ext else {}
-        for field, value in zip(SPECS[header_class], values, strict=False):
+        reader = _READERS.get(header_class) or _new_reader(header_class)
+        for wire, value in zip(reader.wires, values, strict=False):
             if value is not None:
-                texts[field.wire] = _text(value)
+                texts[wire] = value if type(value) is str else _text(value)
         return texts
 
 
@@ -188,42 +190,38 @@ def _text(value: object) -> str:
 _FORMS: dict[str, Callable[[object], Any]] = {
     "str": forms.text, "int": forms.number, "long": forms.number, "bool": forms.flag,
 }  # fmt: skip
-_FORMATS = {"int": "i", "long": "q"}
 _RANGES = {"int": (INT32_MIN, INT32_MAX), "long": (INT64_MIN, INT64_MAX)}
-#: Combinations of absent optional fields remembered per header class; a peer cannot make the table grow beyond it.
-_MAX_ACCEPTED = 64
 
-Numbers = tuple[Callable[[Any], Any], Callable[..., object]]
+
+def positions(fields: Packed) -> tuple[Any, ...]:
+    """The values of a positional header."""
+    try:
+        found: tuple[Any, ...] = msgpack.unpackb(fields, use_list=False, max_array_len=MAX_HEADER_FIELDS)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"not msgpack: {error or type(error).__name__}", where="msgpack header") from None
+    return found
 
 
 class HeaderReader:
-    """Checks received fields against the spec of one header class.
+    """Received fields as one header class.
 
-    ``accepted`` remembers, by the tuple of the fields' types, that the types are right, and which of the values are
-    numbers: packing those into a struct of their widths is the whole range check, in C.
+    ``decode`` and ``convert`` raise ValueError for whatever is not as the spec says; ``from_positions`` and
+    ``from_text`` read every form, and say what is wrong in a ProtocolError.
     """
 
-    __slots__ = ("accepted", "header_class", "specs")
+    __slots__ = ("convert", "decode", "header_class", "specs", "wires")
 
     def __init__(self, header_class: type[tuple[Any, ...]], specs: tuple[FieldSpec, ...]) -> None:
         self.header_class = header_class
         self.specs = specs
-        self.accepted: dict[tuple[type, ...], Numbers] = {}
+        self.wires = tuple(spec.wire for spec in specs)
+        self.decode = header_decoder(header_class)
+        self.convert = text_reader(header_class, self.wires)
 
-    def from_fields(self, fields: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Positional fields whose types were not met before, read, and cut or filled up to the declared ones."""
-        count = len(self.specs)
-        padded = fields[:count] if len(fields) >= count else (*fields, *(None,) * (count - len(fields)))
-        found = tuple(map(self._value, self.specs, padded))
-        types = tuple(map(type, fields))
-        if tuple(map(type, found)) == types and len(self.accepted) < _MAX_ACCEPTED:
-            self.accepted[types] = _number_check(self.specs, fields)
-        return found
-
-    def refuse(self, fields: tuple[Any, ...]) -> None:
-        """Say which number is out of range."""
-        for spec, value in zip(self.specs, fields, strict=False):
-            self._value(spec, value)
+    def from_positions(self, fields: tuple[Any, ...]) -> list[Any]:
+        """Positional fields, cut or filled up to the declared ones."""
+        padded = (*fields, *(None,) * (len(self.specs) - len(fields)))
+        return list(map(self._value, self.specs, padded))
 
     def from_text(self, ext: Mapping[str, str | None]) -> list[Any]:
         """Fields as text, by their wire keys."""
@@ -254,21 +252,6 @@ class HeaderReader:
 
 def _shown(value: object) -> str:
     return f"{value!r:.100}" if type(value) is str else f"{type(value).__name__} {value!r:.100}"
-
-
-def _number_check(specs: tuple[FieldSpec, ...], fields: tuple[Any, ...]) -> Numbers:
-    positions = [at for at, value in enumerate(fields) if type(value) is int]
-    if not positions:
-        return _nothing, _nothing
-    check = Struct(">" + "".join(_FORMATS[specs[at].kind] for at in positions)).pack
-    if len(positions) == 1:
-        only = positions[0]
-        return itemgetter(slice(only, only + 1)), check
-    return itemgetter(*positions), check
-
-
-def _nothing(*_values: object) -> tuple[()]:
-    return ()
 
 
 _READERS: dict[type, HeaderReader] = {}

@@ -13,6 +13,7 @@ __all__ = ("flag", "name", "number", "text")
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}(?:\.[0-9]*)?", re.ASCII)
+_EXPONENT = re.compile(r"[+-]?[0-9]{1,19}(?:\.[0-9]+)?[eE][+-]?[0-9]{1,2}", re.ASCII)
 
 
 def number(value: object) -> int | None:
@@ -22,7 +23,9 @@ def number(value: object) -> int | None:
             return int(value)
         if _NUMBER.fullmatch(value):
             return int(value.partition(".")[0])
-        if value not in ("", "null"):
+        if _EXPONENT.fullmatch(value):
+            return int(float(value))
+        if value and value.lower() != "null":
             raise ValueError(value)
         return None
     if isinstance(value, (int, float)):
@@ -36,11 +39,12 @@ def number(value: object) -> int | None:
 
 
 def flag(value: object) -> bool | None:
-    """true or 1, perhaps as text in any case; every other text or number is false."""
+    """true or 1, perhaps as text in any case; every other text or number is false, but null nothing."""
     if value is None or type(value) is bool:
         return value
     if type(value) is str:
-        return value.lower() in ("true", "1")
+        text = value.lower()
+        return None if text == "null" else text in ("true", "1")
     if isinstance(value, (int, float)):
         return value == 1
     raise ValueError(value)

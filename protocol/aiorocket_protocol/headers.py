@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from aiorocket_protocol.compiled import Int32, Int64
 from aiorocket_protocol.spec import FieldSpec
 
 if TYPE_CHECKING:
@@ -121,15 +122,15 @@ class SendMessageRequestHeader(NamedTuple):
     producer_group: str
     topic: str
     default_topic: str
-    default_topic_queue_nums: int
-    queue_id: int
-    sys_flag: int
-    born_timestamp: int
-    flag: int
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
     properties: str | None = None
-    reconsume_times: int | None = None
+    reconsume_times: Int32 | None = None
     unit_mode: bool | None = None
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int32 | None = None
     batch: bool | None = None
     broker_name: str | None = None
 
@@ -140,15 +141,15 @@ class SendMessageRequestHeaderV2(NamedTuple):
     producer_group: str
     topic: str
     default_topic: str
-    default_topic_queue_nums: int
-    queue_id: int
-    sys_flag: int
-    born_timestamp: int
-    flag: int
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
     properties: str | None = None
-    reconsume_times: int | None = None
+    reconsume_times: Int32 | None = None
     unit_mode: bool | None = None
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int32 | None = None
     batch: bool | None = None
     broker_name: str | None = None
 
@@ -157,8 +158,8 @@ class SendMessageResponseHeader(NamedTuple):
     """Response header of SEND_MESSAGE (10), 310, 320, 324, 325."""
 
     msg_id: str
-    queue_id: int
-    queue_offset: int
+    queue_id: Int32
+    queue_offset: Int64
     transaction_id: str | None = None
     batch_uniq_id: str | None = None
     recall_handle: str | None = None
@@ -169,22 +170,22 @@ class SendMessageResponseHeader(NamedTuple):
 class ConsumerSendMsgBackRequestHeader(NamedTuple):
     """Request header of CONSUMER_SEND_MSG_BACK (36)."""
 
-    offset: int
+    offset: Int64
     group: str
-    delay_level: int
+    delay_level: Int32
     origin_msg_id: str | None = None
     origin_topic: str | None = None
     unit_mode: bool | None = None
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int32 | None = None
 
 
 class EndTransactionRequestHeader(NamedTuple):
     """Request header of END_TRANSACTION (37)."""
 
     producer_group: str
-    tran_state_table_offset: int
-    commit_log_offset: int
-    commit_or_rollback: int
+    tran_state_table_offset: Int64
+    commit_log_offset: Int64
+    commit_or_rollback: Int32
     msg_id: str
     from_transaction_check: bool | None = None
     transaction_id: str | None = None
@@ -194,8 +195,8 @@ class EndTransactionRequestHeader(NamedTuple):
 class CheckTransactionStateRequestHeader(NamedTuple):
     """Request header of CHECK_TRANSACTION_STATE (39)."""
 
-    tran_state_table_offset: int
-    commit_log_offset: int
+    tran_state_table_offset: Int64
+    commit_log_offset: Int64
     msg_id: str | None = None
     transaction_id: str | None = None
     offset_msg_id: str | None = None
@@ -222,16 +223,16 @@ class ReplyMessageRequestHeader(NamedTuple):
     producer_group: str
     topic: str
     default_topic: str
-    default_topic_queue_nums: int
-    queue_id: int
-    sys_flag: int
-    born_timestamp: int
-    flag: int
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
     born_host: str
     store_host: str
-    store_timestamp: int
+    store_timestamp: Int64
     properties: str | None = None
-    reconsume_times: int | None = None
+    reconsume_times: Int32 | None = None
     unit_mode: bool | None = None
 
 
@@ -240,31 +241,31 @@ class PullMessageRequestHeader(NamedTuple):
 
     consumer_group: str
     topic: str
-    queue_id: int
-    queue_offset: int
-    max_msg_nums: int
-    sys_flag: int
-    commit_offset: int
-    suspend_timeout_millis: int
-    sub_version: int
+    queue_id: Int32
+    queue_offset: Int64
+    max_msg_nums: Int32
+    sys_flag: Int32
+    commit_offset: Int64
+    suspend_timeout_millis: Int64
+    sub_version: Int64
     subscription: str | None = None
     expression_type: str | None = None
-    max_msg_bytes: int | None = None
-    request_source: int | None = None
+    max_msg_bytes: Int32 | None = None
+    request_source: Int32 | None = None
     proxy_forward_client_id: str | None = None
 
 
 class PullMessageResponseHeader(NamedTuple):
     """Response header of PULL_MESSAGE (11), 361."""
 
-    suggest_which_broker_id: int
-    next_begin_offset: int
-    min_offset: int
-    max_offset: int
-    offset_delta: int | None = None
-    topic_sys_flag: int | None = None
-    group_sys_flag: int | None = None
-    forbidden_type: int | None = None
+    suggest_which_broker_id: Int64
+    next_begin_offset: Int64
+    min_offset: Int64
+    max_offset: Int64
+    offset_delta: Int64 | None = None
+    topic_sys_flag: Int32 | None = None
+    group_sys_flag: Int32 | None = None
+    forbidden_type: Int32 | None = None
 
 
 class QueryConsumerOffsetRequestHeader(NamedTuple):
@@ -272,14 +273,14 @@ class QueryConsumerOffsetRequestHeader(NamedTuple):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int32
     set_zero_if_not_found: bool | None = None
 
 
 class QueryConsumerOffsetResponseHeader(NamedTuple):
     """Response header of QUERY_CONSUMER_OFFSET (14)."""
 
-    offset: int
+    offset: Int64
 
 
 class UpdateConsumerOffsetRequestHeader(NamedTuple):
@@ -287,63 +288,63 @@ class UpdateConsumerOffsetRequestHeader(NamedTuple):
 
     consumer_group: str
     topic: str
-    queue_id: int
-    commit_offset: int
+    queue_id: Int32
+    commit_offset: Int64
 
 
 class SearchOffsetRequestHeader(NamedTuple):
     """Request header of SEARCH_OFFSET_BY_TIMESTAMP (29)."""
 
     topic: str
-    queue_id: int
-    timestamp: int
+    queue_id: Int32
+    timestamp: Int64
     boundary_type: str | None = None
 
 
 class SearchOffsetResponseHeader(NamedTuple):
     """Response header of SEARCH_OFFSET_BY_TIMESTAMP (29)."""
 
-    offset: int
+    offset: Int64
 
 
 class GetMaxOffsetRequestHeader(NamedTuple):
     """Request header of GET_MAX_OFFSET (30)."""
 
     topic: str
-    queue_id: int
+    queue_id: Int32
     committed: bool | None = None
 
 
 class GetMaxOffsetResponseHeader(NamedTuple):
     """Response header of GET_MAX_OFFSET (30)."""
 
-    offset: int
+    offset: Int64
 
 
 class GetMinOffsetRequestHeader(NamedTuple):
     """Request header of GET_MIN_OFFSET (31)."""
 
     topic: str
-    queue_id: int
+    queue_id: Int32
 
 
 class GetMinOffsetResponseHeader(NamedTuple):
     """Response header of GET_MIN_OFFSET (31)."""
 
-    offset: int
+    offset: Int64
 
 
 class GetEarliestMsgStoretimeRequestHeader(NamedTuple):
     """Request header of GET_EARLIEST_MSG_STORETIME (32)."""
 
     topic: str
-    queue_id: int
+    queue_id: Int32
 
 
 class GetEarliestMsgStoretimeResponseHeader(NamedTuple):
     """Response header of GET_EARLIEST_MSG_STORETIME (32)."""
 
-    timestamp: int
+    timestamp: Int64
 
 
 class QueryMessageRequestHeader(NamedTuple):
@@ -351,9 +352,9 @@ class QueryMessageRequestHeader(NamedTuple):
 
     topic: str
     key: str
-    max_num: int
-    begin_timestamp: int
-    end_timestamp: int
+    max_num: Int32
+    begin_timestamp: Int64
+    end_timestamp: Int64
     index_type: str | None = None
     last_key: str | None = None
 
@@ -361,14 +362,14 @@ class QueryMessageRequestHeader(NamedTuple):
 class QueryMessageResponseHeader(NamedTuple):
     """Response header of QUERY_MESSAGE (12)."""
 
-    index_last_update_timestamp: int
-    index_last_update_phyoffset: int
+    index_last_update_timestamp: Int64
+    index_last_update_phyoffset: Int64
 
 
 class ViewMessageRequestHeader(NamedTuple):
     """Request header of VIEW_MESSAGE_BY_ID (33)."""
 
-    offset: int
+    offset: Int64
     topic: str | None = None
 
 
@@ -376,9 +377,9 @@ class QueryConsumeQueueRequestHeader(NamedTuple):
     """Request header of QUERY_CONSUME_QUEUE (321)."""
 
     topic: str
-    queue_id: int
-    start_index: int
-    max_count: int
+    queue_id: Int32
+    start_index: Int64
+    max_count: Int32
     consumer_group: str | None = None
 
 
@@ -430,8 +431,8 @@ class ConsumeMessageDirectlyResultRequestHeader(NamedTuple):
     msg_id: str | None = None
     broker_name: str | None = None
     topic: str | None = None
-    topic_sys_flag: int | None = None
-    group_sys_flag: int | None = None
+    topic_sys_flag: Int32 | None = None
+    group_sys_flag: Int32 | None = None
 
 
 class GetConsumerStatusRequestHeader(NamedTuple):
@@ -447,10 +448,10 @@ class ResetOffsetRequestHeader(NamedTuple):
 
     topic: str
     group: str
-    timestamp: int
+    timestamp: Int64
     is_force: bool
-    queue_id: int | None = None
-    offset: int | None = None
+    queue_id: Int32 | None = None
+    offset: Int64 | None = None
 
 
 class PutKVConfigRequestHeader(NamedTuple):
@@ -509,7 +510,7 @@ class WipeWritePermOfBrokerRequestHeader(NamedTuple):
 class WipeWritePermOfBrokerResponseHeader(NamedTuple):
     """Response header of WIPE_WRITE_PERM_OF_BROKER (205)."""
 
-    wipe_topic_count: int
+    wipe_topic_count: Int32
 
 
 class AddWritePermOfBrokerRequestHeader(NamedTuple):
@@ -521,7 +522,7 @@ class AddWritePermOfBrokerRequestHeader(NamedTuple):
 class AddWritePermOfBrokerResponseHeader(NamedTuple):
     """Response header of ADD_WRITE_PERM_OF_BROKER (327)."""
 
-    add_topic_count: int
+    add_topic_count: Int32
 
 
 class RegisterBrokerRequestHeader(NamedTuple):
@@ -531,10 +532,10 @@ class RegisterBrokerRequestHeader(NamedTuple):
     broker_addr: str
     cluster_name: str
     ha_server_addr: str
-    broker_id: int
+    broker_id: Int64
     compressed: bool | None = None
-    body_crc32: int | None = None
-    heartbeat_timeout_millis: int | None = None
+    body_crc32: Int32 | None = None
+    heartbeat_timeout_millis: Int64 | None = None
     enable_acting_master: bool | None = None
 
 
@@ -551,7 +552,7 @@ class UnRegisterBrokerRequestHeader(NamedTuple):
     broker_name: str
     broker_addr: str
     cluster_name: str
-    broker_id: int
+    broker_id: Int64
 
 
 class QueryDataVersionRequestHeader(NamedTuple):
@@ -560,7 +561,7 @@ class QueryDataVersionRequestHeader(NamedTuple):
     broker_name: str
     broker_addr: str
     cluster_name: str
-    broker_id: int
+    broker_id: Int64
 
 
 class QueryDataVersionResponseHeader(NamedTuple):
@@ -575,12 +576,12 @@ class BrokerHeartbeatRequestHeader(NamedTuple):
     cluster_name: str
     broker_addr: str
     broker_name: str
-    broker_id: int | None = None
-    epoch: int | None = None
-    max_offset: int | None = None
-    confirm_offset: int | None = None
-    heartbeat_timeout_mills: int | None = None
-    election_priority: int | None = None
+    broker_id: Int64 | None = None
+    epoch: Int32 | None = None
+    max_offset: Int64 | None = None
+    confirm_offset: Int64 | None = None
+    heartbeat_timeout_mills: Int64 | None = None
+    election_priority: Int32 | None = None
 
 
 class CreateTopicRequestHeader(NamedTuple):
@@ -588,12 +589,12 @@ class CreateTopicRequestHeader(NamedTuple):
 
     topic: str
     default_topic: str
-    read_queue_nums: int
-    write_queue_nums: int
-    perm: int
+    read_queue_nums: Int32
+    write_queue_nums: Int32
+    perm: Int32
     topic_filter_type: str
     order: bool
-    topic_sys_flag: int | None = None
+    topic_sys_flag: Int32 | None = None
     attributes: str | None = None
     force: bool | None = None
 
@@ -720,12 +721,12 @@ class PopMessageRequestHeader(NamedTuple):
 
     consumer_group: str
     topic: str
-    queue_id: int
-    max_msg_nums: int
-    invisible_time: int
-    poll_time: int
-    born_time: int
-    init_mode: int
+    queue_id: Int32
+    max_msg_nums: Int32
+    invisible_time: Int64
+    poll_time: Int64
+    born_time: Int64
+    init_mode: Int32
     exp_type: str | None = None
     exp: str | None = None
     order: bool | None = None
@@ -735,10 +736,10 @@ class PopMessageRequestHeader(NamedTuple):
 class PopMessageResponseHeader(NamedTuple):
     """Response header of POP_MESSAGE (200050)."""
 
-    pop_time: int
-    invisible_time: int
-    revive_qid: int
-    rest_num: int
+    pop_time: Int64
+    invisible_time: Int64
+    revive_qid: Int32
+    rest_num: Int64
     start_offset_info: str | None = None
     msg_offset_info: str | None = None
     order_count_info: str | None = None
@@ -749,9 +750,9 @@ class AckMessageRequestHeader(NamedTuple):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int32
     extra_info: str
-    offset: int
+    offset: Int64
 
 
 class PeekMessageRequestHeader(NamedTuple):
@@ -759,8 +760,8 @@ class PeekMessageRequestHeader(NamedTuple):
 
     consumer_group: str
     topic: str
-    queue_id: int
-    max_msg_nums: int
+    queue_id: Int32
+    max_msg_nums: Int32
 
 
 class ChangeInvisibleTimeRequestHeader(NamedTuple):
@@ -768,18 +769,18 @@ class ChangeInvisibleTimeRequestHeader(NamedTuple):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int32
     extra_info: str
-    offset: int
-    invisible_time: int
+    offset: Int64
+    invisible_time: Int64
 
 
 class ChangeInvisibleTimeResponseHeader(NamedTuple):
     """Response header of CHANGE_MESSAGE_INVISIBLETIME (200053)."""
 
-    pop_time: int
-    invisible_time: int
-    revive_qid: int
+    pop_time: Int64
+    invisible_time: Int64
+    revive_qid: Int32
 
 
 class NotificationRequestHeader(NamedTuple):
@@ -787,9 +788,9 @@ class NotificationRequestHeader(NamedTuple):
 
     consumer_group: str
     topic: str
-    queue_id: int
-    poll_time: int
-    born_time: int
+    queue_id: Int32
+    poll_time: Int64
+    born_time: Int64
     order: bool | None = None
     attempt_id: str | None = None
 
@@ -806,13 +807,13 @@ class PollingInfoRequestHeader(NamedTuple):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int32
 
 
 class PollingInfoResponseHeader(NamedTuple):
     """Response header of POLLING_INFO (200055)."""
 
-    polling_num: int
+    polling_num: Int32
 
 
 class CreateUserRequestHeader(NamedTuple):

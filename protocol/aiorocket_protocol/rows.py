@@ -30,6 +30,7 @@ class _RowType(type):
         namespace["__slots__"] = ()
         namespace["_fields"] = namespace["__match_args__"] = fields
         namespace["_defaults"] = defaults
+        namespace["_field_defaults"] = dict(zip(fields[len(fields) - len(defaults) :], defaults, strict=True))
         return type.__new__(mcs, name, bases, namespace)
 
 

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 import aiorocket_protocol as protocol
 from aiorocket_protocol import FrameSplitter, ProtocolError, RecordView, RegisterBrokerBody, fastjson
 from aiorocket_protocol.codec import CODECS
 from aiorocket_protocol.command import JSON, MSGPACK, ROCKETMQ
+from aiorocket_protocol.compiled import Packed
 
 VECTORS = Path(__file__).resolve().parents[2] / "protocol" / "vectors"
 CODEC_TYPES = {"json": JSON, "rocketmq": ROCKETMQ, "msgpack": MSGPACK}
@@ -43,7 +45,7 @@ def test_header(vector: dict[str, Any]) -> None:
     command = codec.decode_header(data)
     for name, value in vector["decoded"].items():
         found = getattr(command, name)
-        assert (list(found) if isinstance(found, tuple) else found) == value, name
+        assert (msgpack.unpackb(found) if isinstance(found, Packed) else found) == value, name
     if "header" in vector:
         header_class = getattr(protocol, vector["header"])
         header = command.read(header_class)
@@ -51,7 +53,7 @@ def test_header(vector: dict[str, Any]) -> None:
         assert list(header) == vector["values"]
         sent = protocol.RemotingCommand(**_head_of(command), header=header)
         assert codec.decode_header(codec.encode_header(sent)).read(header_class) == header
-        if vector["canonical"] and (command.fields is None or len(command.fields) == len(header)):
+        if vector["canonical"] and (command.fields is None or len(msgpack.unpackb(command.fields)) == len(header)):
             assert codec.encode_header(sent) == data
     if vector["canonical"]:
         assert codec.encode_header(command) == data

@@ -1,0 +1,25 @@
+"""A Spark executor may have no msgspec: headers then read and write the same, only slower."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+WITHOUT = """
+import sys
+sys.modules["msgspec"] = None
+import pytest
+from aiorocket_protocol import compiled
+assert compiled.Packed is bytes
+sys.exit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+def test_every_vector_and_form_without_msgspec() -> None:
+    files = [str(HERE / name) for name in ("test_vectors.py", "test_forms.py")]
+    command = [sys.executable, "-c", WITHOUT, *files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
