@@ -1,10 +1,10 @@
-"""Addresses as users write them."""
+"""Addresses as users write them and sockets report them."""
 
 from __future__ import annotations
 
 from aiorocket.errors import UsageError
 
-__all__ = ("host_of", "is_loopback", "parse_address")
+__all__ = ("format_address", "host_of", "is_loopback", "parse_address")
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -22,6 +22,14 @@ def parse_address(address: str) -> tuple[str, int]:
 def host_of(address: str) -> str:
     """The host of ``host:port`` or ``[v6]:port``, which is one."""
     return address.rpartition(":")[0].strip("[]")
+
+
+def format_address(name: object) -> str:
+    """``ip:port`` of a socket name as asyncio reports it; IPv6 in brackets."""
+    if isinstance(name, tuple) and len(name) >= 2:
+        host, port = name[0], name[1]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return str(name)
 
 
 def is_loopback(host: str) -> bool:

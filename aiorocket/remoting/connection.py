@@ -22,6 +22,7 @@ from aiorocket.errors import (
     RequestTimeoutError,
     RocketError,
 )
+from aiorocket.remoting.address import format_address
 from aiorocket.runtime.deadlines import TimeoutQueue
 from aiorocket.runtime.disk import Buffer
 from aiorocket.runtime.tasks import TaskScope
@@ -38,7 +39,7 @@ from aiorocket_protocol import (
     pack_host,
 )
 
-__all__ = ("Connection", "format_address", "serialize_type_of")
+__all__ = ("Connection", "serialize_type_of")
 
 #: What EXT_ACCEPT says.
 _ACCEPT_MSGPACK = "msgpack"
@@ -49,6 +50,13 @@ _MAX_OPAQUE = 0x7FFF_FFFF
 #: first part of it while the rest is still being made, instead of both sides waiting for each other in turns.
 _BURST = 64
 _BURST_BYTES = 96 << 10
+#: What a server works off for one connection in one loop turn; the rest waits for the next, behind everybody else's
+#: turn. Without a bound a peer that is acknowledged early refills the read buffer while it is worked off: 1,664
+#: requests of one connection in a turn of 336 ms were seen.
+_TURN = 64
+_TURN_BYTES = 128 << 10
+#: A client's: what it gets are answers, a tenth of the work.
+_CLIENT_TURN = 1024
 _TYPES = {"auto": JSON, "json": JSON, "rocketmq": ROCKETMQ, "msgpack": MSGPACK}
 _NAMES = {JSON: "JSON", ROCKETMQ: "ROCKETMQ", MSGPACK: "msgpack"}
 
@@ -61,14 +69,6 @@ def serialize_type_of(serializer: str) -> int:
     return int(_TYPES[serializer])
 
 
-def format_address(name: object) -> str:
-    """``ip:port`` of a socket name as asyncio reports it; IPv6 in brackets."""
-    if isinstance(name, tuple) and len(name) >= 2:
-        host, port = name[0], name[1]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return str(name)
-
-
 class Connection(asyncio.BufferedProtocol):
     """Requests and answers over one socket. Made by RemotingClient and RemotingServer, used by their owners.
 
@@ -78,12 +78,12 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_ended", "_fault", "_frames", "_frames_mark", "_heard", "_heard_at", "_held", "_held_frames", "_idle",
-        "_in_flight", "_is_client", "_loop", "_on_lost", "_on_made", "_opaque", "_out", "_out_bytes", "_out_large",
-        "_paused_writing", "_peer_type", "_requests", "_send_type", "_since_partial", "_since_quiet", "_since_stalled",
-        "_splitter", "_stopped", "_suspect_since", "_timeouts", "_transport", "_upgrade", "_writable_waiters",
-        "_write_mark", "close_reason", "closed", "config", "data", "dispatch", "local", "misbehaved", "peer",
-        "peer_host", "tasks",
+        "_blocked", "_ended", "_fault", "_frames", "_frames_mark", "_heard", "_heard_at", "_held", "_held_frames",
+        "_idle", "_in_flight", "_is_client", "_loop", "_on_lost", "_on_made", "_opaque", "_out", "_out_bytes",
+        "_out_large", "_paused_writing", "_peer_type", "_requests", "_send_type", "_since_partial", "_since_quiet",
+        "_since_stalled", "_splitter", "_stopped", "_suspect_since", "_timeouts", "_transport", "_turn", "_upgrade",
+        "_writable_waiters", "_write_mark", "close_reason", "closed", "config", "data", "dispatch", "local",
+        "misbehaved", "peer", "peer_host", "tasks",
     )  # fmt: skip
 
     def __init__(
@@ -125,9 +125,13 @@ class Connection(asyncio.BufferedProtocol):
         self._paused_writing = False
         self._writable_waiters: list[asyncio.Future[None]] = []
         self._in_flight = 0
+        #: Reading is paused; what came before is in _held_frames, and what comes still goes behind it.
         self._held = False
-        self._stopped = False
         self._held_frames: deque[Frame] = deque()
+        #: Held until answers or the peer's reading make room, see _release(). Otherwise _go_on() is on its way.
+        self._blocked = False
+        self._stopped = False
+        self._turn = _CLIENT_TURN if is_client else _TURN
         self._peer_type = -1
         self._send_type = serialize_type_of(config.serializer) if is_client else int(JSON)
         #: A server: may a JSON request be answered in msgpack? A client: shall its JSON requests ask for that?
@@ -221,7 +225,7 @@ class Connection(asyncio.BufferedProtocol):
             out += pieces
         if len(out) >= _BURST or self._out_bytes > self.config.write_limit:
             self._flush()
-        if self._held:
+        if self._blocked:
             self._release()
 
     def reply_type(self, request: RemotingCommand) -> int:
@@ -230,18 +234,11 @@ class Connection(asyncio.BufferedProtocol):
             return MSGPACK
         return request.serialize_type
 
-    @property
-    def send_type(self) -> int:
-        """The serialisation of the next request; its body is encoded in the same."""
-        return self._send_type
-
     def stop_reading(self) -> None:
         """Read and begin nothing more (a server that shuts down); answers can still be sent."""
         if not self.closed and self._transport is not None:
-            self._stopped = True
-            if not self._held:
-                self._held = True
-                self._transport.pause_reading()
+            self._stopped = self._blocked = True
+            self._hold()
 
     async def wait_answered(self) -> None:
         """After ``stop_reading``: return when no request of the peer is unanswered or the connection has ended."""
@@ -281,7 +278,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def serialize_type(self) -> int:
-        """The serialisation that requests of this side are written in now (negotiation may still change it)."""
+        """The serialisation of the next request, and of its body (negotiation may still change it)."""
         return self._send_type
 
     @property
@@ -351,12 +348,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         if frames:
             self._frames += len(frames)
-            if self._held:  # a loop may deliver what it had already read when reading was paused
-                self._held_frames.extend(frames)
-            else:
+            if not self._held and len(frames) <= self._turn and nbytes <= _TURN_BYTES:
                 self._handle(iter(frames))
-            if self._splitter.error is not None:  # the frames before the bad bytes were good and have been served
-                self._refuse(self._splitter.error)
+            else:
+                self._held_frames.extend(frames)
+                if not self._held:  # else a loop delivers what it had already read when reading was paused
+                    self._hold()
+                    self._work()
+        if self._splitter.error is not None and not self._held:
+            self._refuse(self._splitter.error)  # the frames before the bad bytes were good and have been served
 
     def _handle(self, frames: Iterator[Frame]) -> None:
         requests = self._requests
@@ -385,7 +385,9 @@ class Connection(asyncio.BufferedProtocol):
                     continue
                 self._flush()
                 if self._in_flight >= limit or self._paused_writing:
-                    self._hold(frames)
+                    self._held_frames.extendleft(reversed(list(frames)))
+                    self._blocked = True
+                    self._hold()
                     return
 
     def _peer_type_changed(self, kind: int) -> None:
@@ -402,32 +404,47 @@ class Connection(asyncio.BufferedProtocol):
             )
             self.close(str(self._fault))
 
-    # Bounded in-flight work: above the bound nothing more is read or begun; answers let it go on.
+    # Bounded work, of a turn and in flight. Above the bound nothing more is read or begun: a turn's rest goes on in the
+    # next turn, and above max_in_flight answers let it go on.
 
-    def _hold(self, frames: Iterable[Frame]) -> None:
-        self._held_frames.extend(frames)
+    def _hold(self) -> None:
         if not self._held and self._transport is not None:
             self._held = True
             self._transport.pause_reading()
 
     def _release(self) -> None:
-        """Go on when half of the bound is free and the peer reads; called after each answer while held."""
+        """Go on when half of the bound is free and the peer reads; called after each answer while blocked."""
         if self._idle is not None and self._in_flight <= 0 and not self._idle.done():
             self._idle.set_result(None)
         if self._in_flight * 2 > self.config.max_in_flight or self._paused_writing or self.closed or self._stopped:
             return
-        self._held = False
+        self._blocked = False
         self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        if self.closed or self._held or self._transport is None:
+        """The next turn of a connection that is held: of what it has, else it reads again."""
+        if self.closed or self._blocked or self._transport is None:
             return
         if self._held_frames:
-            frames, self._held_frames = self._held_frames, deque()
-            self._handle(iter(frames))
-            if self.closed or self._held:
-                return
-        self._transport.resume_reading()
+            self._work()
+        elif self._splitter.error is not None:
+            self._refuse(self._splitter.error)
+        else:
+            self._held = False
+            self._transport.resume_reading()
+
+    def _work(self) -> None:
+        """One turn's share of what is held."""
+        held = self._held_frames
+        frames: list[Frame] = []
+        size = 0
+        while held and len(frames) < self._turn and size < _TURN_BYTES:
+            frame = held.popleft()
+            size += len(frame[1]) + len(frame[2])
+            frames.append(frame)
+        self._handle(iter(frames))
+        if not self._blocked:
+            self._loop.call_soon(self._go_on)
 
     def _flush(self) -> None:
         """The one write of a loop turn."""
@@ -468,7 +485,7 @@ class Connection(asyncio.BufferedProtocol):
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        if self._held:
+        if self._blocked:
             self._release()
 
     def eof_received(self) -> None:

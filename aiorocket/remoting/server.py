@@ -11,8 +11,9 @@ from typing import Any
 
 from aiorocket.config import RemotingConfig
 from aiorocket.errors import UsageError
+from aiorocket.remoting.address import format_address
 from aiorocket.remoting.client import end_all
-from aiorocket.remoting.connection import Connection, format_address
+from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.sweeper import Sweeper
 from aiorocket.runtime.env import Env

@@ -31,7 +31,7 @@ RATCHETS = {
     "aiorocket/client/session.py": 399,
     "aiorocket/embedded.py": 200,
     "aiorocket/nameserver/server.py": 331,
-    "aiorocket/remoting/connection.py": 567,
+    "aiorocket/remoting/connection.py": 584,
 }
 #: The same of classes, counted with those of their bases that are ours: a half class is no way around the limit.
 CLASSES = {

@@ -278,10 +278,10 @@ class CallHandlers:
     def _push(self, live: ConsumerGroup, header: ResetOffsetRequestHeader, table: Mapping[MessageQueue, int]) -> None:
         for member in list(live.members.values()):
             connection = cast("Connection", member.connection)
-            plain: dict[str, Any] = {"offsetTable": keyed(table, connection.send_type)}
+            plain: dict[str, Any] = {"offsetTable": keyed(table, connection.serialize_type)}
             if member.language == LANGUAGE_CODES["CPP"]:
                 plain = {"offsetTable": [{**queue.to_plain(), "offset": offset} for queue, offset in table.items()]}
-            body = encode_body(plain, connection.send_type)
+            body = encode_body(plain, connection.serialize_type)
             code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
             try:
                 connection.oneway(RemotingCommand.request(code, header, body=body, oneway=True))
