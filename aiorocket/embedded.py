@@ -22,11 +22,13 @@ from aiorocket.client.push.router import Router
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.send_hooks import SendHook
 from aiorocket.client.sending.transaction import Checker, TransactionProducer
+from aiorocket.client.topic_admin import configure
 from aiorocket.config import (
     BrokerConfig,
     ClientConfig,
     ConsumerConfig,
     Flush,
+    MissingTopics,
     NameServerConfig,
     ProducerConfig,
     PullConsumerConfig,
@@ -35,7 +37,6 @@ from aiorocket.errors import UsageError
 from aiorocket.model import check_topic
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.env import Env, real_env
-from aiorocket_protocol import AUTO_CREATE_TOPIC, PERM_READ_WRITE, SINGLE_TAG, CreateTopicRequestHeader, RequestCode
 
 __all__ = ("Embedded", "embed")
 
@@ -67,9 +68,15 @@ class Embedded:
     def nameservers(self) -> tuple[str, ...]:
         return (self.nameserver.address,)
 
-    def client(self, group: str | None = None, *, config: ClientConfig | None = None, env: Env | None = None) -> Client:
+    def client(
+        self, group: str | None = None, *, config: ClientConfig | None = None, env: Env | None = None,
+        missing_topics: MissingTopics | None = None, ensure_topics: Iterable[str] = (),
+    ) -> Client:  # fmt: skip
         """A client, to be started by the caller."""
-        return Client(nameservers=self.nameservers, group=group, config=config, env=env)
+        return Client(
+            nameservers=self.nameservers, group=group, config=config, env=env, missing_topics=missing_topics,
+            ensure_topics=ensure_topics,
+        )  # fmt: skip
 
     def producer(
         self,
@@ -131,11 +138,8 @@ class Embedded:
 
     async def create_topic(self, topic: str, queues: int = 4) -> None:
         """Create ``topic``, or change its number of queues. It has a route when this returns."""
-        header = CreateTopicRequestHeader(
-            check_topic(topic), AUTO_CREATE_TOPIC, queues, queues, PERM_READ_WRITE, SINGLE_TAG, False
-        )
         async with self.client() as client:
-            await client.call(self.broker.address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+            await configure(client, self.broker.address, check_topic(topic), queues)
 
     async def restart(self, *, kill: bool = False) -> None:
         """End the broker and start one on the same directory and port; the end is an orderly one or, with ``kill``, as

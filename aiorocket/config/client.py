@@ -6,12 +6,13 @@ import re
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from aiorocket.config.credentials import check_credentials
 from aiorocket.config.remoting import MIB, RemotingConfig, check_numbers, check_positive
 from aiorocket.config.tls import TlsConfig
 from aiorocket.errors import ConfigError
+from aiorocket.model import Queue
 from aiorocket_protocol import MAX_BODY, NAMESERVER_PORT
 
 __all__ = ("BROKER_LOCK", "ClientConfig", "ConsumerConfig", "MissingTopics", "ProducerConfig", "PullConsumerConfig")
@@ -156,7 +157,7 @@ class ConsumerConfig:
     #: "AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH", or a function of (queues, client ids, own client id) that gives the
     #: queues to take; client/core/balance.py makes those for CONFIG, MACHINE_ROOM and MACHINE_ROOM_NEARBY. In a
     #: namespace a function is given topics as they are called on the wire, and may answer with either name.
-    allocate: str | Callable[[Sequence[Any], Sequence[str], str], list[Any]] = "AVG"
+    allocate: str | Callable[[Sequence[Queue], Sequence[str], str], list[Queue]] = "AVG"
     #: Messages of all queues that may wait for a worker before pulls that would bring more wait too.
     max_backlog: int = 16_384
     #: The next look after a rebalance that left something open.
@@ -232,7 +233,7 @@ class PullConsumerConfig:
     auto_commit_interval: float = 5.0
     #: As of ``ConsumerConfig``.
     rebalance_interval: float = 20.0
-    allocate: str | Callable[[Sequence[Any], Sequence[str], str], list[Any]] = "AVG"
+    allocate: str | Callable[[Sequence[Queue], Sequence[str], str], list[Queue]] = "AVG"
     rebalance_retry: float = 1.0
     max_pull_idle: float = 120.0
     rebalance_hook_timeout: float = 5.0

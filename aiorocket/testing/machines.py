@@ -309,7 +309,7 @@ class SimMember(_Machine):
         self.client = Client(nameservers=self._site.endpoints, config=self._client_config, env=self.env)
         self.consumer = Consumer(self.group, client=self.client, config=self._config)
         router, options = Router(self.group), dict(self._listener)
-        register = router.orderly if options.pop("orderly", False) else router.listener
+        register: Callable[..., Any] = router.orderly if options.pop("orderly", False) else router.listener
         for topic, handler in self.topics.items():
             register(topic, **options)(self._observed(handler))
         self.consumer.include(router)

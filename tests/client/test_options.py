@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -15,9 +16,11 @@ from aiorocket import (
     Consumer,
     Embedded,
     Message,
+    OnewayOptions,
     Producer,
     PullConsumer,
     Router,
+    SendOptions,
     TransactionProducer,
     UsageError,
 )
@@ -39,7 +42,15 @@ def public_calls() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(call).parameters)
+    """Its parameters; ``**options: Unpack[SendOptions]`` are those that ``SendOptions`` spells out."""
+    found = dict(inspect.signature(call).parameters)
+    for name, each in list(found.items()):
+        spelled = re.fullmatch(r"Unpack\[(\w+)\]", str(each.annotation))
+        if each.kind is each.VAR_KEYWORD and spelled:
+            del found[name]
+            for option in get_type_hints(getattr(aiorocket, spelled[1])):
+                found[option] = inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY)
+    return found
 
 
 def test_no_public_call_swallows_what_nobody_knows() -> None:
@@ -74,7 +85,10 @@ def test_a_factory_takes_the_options_of_what_it_makes(factory: Callable[..., Any
 
 @pytest.mark.parametrize("verb", ["send", "send_oneway"])
 def test_a_client_sends_as_a_producer_does(verb: str) -> None:
-    assert inspect.signature(getattr(Client, verb)) == inspect.signature(getattr(Producer, verb))
+    assert parameters(getattr(Client, verb)).keys() == parameters(getattr(Producer, verb)).keys()
+    hints = get_type_hints(getattr(Producer, verb))
+    for name, hint in get_type_hints(SendOptions if verb == "send" else OnewayOptions).items():
+        assert hint == hints[name], name
 
 
 def test_a_client_is_whole_before_its_start() -> None:

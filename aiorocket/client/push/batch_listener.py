@@ -15,8 +15,7 @@ from aiorocket.client.message import Message
 from aiorocket.client.push.calls import Call, Failures, Surroundings
 from aiorocket.client.push.delivery import Delivery
 from aiorocket.client.push.hooks import ConsumeReturnType
-from aiorocket.client.push.router import Handler
-from aiorocket.client.push.status import ConsumeConcurrentlyStatus
+from aiorocket.client.push.status import ConsumeConcurrentlyStatus, Handler
 from aiorocket.errors import UsageError
 from aiorocket.runtime.deadlines import DeadlineDriver
 

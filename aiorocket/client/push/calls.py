@@ -16,9 +16,8 @@ from aiorocket.client.core.stats import ConsumeStats
 from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket.client.message import Message
 from aiorocket.client.push.hooks import ConsumeContext, ConsumeHook, ConsumeReturnType, run_after, run_before
-from aiorocket.client.push.router import Handler
 from aiorocket.client.push.settlement import Settlement
-from aiorocket.client.push.status import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
+from aiorocket.client.push.status import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, Handler
 from aiorocket.client.push.workers import Worker, Workers
 from aiorocket.client.state import Counters
 from aiorocket.runtime.clock import Clock

@@ -9,7 +9,7 @@ from math import inf
 
 from aiorocket.client.message import Message, Source
 from aiorocket.client.push.calls import Call, Caller, SingleCall, Surroundings
-from aiorocket.client.push.router import Handler
+from aiorocket.client.push.status import Handler
 from aiorocket.client.push.workers import TURN, Worker, Workers
 from aiorocket.model import Queue
 

@@ -25,7 +25,7 @@ from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket.client.message import Message, exit_level
 from aiorocket.client.push.calls import Call, Caller, SingleCall, Surroundings
 from aiorocket.client.push.resting import Resting, rest_after
-from aiorocket.client.push.router import Handler
+from aiorocket.client.push.status import Handler
 from aiorocket.client.push.workers import TURN, Worker, Workers
 from aiorocket.model import Queue
 

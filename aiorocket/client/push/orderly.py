@@ -18,8 +18,7 @@ from aiorocket.client.push.calls import Surroundings
 from aiorocket.client.push.hooks import ConsumeContext, ConsumeReturnType, run_after, run_before
 from aiorocket.client.push.lanes import LaneState, QueueLane, QueueLanes
 from aiorocket.client.push.resting import rest_after
-from aiorocket.client.push.router import Handler
-from aiorocket.client.push.status import ConsumeOrderlyContext, ConsumeOrderlyStatus
+from aiorocket.client.push.status import ConsumeOrderlyContext, ConsumeOrderlyStatus, Handler
 from aiorocket.client.push.workers import LAST_PATIENCE, TURN, Worker, Workers
 from aiorocket.model import Queue
 

@@ -7,10 +7,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial, wraps
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from aiorocket.client.core.subscriptions import Wanted, wanted
-from aiorocket.client.push.status import takes_context
+from aiorocket.client.message import Message
+from aiorocket.client.push.handlers import (
+    BatchHandler,
+    ListenerOptions,
+    ListHandler,
+    OneHandler,
+    OrderlyListHandler,
+    OrderlyOneHandler,
+    OrderlyOptions,
+)
+from aiorocket.client.push.status import Handler, takes_context
 from aiorocket.config import MissingTopics
 from aiorocket.errors import UsageError
 from aiorocket.model import check_group
@@ -20,11 +30,7 @@ __all__ = ("Handler", "Listener", "Mode", "Router")
 
 Mode = Literal["concurrent", "batch", "orderly"]
 
-#: Takes a Message; or a list of them where ``batch_size`` is above 1. A parameter named ``state`` gets what the router
-#: was included with (``Client.include``).
-Handler = Callable[..., Awaitable[object]]
-#: What is registered: a Handler, or a plain function of the same arguments.
-H = TypeVar("H", bound=Callable[..., Any])
+H = TypeVar("H", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +49,7 @@ class Listener:
     #: The handler takes ``(messages, context)`` and returns RocketMQ's status, as a Java listener does.
     status: bool = False
     #: Concurrent only: messages with equal keys are handled one after the other (None as key: no order).
-    order_by: Callable[[Any], object] | None = None
+    order_by: Callable[[Message], object] | None = None
     #: Batch only: seconds to wait for a fuller batch, bytes of bodies that make it full.
     max_wait: float = 0.0
     max_bytes: int = 0
@@ -60,6 +66,14 @@ class Router:
         self.group = None if group is None else check_group(group)
         self.listeners: list[Listener] = []
 
+    @overload
+    def listener(
+        self, topic: str, tags: str = "*", *, batch_size: None = None, **options: Unpack[ListenerOptions]
+    ) -> Callable[[OneHandler], OneHandler]: ...
+    @overload
+    def listener(
+        self, topic: str, tags: str = "*", *, batch_size: int, **options: Unpack[ListenerOptions]
+    ) -> Callable[[ListHandler], ListHandler]: ...
     def listener(
         self,
         topic: str,
@@ -70,7 +84,7 @@ class Router:
         max_attempts: int | None = None,
         timeout: float | None = None,
         start_from: str | datetime | int = "last",
-        order_by: Callable[[Any], object] | None = None,
+        order_by: Callable[[Message], object] | None = None,
         suspend: float | None = None,
         sql: str | None = None,
         missing_topics: MissingTopics | None = None,
@@ -106,19 +120,13 @@ class Router:
         def register(handler: H) -> H:
             self.add(
                 Listener(
-                    topic=topic,
-                    wanted=what,
+                    topic=topic, wanted=what,
                     # By key nothing may overtake a function that was cancelled and runs on.
                     handler=_awaitable(handler, in_thread_to_end if order_by is not None else in_thread),
-                    concurrency=concurrency,
-                    batch_size=batch_size,
-                    max_attempts=max_attempts,
-                    timeout=timeout,
-                    status=takes_context(handler),
-                    order_by=order_by,
-                    suspend=suspend,
+                    concurrency=concurrency, batch_size=batch_size, max_attempts=max_attempts, timeout=timeout,
+                    status=takes_context(handler), order_by=order_by, suspend=suspend,
                 )
-            )
+            )  # fmt: skip
             return handler
 
         return register
@@ -137,7 +145,7 @@ class Router:
         start_from: str | datetime | int = "last",
         sql: str | None = None,
         missing_topics: MissingTopics | None = None,
-    ) -> Callable[[H], H]:
+    ) -> Callable[[BatchHandler], BatchHandler]:
         """Decorate ``async def handler(batch)``: called with a ``Batch`` of up to ``max_messages`` messages, perhaps of
         several queues. A batch is handed over when it is full, when its records fill ``max_bytes`` (as stored, with
         their properties; 0 is no limit), or when its oldest message has waited for ``max_wait`` seconds.
@@ -156,27 +164,28 @@ class Router:
             raise UsageError(f"max_bytes={max_bytes!r}: 0 (no limit) or more")
         what = wanted(topic, tags, sql, start_from, missing_topics)
 
-        def register(handler: H) -> H:
+        def register(handler: BatchHandler) -> BatchHandler:
             if takes_context(handler):
                 raise UsageError("a batch listener takes one argument, its Batch: what fails is said with batch.fail()")
             self.add(
                 Listener(
-                    topic=topic,
-                    wanted=what,
-                    handler=_awaitable(handler),
-                    concurrency=concurrency,
-                    batch_size=max_messages,
-                    max_attempts=max_attempts,
-                    timeout=timeout,
-                    mode="batch",
-                    max_wait=max_wait,
-                    max_bytes=max_bytes,
+                    topic=topic, wanted=what, handler=_awaitable(handler), concurrency=concurrency,
+                    batch_size=max_messages, max_attempts=max_attempts, timeout=timeout, mode="batch",
+                    max_wait=max_wait, max_bytes=max_bytes,
                 )
-            )
+            )  # fmt: skip
             return handler
 
         return register
 
+    @overload
+    def orderly(
+        self, topic: str, tags: str = "*", *, batch_size: None = None, **options: Unpack[OrderlyOptions]
+    ) -> Callable[[OrderlyOneHandler], OrderlyOneHandler]: ...
+    @overload
+    def orderly(
+        self, topic: str, tags: str = "*", *, batch_size: int, **options: Unpack[OrderlyOptions]
+    ) -> Callable[[OrderlyListHandler], OrderlyListHandler]: ...
     def orderly(
         self,
         topic: str,
@@ -216,19 +225,11 @@ class Router:
         def register(handler: H) -> H:
             self.add(
                 Listener(
-                    topic=topic,
-                    wanted=what,
-                    handler=_awaitable(handler, in_thread_to_end),
-                    concurrency=concurrency,
-                    batch_size=batch_size,
-                    max_attempts=max_attempts,
-                    timeout=timeout,
-                    mode="orderly",
-                    status=takes_context(handler),
-                    suspend=suspend,
-                    on_exhausted=on_exhausted,
+                    topic=topic, wanted=what, handler=_awaitable(handler, in_thread_to_end), concurrency=concurrency,
+                    batch_size=batch_size, max_attempts=max_attempts, timeout=timeout, mode="orderly",
+                    status=takes_context(handler), suspend=suspend, on_exhausted=on_exhausted,
                 )
-            )
+            )  # fmt: skip
             return handler
 
         return register

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,13 @@ __all__ = (
     "ConsumeConcurrentlyStatus",
     "ConsumeOrderlyContext",
     "ConsumeOrderlyStatus",
+    "Handler",
     "takes_context",
 )
+
+#: A listener as the workers call it: of a Message, a list of them or a Batch, and perhaps a context. A plain function
+#: was made awaitable.
+Handler = Callable[..., Awaitable[object]]
 
 
 class ConsumeConcurrentlyStatus(enum.Enum):
