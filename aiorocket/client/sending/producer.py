@@ -78,11 +78,10 @@ class Producer:
         self.wire_group = self.sender.wire_group
         #: Who waits for a reply.
         self.requests = Requests(self.client.env.entropy)
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._time = _not_started
         self._wall_ms = self.client.env.clock.wall_ms
         self._live = self.client.remoting.live
-        self._unwatch: Callable[[], None] | None = None
+        self._unwatch: Callable[[], None] = _nothing
         self._ended = asyncio.Event()
 
     # -- life --
@@ -103,7 +102,7 @@ class Producer:
             self._lifecycle.move("stopped")
             self._ended.set()
             raise
-        self._loop = self.client.loop
+        self._loop: asyncio.AbstractEventLoop = self.client.loop
         self._time = self._loop.time
         self._unwatch = self.client.watch_routes(self.sender.on_route)
         self._lifecycle.move("started")
@@ -121,8 +120,7 @@ class Producer:
             await self.flush()
         finally:
             self.requests.close()
-            if self._unwatch is not None:
-                self._unwatch()
+            self._unwatch()
             self.sender.opened.clear()  # so that a later send looks at the lifecycle
             try:
                 await self.client.remove_producer(self.wire_group)
@@ -274,8 +272,7 @@ class Producer:
         sender, flag, delay_level = self.sender, 0, 0
         timeout = self.config.send_timeout if timeout is None else timeout
         deadline = self._time() + timeout
-        if _running_loop() is not self._loop:
-            raise wrong_loop(self._lifecycle.what)
+        sender.need_running()
         if select is not None or type(topic) is not str:
             message = as_message(topic, body, tag, keys, properties, sharding_key, 0)
             not_timed(message, "what nobody acknowledges")
@@ -380,6 +377,10 @@ class Producer:
     def late_replies(self) -> int:
         """Replies that came when nobody waited for them any more."""
         return self.requests.late
+
+
+def _nothing() -> None:
+    """There is nobody to be told."""
 
 
 def _not_started() -> float:
