@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from aiorocket.client.core.namespace import unwrap
-from aiorocket.client.sending.publish import Publish
-from aiorocket.client.sending.sender import Sender
 from aiorocket.errors import NotConnectedError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket_protocol import (
@@ -21,6 +19,10 @@ from aiorocket_protocol import (
     RecallMessageResponseHeader,
     RequestCode,
 )
+
+if TYPE_CHECKING:
+    from aiorocket.client.sending.publish import Publish
+    from aiorocket.client.sending.sender import Sender
 
 __all__ = ("need_timers", "not_timed", "recall", "send_timed")
 
