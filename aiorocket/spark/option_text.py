@@ -21,7 +21,7 @@ _SOURCE = (
     "topicPattern assign startingOffsets endingOffsets startingTimestamp endingTimestamp startingOffsetsByTimestamp "
     "endingOffsetsByTimestamp startingOffsetsByTimestampStrategy maxOffsetsPerTrigger minOffsetsPerTrigger "
     "maxTriggerDelay minPartitions maxPartitions rowsPerPartition failOnDataLoss tags sqlFilter commitOffsets "
-    "includeProperties columns verifyCrc decompress pullBatchSize pullsInFlight pullTimeout legacySchema pushDown"
+    "includeProperties columns verifyCrc decompress pullBatchSize pullsInFlight pullTimeout legacySchema"
 )
 _SINK = "sinkMode batchSize sendsInFlight sendTimeout compressOver ledgerTopic queryId checkImmunity checkRound"
 
@@ -50,6 +50,11 @@ _ELSEWHERE = {
     "mode": "sinkMode",
 }
 
+_NO_PUSH_DOWN = (
+    "pushDown is no option any more: Spark (4.3 and earlier) keeps the filters of one query with the DataFrame, and "
+    "the next query on it would lack rows. Say what is to be read by topic, assign, tags, sqlFilter, and "
+    "startingOffsets or startingTimestamp with endingOffsets or endingTimestamp"
+)
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _TIME = re.compile(r"(\d+)\s*(us|ms|s|m|min|h|d)?", re.ASCII)
 
@@ -62,6 +67,8 @@ class OptionText:
         for given, value in options.items():
             lower = given.lower()
             name = _BY_LOWER.get(lower)
+            if lower == "pushdown":
+                raise OptionError(_NO_PUSH_DOWN)
             if name is None:
                 # A table keeps each option a second time, under this prefix.
                 if lower in _SPARKS_OWN or lower.removeprefix("option.") in _BY_LOWER:

@@ -173,7 +173,6 @@ class SourceOptions:
     pulls_in_flight: int = 16
     pull_timeout: float = 10.0
     legacy_schema: bool = False
-    push_down: bool = False
     #: The options that were given, in their proper spelling: for checks that depend on the use.
     given: frozenset[str] = frozenset()
 
@@ -218,7 +217,6 @@ class SourceOptions:
             pulls_in_flight=text.number("pullsInFlight", default=16),
             pull_timeout=text.seconds("pullTimeout", default=10.0),
             legacy_schema=text.flag("legacySchema", default=False),
-            push_down=text.flag("pushDown", default=False),
             given=text.given,
         )
         found._check(text)

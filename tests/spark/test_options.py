@@ -63,7 +63,6 @@ def test_every_source_option_is_read() -> None:
         "pullBatchSize": "32",
         "pullsInFlight": "4",
         "pullTimeout": "5s",
-        "pushDown": "true",
     }
     options = SourceOptions.parse(given)
     assert options.connection == ConnectionOptions(
@@ -81,7 +80,7 @@ def test_every_source_option_is_read() -> None:
     assert (options.tags, options.expression) == (("A", "B"), ("A || B", "TAG"))
     assert (options.group_id, options.commit_offsets, options.columns) == ("g", True, ("topic", "body"))
     assert (options.pull_batch_size, options.pulls_in_flight, options.pull_timeout) == (32, 4, 5.0)
-    assert options.verify_crc and options.push_down
+    assert options.verify_crc
     assert not options.fail_on_data_loss and not options.include_properties and not options.decompress
     assert pickle.loads(pickle.dumps(options)) == options
     assert "hidden" not in repr(options)

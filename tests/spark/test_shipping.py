@@ -66,7 +66,7 @@ def test_a_source_that_travels_reads_where_nothing_is_installed(nameserver: str,
     sent = [OutgoingMessage(topic="", body=b"%d" % number, tag=f"t{number % 2}") for number in range(30)]
     send(nameserver, topic, sent, queues=2)
     pickler = CloudPickleSerializer()
-    options = {"nameServer": nameserver, "topic": topic, "tags": "t1", "pushDown": "true", "columns": "body"}
+    options = {"nameServer": nameserver, "topic": topic, "tags": "t1", "columns": "body"}
     carried = pickler.dumps(travelling_source())
     for code in (_CREATE.format(options=options), _PLAN, _READ):
         carried = in_a_process_without_it(tmp_path, code, carried)

@@ -12,13 +12,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.functions import col
 
 from aiorocket.errors import UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.spark import DataLossError, cluster
 from aiorocket.spark import bridge as spark_bridge
-from aiorocket.spark.batch import BatchReader, PushingReader
+from aiorocket.spark.batch import BatchReader
 from aiorocket.spark.columns import LEGACY_COLUMNS, ROW_COLUMNS, arrow_schema, spark_schema
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.partition import QueuePartition
@@ -265,44 +264,13 @@ def test_tags_are_compared_and_not_their_hashes_alone(nameserver: str, topic: st
     assert values(reader(nameserver, topic, sqlFilter="TAGS = 'BB' OR TAGS = 'C'")) == ["of BB", "of C"]
 
 
-def test_pushed_filters_read_less_and_give_the_same(spark: SparkSession, nameserver: str, topic: str) -> None:
-    sent = [OutgoingMessage(topic="", body=b"%03d" % n, tag=["Aa", "BB", "C"][n % 3]) for n in range(400)]
-    send(nameserver, topic, sent, queues=4)
-    plain = read(spark, nameserver, topic)
-
-    def pushing() -> DataFrame:
-        return read(spark, nameserver, topic, pushDown="true")
-
-    def wanted(frame: DataFrame) -> DataFrame:
-        narrow = (col("queueId") == 1) & (col("queueOffset") >= 10) & (col("queueOffset") < 40) & (col("tags") == "BB")
-        return frame.where(narrow).where("reconsumeTimes = 0")
-
-    found = bodies(wanted(pushing()))
-    assert found == bodies(wanted(plain))
-    assert len(found) == 10
-    used = pushing()
-    assert bodies(used.where("queueId IN (0, 3) AND queueOffset = 7")) == ["028", "031"]
-    # When this fails Spark does not keep the filters any more, and the warnings of it can go.
-    assert bodies(used) == ["028", "031"]
-
-
-def test_a_pushing_reader_plans_what_is_left(nameserver: str, topic: str) -> None:
-    from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan
-
-    send(nameserver, topic, [str(n) for n in range(400)], queues=4)
-    made = reader(nameserver, topic, pushDown="true")
-    assert isinstance(made, PushingReader)
-    assert not isinstance(reader(nameserver, topic), PushingReader)
-    left = made.pushFilters(
-        [
-            EqualTo(("queueId",), 1), GreaterThanOrEqual(("queueOffset",), 10), LessThan(("queueOffset",), 40),
-            EqualTo(("reconsumeTimes",), 0),
-        ]
-    )  # fmt: skip
-    assert list(left) == [EqualTo(("reconsumeTimes",), 0)]
-    assert ranges(made) == {1: (10, 40)}
-    made.pushFilters([EqualTo(("topic",), "another")])
-    assert made.partitions() == []
+def test_two_queries_on_one_frame_get_their_own_rows(spark: SparkSession, nameserver: str, topic: str) -> None:
+    send(nameserver, topic, [str(n) for n in range(40)], queues=4)
+    frame = read(spark, nameserver, topic)
+    assert len(bodies(frame.where("queueId = 1 AND queueOffset < 5"))) == 5
+    assert len(bodies(frame)) == 40
+    with pytest.raises(UsageError, match=r"pushDown is no option any more.* next query on it would lack rows"):
+        reader(nameserver, topic, pushDown="true")
 
 
 def test_planning_keeps_its_connection_however_soon_idle_ones_go(nameserver: str, topic: str) -> None:
