@@ -32,6 +32,7 @@ from aiorocket.config import (
     NameServerConfig,
     ProducerConfig,
     PullConsumerConfig,
+    TlsConfig,
 )
 from aiorocket.errors import UsageError
 from aiorocket.model import check_topic
@@ -45,16 +46,22 @@ class Embedded:
     """What ``embed`` gives: addresses, the servers themselves, and clients that are already pointed at them."""
 
     def __init__(
-        self, env: Env, nameserver: NameServer, config: BrokerConfig, prepare: Callable[[Broker], object] | None = None
+        self,
+        env: Env,
+        nameserver: NameServer,
+        config: BrokerConfig,
+        prepare: Callable[[Broker], object] | None = None,
+        client: ClientConfig | None = None,
     ) -> None:
         self.env = env
         self.nameserver = nameserver
         self.config = config
         self._prepare = prepare
+        self._client = client
         self.broker = self._new_broker()
 
     def _new_broker(self) -> Broker:
-        broker = Broker(self.env, self.config)
+        broker = Broker(self.env, self.config, accounts=self.nameserver.accounts)
         if self._prepare is not None:
             self._prepare(broker)
         return broker
@@ -74,8 +81,8 @@ class Embedded:
     ) -> Client:  # fmt: skip
         """A client, to be started by the caller."""
         return Client(
-            nameservers=self.nameservers, group=group, config=config, env=env, missing_topics=missing_topics,
-            ensure_topics=ensure_topics,
+            nameservers=self.nameservers, group=group, config=config or self._client, env=env,
+            missing_topics=missing_topics, ensure_topics=ensure_topics,
         )  # fmt: skip
 
     def producer(
@@ -170,6 +177,7 @@ async def embed(
     *,
     flush: Flush | None = None,
     broker: BrokerConfig | Mapping[str, Any] | None = None,
+    client: ClientConfig | None = None,
     host: str = "127.0.0.1",
     env: Env | None = None,
     prepare: Callable[[Broker], object] | None = None,
@@ -178,18 +186,21 @@ async def embed(
 
     ``data`` is the broker's directory (made if missing); None keeps messages in memory. ``flush`` is "sync" (default:
     acknowledge after fdatasync) or "async" (earlier; a power cut may lose the last half second). ``broker`` changes
-    other settings: a BrokerConfig, or a mapping of its fields. ``env`` is closed at the end; ``prepare`` is called with
+    other settings: a BrokerConfig, or a mapping of its fields; its ``acl`` and ``tls`` are the name server's too, and
+    ``client`` is then the config of ``mq.client()``. ``env`` is closed at the end; ``prepare`` is called with
     each broker before it starts. StoreError and UsageError as of the broker's start.
     """
     config = broker if isinstance(broker, BrokerConfig) else BrokerConfig(**{"port": 0, **(broker or {})})
     if flush is not None:
         config = replace(config, store=replace(config.store, flush=flush))
     env = env or real_env()
-    nameserver = NameServer(env, NameServerConfig(host=host, port=0))
+    nameserver = NameServer(env, NameServerConfig(host=host, port=0, acl=config.acl, tls=config.tls))
     try:
         await nameserver.start()
         config = replace(config, host=host, data=data, nameservers=(nameserver.address,))
-        mq = Embedded(env, nameserver, config, prepare)
+        if config.tls is not None and config.nameserver_tls is False:
+            config = replace(config, nameserver_tls=TlsConfig(verify=False))  # to itself
+        mq = Embedded(env, nameserver, config, prepare, client)
         try:
             await mq.broker.start()
             yield mq

@@ -1,37 +1,82 @@
-"""What guards a server, made of its settings."""
+"""What guards a server, made of its settings, and made again when the files they name have changed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Self
+import asyncio
+import logging
+import ssl
+from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.access.core.accounts import Accounts
 from aiorocket.access.file import read_access_file
 from aiorocket.access.guard import GuardedProcessors
+from aiorocket.config import ServerTlsConfig, TlsConfig
+from aiorocket.errors import ConfigError
+from aiorocket.remoting.address import is_loopback
 from aiorocket.remoting.credentials import HasCredentials, signer_of
+from aiorocket.remoting.door import ServerTls
 from aiorocket.remoting.processors import ProcessorTable
+from aiorocket.remoting.tls import client_context
 from aiorocket.runtime.disk import Disk
 
 if TYPE_CHECKING:
     from aiorocket_protocol.signing import Signer
 
-__all__ = ("Security",)
+__all__ = ("LOOK_EVERY", "Security")
+
+_log = logging.getLogger("aiorocket.access")
+
+#: Seconds between two looks at the files.
+LOOK_EVERY = 10.0
 
 
-class Security(NamedTuple):
-    """``accounts`` is who may do what, None without access control; ``signer`` signs what the server itself asks."""
+class HasSecurity(Protocol):
+    """What configs of servers have in common."""
 
-    accounts: Accounts | None
-    signer: Signer | None
+    @property
+    def acl(self) -> str | None: ...
+    @property
+    def tls(self) -> ServerTlsConfig | ssl.SSLContext | None: ...
 
-    @classmethod
-    def of(
-        cls, disk: Disk, acl: str | None, accounts: Accounts | None = None, own: HasCredentials | None = None
-    ) -> Self:
-        """``acl`` is the path of an access file, ``own`` are the server's credentials. Reads the files that they name
-        (blocking, once); ConfigError. ``accounts`` take the place of the file: servers of one process share them."""
-        if accounts is None and acl is not None:
-            accounts = Accounts(read_access_file(disk, acl))
-        return cls(accounts, signer_of(own, disk) if own is not None else None)
+
+class AsksNameServers(HasCredentials, Protocol):
+    """What a broker's has besides."""
+
+    @property
+    def nameserver_tls(self) -> ssl.SSLContext | TlsConfig | bool: ...
+
+
+class Security:
+    """``accounts`` is who may do what, None without access control; ``tls`` is how the server speaks TLS, None when it
+    does not; ``signer`` and ``client_tls`` are for what it asks itself.
+
+    Reads the files that the settings name (blocking, once); ConfigError. ``accounts`` take the place of those of
+    ``config``'s file: two servers of one process may share them.
+    """
+
+    def __init__(
+        self, disk: Disk, config: HasSecurity, accounts: Accounts | None = None, asks: AsksNameServers | None = None
+    ) -> None:
+        self._disk = disk
+        self._acl = config.acl
+        if accounts is None and config.acl is not None:
+            accounts = Accounts(read_access_file(disk, config.acl))
+        self.accounts = accounts
+        self.tls = ServerTls(config.tls) if config.tls is not None else None
+        self.signer: Signer | None = signer_of(asks, disk) if asks is not None else None
+        self.client_tls = client_context(asks.nameserver_tls) if asks is not None else None
+
+    def say_what_is_open(self, host: str, server: str, *more: str) -> None:
+        """A warning at the start of a server that others than this machine reach, of what it lets them do."""
+        if is_loopback(host):
+            return
+        opened = list(more)
+        if self.accounts is None:
+            opened.append("without access control, everybody who reaches it sends and reads what they like")
+        if self.tls is None or self.tls.plain:
+            opened.append("plain text is spoken: messages and signatures can be read on their way")
+        if opened:
+            _log.warning("%s listens on %s: %s", server, host or "all addresses", "; ".join(opened))
 
     def tables(self) -> dict[str, Accounts]:
         """What is to be kept of it, by the name of its state file."""
@@ -42,3 +87,41 @@ class Security(NamedTuple):
         if self.accounts is None:
             return ProcessorTable()
         return GuardedProcessors(self.accounts, cluster=cluster, server=server)
+
+    @property
+    def changes(self) -> bool:
+        """Whether there are files that may change."""
+        return self._acl is not None or self.tls is not None
+
+    def reload(self) -> None:
+        """Read the access file and the certificates again. What cannot be used is named in the log, and what was in
+        force stays."""
+        try:
+            if self.accounts is not None and self._acl is not None:
+                self.accounts.renew(read_access_file(self._disk, self._acl))
+                _log.warning("access file %r is read again", self._acl)
+            if self.tls is not None:
+                self.tls.reload()
+                _log.warning("certificates are read again: %s", ", ".join(self.tls.files))
+        except ConfigError as error:
+            _log.error("not read again, what was in force stays: %s", error)
+
+    async def keep_fresh(self) -> None:
+        """Reload when one of the files has changed, until cancelled."""
+        seen = await self._disk.run(self._contents)
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            now = await self._disk.run(self._contents)
+            if now != seen:
+                seen = now
+                self.reload()
+
+    def _contents(self) -> list[bytes | None]:
+        paths = (*((self._acl,) if self._acl is not None else ()), *(self.tls.files if self.tls is not None else ()))
+        return [self._content(path) for path in paths]
+
+    def _content(self, path: str) -> bytes | None:
+        try:
+            return self._disk.read_bytes(path)
+        except OSError:
+            return None  # a directory of authorities, or it is being replaced

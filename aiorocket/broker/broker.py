@@ -63,9 +63,9 @@ class Broker:
         #: ``host:port`` as clients are told; valid after ``start()``.
         self.address = ""
         #: Its listening side; ``aiorocket.testing`` puts faults between it and the handlers.
-        self._security = security = Security.of(env.disk, config.acl, accounts, config)
+        self._security = security = Security(env.disk, config, accounts, config)
         processors = security.processors(cluster=config.cluster, server=config.name)
-        self.server = RemotingServer(self._env, processors, config.remoting, on_close=self._lost)
+        self.server = RemotingServer(self._env, processors, config.remoting, on_close=self._lost, tls=security.tls)
         self._parts: Parts | None = None
         self._tasks = TaskScope("broker")
         #: What was started, to be stopped in reverse.
@@ -135,6 +135,9 @@ class Broker:
         parts.delivery.start()
         parts.timers.start()
         self._tasks.start(state.keep_saving(config.offset_flush_interval), name="state")
+        self._security.say_what_is_open(config.host, f"broker {config.name}")
+        if self._security.changes:
+            self._tasks.start(self._security.keep_fresh(), name="security")
         self._tasks.start(parts.traffic.keep_sampling(), name="traffic")
         started.push_async_callback(parts.registration.close)
         await parts.registration.start()
@@ -185,6 +188,10 @@ class Broker:
             _log.warning("who holds which queue lock is not on record: none is granted for %g s", grace)
         self.locks.start(asyncio.get_running_loop().time(), lost=lost, floor=self._env.clock.wall_ms())
         state.begin("locks")  # before the first message, so that a store with messages and no record has lost it
+
+    def reload(self) -> None:
+        """Read the access file and the certificates again."""
+        self._security.reload()
 
     def clock_changed(self) -> None:
         """The wall clock was set: delayed messages that are due now need not wait for the next look at it."""

@@ -84,7 +84,7 @@ class Parts:
             version=self._topic_version,
             order_topics=self._order_topics,
             permission=lambda: tables.settings.config.permission,
-            signer=security.signer,
+            security=security,
         )
         self.delivery = DelayDelivery(loop, env.clock, tables.delays, store)
         self.timers = TimerDelivery(loop, env.clock, tables.timers, store)

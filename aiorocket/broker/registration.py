@@ -33,9 +33,9 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
+    from aiorocket.access.security import Security
     from aiorocket.config import BrokerConfig
     from aiorocket.runtime.env import Env
-    from aiorocket_protocol.signing import Signer
 
 __all__ = ("Registration",)
 
@@ -62,7 +62,7 @@ class Registration:
         version: Callable[[], DataVersion],
         order_topics: Callable[[Iterable[str]], None],
         permission: Callable[[], int],
-        signer: Signer | None = None,
+        security: Security,
     ) -> None:
         self._config = config
         self._topics = topics
@@ -70,7 +70,9 @@ class Registration:
         self._version = version
         self._order_topics = order_topics
         self._permission = permission
-        self._client = RemotingClient(env, config.remoting, on_close=self._lost, signer=signer)
+        self._client = RemotingClient(
+            env, config.remoting, on_close=self._lost, signer=security.signer, tls=security.client_tls
+        )
         self._tasks = TaskScope("broker-registration")
         self._wake = asyncio.Event()
         self._closing = False

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import click
 
 from aiorocket.broker.broker import Broker
-from aiorocket.cli.options import advertised, nameserver_option, server_options, store_options
-from aiorocket.cli.running import serve
-from aiorocket.config import BrokerConfig, Flush, StoreConfig
+from aiorocket.cli.options import advertised, nameserver_option, server_options, server_tls, store_options
+from aiorocket.cli.running import Ready, serve
+from aiorocket.config import BrokerConfig, Flush, StoreConfig, TlsConfig
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import BROKER_PORT
 
@@ -27,12 +27,22 @@ __all__ = ("broker",)
     show_envvar=True,
     help="JSON with accessKey and secretKey, to register at name servers with access control.",
 )
+@click.option(
+    "--nameserver-ca",
+    metavar="FILE",
+    help="Speak TLS to name servers, whose certificates these authorities signed; --tls-cert is shown to them.",
+)
 @store_options
 def broker(
     bind: str,
     port: int,
     advertise: str | None,
     acl: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
+    tls_permissive: bool,
+    nameserver_ca: str | None,
     credentials: str | None,
     nameservers: tuple[str, ...],
     data: str,
@@ -52,18 +62,24 @@ def broker(
         advertise=advertised(bind, advertise),
         nameservers=nameservers,
         acl=acl,
+        tls=server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive),
+        nameserver_tls=TlsConfig(ca=nameserver_ca, cert=tls_cert, key=tls_key) if nameserver_ca is not None else False,
         credentials_file=credentials,
         data=data,
         store=StoreConfig(flush=flush),
     )
 
     @asynccontextmanager
-    async def server() -> AsyncIterator[str]:
+    async def server() -> AsyncIterator[Ready]:
         env = real_env()
         instance = Broker(env, config)
         try:
             await instance.start()
-            yield f"broker {name} ready on {instance.address} (data {data}, flush {flush})"
+            reload = instance.reload if acl or tls_cert else None
+            yield Ready(
+                f"broker {name} ready on {instance.address} (data {data}, flush {flush})",
+                reload,
+            )
         finally:
             await instance.close()
             await env.disk.close()

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import click
 
-from aiorocket.cli.options import advertised, host_port, server_options
-from aiorocket.cli.running import serve
+from aiorocket.cli.options import advertised, host_port, server_options, server_tls
+from aiorocket.cli.running import Ready, serve
 from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.env import real_env
@@ -24,7 +24,16 @@ __all__ = ("nameserver",)
 )
 @click.option("--open-registration", is_flag=True, help="Let brokers of other machines register, whoever they are.")
 def nameserver(
-    bind: str, port: int, advertise: str | None, acl: str | None, data: str | None, open_registration: bool
+    bind: str,
+    port: int,
+    advertise: str | None,
+    acl: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
+    tls_permissive: bool,
+    data: str | None,
+    open_registration: bool,
 ) -> None:
     """Run a name server.
 
@@ -32,16 +41,27 @@ def nameserver(
     stored: brokers register again within 30 seconds of a restart.
     """
     shown = bind if advertise is None else advertised(bind, advertise)  # nobody is told a name server's own address
-    config = NameServerConfig(host=bind, port=port, data=data, acl=acl, open_registration=open_registration)
+    config = NameServerConfig(
+        host=bind,
+        port=port,
+        data=data,
+        acl=acl,
+        tls=server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive),
+        open_registration=open_registration,
+    )
 
     @asynccontextmanager
-    async def server() -> AsyncIterator[str]:
+    async def server() -> AsyncIterator[Ready]:
         env = real_env()
         instance = NameServer(env, config)
         try:
             await instance.start()
             kept = f"data {data}" if data is not None else "in memory"
-            yield f"name server ready on {host_port(shown, instance.port)} ({kept})"
+            reload = instance.reload if acl or tls_cert else None
+            yield Ready(
+                f"name server ready on {host_port(shown, instance.port)} ({kept})",
+                reload,
+            )
         finally:
             await instance.close()
             await env.disk.close()

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from aiorocket.config import ServerTlsConfig
 from aiorocket_protocol import DEFAULT_CLUSTER, NAMESERVER_PORT
 
 __all__ = (
@@ -18,6 +19,7 @@ __all__ = (
     "nameserver_option",
     "parse_nameservers",
     "server_options",
+    "server_tls",
     "store_options",
 )
 
@@ -74,13 +76,20 @@ def nameserver_option(function: F) -> F:
 
 
 def server_options(port: int, port_help: str) -> Callable[[F], F]:
-    """``--bind``, ``--port``, ``--advertise`` and ``--acl``, the same for each server."""
+    """``--bind``, ``--port``, ``--advertise``, ``--acl`` and TLS, the same for each server."""
 
     def decorate(function: F) -> F:
         function = click.option(
             "--acl", metavar="FILE", envvar="AIOROCKET_ACL", show_envvar=True,
             help="Access control: users and what they may do, in TOML (aiorocket/access/README.md).",
         )(function)  # fmt: skip
+        for name, help_text in (
+            ("--tls-client-ca", "Authorities whose certificates clients have to show."),
+            ("--tls-key", "The certificate's private key, unless it is in the same file."),
+            ("--tls-cert", "Speak TLS, with this certificate (PEM). Read again on SIGHUP and when it changes."),
+        ):
+            function = click.option(name, metavar="FILE", help=help_text)(function)
+        function = click.option("--tls-permissive", is_flag=True, help="With TLS: take plain text too.")(function)
         function = click.option(
             "--advertise", metavar="HOST",
             help="Host that others are told to connect to; a broker needs it when --bind is a wildcard.",
@@ -122,6 +131,21 @@ def store_options(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+def server_tls(cert: str | None, key: str | None, client_ca: str | None, permissive: bool) -> ServerTlsConfig | None:
+    """What the TLS options of a server say."""
+    if cert is None:
+        if key is not None or client_ca is not None or permissive:
+            raise click.UsageError("--tls-key, --tls-client-ca and --tls-permissive need --tls-cert")
+        return None
+    return ServerTlsConfig(
+        cert=cert,
+        key=key,
+        client_ca=client_ca,
+        client_cert="none" if client_ca is None else "required",
+        mode="permissive" if permissive else "enforcing",
+    )
 
 
 def host_port(host: str, port: int) -> str:

@@ -9,14 +9,14 @@ import logging
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import click
 
 from aiorocket.errors import ProtocolError, RocketError
 from aiorocket.runtime import loop as event_loop
 
-__all__ = ("INTERRUPTED", "run", "serve", "stop_signals", "told_in_a_line", "until_stopped")
+__all__ = ("INTERRUPTED", "Ready", "run", "serve", "stop_signals", "told_in_a_line", "until_stopped")
 
 T = TypeVar("T")
 
@@ -86,8 +86,16 @@ async def until_stopped(work: Coroutine[object, object, T]) -> asyncio.Task[T]:
     return task
 
 
-def serve(server: Callable[[], AbstractAsyncContextManager[str]]) -> None:
-    """Run a server until Ctrl-C or SIGTERM. Entering the context starts it and gives the line that says it is ready."""
+class Ready(NamedTuple):
+    """``line`` says that a server is ready, and where; ``reload`` reads its access file and certificates again, None
+    when it has none: SIGHUP is then what it always was."""
+
+    line: str
+    reload: Callable[[], object] | None
+
+
+def serve(server: Callable[[], AbstractAsyncContextManager[Ready]]) -> None:
+    """Run a server until Ctrl-C or SIGTERM; SIGHUP reloads it. Entering the context starts it."""
     run(_serve(server))
 
 
@@ -118,7 +126,7 @@ def _spare_the_collector() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-async def _serve(server: Callable[[], AbstractAsyncContextManager[str]]) -> None:
+async def _serve(server: Callable[[], AbstractAsyncContextManager[Ready]]) -> None:
     task = asyncio.current_task()
     assert task is not None
     stop = asyncio.Event()
@@ -133,11 +141,14 @@ async def _serve(server: Callable[[], AbstractAsyncContextManager[str]]) -> None
 
     with stop_signals(stopping):
         try:
-            async with server() as line:
+            async with server() as started:
                 ready = True
-                click.echo(line)
+                if started.reload is not None and hasattr(signal, "SIGHUP"):  # Windows has none
+                    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, started.reload)
+                click.echo(started.line)
                 _spare_the_collector()
                 held.release_logs()
+                logging.getLogger("aiorocket.audit").setLevel(logging.INFO)
                 await stop.wait()
         except asyncio.CancelledError:
             if not stop.is_set() or task.uncancel() > 0:

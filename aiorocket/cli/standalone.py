@@ -11,9 +11,9 @@ import click
 from aiorocket.access.core.accounts import Account, Accounts
 from aiorocket.access.file import read_access_file
 from aiorocket.broker.broker import Broker
-from aiorocket.cli.options import advertised, host_port, server_options, store_options
-from aiorocket.cli.running import serve
-from aiorocket.config import BrokerConfig, Flush, NameServerConfig, StoreConfig
+from aiorocket.cli.options import advertised, host_port, server_options, server_tls, store_options
+from aiorocket.cli.running import Ready, serve
+from aiorocket.config import BrokerConfig, Flush, NameServerConfig, StoreConfig, TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.disk import Disk
@@ -38,6 +38,10 @@ def standalone(
     port: int,
     advertise: str | None,
     acl: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
+    tls_permissive: bool,
     broker_port: int,
     data: str,
     flush: Flush,
@@ -49,12 +53,17 @@ def standalone(
     The shortest way to a real RocketMQ address for one machine. It stops on Ctrl-C or SIGTERM.
     """
     host = advertised(bind, advertise)
+    tls = server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive)
+    # To itself, which need not prove who it is.
+    itself = TlsConfig(verify=False, cert=tls_cert, key=tls_key) if tls is not None else False
 
     @asynccontextmanager
-    async def server() -> AsyncIterator[str]:
+    async def server() -> AsyncIterator[Ready]:
         env = real_env()
         accounts, key = _administration(env.disk, acl) if acl is not None else (None, None)
-        names = NameServer(env, NameServerConfig(host=bind, port=port, data=os.path.join(data, "nameserver")), accounts)
+        names = NameServer(
+            env, NameServerConfig(host=bind, port=port, data=os.path.join(data, "nameserver"), tls=tls), accounts
+        )
         instance: Broker | None = None
         try:
             await names.start()
@@ -71,15 +80,25 @@ def standalone(
                     nameservers=(host_port(near, names.port),),
                     access_key=key.name if key is not None else None,
                     secret_key=key.secret if key is not None else None,
+                    acl=acl,
+                    tls=tls,
+                    nameserver_tls=itself,
                     data=data,
                     store=StoreConfig(flush=flush),
                 ),
                 accounts=accounts,
             )
             await instance.start()
-            yield (
+            broker = instance
+
+            def reload() -> None:
+                broker.reload()
+                names.reload()
+
+            yield Ready(
                 f"standalone ready: name server {host_port(host, names.port)}, broker {name} {instance.address} "
-                f"(data {data}, flush {flush})"
+                f"(data {data}, flush {flush})",
+                reload if acl or tls_cert else None,
             )
         finally:
             if instance is not None:

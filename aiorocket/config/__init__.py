@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from aiorocket.config.server import Flush as Flush
     from aiorocket.config.server import NameServerConfig as NameServerConfig
     from aiorocket.config.server import StoreConfig as StoreConfig
+    from aiorocket.config.tls import ServerTlsConfig as ServerTlsConfig
     from aiorocket.config.tls import TlsConfig as TlsConfig
 
 _HOMES = {
     "client": "BROKER_LOCK ClientConfig ConsumerConfig MissingTopics ProducerConfig PullConsumerConfig",
     "remoting": "RemotingConfig Serializer",
     "server": "BrokerConfig DELAY_LEVELS Flush NameServerConfig StoreConfig",
-    "tls": "TlsConfig",
+    "tls": "ServerTlsConfig TlsConfig",
 }
 _HOME_OF = {name: f"aiorocket.config.{home}" for home, names in _HOMES.items() for name in names.split()}
 

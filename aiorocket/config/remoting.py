@@ -42,6 +42,8 @@ class RemotingConfig:
 
     serializer: Serializer = "auto"
     connect_timeout: float = 3.0
+    #: A server with TLS: how long a new connection may take to say something, and then for its handshake.
+    handshake_timeout: float = 10.0
     request_timeout: float = 3.0
     #: A connection with no traffic either way for this long is closed (RocketMQ: 120 s).
     idle_timeout: float = 120.0
@@ -59,8 +61,8 @@ class RemotingConfig:
     def __post_init__(self) -> None:
         check_numbers(self)
         check_positive(
-            self, "connect_timeout", "request_timeout", "idle_timeout", "partial_frame_timeout", "max_in_flight",
-            "write_high_water", "write_limit", "max_connections", "backoff_initial", "backoff_max",
+            self, "connect_timeout", "handshake_timeout", "request_timeout", "idle_timeout", "partial_frame_timeout",
+            "max_in_flight", "write_high_water", "write_limit", "max_connections", "backoff_initial", "backoff_max",
         )  # fmt: skip
         if self.write_limit < self.write_high_water:
             raise ConfigError(f"write_limit={self.write_limit} is below write_high_water={self.write_high_water}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass, field
 from typing import Literal
 
 from aiorocket.config.remoting import MIB, RemotingConfig, check_positive
+from aiorocket.config.tls import ServerTlsConfig, TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket_protocol import (
     BROKER_PORT,
@@ -68,6 +70,8 @@ class NameServerConfig:
     #: Access control: who may do what stands in this file (``access/README.md``). None serves everybody everything, but
     #: administration and registration to this machine only.
     acl: str | None = None
+    #: How it speaks TLS; None speaks plain text.
+    tls: ServerTlsConfig | ssl.SSLContext | None = None
     #: Let brokers of other machines register, whoever they are. Without it only those on this machine may: who may
     #: register can take any topic's messages to itself.
     open_registration: bool = False
@@ -90,8 +94,11 @@ class BrokerConfig:
     secret_key: str | None = field(default=None, repr=False)
     security_token: str | None = field(default=None, repr=False)
     credentials_file: str | None = None
-    #: Access control, as of ``NameServerConfig``.
+    #: TLS to name servers, as of ``ClientConfig``.
+    nameserver_tls: ssl.SSLContext | TlsConfig | bool = False
+    #: Access control and TLS, as of ``NameServerConfig``.
     acl: str | None = None
+    tls: ServerTlsConfig | ssl.SSLContext | None = None
     #: Data directory; None keeps messages in memory.
     data: str | None = None
     #: What the broker lets clients do with any of its topics (brokerPermission): 6 read and write, 4 only read, so that

@@ -15,14 +15,16 @@ from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
 from aiorocket.nameserver.kv_file import KvFile
+from aiorocket.nameserver.local import from_here, only_local
 from aiorocket.nameserver.settings import SettingsHandlers
 from aiorocket.nameserver.topic_lists import TopicLists
-from aiorocket.remoting.address import host_of, is_loopback
+from aiorocket.remoting.address import is_loopback
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import RequestHandler
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.runtime.env import Env
+from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import (
     DEFAULT_CLUSTER,
     AddWritePermOfBrokerRequestHeader,
@@ -76,18 +78,19 @@ class NameServer:
         self.routes = RouteInfo(config.broker_expiry)
         self.kv = KeyValues()
         self._kv_file = KvFile(env, config.data) if config.data is not None else None
-        security = Security.of(env.disk, config.acl, accounts)
+        self._security = security = Security(env.disk, config, accounts)
         processors = security.processors(cluster=DEFAULT_CLUSTER, server="nameserver")
-        self._server = RemotingServer(env, processors, config.remoting, on_close=self._lost)
+        self._server = RemotingServer(env, processors, config.remoting, on_close=self._lost, tls=security.tls)
         self._settings = SettingsHandlers(config, self.kv, port=lambda: self.port, changed=self._kv_changed)
+        self._tasks = TaskScope("nameserver")
         self._expiry: DeadlineDriver | None = None
         self._heard = False  # of any broker since the start
         trusted = is_loopback(config.host) or security.accounts is not None
         for code, handler in self._codes().items():
             if is_registration(code) and not trusted and not config.open_registration:
-                handler = partial(_from_here, handler)
+                handler = partial(from_here, handler)
             elif is_administration(code) and not trusted:
-                handler = _only_local
+                handler = only_local
             processors.add(code, handler)
 
     async def start(self) -> None:
@@ -97,6 +100,10 @@ class NameServer:
         loop = asyncio.get_running_loop()
         self._expiry = DeadlineDriver(loop, self.routes.next_deadline, self._expire)
         await self._server.start(self.config.host, self.config.port)
+        opened = ("every broker's word is taken",) if self.config.open_registration else ()
+        self._security.say_what_is_open(self.config.host, "the name server", *opened)
+        if self._security.changes:
+            self._tasks.start(self._security.keep_fresh(), name="security")
 
     async def close(self) -> None:
         """Stop listening and end every connection. A second call does nothing."""
@@ -104,7 +111,17 @@ class NameServer:
             return
         self._expiry.close()
         self._expiry = None
+        await self._tasks.close()
         await self._server.close()
+
+    def reload(self) -> None:
+        """Read the access file and the certificates again."""
+        self._security.reload()
+
+    @property
+    def accounts(self) -> Accounts | None:
+        """Who may do what; None without access control."""
+        return self._security.accounts
 
     @property
     def port(self) -> int:
@@ -294,27 +311,6 @@ class NameServer:
         for address in self.routes.lost(connection):
             _log.info("broker at %s closed its connection, its routes are dropped", address)
         self._rearm()
-
-
-def _only_local(connection: Connection, command: RemotingCommand) -> RemotingCommand:
-    return RemotingCommand.response(
-        ResponseCode.NO_PERMISSION,
-        remark="this name server is reachable from other machines and has no authentication, so it serves no "
-        "administration; bind it to 127.0.0.1 to administer it",
-    )
-
-
-def _from_here(handler: RequestHandler, connection: Connection, command: RemotingCommand) -> Any:
-    """``handler`` for brokers on this machine: without authentication, everybody who can reach the port could register
-    as any broker and take its topics' messages."""
-    peer = host_of(connection.peer)
-    if is_loopback(peer) or peer == host_of(connection.local):
-        return handler(connection, command)
-    return RemotingCommand.response(
-        ResponseCode.NO_PERMISSION,
-        remark="this name server has no authentication, so only brokers on its own machine register; start it with "
-        "open_registration (aiorocket nameserver --open-registration) to take every broker's word",
-    )
 
 
 def _body(connection: Connection, command: RemotingCommand, value: Any) -> RemotingCommand:

@@ -7,13 +7,14 @@ import errno
 import logging
 import ssl
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from aiorocket.config import RemotingConfig
 from aiorocket.errors import UsageError
 from aiorocket.remoting.address import format_address
 from aiorocket.remoting.client import end_all
 from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.door import Door, Doors, ServerTls
 from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.sweeper import Sweeper
 from aiorocket.runtime.env import Env
@@ -28,7 +29,7 @@ _BACKLOG = 1024
 
 class RemotingServer:
     """Listening sockets, mostly one, and their connections. ``on_connect`` and ``on_close`` are called with each
-    connection, once. With ``tls`` it speaks nothing else."""
+    connection, once. ``tls`` says how it speaks TLS, and whether plain text is let in too; None is plain text alone."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class RemotingServer:
         on_connect: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
         *,
-        tls: ssl.SSLContext | None = None,
+        tls: ServerTls | ssl.SSLContext | None = None,
     ) -> None:
         self.config = config
         self.processors = processors
@@ -54,10 +55,8 @@ class RemotingServer:
         self._closing = False
         self._address = ""
         self._port = 0
-        self._tls: dict[str, Any] = {}
-        if tls is not None:
-            limit = config.connect_timeout
-            self._tls = {"ssl": tls, "ssl_handshake_timeout": limit, "ssl_shutdown_timeout": limit}
+        self._tls = ServerTls(tls) if isinstance(tls, ssl.SSLContext) else tls
+        self._doors = Doors(self._has_room)
 
     @property
     def port(self) -> int:
@@ -91,7 +90,7 @@ class RemotingServer:
         """Accept on one more address, once started. UsageError as of ``start``."""
         loop = asyncio.get_running_loop()
 
-        def factory() -> asyncio.BaseProtocol:
+        def connection() -> Connection:
             return Connection(
                 loop,
                 self.config,
@@ -103,16 +102,25 @@ class RemotingServer:
                 on_lost=self._lost,
             )
 
+        factory: Callable[[], asyncio.BaseProtocol] = connection
+        if self._tls is not None:
+            factory = partial(Door, self._tls, connection, self._tasks, self._doors, self.config.handshake_timeout)
         try:
-            server = await loop.create_server(factory, host, port, backlog=_BACKLOG, **self._tls)
+            server = await loop.create_server(factory, host, port, backlog=_BACKLOG)
         except OSError as error:
             raise UsageError(_why_not_bound(host, port, error)) from error
         self._listening.append(server)
         return server
 
+    def _has_room(self, more: int = 0) -> bool:
+        sweeper = self._sweeper
+        return (
+            sweeper is not None and not self._closing and len(sweeper.connections) + more < self.config.max_connections
+        )
+
     def _made(self, connection: Connection) -> None:
         sweeper = self._sweeper
-        if sweeper is None or self._closing or len(sweeper.connections) >= self.config.max_connections:
+        if sweeper is None or not self._has_room():
             self.refused += 1
             if self.refused == 1 or self.refused % 1000 == 0:
                 _log.warning(
@@ -145,6 +153,7 @@ class RemotingServer:
         listening, self._listening = self._listening, []
         for server in listening:
             server.close()
+        self._doors.close()
         open_connections = self.connections
         for connection in open_connections:
             connection.stop_reading()

@@ -1,14 +1,14 @@
-"""TLS of clients: from settings to an ``ssl.SSLContext``, and what a failed handshake means in words."""
+"""From settings to an ``ssl.SSLContext``, of clients and servers; what a failed handshake means in words."""
 
 from __future__ import annotations
 
 import os
 import ssl
 
-from aiorocket.config import TlsConfig
+from aiorocket.config import ServerTlsConfig, TlsConfig
 from aiorocket.errors import ConfigError
 
-__all__ = ("client_context", "tls_trouble")
+__all__ = ("client_context", "server_context", "tls_trouble")
 
 _SELF_SIGNED = (18, 19, 20, 21)  # X509_V_ERR: self-signed, self-signed in the chain, no issuer here, leaf alone
 _NAMES = (62, 64)  # X509_V_ERR: host name, IP address
@@ -21,43 +21,53 @@ def client_context(tls: ssl.SSLContext | TlsConfig | bool) -> ssl.SSLContext | N
     if tls is False:
         return None
     settings = TlsConfig() if tls is True else tls
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if not settings.verify else _trusting(settings.ca)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if not settings.verify else _trusting(settings.ca, "TlsConfig.ca")
     context.check_hostname = settings.verify and settings.check_hostname
     if not settings.verify:
         context.verify_mode = ssl.CERT_NONE
     if settings.cert is not None:
-        _show(context, settings.cert, settings.key, settings.key_password or "")
+        _show(context, "TlsConfig", settings.cert, settings.key, settings.key_password or "")
     return context
 
 
-def _trusting(ca: str | None) -> ssl.SSLContext:
+def server_context(settings: ServerTlsConfig) -> ssl.SSLContext:
+    """The context for these settings. Reads files; ConfigError names the one that cannot be used."""
+    context = _trusting(settings.client_ca, "ServerTlsConfig.client_ca", ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _show(context, "ServerTlsConfig", settings.cert, settings.key, settings.key_password or "")
+    if settings.client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED if settings.client_cert == "required" else ssl.CERT_OPTIONAL
+    return context
+
+
+def _trusting(ca: str | None, name: str, purpose: ssl.Purpose = ssl.Purpose.SERVER_AUTH) -> ssl.SSLContext:
     try:
         if ca is not None and os.path.isdir(ca):
-            return ssl.create_default_context(capath=ca)
-        return ssl.create_default_context(cafile=ca)
+            return ssl.create_default_context(purpose, capath=ca)
+        return ssl.create_default_context(purpose, cafile=ca)
     except FileNotFoundError:
-        raise ConfigError(f"TlsConfig.ca={ca!r}: there is no such file") from None
+        raise ConfigError(f"{name}={ca!r}: there is no such file") from None
     except ssl.SSLError as error:
-        raise ConfigError(f"TlsConfig.ca={ca!r} holds no certificates in PEM form ({error.reason or error})") from None
+        raise ConfigError(f"{name}={ca!r} holds no certificates in PEM form ({error.reason or error})") from None
     except OSError as error:
-        raise ConfigError(f"TlsConfig.ca={ca!r} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{name}={ca!r} cannot be read: {error.strerror}") from None
 
 
-def _show(context: ssl.SSLContext, cert: str, key: str | None, password: str) -> None:
+def _show(context: ssl.SSLContext, config: str, cert: str, key: str | None, password: str) -> None:
     for name, path in (("cert", cert), ("key", key)):
         if path is not None and not os.path.isfile(path):
-            raise ConfigError(f"TlsConfig.{name}={path!r}: there is no such file")
+            raise ConfigError(f"{config}.{name}={path!r}: there is no such file")
     try:
         # Without a password OpenSSL would ask at the terminal for one; an empty one is refused instead.
         context.load_cert_chain(cert, key, lambda: password)
     except ssl.SSLError as error:
         where = repr(cert) if key is None else f"{cert!r} with key={key!r}"
         raise ConfigError(
-            f"TlsConfig.cert={where}: not a certificate and its private key in PEM form, or key_password does not open "
+            f"{config}.cert={where}: not a certificate and its private key in PEM form, or key_password does not open "
             f"it ({error.reason or error})"
         ) from None
     except OSError as error:
-        raise ConfigError(f"TlsConfig.cert={cert!r}, key={key!r} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{config}.cert={cert!r}, key={key!r} cannot be read: {error.strerror}") from None
 
 
 def tls_trouble(error: OSError) -> str | None:

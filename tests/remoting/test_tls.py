@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from aiorocket.config import RemotingConfig, TlsConfig
+from aiorocket.config import RemotingConfig, ServerTlsConfig, TlsConfig
 from aiorocket.errors import ConfigError, ConnectionLostError, NotConnectedError
 from aiorocket.remoting import Connection, ProcessorTable, RemotingClient, RemotingServer
-from aiorocket.remoting.tls import client_context, tls_trouble
+from aiorocket.remoting.door import ServerTls
+from aiorocket.remoting.tls import client_context, server_context, tls_trouble
 from aiorocket.runtime import memory_env, new_event_loop
 from aiorocket_protocol import RemotingCommand
 
@@ -39,7 +40,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Main], None]:
     return run_on_loop
 
 
-def server_context(name: str = "server", *, asks: bool = False) -> ssl.SSLContext:
+def context_of(name: str = "server", *, asks: bool = False) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(DATA / f"{name}.pem", DATA / f"{name}.key")
     if asks:
@@ -50,7 +51,7 @@ def server_context(name: str = "server", *, asks: bool = False) -> ssl.SSLContex
 
 @asynccontextmanager
 async def pair(
-    served: ssl.SSLContext | None, tls: ssl.SSLContext | TlsConfig | bool, **settings: Any
+    served: ServerTls | ssl.SSLContext | None, tls: ssl.SSLContext | TlsConfig | bool, **settings: Any
 ) -> AsyncIterator[tuple[RemotingClient, RemotingServer]]:
     processors = ProcessorTable()
     processors.add(ECHO, lambda connection, request: RemotingCommand.response(0, body=request.body))
@@ -73,7 +74,7 @@ def test_frames_of_all_sizes_both_ways_at_once(run: Callable[[Main], None]) -> N
     bodies = [bytes([size % 251]) * size for size in (0, 1, 5, 4095, 4096, 16_384, 100_000, 300_000, 5_000_000)]
 
     async def main() -> None:
-        async with pair(server_context(), TRUSTING) as (client, server):
+        async with pair(context_of(), TRUSTING) as (client, server):
             connection = await client.connect(server.address)
             for _ in range(3):
                 answers = await asyncio.gather(*(connection.request(echo(body), 20.0) for body in bodies * 4))
@@ -87,7 +88,7 @@ def test_frames_of_all_sizes_both_ways_at_once(run: Callable[[Main], None]) -> N
 
 def test_back_pressure_pauses_and_goes_on(run: Callable[[Main], None]) -> None:
     async def main() -> None:
-        async with pair(server_context(), TRUSTING, max_in_flight=4, write_high_water=64 << 10) as (client, server):
+        async with pair(context_of(), TRUSTING, max_in_flight=4, write_high_water=64 << 10) as (client, server):
             connection = await client.connect(server.address)
             body = b"p" * 50_000
             answers = await asyncio.gather(*(connection.request(echo(body), 20.0) for _ in range(200)))
@@ -110,7 +111,7 @@ def test_who_cannot_be_trusted_is_named_with_the_reason(
     run: Callable[[Main], None], served: str | None, tls: TlsConfig | bool, said: str
 ) -> None:
     async def main() -> None:
-        async with pair(server_context(served) if served else None, tls) as (client, server):
+        async with pair(context_of(served) if served else None, tls) as (client, server):
             with pytest.raises(NotConnectedError, match=f"^{server.address}: .*{said}"):
                 await client.connect(server.address)
             assert client.connections == []
@@ -129,7 +130,7 @@ def test_who_cannot_be_trusted_is_named_with_the_reason(
 )
 def test_what_may_be_left_unchecked(run: Callable[[Main], None], served: str, tls: TlsConfig | ssl.SSLContext) -> None:
     async def main() -> None:
-        async with pair(server_context(served), tls) as (client, server):
+        async with pair(context_of(served), tls) as (client, server):
             assert (await client.request(server.address, echo(b"b"))).body == b"b"
 
     run(main)
@@ -137,10 +138,10 @@ def test_what_may_be_left_unchecked(run: Callable[[Main], None], served: str, tl
 
 def test_a_server_may_ask_for_a_certificate(run: Callable[[Main], None]) -> None:
     async def main() -> None:
-        async with pair(server_context(asks=True), WITH_CERTIFICATE) as (client, server):
+        async with pair(context_of(asks=True), WITH_CERTIFICATE) as (client, server):
             assert (await client.request(server.address, echo(b"b"))).body == b"b"
         # Under TLS 1.3 a client learns only after its handshake that its certificate was missed.
-        async with pair(server_context(asks=True), TRUSTING) as (client, server):
+        async with pair(context_of(asks=True), TRUSTING) as (client, server):
             with pytest.raises((ConnectionLostError, NotConnectedError), match=r"certificate|CERTIFICATE"):
                 await client.request(server.address, echo())
 
@@ -149,7 +150,7 @@ def test_a_server_may_ask_for_a_certificate(run: Callable[[Main], None]) -> None
 
 def test_plain_text_to_a_tls_port(run: Callable[[Main], None]) -> None:
     async def main() -> None:
-        async with pair(server_context(), False) as (client, server):
+        async with pair(context_of(), False) as (client, server):
             with pytest.raises(ConnectionLostError, match="TLS"):
                 await client.request(server.address, echo())
 
@@ -189,7 +190,7 @@ def test_a_peer_that_never_shakes_hands_is_given_up(run: Callable[[Main], None])
 
 def test_both_ends_learn_of_an_end(run: Callable[[Main], None]) -> None:
     async def main() -> None:
-        async with pair(server_context(), TRUSTING) as (client, server):
+        async with pair(context_of(), TRUSTING) as (client, server):
             connection = await client.connect(server.address)
             await connection.request(echo(), 5.0)
             waiting = connection.request(RemotingCommand.request(PARK), 5.0)
@@ -237,3 +238,123 @@ def test_a_directory_of_authorities_and_errors_that_are_not_of_tls(tmp_path: Pat
     assert context is not None and context.verify_mode == ssl.CERT_REQUIRED and context.check_hostname
     assert client_context(False) is None
     assert tls_trouble(ConnectionRefusedError(111, "refused")) is None
+
+
+# ---- what a server of its own settings does
+
+
+def settings_of(name: str = "server", place: Path = DATA, **more: Any) -> ServerTlsConfig:
+    return ServerTlsConfig(cert=str(place / f"{name}.pem"), key=str(place / f"{name}.key"), **more)
+
+
+def test_both_on_one_port(run: Callable[[Main], None]) -> None:
+    async def main() -> None:
+        tls = ServerTls(settings_of(mode="permissive"))
+        async with pair(tls, TRUSTING) as (client, server):
+            plain = RemotingClient(memory_env(), RemotingConfig())
+            body = b"x" * 300_000
+            for asking in (client, plain, client, plain):
+                assert (await asking.request(server.address, echo(body))).body == body
+            assert [connection.data["certified"] for connection in server.connections] == [False, False]
+            await plain.close()
+
+    run(main)
+
+
+def test_a_certificate_that_was_checked_is_known_of(run: Callable[[Main], None]) -> None:
+    async def main() -> None:
+        optional = ServerTls(settings_of(client_cert="optional", client_ca=str(DATA / "ca.pem")))
+        async with pair(optional, WITH_CERTIFICATE) as (client, server):
+            await client.request(server.address, echo())
+            other = RemotingClient(memory_env(), RemotingConfig(), tls=client_context(TRUSTING))
+            await other.request(server.address, echo())
+            assert [connection.data["certified"] for connection in server.connections] == [True, False]
+            await other.close()
+        required = ServerTls(settings_of(client_cert="required", client_ca=str(DATA / "ca.pem")))
+        async with pair(required, TRUSTING) as (client, server):
+            with pytest.raises((ConnectionLostError, NotConnectedError)):
+                await client.request(server.address, echo())
+
+    run(main)
+
+
+def test_who_says_nothing_or_no_handshake_is_shown_out(
+    run: Callable[[Main], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with pair(ServerTls(settings_of()), TRUSTING, handshake_timeout=0.1) as (client, server):
+            host, port = server.address.split(":")
+            for said in (b"", b"\x16\x03\x01", b"\x16 is no handshake", b"\x00\x00"):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(said)
+                try:
+                    async with asyncio.timeout(5):
+                        await reader.read()
+                except ConnectionError:
+                    pass  # as good an end
+                writer.close()
+            assert (await client.request(server.address, echo(b"b"))).body == b"b"
+            assert len(server.connections) == 1 and not server._doors._open
+
+    run(main)
+    assert len([record for record in caplog.records if "refused" in record.getMessage()]) == 1
+
+
+def test_doors_count_as_connections(run: Callable[[Main], None]) -> None:
+    async def main() -> None:
+        async with pair(ServerTls(settings_of()), TRUSTING, max_connections=2) as (client, server):
+            host, port = server.address.split(":")
+            waiting = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+            while len(server._doors._open) < 2:
+                await asyncio.sleep(0.01)
+            with pytest.raises(NotConnectedError):
+                await client.connect(server.address)
+            for _, writer in waiting:
+                writer.close()
+
+    run(main)
+
+
+def test_new_certificates_are_for_new_connections(run: Callable[[Main], None], tmp_path: Path) -> None:
+    def put(name: str) -> None:
+        for kind in ("pem", "key"):
+            (tmp_path / f"now.{kind}").write_bytes((DATA / f"{name}.{kind}").read_bytes())
+
+    async def main() -> None:
+        put("server")
+        tls = ServerTls(settings_of("now", tmp_path))
+        async with pair(tls, TRUSTING) as (client, server):
+            connection = await client.connect(server.address)
+            put("named")
+            tls.reload()
+            assert (await connection.request(echo(b"old"), 5.0)).body == b"old"
+            other = RemotingClient(memory_env(), RemotingConfig(), tls=client_context(TRUSTING))
+            with pytest.raises(NotConnectedError, match=r"127\.0\.0\.1"):  # the new one has another name
+                await other.connect(server.address)
+            (tmp_path / "now.pem").write_text("nothing")
+            with pytest.raises(ConfigError, match=r"ServerTlsConfig\.cert="):
+                tls.reload()
+            put("server")
+            tls.reload()
+            await other.close()
+            other = RemotingClient(memory_env(), RemotingConfig(), tls=client_context(TRUSTING))
+            assert (await other.request(server.address, echo(b"new"))).body == b"new"
+            assert (await connection.request(echo(b"old"), 5.0)).body == b"old"
+            await other.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"cert": "nowhere.pem"}, r"ServerTlsConfig\.cert='nowhere.pem': there is no such file"),
+        ({"cert": "c", "mode": "both"}, r"ServerTlsConfig\.mode='both'"),
+        ({"cert": "c", "client_cert": "required"}, r"client_ca=None"),
+        ({"cert": "c", "client_ca": "ca"}, r"client_cert='none' with client_ca='ca'"),
+        ({"cert": "c", "client_cert": "yes"}, r"client_cert='yes'"),
+    ],
+)
+def test_settings_of_a_server_that_cannot_be(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        server_context(ServerTlsConfig(**settings))
