@@ -209,6 +209,7 @@ RULES: dict[int, Rule] = {
     _R.ACK_MESSAGE: Rule(_POP),
     _R.BATCH_ACK_MESSAGE: Rule(_acks),
     _R.CHANGE_MESSAGE_INVISIBLETIME: Rule(_POP),
+    _R.POP_ROLLBACK: Rule(_POP),
     _R.POLLING_INFO: Rule(_on(topic="topic", group="consumerGroup", actions=_SUB_OR_GET)),
     _R.QUERY_ASSIGNMENT: Rule(_assignment(_SUB_OR_GET)),
     # what topics hold
@@ -266,6 +267,13 @@ RULES: dict[int, Rule] = {
     _R.CLEAN_UNUSED_TOPIC: _admin(_CHANGES),
     _R.DELETE_EXPIRED_COMMITLOG: _admin(_CHANGES),
     _R.RESUME_CHECK_HALF_MESSAGE: _admin(_CHANGES),
+    _R.RESET_MASTER_FLUSH_OFFSET: _admin(_CHANGES),
+    _R.GET_COLD_DATA_FLOW_CTR_INFO: _admin(_SHOWS),
+    _R.UPDATE_COLD_DATA_FLOW_CTR_CONFIG: _admin(_CHANGES),
+    _R.REMOVE_COLD_DATA_FLOW_CTR_CONFIG: _admin(_CHANGES),
+    _R.SET_COMMITLOG_READ_MODE: _admin(_CHANGES),
+    _R.CHECK_ROCKSDB_CQ_WRITE_PROGRESS: _admin(_SHOWS),
+    _R.EXPORT_ROCKSDB_CONFIG_TO_JSON: _admin(_SHOWS),
     # users and their rights
     _R.UPDATE_AND_CREATE_ACL_CONFIG: _ADMINISTRATOR,
     _R.DELETE_ACL_CONFIG: _ADMINISTRATOR,
