@@ -21,11 +21,12 @@ import org.apache.rocketmq.common.message.MessageExt;
  *
  * <pre>
  * Smoke send    NAMESERVER TOPIC PREFIX COUNT
- * Smoke consume NAMESERVER TOPIC GROUP  COUNT FAILING_BODY LIMIT_SECONDS
+ * Smoke consume NAMESERVER TOPIC GROUP  COUNT FAILING_BODY LIMIT_SECONDS [asked]
  * </pre>
  *
  * {@code send} makes bodies PREFIX-0, PREFIX-1 ... with a tag, two keys and a property. {@code consume} reads from the first
- * offset until COUNT different bodies were consumed successfully; the body FAILING_BODY fails on its first delivery.
+ * offset until COUNT different bodies were consumed successfully; the body FAILING_BODY fails on its first delivery. With
+ * {@code asked} it asks the broker for its queues, and pops where the broker says so.
  */
 public class Smoke {
     public static void main(String[] args) throws Exception {
@@ -34,7 +35,7 @@ public class Smoke {
                 send(args[1], args[2], args[3], Integer.parseInt(args[4]));
                 break;
             case "consume":
-                consume(args[1], args[2], args[3], Integer.parseInt(args[4]), args[5], Long.parseLong(args[6]));
+                consume(args[1], args[2], args[3], Integer.parseInt(args[4]), args[5], Long.parseLong(args[6]), args.length < 8);
                 break;
             default:
                 throw new IllegalArgumentException("send or consume, not " + args[0]);
@@ -69,8 +70,8 @@ public class Smoke {
         print(Collections.singletonMap("event", "done"));
     }
 
-    private static void consume(String nameserver, String topic, String group, int count, String failing, long limit)
-            throws Exception {
+    private static void consume(String nameserver, String topic, String group, int count, String failing, long limit,
+            boolean clientRebalance) throws Exception {
         Set<String> succeeded = ConcurrentHashMap.newKeySet();
         AtomicBoolean failed = new AtomicBoolean();
         CountDownLatch all = new CountDownLatch(1);
@@ -79,6 +80,7 @@ public class Smoke {
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         // The retry topic becomes routable after the first heartbeat; 30 s until the next look would be most of the test.
         consumer.setPollNameServerInterval(1_000);
+        consumer.setClientRebalance(clientRebalance);
         consumer.subscribe(topic, "*");
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             for (MessageExt message : messages) {

@@ -1,0 +1,56 @@
+"""POP at Apache's broker and at ours: the official client's push consumer, once an administrator said so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.peers import JavaClient, Server, ask
+from tests.interop.test_consumers import QUERY_CONSUMER_OFFSET, Tools, create, until
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+COUNT, QUEUES = 12, 2
+
+
+@pytest.fixture(params=["apache", "ours"])
+def server(request: pytest.FixtureRequest) -> Server:
+    found: Server = request.getfixturevalue(request.param)
+    return found
+
+
+async def popping(server: Server, tools: Tools, topic: str, group: str) -> None:
+    """The topic, the group, and that the group pops the topic."""
+    await create(server, topic, QUEUES)
+    made = await tools("updateSubGroup", "-b", server.broker, "-g", group)
+    assert "success" in made, made
+    mode = await tools("setConsumeMode", "-b", server.broker, "-t", topic, "-g", group, "-m", "POP", "-q", "0")
+    assert "success" in mode, mode
+
+
+def committed(server: Server, topic: str, group: str) -> list[int]:
+    found = []
+    for queue_id in range(QUEUES):
+        fields = {"topic": topic, "consumerGroup": group, "queueId": str(queue_id)}
+        code, ext, _ = ask(server.broker, QUERY_CONSUMER_OFFSET, fields)
+        found.append(int(ext["offset"]) if code == 0 else -1)
+    return found
+
+
+async def test_javas_push_consumer_pops(server: Server, java: JavaClient, jars: Path, tmp_path: Path) -> None:
+    topic, group = "popped-by-java", "java-poppers"
+    await popping(server, Tools(jars, server, tmp_path), topic, group)
+    run = await java.start("consume", server.nameserver, topic, group, str(COUNT), "p-3", "120", "asked")
+    await run.until("started", limit=60)
+    sender = await java.start("send", server.nameserver, topic, "p", str(COUNT))
+    await sender.finish(limit=60)
+    messages: list[dict[str, Any]] = [one for one in await run.finish(limit=150) if one["event"] == "message"]
+    assert {one["body"] for one in messages if not one["failed"]} == {f"p-{number}" for number in range(COUNT)}
+    assert all(one["topic"] == topic and "POP_CK" in one["properties"] for one in messages)
+    first, again = (one for one in messages if one["body"] == "p-3")
+    assert (first["reconsumeTimes"], again["reconsumeTimes"]) == (0, 1)
+    assert again["properties"]["UNIQ_KEY"] == first["properties"]["UNIQ_KEY"] and again["tags"] == first["tags"]
+    assert again["properties"]["1ST_POP_TIME"]
+    await until(lambda: sum(committed(server, topic, group)) == COUNT, "acknowledged")
