@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from aiorocket.client.health import ConsumerHealth as ConsumerHealth
     from aiorocket.client.health import Health as Health
     from aiorocket.client.message import Message as Message
+    from aiorocket.client.pop.popped import PoppedMessage as PoppedMessage
+    from aiorocket.client.pop.simple_consumer import SimpleConsumer as SimpleConsumer
     from aiorocket.client.pull.pull_consumer import PullConsumer as PullConsumer
     from aiorocket.client.push.batch_listener import Batch as Batch
     from aiorocket.client.push.consumer import Consumer as Consumer
@@ -103,7 +105,9 @@ _HOMES = {
     "client.push.hooks": "ConsumeContext ConsumeHook ConsumeReturnType",
     "client.message": "Message",
     "client.sending.producer": "Producer",
+    "client.pop.popped": "PoppedMessage",
     "client.pull.pull_consumer": "PullConsumer",
+    "client.pop.simple_consumer": "SimpleConsumer",
     "client.group.rebalance_hooks": "RebalanceHooks",
     "client.admin.replay": "REPLAY_ID ReplayOutcome ReplayReport",
     "client.push.router": "Router",

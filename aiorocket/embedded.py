@@ -15,6 +15,7 @@ from typing import Any
 from aiorocket.broker.broker import Broker
 from aiorocket.client.app import Client
 from aiorocket.client.group.rebalance_hooks import QueuesHook, RebalanceHooks
+from aiorocket.client.pop.simple_consumer import SimpleConsumer
 from aiorocket.client.pull.pull_consumer import PullConsumer
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.push.hooks import ConsumeHook
@@ -126,6 +127,10 @@ class Embedded:
             group, nameservers=self.nameservers, config=config, env=env, router=router, hooks=hooks,
             on_assigned=on_assigned, on_revoked=on_revoked,
         )  # fmt: skip
+
+    def simple_consumer(self, group: str, *, max_attempts: int = 17, env: Env | None = None) -> SimpleConsumer:
+        """As ``consumer``, a ``SimpleConsumer``."""
+        return SimpleConsumer(group, nameservers=self.nameservers, max_attempts=max_attempts, env=env)
 
     def pull_consumer(
         self,

@@ -1,8 +1,9 @@
 """Brings back what was popped and not acknowledged in time, and keeps the record of what is with consumers.
 
 A message whose invisible time is over is stored again in the retry topic of its topic and group with one more failed
-attempt, or among the group's dead letters when it has had them all; then its place is recorded as done. A crash in
-between stores it twice. Messages popped in order stay where they are, and go out again from there.
+attempt, or among the group's dead letters when it has had them all; right behind it, its place is recorded as done. A
+power cut that tears the log between the two stores it twice. Messages popped in order stay where they are, and go out
+again from there.
 
 The records are messages of one queue of rmq_sys_REVIVE_LOG_cluster, read again when the broker starts; core/pops.py
 says what they mean and why no more is needed.
@@ -177,11 +178,13 @@ class PopRevival:
         except StoreError as error:
             _log.warning("what is with consumers of %s cannot be recorded: %s", pop.key.group, error)
 
-    def _append_or_log(self, record: bytes) -> None:
+    def _append_or_log(self, record: bytes) -> bool:
         try:
             self._append(record, None, None)
         except StoreError as error:
             _log.warning("a record of %s cannot be stored: %s", self._log_topic, error)
+            return False
+        return True
 
     def _append(self, record: bytes, pop: Pop | None, done: Callable[[PutResult], None] | None) -> None:
         def stored(result: PutResult) -> None:
@@ -278,14 +281,19 @@ class PopRevival:
             reconsume_times=failed + 1,
         )
 
-    def landed(self, pop: Pop, offset: int) -> None:
+    def record_landed(self, pop: Pop, offset: int) -> bool:
+        """Whether the store took the record that a message is stored elsewhere."""
+        return self._append_or_log(encode_acknowledged(pop.key, [offset], pop.pop_time))
+
+    def landed(self, pop: Pop, offset: int, *, recorded: bool = False) -> None:
         """A message that was out is stored elsewhere, or gone."""
         key = pop.key
         committed = self.table.landed(pop, offset)
         if committed is not None:
             self._offsets.commit(key.group, key.topic, key.queue_id, committed)
             self._save_begin()
-            self._append_or_log(encode_acknowledged(key, [offset], pop.pop_time))
+            if not recorded:
+                self.record_landed(pop, offset)
 
 
 class _Revival:
@@ -308,16 +316,19 @@ class _Revival:
 
         def done(result: PutResult) -> None:
             if result.status is _OK:
-                owner.landed(self._pop, offset)
+                owner.landed(self._pop, offset, recorded=recorded)
             else:
                 self._failed = True
             self._end_one()
 
         self._copying += 1
+        recorded = False
         try:
             copy = owner.copy_of(self._pop, offset)
             if copy is not None:
                 store_copy(owner.store, copy, done)
+                # Right behind it in the log: what keeps one keeps both, but for a power cut that tears just there.
+                recorded = owner.record_landed(self._pop, offset)
                 return
         except LookupError as error:
             _log.error("%s; nobody can get it any more", error)

@@ -10,6 +10,7 @@ from typing import Unpack
 
 from aiorocket.client.group.rebalance_hooks import QueuesHook, RebalanceHooks
 from aiorocket.client.health import Health, look
+from aiorocket.client.pop.simple_consumer import SimpleConsumer
 from aiorocket.client.pull.pull_consumer import PullConsumer
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.push.hooks import ConsumeHook
@@ -124,6 +125,10 @@ class Client(Session):
             self._group_for(group), client=self, config=config, hooks=hooks, on_assigned=on_assigned,
             on_revoked=on_revoked,
         )  # fmt: skip
+
+    def simple_consumer(self, group: str | None = None, *, max_attempts: int = 17) -> SimpleConsumer:
+        """A ``SimpleConsumer`` on this client."""
+        return SimpleConsumer(self._group_for(group), client=self, max_attempts=max_attempts)
 
     def _group_for(self, group: str | None) -> str:
         chosen = group or self.group

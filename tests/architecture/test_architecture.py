@@ -29,7 +29,7 @@ RATCHETS = {
     "aiorocket/client/pull/pull_consumer.py": 462,
     "aiorocket/client/push/consumer.py": 355,
     "aiorocket/client/session.py": 399,
-    "aiorocket/embedded.py": 211,
+    "aiorocket/embedded.py": 216,
     "aiorocket/nameserver/server.py": 331,
     "aiorocket/remoting/connection.py": 600,
 }

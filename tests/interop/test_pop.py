@@ -1,17 +1,21 @@
-"""POP at Apache's broker and at ours: the official client's push consumer, once an administrator said so."""
+"""POP at Apache's broker and at ours: the official client's push consumer, once an administrator said so, and our
+simple consumer."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aiorocket import DeadLetter, PoppedMessage, Producer, Retry, SimpleConsumer
 from tests.interop.peers import JavaClient, Server, ask
 from tests.interop.test_consumers import QUERY_CONSUMER_OFFSET, Tools, create, until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
+GET_MAX_OFFSET = 30
 COUNT, QUEUES = 12, 2
 
 
@@ -54,3 +58,46 @@ async def test_javas_push_consumer_pops(server: Server, java: JavaClient, jars: 
     assert again["properties"]["UNIQ_KEY"] == first["properties"]["UNIQ_KEY"] and again["tags"] == first["tags"]
     assert again["properties"]["1ST_POP_TIME"]
     await until(lambda: sum(committed(server, topic, group)) == COUNT, "acknowledged")
+
+
+async def test_our_simple_consumer(server: Server) -> None:
+    """Acknowledged, kept longer than it was invisible, given back, given up, forgotten."""
+    topic, group = "received", "receivers"
+    await create(server, topic, QUEUES)
+    seen: dict[str, list[int]] = {}
+    async with (
+        Producer("sender", nameservers=(server.nameserver,)) as producer,
+        SimpleConsumer(group, nameservers=(server.nameserver,)) as consumer,
+    ):
+        await consumer.subscribe(topic, "wanted", start_from="first")
+        for number in range(COUNT):
+            await producer.send(topic, b"%d" % number, tag="wanted" if number else "other", timeout=10)
+        kept: list[asyncio.Task[None]] = []
+
+        async def keep(message: PoppedMessage) -> None:
+            async with message.process():
+                await asyncio.sleep(15)  # longer than it is invisible
+
+        async with asyncio.timeout(150):
+            while len(seen) < COUNT - 1 or len(seen["2"]) < 2 or len(seen["4"]) < 2:
+                for message in await consumer.receive(4, invisible=10, timeout=5):
+                    body = message.body.decode()
+                    seen.setdefault(body, []).append(message.attempt)
+                    assert message.topic == topic and message.tag == "wanted"
+                    if body == "1":
+                        kept.append(asyncio.ensure_future(keep(message)))
+                        continue
+                    if (body, message.attempt) == ("4", 1):
+                        continue  # forgotten
+                    async with message.process():
+                        if (body, message.attempt) == ("2", 1):
+                            raise Retry(after=2)
+                        if body == "3":
+                            raise DeadLetter("as asked")
+            await asyncio.gather(*kept)
+        assert await consumer.receive(timeout=15) == []
+    assert seen.pop("2") == seen.pop("4") == [1, 2]
+    assert seen == {str(number): [1] for number in range(1, COUNT) if number not in (2, 4)}
+    await until(lambda: sum(committed(server, topic, group)) == COUNT, "acknowledged")
+    code, ext, _ = ask(server.broker, GET_MAX_OFFSET, {"topic": f"%DLQ%{group}", "queueId": "0"})
+    assert (code, ext["offset"]) == (0, "1")

@@ -140,6 +140,10 @@ class PopTable:
         queue = self._queues.get(key)
         return [] if queue is None else [offset for offset, pop in queue.out.items() if pop.pop_time == pop_time]
 
+    def is_out(self, key: QueueKey, offset: int) -> bool:
+        queue = self._queues.get(key)
+        return queue is not None and offset in queue.out
+
     def is_full(self, key: QueueKey) -> bool:
         return self.count >= MAX_IN_ALL or self.out(key) >= MAX_IN_QUEUE
 

@@ -48,6 +48,7 @@ class AckHandlers:
         self._loop = loop
         self._clock = clock
         self._topics = tables.topics
+        self._offsets = tables.offsets
         self._store = store
         self._revival = revival
 
@@ -68,7 +69,7 @@ class AckHandlers:
             return refuse(refusal)
         try:
             if not self._land(connection, command, key, [header.offset], handle.pop_time):
-                return self._too_late(handle) or RemotingCommand.response()
+                return self._too_late(key, header.offset, handle) or RemotingCommand.response()
         except StoreError as error:
             return refuse(store_refusal(error))
         finally:
@@ -128,7 +129,7 @@ class AckHandlers:
             now=self._loop.time(),
         )
         if pop is None:
-            return self._too_late(handle) or RemotingCommand.response(
+            return self._too_late(key, header.offset, handle) or RemotingCommand.response(
                 ResponseCode.NO_MESSAGE, remark=f"message {header.offset} of {header.topic} was acknowledged before"
             )
         answer = ChangeInvisibleTimeResponseHeader(pop.pop_time, pop.invisible_ms, handle.revive_qid)
@@ -172,8 +173,16 @@ class AckHandlers:
             )
         return None
 
-    def _too_late(self, handle: PopHandle) -> RemotingCommand | None:
-        """The refusal, when the time of a message that is not out is over."""
+    def _too_late(self, key: QueueKey, offset: int, handle: PopHandle) -> RemotingCommand | None:
+        """The refusal of a handle that names nothing that is out, when its message comes again or may."""
+        table = self._revival.table
+        committed = self._offsets.query(key.group, key.topic, key.queue_id) or 0
+        # The latter after a crash that lost the record of its pop, or a reset.
+        if table.is_out(key, offset) or offset >= table.next_offset(key, committed):
+            return RemotingCommand.response(
+                ResponseCode.NO_MESSAGE,
+                remark=f"message {offset} was or is to be given out again, or its time was changed, since that pop",
+            )
         if handle.pop_time + handle.invisible_time > self._clock.wall_ms():
             return None
         return RemotingCommand.response(

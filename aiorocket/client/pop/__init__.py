@@ -1,0 +1,1 @@
+"""Consumers that pop: the broker keeps what each message is waiting for, message by message."""
