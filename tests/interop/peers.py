@@ -22,6 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 __all__ = (
+    "FOR_ALL",
+    "NEWEST",
+    "OLDER",
+    "Admin",
     "JavaClient",
     "JavaRun",
     "Server",
@@ -37,6 +41,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 POM = HERE / "java" / "pom.xml"
 PROGRAMS = tuple(HERE / "java" / f"{name}.java" for name in ("Smoke", "Members", "Kinds"))
+#: What compiles against every version of Apache's client.
+FOR_ALL = tuple(HERE / "java" / f"{name}.java" for name in ("Features", "Admin"))
+#: The version in the pom, and another of its jars by name.
+NEWEST, OLDER = "5.5.0", "4.9.7"
 
 #: What Apache's own start scripts open for a Java above 8; without it the store's direct buffers and locks fail.
 JVM_OPTIONS = (
@@ -72,15 +80,17 @@ def kept() -> Path:
     return home
 
 
-def fetch_jars() -> Path:
-    """The folder with the jars of ``pom.xml``, copied there by Maven once per content of the pom."""
+def fetch_jars(version: str = NEWEST) -> Path:
+    """The folder with the jars of ``pom.xml`` in one version, copied there by Maven once per content of the pom."""
     home = kept()
-    lib = home / f"apache-{hashlib.sha256(POM.read_bytes()).hexdigest()[:12]}"
+    of = "" if version == NEWEST else f"{version}-"
+    lib = home / f"apache-{of}{hashlib.sha256(POM.read_bytes()).hexdigest()[:12]}"
     if lib.is_dir():
         return lib
     partial = home / f"{lib.name}.{os.getpid()}"
     log = home / f"{lib.name}.log"
     command = ["mvn", "-B", "-q", "-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={partial}"]
+    command.append(f"-Drocketmq.version={version}")
     with log.open("wb") as out:
         code = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, timeout=900, check=False
@@ -323,8 +333,8 @@ class JavaClient:
         self._runs: list[JavaRun] = []
 
     @staticmethod
-    def compile(lib: Path, classes: Path) -> None:
-        command = ["javac", "-encoding", "UTF-8", "-cp", f"{lib}/*", "-d", str(classes), *map(str, PROGRAMS)]
+    def compile(lib: Path, classes: Path, programs: Sequence[Path] = (*PROGRAMS, *FOR_ALL)) -> None:
+        command = ["javac", "-nowarn", "-encoding", "UTF-8", "-cp", f"{lib}/*", "-d", str(classes), *map(str, programs)]
         result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if result.returncode != 0:
             raise RuntimeError(f"javac failed:\n{result.stderr}")
@@ -346,6 +356,45 @@ class JavaClient:
     async def close(self) -> None:
         for run in self._runs:
             await run.end()
+
+
+class Admin:
+    """Apache's mqadmin of one version: many commands in one process, for a start takes seconds."""
+
+    def __init__(self, lib: Path, classes: Path, place: Path, nameserver: str) -> None:
+        conf = place / "conf"
+        conf.mkdir(parents=True, exist_ok=True)
+        for name in ("logback_tools.xml", "rmq.tools.logback.xml"):
+            (conf / name).write_text('<configuration><root level="OFF"/></configuration>')
+        options = [*JVM_OPTIONS, "-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Duser.home={place}"]
+        path = f"{classes}{os.pathsep}{lib}/*"
+        with (place / "mqadmin.log").open("wb") as errors:
+            self._child = subprocess.Popen(
+                ["java", *options, f"-Drocketmq.namesrv.addr={nameserver}", "-cp", path, "Admin"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=place, text=True,
+                env={**os.environ, "ROCKETMQ_HOME": str(place), "NAMESRV_ADDR": nameserver},
+            )  # fmt: skip
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.kill()
+        self._child.wait(STOP_LIMIT)
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._child.stdin.close()
+        self._child.stdout.close()
+
+    def __call__(self, *arguments: str) -> str:
+        """What the command printed, without logback's own lines."""
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._child.stdin.write("\t".join(arguments) + "\n")
+        self._child.stdin.flush()
+        for line in self._child.stdout:
+            if line.startswith('{"event":"said"'):
+                said: str = json.loads(line)["text"]
+                return "\n".join(each for each in said.splitlines() if "|-" not in each)
+        raise RuntimeError(f"mqadmin ended at {arguments}")
 
 
 def _free_port(*around: int) -> int:

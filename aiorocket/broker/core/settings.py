@@ -87,6 +87,8 @@ class Settings:
             "msgTraceTopicName": TRACE_TOPIC,
             "slaveReadEnable": False,
             "filterServerNums": 0,
+            "fileReservedTime": -1,  # nothing is deleted because of its age
+            "useTLS": False,
             "flushDiskType": f"{store.flush.upper()}_FLUSH",
             "flushIntervalCommitLog": _milliseconds(store.flush_interval),
             "mappedFileSizeCommitLog": store.segment_size,
