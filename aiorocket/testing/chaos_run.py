@@ -28,7 +28,7 @@ from aiorocket.testing.checkers import (
 )
 from aiorocket.testing.cluster import SimCluster
 from aiorocket.testing.history import History
-from aiorocket.testing.machines import SimMember, SimSender
+from aiorocket.testing.machines import SimMember, SimSender, key_of
 from aiorocket.testing.sim import Simulation, simulate
 
 __all__ = ("ChaosReport", "SCENARIOS", "Size", "chaos", "size_for")
@@ -179,7 +179,7 @@ class _Run:
             await asyncio.sleep(draw.uniform(1.0, 20.0))
 
     async def _listen(self, message: Message) -> None:
-        kind = message.body.decode().partition("-")[0]
+        kind = key_of(message.body).partition("-")[0]
         if kind == "slow":
             await asyncio.sleep(self.draw.uniform(0.5, 30.0))
         elif kind == "letter":

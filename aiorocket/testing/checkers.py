@@ -21,9 +21,12 @@ __all__ = (
     "Violation",
     "check",
     "commits_never_ahead",
+    "commits_never_back",
     "dead_letters_exact",
     "duplicates_explained",
     "leases_exclusive",
+    "leases_in_time",
+    "no_strays",
     "no_message_lost",
     "nothing_invented",
     "offsets_stable",
@@ -31,6 +34,7 @@ __all__ = (
     "order_per_queue",
     "orderly",
     "sends_end",
+    "settled_for_good",
 )
 
 #: Ends of a listener's call after which the message need not be delivered again from its queue.
@@ -176,7 +180,7 @@ def orderly(
     shards = {event.key: event.shard for event in history.of("sent")}
     sequences: defaultdict[tuple[Queue, str], dict[int, str]] = defaultdict(dict)
     for event in history.of("acknowledged", "delivered"):
-        if event.queue is not None and (event.what == "acknowledged" or event.group == group):
+        if event.queue is not None and event.offset >= 0 and (event.what == "acknowledged" or event.group == group):
             shard = shards.get(event.key, "") if by == "shard" else ""
             sequences[event.queue, shard][event.offset] = event.key
     # By place, not by key: a send that was repeated after a time-out can be stored twice.
@@ -298,7 +302,58 @@ def dead_letters_exact(history: History, group: str, max_attempts: int) -> list[
     return found
 
 
+def settled_for_good(history: History, since: float) -> list[Violation]:
+    """Nothing is delivered after ``since``, when everything had been consumed for long enough to be on the disk: for
+    histories in which a broker dies then."""
+    return [
+        Violation("settled_for_good", f"{event.key} was delivered again long after it was consumed", (event,))
+        for event in history.of("delivered")
+        if event.time > since
+    ]
+
+
+def no_strays(history: History) -> list[Violation]:
+    """A listener is given nothing of a queue that its member has given up."""
+    text = "{} was given to a listener although its queue is given up"
+    return [Violation("no_strays", text.format(event.key), (event,)) for event in history.of("stray")]
+
+
 # -- locks --
+
+
+def leases_in_time(history: History, group: str, validity: float = 30.0) -> list[Violation]:
+    """For orderly listeners: a call begins within ``validity`` seconds after the broker last granted the queue to its
+    client; the client's request was before that. Hosts run one client each."""
+    granted: dict[tuple[str, Queue], Event] = {}
+    found = []
+    for event in history.of("granted", "delivered"):
+        if event.group != group or event.queue is None:
+            continue
+        if event.what == "granted":
+            granted[event.key.partition("@")[0], event.queue] = event
+            continue
+        last = granted.get((event.host, event.queue))
+        if last is None or event.time > last.time + validity:
+            text = f"{event.key} was given to a listener longer than {validity:g} s after its queue was last granted"
+            found.append(Violation("leases_in_time", text, (last, event) if last is not None else (event,)))
+    return found
+
+
+def commits_never_back(history: History, group: str) -> list[Violation]:
+    """For orderly listeners without resets: a position never goes back, because who has lost a queue commits nothing.
+    Not over a broker that died, which may forget the last seconds."""
+    furthest: dict[Queue, Event] = {}
+    found = []
+    for event in history.of("committed", "killed"):
+        if event.what == "killed":
+            furthest.clear()
+        elif event.group == group and event.queue is not None:
+            last = furthest.get(event.queue)
+            if last is not None and event.offset < last.offset:
+                text = f"the position of {event.queue} went back from {last.offset} to {event.offset}"
+                found.append(Violation("commits_never_back", text, (last, event)))
+            furthest[event.queue] = event
+    return found
 
 
 def leases_exclusive(history: History) -> list[Violation]:

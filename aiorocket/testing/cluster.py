@@ -12,7 +12,7 @@ from aiorocket import Client, Message
 from aiorocket.config import BrokerConfig, ClientConfig, ConsumerConfig, ProducerConfig, StoreConfig
 from aiorocket.model import Queue
 from aiorocket.testing.history import History
-from aiorocket.testing.machines import Handler, SimBroker, SimMember, SimNameServer, SimSender, Site
+from aiorocket.testing.machines import Handler, SimBroker, SimMember, SimNameServer, SimSender, Site, key_of
 from aiorocket.testing.sim import Simulation
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
@@ -183,6 +183,11 @@ class SimCluster:
         self.fault(a, f"connections with {b} are reset")
         self.sim.network.reset(a, b)
 
+    def stall(self, a: str, b: str) -> None:
+        """Hold the bytes of the connections that two addresses have now, until ``heal``; new ones work."""
+        self.fault(a, f"its connections with {b} hang")
+        self.sim.network.stall(a, b)
+
     def slow_link(self, a: str, b: str, least: float, most: float) -> None:
         """Let each delivery between two addresses take ``least`` to ``most`` seconds until ``heal``."""
         self.fault(a, f"link with {b} takes {least:g} to {most:g} s")
@@ -213,7 +218,7 @@ class SimCluster:
                     for record in broker.messages(dlq_topic(group)):
                         letters.append(record)
                         self.history.add(
-                            "dead", broker.address, record.body.decode(), group=group, attempt=record.reconsume_times
+                            "dead", broker.address, key_of(record.body), group=group, attempt=record.reconsume_times
                         )
         return found
 
@@ -226,7 +231,7 @@ class SimCluster:
             for group, topics in groups.items():
                 left += sum(each.lag(group, topic) for topic in (*topics, retry_topic(group)))
             left += each.broker.delays.next_due() is not None
-            left += each.broker.delays.in_flight
+            left += each.broker.delays.in_flight + len(each.broker.timers)
         return left
 
     async def settled(

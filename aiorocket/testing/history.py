@@ -17,6 +17,7 @@ __all__ = ("Event", "History", "What")
 What = Literal[
     "sent", "acknowledged", "rejected", "unknown",  # a send: its call, and exactly one of the three ends
     "delivered", "finished",  # a listener's call, and its end
+    "stray",  # a listener's call with a message of a queue that its member does not hold
     "committed",  # a group's position at a broker was set
     "granted", "released",  # a queue lock
     "dead",  # a dead letter was found

@@ -36,12 +36,26 @@ from aiorocket_protocol import (
     decode_body,
 )
 
-__all__ = ("Handler", "SimBroker", "SimMember", "SimNameServer", "SimSender", "Site")
+__all__ = ("Handler", "SimBroker", "SimMember", "SimNameServer", "SimSender", "Site", "body_of", "key_of")
 
 Handler = Callable[[Message], Awaitable[None]]
 
 #: A client takes a lock for valid this long, counted from before its request (``ConsumerConfig.lock_validity``).
 _LEASE = 30.0
+
+
+def body_of(key: str, size: int = 0) -> bytes:
+    """A body by which a history knows a message, repeated so that it has ``size`` bytes at least and that any part that
+    is lost shows."""
+    line = f"{key}\n".encode()
+    return line * -(-size // len(line)) if size else key.encode()
+
+
+def key_of(body: bytes) -> str:
+    """The key in a body made by ``body_of``; something nobody ever sent when it is damaged."""
+    key, _, rest = body.partition(b"\n")
+    whole = not rest or body == (key + b"\n") * body.count(b"\n")
+    return key.decode("utf-8", "replace") if whole else f"a damaged body of {len(body)} bytes, {key[:40]!r}"
 
 
 class Site(NamedTuple):
@@ -258,23 +272,26 @@ class SimSender(_Machine):
         await self.host.run(self.producer.stop())
         await self.host.run(self.client.stop())
 
-    async def send(self, topic: str, key: str, **options: Any) -> SendReceipt | SendError:
+    async def send(self, topic: str, key: str, *, size: int = 0, **options: Any) -> SendReceipt | SendError:
         """Send a message whose body is ``key`` and which the history knows by it; the receipt or the SendError.
-        ``options`` as of ``Producer.send``."""
+        ``size`` bytes at least, padded; ``options`` as of ``Producer.send``."""
         history, loop = self._site.history, self._site.sim.loop
         timeout = options.setdefault("timeout", self.producer.config.send_timeout)
         shard = options.get("sharding_key") or ""
         history.add("sent", self.address, key, shard=shard, until=loop.time() + timeout)
-        outcome = await self.host.run(self._send(topic, key, options))
+        outcome = await self.host.run(self._send(topic, body_of(key, size), options))
         if isinstance(outcome, SendError):
             history.add("unknown" if outcome.may_be_stored else "rejected", self.address, key)
         else:
-            history.add("acknowledged", self.address, key, queue=outcome.queue, offset=outcome.offset)
+            # One that waits first has another place, which nobody is told of.
+            waits = any(options.get(name) for name in ("delay_level", "at", "after"))
+            offset = -1 if waits else outcome.offset
+            history.add("acknowledged", self.address, key, queue=outcome.queue, offset=offset)
         return outcome
 
-    async def _send(self, topic: str, key: str, options: Mapping[str, Any]) -> SendReceipt | SendError:
+    async def _send(self, topic: str, body: bytes, options: Mapping[str, Any]) -> SendReceipt | SendError:
         try:
-            return await self.producer.send(topic, key.encode(), **options)
+            return await self.producer.send(topic, body, **options)
         except SendError as error:
             return error
         except RocketError as error:
@@ -341,10 +358,12 @@ class SimMember(_Machine):
         history, host, group = self._site.history, self.address, self.group
 
         async def observed(message: Message) -> None:
-            key, queue, offset, attempt = message.body.decode(), message.queue, message.offset, message.attempt
+            key, queue, offset, attempt = key_of(message.body), message.queue, message.offset, message.attempt
             shard = message.sharding_key or ""
             place: dict[str, Any] = {"group": group, "queue": queue, "offset": offset, "attempt": attempt}
             history.add("delivered", host, key, shard=shard, **place)
+            if queue not in self.consumer.held():
+                history.add("stray", host, key, **place)
             outcome = "interrupted"
             try:
                 await handler(message)

@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 #: What a drive writes at once: a crash keeps or loses such pieces as a whole, independently of each other.
 SECTOR = 512
+#: A job that a crash meets has made fewer calls than this.
+_MOST_CALLS = 6
 
 
 class _Content:
@@ -111,13 +113,18 @@ class _SimFile(MemoryFile):
             del self._content.dirty[sector]
 
 
+class _Died(BaseException):
+    """The process ended in the middle of a job; nothing catches it."""
+
+
 class SimDisk(MemoryDisk):
     """MemoryDisk with faults.
 
     ``crash()`` is a power cut: each unsynced sector is kept or lost, and so are names that were created, renamed or
     removed without ``fsync_dir`` (in order within a directory). ``process_died()`` is a kill -9: bytes stay, locks and
-    handles go. ``fail(after, code)`` makes the call number ``calls + after`` fail; ``capacity`` bounds the bytes of all
-    files; ``latency`` is what a job given to ``run`` takes, (least, most) seconds: raise it for a slow disk.
+    handles go. Both strike in the middle of the job that runs: it has made a drawn number of its calls. ``fail(after,
+    code)`` makes the call number ``calls + after`` fail; ``capacity`` bounds the bytes of all files; ``latency`` is
+    what a job given to ``run`` takes, (least, most) seconds: raise it for a slow disk.
     """
 
     def __init__(self, seed: int = 0, *, capacity: int = 1 << 40) -> None:
@@ -133,6 +140,7 @@ class SimDisk(MemoryDisk):
         self._unsynced_names: dict[str, list[list[tuple[str, bytearray | None]]]] = {}
         self._failures: dict[int, int] = {}
         self._busy_until = 0.0
+        self._calls_left: int | None = None
         self._jobs: deque[tuple[asyncio.Future[Any], Callable[..., Any], tuple[object, ...]]] = deque()
 
     # -- faults
@@ -162,6 +170,8 @@ class SimDisk(MemoryDisk):
 
         Call this or ``crash`` whenever the SimHost that uses the disk is killed.
         """
+        if self._jobs:
+            self._break_off(*self._jobs[0][1:])
         self.era += 1
         self.locks.clear()
         self._jobs.clear()
@@ -170,7 +180,22 @@ class SimDisk(MemoryDisk):
     # -- what files call
     # ------------------------------------------------------------------------------------------------
 
+    def _break_off(self, fn: Callable[..., Any], args: tuple[object, ...]) -> None:
+        """The first calls of the job that runs, as many as are drawn. What it does after that reaches no disk."""
+        self._calls_left = self._draw.randrange(_MOST_CALLS)
+        try:
+            fn(*args)
+        except BaseException as error:
+            if not isinstance(error, (_Died, Exception)):
+                raise
+        finally:
+            self._calls_left = None
+
     def call(self, what: str, path: str) -> None:
+        if self._calls_left is not None:
+            if not self._calls_left:
+                raise _Died
+            self._calls_left -= 1
         self.calls += 1
         code = self._failures.pop(self.calls, None)
         if code is not None:

@@ -76,8 +76,17 @@ class SimNetwork:
                 self.block(a, b)
                 self.block(b, a)
 
+    def stall(self, a: str, b: str) -> None:
+        """Hold the bytes of the connections that two addresses have now, until ``heal``."""
+        for transport in self._transports:
+            if (transport.local[0], transport.remote[0]) in ((a, b), (b, a)):
+                transport.stalled = True
+
     def heal(self) -> None:
         """End every partition; what was held arrives now, as TCP would send it again."""
+        for transport in list(self._transports):
+            transport.stalled = False
+            transport.deliver_soon()
         for source, target in list(self._blocked):
             self.unblock(source, target)
 
@@ -221,6 +230,7 @@ class SimTransport(asyncio.Transport):
         self.peer: SimTransport
         self.wire: deque[bytes | None] = deque()  # under way towards this end; None is the end of the stream
         self.opened: asyncio.Future[None] = network.loop.create_future()
+        self.stalled = False
         self._network = network
         self._loop = network.loop
         self._context = context
@@ -377,7 +387,8 @@ class SimTransport(asyncio.Transport):
         self.deliver_soon()
 
     def arrive_reset(self) -> None:
-        if self._network.is_blocked(self.remote[0], self.local[0]) or (self.host is not None and not self.host.alive):
+        dead = self.host is not None and not self.host.alive
+        if dead or self.stalled or self._network.is_blocked(self.remote[0], self.local[0]):
             return
         self.lose(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
 
@@ -389,7 +400,7 @@ class SimTransport(asyncio.Transport):
     def _deliver(self) -> None:
         """One piece per call, so that a protocol can pause in between."""
         self._delivering = False
-        if not self._arrived or self._network.is_blocked(self.remote[0], self.local[0]):
+        if not self._arrived or self.stalled or self._network.is_blocked(self.remote[0], self.local[0]):
             return
         if self._lost:
             self._arrived.clear()

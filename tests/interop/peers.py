@@ -202,6 +202,8 @@ def apache_server(
         "transactionTimeOut": "3000",
         "transactionCheckInterval": "5000",
         "slaveReadEnable": "false",
+        # Off by default.
+        "recallMessageEnable": "true",
         # The default refuses writes on machines whose disk is 75 % full, however much that leaves.
         "diskMaxUsedSpaceRatio": "95",
         **(more or {}),

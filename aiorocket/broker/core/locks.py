@@ -184,6 +184,12 @@ class LockTable:
         entry = entries.get(queue) if entries is not None else None
         return entry is not None and 0 < entry.epoch != epoch
 
+    def owner(self, group: str, queue: QueueKey) -> str:
+        """The client id of its last owner, "" when nobody was, or it was given back."""
+        entries = self._groups.get(group)
+        entry = entries.get(queue) if entries is not None else None
+        return entry.owner if entry is not None else ""
+
     def holders(self, now: float) -> Iterator[tuple[str, QueueKey, str, int]]:
         """(group, queue, client id, epoch) of every lock in force."""
         for group, entries in self._groups.items():

@@ -124,12 +124,25 @@ class LockHandlers:
         """Does a client hold a queue of this group now?"""
         return self._table.has_locks(group, self._loop.time())
 
-    def stale(self, group: str, topic: str, queue_id: int, epoch: str) -> Refusal | None:
-        """The answer to a commit with ``_epoch=epoch``: None when its sender was the queue's last owner."""
+    def stale(self, connection: Connection, group: str, topic: str, queue_id: int, epoch: str) -> Refusal | None:
+        """The answer to a commit with ``_epoch=epoch``: None when its sender was the queue's last owner, and has no
+        newer connection that says more."""
         if not epoch.isascii() or not epoch.isdecimal() or len(epoch) > 20:
             raise ProtocolError(f"{epoch!r:.50} is not a number", where="field _epoch")
-        if not self._table.is_stale(group, QueueKey(topic, self._broker, queue_id), int(epoch)):
-            return None
+        queue = QueueKey(topic, self._broker, queue_id)
+        if not self._table.is_stale(group, queue, int(epoch)):
+            owner = self._table.owner(group, queue)
+            if not owner:
+                return None
+            if not self._is_overtaken(connection, group, owner):
+                self._locked[group, owner] = self._server.number(connection), self._loop.time()
+                return None
+            self._counters.stale_commits[group] += 1
+            return Refusal(
+                ResponseCode.NO_PERMISSION,
+                f"overtaken: {owner} has a newer connection with news of {topic} queue {queue_id}, the commit is not "
+                "stored",
+            )
         self._counters.stale_commits[group] += 1
         return Refusal(
             ResponseCode.NO_PERMISSION,

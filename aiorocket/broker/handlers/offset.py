@@ -36,11 +36,11 @@ __all__ = ("OffsetHandlers",)
 
 
 class OffsetHandlers:
-    """Handlers for 14, 15, 29, 30, 31 and 32. ``stale(group, topic, queue id, epoch)`` refuses the commit of somebody
-    who no longer owns the queue."""
+    """Handlers for 14, 15, 29, 30, 31 and 32. ``stale(connection, group, topic, queue id, epoch)`` refuses the commit
+    of somebody who no longer owns the queue."""
 
     def __init__(
-        self, tables: Tables, store: MessageStore, *, stale: Callable[[str, str, int, str], Refusal | None]
+        self, tables: Tables, store: MessageStore, *, stale: Callable[[Connection, str, str, int, str], Refusal | None]
     ) -> None:
         self._topics = tables.topics
         self._configs = tables.configs
@@ -91,7 +91,7 @@ class OffsetHandlers:
         if topic not in self._topics:
             return refuse(unknown_topic(topic))
         epoch = command.ext_value(EXT_EPOCH)
-        if epoch is not None and (refusal := self._stale(group, topic, header.queue_id, epoch)) is not None:
+        if epoch is not None and (refusal := self._stale(connection, group, topic, header.queue_id, epoch)) is not None:
             return refuse(refusal)
         waiting = self._offsets.waiting_reset(group, topic, header.queue_id)
         if waiting is not None and waiting != header.commit_offset:

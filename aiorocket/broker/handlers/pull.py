@@ -93,7 +93,7 @@ class PullHandlers:
         tables: Tables,
         store: MessageStore,
         *,
-        stale: Callable[[str, str, int, str], Refusal | None],
+        stale: Callable[[Connection, str, str, int, str], Refusal | None],
     ) -> None:
         self._loop = loop
         self._config = config
@@ -163,7 +163,7 @@ class PullHandlers:
         if flags & PULL_COMMIT:
             ext = command.ext
             epoch = ext.get(EXT_EPOCH) if ext else None
-            ours = epoch is None or self._stale(group, topic_name, queue_id, epoch) is None
+            ours = epoch is None or self._stale(connection, group, topic_name, queue_id, epoch) is None
             if ours and self._offsets.commit(group, topic_name, queue_id, header.commit_offset):
                 warn_of_lower(self._offsets, connection, group, topic_name, queue_id, header.commit_offset)
         offset = header.queue_offset

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NoReturn
 
 from aiorocket.client.core.namespace import unwrap
-from aiorocket.errors import NotConnectedError, UsageError
+from aiorocket.errors import ConnectionLostError, NotConnectedError, RequestTimeoutError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket_protocol import (
     PROPERTY_TIMER_DELAY_MS,
@@ -28,6 +28,7 @@ __all__ = ("need_timers", "not_timed", "recall", "send_timed")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
+_FIRST_PAUSE = 0.05
 
 
 def not_timed(message: OutgoingMessage, what: str) -> None:
@@ -61,7 +62,21 @@ async def send_timed(sender: Sender, message: OutgoingMessage, queue: Queue | No
     system = _timer(message)
     time = asyncio.get_running_loop().time
     publish = await sender.open_topic(message.topic, deadline - time())
-    await need_timers(sender, publish, deadline - time())
+    pause, trouble = _FIRST_PAUSE, ""
+    try:
+        async with asyncio.timeout_at(deadline):
+            while True:
+                try:
+                    await need_timers(sender, publish, deadline - time())
+                    break
+                except (NotConnectedError, ConnectionLostError, RequestTimeoutError) as error:
+                    # Brokers come back; the time of this send is there to wait for them.
+                    trouble = str(error)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, 1.0)
+    except TimeoutError:
+        text = f"topic {message.topic!r}: whether its brokers know timer messages is not known in time. {trouble}"
+        raise SendError(text, may_be_stored=False) from None
     return await sender.send(message, deadline, queue=queue, system=system)
 
 

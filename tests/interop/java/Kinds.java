@@ -31,12 +31,15 @@ import org.apache.rocketmq.common.message.MessageExt;
  */
 public class Kinds {
     private static final Set<String> awaited = ConcurrentHashMap.newKeySet();
+    /** When a recalled message would have come. */
+    private static long recalledUntil;
     private static final CountDownLatch complete = new CountDownLatch(1);
 
     public static void main(String[] args) throws Exception {
         String nameserver = args[0];
         String topic = args[1];
-        Collections.addAll(awaited, "plain", "bare", "delayed", "retried", "dead", "transactional", "batch-0", "batch-1");
+        Collections.addAll(awaited, "plain", "bare", "delayed", "retried", "dead", "transactional", "batch-0", "batch-1",
+                "timer", "timer-retried");
 
         DefaultMQProducer producer = new DefaultMQProducer("kinds-sender");
         producer.setNamesrvAddr(nameserver);
@@ -48,6 +51,22 @@ public class Kinds {
         delayed.setDelayTimeLevel(1);
         sent("delayed", producer.send(delayed));
         sent("retried", producer.send(message(topic, "retried")));
+        Message timer = message(topic, "timer");
+        timer.setDelayTimeMs(3_000);
+        sent("timer", producer.send(timer));
+        Message timerRetried = message(topic, "timer-retried");
+        timerRetried.setDelayTimeSec(2);
+        sent("timer-retried", producer.send(timerRetried));
+        Message absolute = message(topic, "recalled");
+        absolute.setDeliverTimeMs(System.currentTimeMillis() + 8_000);
+        SendResult recallable = producer.send(absolute);
+        sent("recalled", recallable);
+        recalledUntil = System.currentTimeMillis() + 10_000;
+        Map<String, Object> recall = new LinkedHashMap<>();
+        recall.put("event", "recalled");
+        recall.put("kind", "recalled");
+        recall.put("msgId", producer.recallMessage(topic, recallable.getRecallHandle()));
+        print(recall);
         sent("dead", producer.send(message(topic, "dead")));
         List<Message> batch = new ArrayList<>();
         batch.add(message(topic, "batch-0"));
@@ -75,6 +94,7 @@ public class Kinds {
         consumers.add(consume(nameserver, "kinds-dying", topic, "dead", 0));
         consumers.add(consume(nameserver, "kinds-undertaker", "%DLQ%kinds-dying", "*", 16));
         boolean all = complete.await(Long.parseLong(args[2]), TimeUnit.SECONDS);
+        Thread.sleep(Math.max(0, recalledUntil - System.currentTimeMillis()));
         Map<String, Object> line = new LinkedHashMap<>();
         line.put("event", "done");
         line.put("missing", String.join(",", awaited));
@@ -106,7 +126,7 @@ public class Kinds {
             for (MessageExt message : messages) {
                 String kind = new String(message.getBody(), StandardCharsets.UTF_8);
                 boolean dying = group.equals("kinds-dying");
-                if (dying || kind.equals("retried") && message.getReconsumeTimes() == 0) {
+                if (dying || kind.endsWith("retried") && message.getReconsumeTimes() == 0) {
                     return ConsumeConcurrentlyStatus.RECONSUME_LATER;
                 }
                 if (kind.equals("dead") && group.equals("kinds")) {
@@ -130,6 +150,7 @@ public class Kinds {
         line.put("regionId", result.getRegionId());
         line.put("traceOn", result.isTraceOn());
         line.put("queueId", result.getMessageQueue().getQueueId());
+        line.put("recallable", result.getRecallHandle() != null);
         print(line);
     }
 
