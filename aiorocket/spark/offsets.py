@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from aiorocket.errors import UsageError
@@ -21,6 +22,7 @@ __all__ = (
     "from_nested",
     "parse_offsets",
     "parse_queues",
+    "parse_time",
     "parse_timestamps",
     "queue_path",
     "to_nested",
@@ -31,6 +33,8 @@ __all__ = (
 EARLIEST = -2
 LATEST = -1
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 _SHAPE = '{"topic":{"broker":{"0":23,"1":-2}}}'
 
 
@@ -50,15 +54,37 @@ def parse_offsets(text: str, *, option: str) -> dict[Queue, int]:
 
 
 def parse_timestamps(text: str, *, option: str) -> tuple[dict[Queue, int], dict[str, int]]:
-    """Milliseconds by queue, in the shape of offsets, and by topic where a topic has one number for all its queues:
-    ``{"t":{"broker-a":{"0":1700000000000}},"u":1700000000000}``."""
-    value = _loads(text, option)
+    """Milliseconds by queue, in the shape of offsets, and by topic where a topic has one time for all its queues:
+    ``{"t":{"broker-a":{"0":1700000000000}},"u":"2023-11-14T22:13:20Z"}``."""
+    value = _in_millis(_loads(text, option), option)
     topics = {topic_name(topic, option): inner for topic, inner in value.items() if _number(inner)}
     queues = _nested({topic: inner for topic, inner in value.items() if topic not in topics}, option)
     for place, millis in [*((queue_path(queue), millis) for queue, millis in queues.items()), *topics.items()]:
         if millis < 0:
             raise OptionError(f"{option}: {millis} of {place} is below 0; milliseconds since 1970 UTC are meant")
     return queues, topics
+
+
+def parse_time(text: str, *, option: str) -> int:
+    """Milliseconds since 1970 UTC, which may be written as such or in ISO 8601; without a zone UTC is meant."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = _EPOCH - _MILLISECOND
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    if at < _EPOCH:
+        raise OptionError(
+            f"{option}={text!r:.50}: milliseconds since 1970 UTC, or a time from then on such as 2025-03-01T12:00+01:00"
+        )
+    return (at - _EPOCH) // _MILLISECOND
+
+
+def _in_millis(value: Any, option: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _in_millis(inner, option) for key, inner in value.items()}
+    return parse_time(value, option=option) if isinstance(value, str) else value
 
 
 def parse_queues(text: str, *, option: str) -> tuple[Queue, ...]:

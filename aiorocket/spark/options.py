@@ -21,6 +21,7 @@ from aiorocket.spark.offsets import (
     OptionError,
     parse_offsets,
     parse_queues,
+    parse_time,
     parse_timestamps,
     topic_name,
 )
@@ -123,7 +124,7 @@ class OffsetSpec:
             by_queue, by_topic = parse_timestamps(value, option=name)
             return cls(kind="timestamps", by_queue=by_queue, by_topic=by_topic)
         if name.endswith("Timestamp"):
-            return cls(kind="timestamp", millis=text.number(name, least=0))
+            return cls(kind="timestamp", millis=parse_time(value, option=name))
         match value.lower():
             case "earliest":
                 return cls(kind="earliest")

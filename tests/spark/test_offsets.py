@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from aiorocket.spark.offsets import (
     from_nested,
     parse_offsets,
     parse_queues,
+    parse_time,
     parse_timestamps,
     to_nested,
 )
@@ -85,6 +87,23 @@ def test_timestamps_by_queue_and_by_topic() -> None:
     assert topics == {"u": 42}
     with pytest.raises(OptionError, match="-5 of u is below 0"):
         parse_timestamps('{"u":-5}', option="x")
+    iso = '{"t":{"b":{"0":"1970-01-01T00:00:01.700"}},"u":"1970-01-01T01:00:00.042+01:00"}'
+    assert parse_timestamps(iso, option="x") == (queues, {"u": 42})
+
+
+@given(st.datetimes(datetime(1970, 1, 2), datetime(2999, 1, 1), timezones=st.timezones() | st.none()))
+def test_a_time_in_iso_8601_is_its_milliseconds(at: datetime) -> None:
+    aware = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    assert parse_time(at.isoformat(), option="x") == (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(
+        milliseconds=1
+    )
+    assert parse_time(str(parse_time(at.isoformat(), option="x")), option="x") == parse_time(at.isoformat(), option="x")
+
+
+@pytest.mark.parametrize("text", ["yesterday", "-5", "1969-12-31", "2025-13-01", "12:00", ""])
+def test_no_time(text: str) -> None:
+    with pytest.raises(OptionError, match=r"x=.*milliseconds since 1970 UTC, or a time"):
+        parse_time(text, option="x")
 
 
 def test_assigned_queues() -> None:
