@@ -34,7 +34,11 @@ def unknown_topic(name: str) -> Refusal:
 
 def store_refusal(error: StoreError) -> Refusal:
     """Nothing was stored. A full or failed disk needs a person (14), a store that is behind needs a moment (2)."""
-    if isinstance(error, (StoreFullError, StoreBrokenError)):
+    if isinstance(error, StoreFullError):
+        return Refusal(
+            ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now, the broker's disk is full: {error}"
+        )
+    if isinstance(error, StoreBrokenError):
         return Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, f"the broker cannot store messages now: {error}")
     return Refusal(ResponseCode.SYSTEM_BUSY, f"[PCBUSY_CLEAN_QUEUE]{error}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from aiorocket.access.core.requests import is_administration
 from aiorocket.access.handlers import AccessHandlers
@@ -15,6 +16,7 @@ from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.handlers.ack import AckHandlers
 from aiorocket.broker.handlers.assignment import AssignmentHandler, ModeHandler
 from aiorocket.broker.handlers.calls import CallHandlers
+from aiorocket.broker.handlers.cleaning import CleaningHandlers
 from aiorocket.broker.handlers.client import ClientHandlers
 from aiorocket.broker.handlers.inspection import InspectionHandlers
 from aiorocket.broker.handlers.locks import LockHandlers
@@ -30,6 +32,7 @@ from aiorocket.broker.handlers.settings import SettingsHandlers
 from aiorocket.broker.handlers.statistics import StatisticsHandlers
 from aiorocket.broker.handlers.topic import TopicHandlers
 from aiorocket.broker.handlers.transaction import TransactionHandlers
+from aiorocket.broker.keeping import needed, reserved
 from aiorocket.broker.registration import Registration
 from aiorocket.broker.revive import PopRevival
 from aiorocket.broker.schedule import DelayDelivery
@@ -86,6 +89,8 @@ class Parts:
             permission=lambda: tables.settings.config.permission,
             security=security,
         )
+        store.retention.reserved = partial(reserved, tables)
+        store.retention.needed = partial(needed, tables, config.cluster)
         self.delivery = DelayDelivery(loop, env.clock, tables.delays, store)
         self.timers = TimerDelivery(loop, env.clock, tables.timers, store)
         self.checks = TransactionChecks(loop, env.clock, tables, store, broker=config.name, topics_changed=changed)
@@ -121,6 +126,7 @@ class Parts:
             TopicHandlers(
                 tables, store, topic_version=self._topic_version, save=self._save_admin, deleted=self._topic_deleted
             ),
+            CleaningHandlers(tables, store),
             InspectionHandlers(loop, env.clock, config, tables, store, address=address),
             SettingsHandlers(tables, save=self._save_settings, port=server.port or config.port, boot=boot),
             CallHandlers(config, tables, store, reset=self._reset, save=lambda: state.save("offsets")),

@@ -10,7 +10,7 @@ import click
 from aiorocket.broker.broker import Broker
 from aiorocket.cli.options import advertised, nameserver_option, server_options, server_tls, store_options
 from aiorocket.cli.running import Ready, serve
-from aiorocket.config import BrokerConfig, Flush, StoreConfig, TlsConfig
+from aiorocket.config import BrokerConfig, StoreConfig, TlsConfig
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import BROKER_PORT
 
@@ -46,7 +46,7 @@ def broker(
     credentials: str | None,
     nameservers: tuple[str, ...],
     data: str,
-    flush: Flush,
+    store: StoreConfig,
     name: str,
     cluster: str,
 ) -> None:
@@ -66,7 +66,7 @@ def broker(
         nameserver_tls=TlsConfig(ca=nameserver_ca, cert=tls_cert, key=tls_key) if nameserver_ca is not None else False,
         credentials_file=credentials,
         data=data,
-        store=StoreConfig(flush=flush),
+        store=store,
     )
 
     @asynccontextmanager
@@ -77,7 +77,7 @@ def broker(
             await instance.start()
             reload = instance.reload if acl or tls_cert else None
             yield Ready(
-                f"broker {name} ready on {instance.address} (data {data}, flush {flush})",
+                f"broker {name} ready on {instance.address} (data {data}, flush {store.flush})",
                 reload,
             )
         finally:

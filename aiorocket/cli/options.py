@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar
 
 import click
 
-from aiorocket.config import ServerTlsConfig
+from aiorocket.config import Flush, ServerTlsConfig, StoreConfig
+from aiorocket.errors import ConfigError
 from aiorocket_protocol import DEFAULT_CLUSTER, NAMESERVER_PORT
 
 __all__ = (
@@ -109,8 +111,28 @@ def server_options(port: int, port_help: str) -> Callable[[F], F]:
     return decorate
 
 
-def store_options(function: F) -> F:
-    """What a broker stores, how, and under which name: the same for ``broker`` and ``standalone``."""
+def store_options(function: Callable[..., None]) -> Callable[..., None]:
+    """What a broker stores, how, and under which name: the same for ``broker`` and ``standalone``. The settings of the
+    store arrive as ``store``."""
+
+    @wraps(function)
+    def with_store(
+        *, flush: Flush, file_reserved_time: float, delete_when: str, disk_max_used_space_ratio: int,
+        max_log_bytes: int, min_free: int, **others: Any,
+    ) -> None:  # fmt: skip
+        try:
+            store = StoreConfig(
+                flush=flush,
+                file_reserved_time=file_reserved_time,
+                delete_when=_hours(delete_when),
+                disk_max_used_space_ratio=disk_max_used_space_ratio,
+                max_log_bytes=max_log_bytes,
+                min_free=min_free,
+            )
+        except ConfigError as error:
+            raise click.UsageError(str(error)) from None
+        function(store=store, **others)
+
     for option in (
         click.option("--cluster", default=DEFAULT_CLUSTER, show_default=True, help="Cluster name."),
         click.option("--name", default="broker-a", show_default=True, help="Broker name; one living broker per name."),
@@ -122,6 +144,42 @@ def store_options(function: F) -> F:
             help="sync: acknowledge after fdatasync. async: earlier; a power cut may lose the last half second.",
         ),
         click.option(
+            "--file-reserved-time",
+            type=click.FloatRange(min=0),
+            metavar="HOURS",
+            default=72,
+            show_default=True,
+            help="How long messages are kept at least; 0 keeps them all.",
+        ),
+        click.option(
+            "--delete-when",
+            metavar="HOURS",
+            default="",
+            help="Hours of the day (UTC, such as 4;16) in which old messages go; without, when they are old.",
+        ),
+        click.option(
+            "--disk-max-used-space-ratio",
+            type=click.IntRange(10, 95),
+            metavar="PERCENT",
+            default=75,
+            show_default=True,
+            help="While more of the disk is used, old messages go at any hour.",
+        ),
+        click.option(
+            "--max-log-bytes",
+            type=click.IntRange(min=0),
+            metavar="BYTES",
+            default=0,
+            help="Above it the oldest messages go although they are not old; 0 for no limit.",
+        ),
+        click.option(
+            "--min-free",
+            type=click.IntRange(min=-1),
+            metavar="BYTES",
+            default=-1,
+            help="Free space below which messages are refused; -1 for 5 % of the disk, at most 512 MiB.",
+        ),
+        click.option(
             "--data",
             metavar="DIR",
             default=DEFAULT_DATA,
@@ -129,8 +187,16 @@ def store_options(function: F) -> F:
             help="Directory of the store; made if missing.",
         ),
     ):
-        function = option(function)
-    return function
+        with_store = option(with_store)
+    return with_store
+
+
+def _hours(text: str) -> tuple[int, ...]:
+    """RocketMQ's deleteWhen: hours with semicolons between them."""
+    try:
+        return tuple(int(hour) for hour in text.split(";") if hour)
+    except ValueError:
+        raise click.BadParameter(f"{text!r}: hours such as 4;16", param_hint="--delete-when") from None
 
 
 def server_tls(cert: str | None, key: str | None, client_ca: str | None, permissive: bool) -> ServerTlsConfig | None:

@@ -13,7 +13,7 @@ from aiorocket.access.file import read_access_file
 from aiorocket.broker.broker import Broker
 from aiorocket.cli.options import advertised, host_port, server_options, server_tls, store_options
 from aiorocket.cli.running import Ready, serve
-from aiorocket.config import BrokerConfig, Flush, NameServerConfig, StoreConfig, TlsConfig
+from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig, TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.disk import Disk
@@ -44,7 +44,7 @@ def standalone(
     tls_permissive: bool,
     broker_port: int,
     data: str,
-    flush: Flush,
+    store: StoreConfig,
     name: str,
     cluster: str,
 ) -> None:
@@ -84,7 +84,7 @@ def standalone(
                     tls=tls,
                     nameserver_tls=itself,
                     data=data,
-                    store=StoreConfig(flush=flush),
+                    store=store,
                 ),
                 accounts=accounts,
             )
@@ -97,7 +97,7 @@ def standalone(
 
             yield Ready(
                 f"standalone ready: name server {host_port(host, names.port)}, broker {name} {instance.address} "
-                f"(data {data}, flush {flush})",
+                f"(data {data}, flush {store.flush})",
                 reload if acl or tls_cert else None,
             )
         finally:

@@ -45,12 +45,34 @@ class StoreConfig:
     tail_cache: int = 16 * MIB
     #: Bytes that may wait for the running flush before senders are told SYSTEM_BUSY.
     max_pending: int = 64 * MIB
-    #: Free space below which messages are refused while reads and commits go on.
-    min_free: int = 64 * MIB
+    #: Free bytes below which messages are refused while reads and commits go on; -1 for 5 % of the disk, but at most
+    #: 512 MiB.
+    min_free: int = -1
     checkpoint_interval: float = 5.0
+    #: Hours that messages are kept at least (RocketMQ's fileReservedTime); 0 keeps them all. A topic may say otherwise
+    #: by its attribute reserve.time.
+    file_reserved_time: float = 72
+    #: Hours of the day (UTC) in which old messages go (deleteWhen); without any they go when they are old.
+    delete_when: tuple[int, ...] = ()
+    #: Percent of the disk; while more is used old messages go at any hour (diskMaxUsedSpaceRatio).
+    disk_max_used_space_ratio: int = 75
+    #: When 85 % of the disk are used, the oldest messages go although they are not old (cleanFileForciblyEnable).
+    clean_file_forcibly: bool = False
+    #: Size of the log above which the oldest messages go although they are not old; 0 for no limit.
+    max_log_bytes: int = 0
+    #: Seconds between two looks at what is old, while there is a segment that could go.
+    retention_interval: float = 60.0
 
     def __post_init__(self) -> None:
-        check_positive(self, "flush_interval", "segment_size", "max_pending", "checkpoint_interval")
+        check_positive(
+            self, "flush_interval", "segment_size", "max_pending", "checkpoint_interval", "retention_interval"
+        )
+        if self.file_reserved_time < 0 or self.max_log_bytes < 0:
+            raise ConfigError("file_reserved_time and max_log_bytes: 0 (no limit) or more")
+        if any(not 0 <= hour < 24 for hour in self.delete_when):
+            raise ConfigError(f"delete_when={self.delete_when}: hours from 0 to 23")
+        if not 10 <= self.disk_max_used_space_ratio <= 95:
+            raise ConfigError(f"disk_max_used_space_ratio={self.disk_max_used_space_ratio}: 10 to 95 percent")
         if self.flush not in ("sync", "async"):
             raise ConfigError(f"flush={self.flush!r}: 'sync' or 'async'")
         if self.segment_size < 64 * 1024:

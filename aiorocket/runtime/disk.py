@@ -84,6 +84,9 @@ class Disk(Protocol):
 
     def free_bytes(self, path: str) -> int: ...
 
+    def total_bytes(self, path: str) -> int:
+        """Size of the file system, as far as this user may fill it."""
+
     def lock(self, path: str) -> Lock:
         """Exclusive lock on a file that is created when missing; StoreLockedError when somebody holds it."""
 
@@ -250,6 +253,10 @@ class RealDisk:
     def free_bytes(self, path: str) -> int:
         facts = os.statvfs(path)
         return facts.f_bavail * facts.f_frsize
+
+    def total_bytes(self, path: str) -> int:
+        facts = os.statvfs(path)
+        return (facts.f_blocks - facts.f_bfree + facts.f_bavail) * facts.f_frsize
 
     def lock(self, path: str) -> Lock:
         import fcntl
@@ -446,6 +453,9 @@ class MemoryDisk:
 
     def free_bytes(self, path: str) -> int:
         return self.free
+
+    def total_bytes(self, path: str) -> int:
+        return self.free_bytes(path) + sum(map(len, self.files.values()))
 
     def lock(self, path: str) -> Lock:
         self.open(path, create=True).close()

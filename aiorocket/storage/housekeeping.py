@@ -18,7 +18,6 @@ from aiorocket.storage.checkpoint import QueueTable, checkpoint_state
 from aiorocket.storage.commit_log import CommitLog
 from aiorocket.storage.consume_queue import UNIT_SIZE, ConsumeQueue, remove_queue, write_units
 from aiorocket.storage.files import FileCache
-from aiorocket.storage.key_index import KeyIndex
 from aiorocket.storage.snapshots import Snapshot
 
 __all__ = ("Housekeeping",)
@@ -38,7 +37,6 @@ class Housekeeping:
         queues: QueueTable,
         deleted: dict[str, int],
         timestamp: Callable[[], int],
-        keys: KeyIndex,
     ) -> None:
         self._disk = disk
         self._interval = config.checkpoint_interval
@@ -48,7 +46,8 @@ class Housekeeping:
         self._queues = queues
         self._deleted = deleted
         self._timestamp = timestamp
-        self._keys = keys
+        #: Called after each periodic checkpoint: what else is done behind the appends.
+        self.on_checkpoint: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -68,7 +67,6 @@ class Housekeeping:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        await self._keys.close()
         while self._tasks:
             await asyncio.wait(list(self._tasks))
         if clean:
@@ -116,11 +114,16 @@ class Housekeeping:
         self._log.check_space()
         await self._checkpoint(clean=False)
         if not self._closing:
-            self._keys.keep_up()
+            for call in self.on_checkpoint:
+                call()
         if self.dirty and not self._log.is_broken:
             self.arm()
 
-    async def _checkpoint(self, *, clean: bool) -> None:
+    async def save(self) -> bool:
+        """Have a checkpoint now; whether there is one."""
+        return await self._checkpoint(clean=False)
+
+    async def _checkpoint(self, *, clean: bool) -> bool:
         async with self._one_at_a_time:
             log, disk = self._log, self._disk
             dirty, self.dirty = self.dirty, {}
@@ -138,7 +141,7 @@ class Housekeeping:
             )
             await log.sync()
             if log.is_broken:
-                return
+                return False
             try:
                 for queue, count in counts:
                     if queue.deleted:
@@ -151,6 +154,8 @@ class Housekeeping:
             except OSError as error:
                 self.dirty = dirty | self.dirty
                 log.units_failed(error)
+                return False
+            return True
 
     # ---- deleted topics
 

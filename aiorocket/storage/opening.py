@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import NamedTuple
 
 from aiorocket.config import StoreConfig
@@ -15,12 +16,16 @@ from aiorocket.storage.recovery import Recovered, recover
 __all__ = ("Opened", "open_files")
 
 
+_MIN_FREE = 512 << 20
+
+
 class Opened(NamedTuple):
-    """``lock`` is the caller's to give back."""
+    """``lock`` is the caller's to give back; ``config`` says how much of this disk is to stay free."""
 
     lock: Lock
     found: Recovered
     parts: Parts
+    config: StoreConfig
 
 
 async def open_files(disk: Disk, config: StoreConfig, directory: str, codes: Codes) -> Opened:
@@ -48,9 +53,11 @@ def _open(disk: Disk, config: StoreConfig, directory: str, codes: Codes, locks: 
     locks.append(disk.lock(f"{directory}/lock"))
     disk.makedirs(f"{directory}/commitlog")
     disk.makedirs(f"{directory}/consumequeue")
+    if config.min_free < 0:
+        config = replace(config, min_free=min(_MIN_FREE, disk.total_bytes(directory) // 20))
     found = recover(disk, directory, config, codes)
     start = found.segments[0].base if found.segments else found.end
-    return Opened(locks[0], found, load_parts(disk, f"{directory}/index", start, found.end))
+    return Opened(locks[0], found, load_parts(disk, f"{directory}/index", start, found.end), config)
 
 
 def _give_back(locks: list[Lock]) -> None:

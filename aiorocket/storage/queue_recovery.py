@@ -178,7 +178,7 @@ class QueueSteps:
                     raise QueuesDoNotFitError(f"{path} is too short")
                 if size > wanted:
                     file.truncate(wanted)
-                if base + wanted == end:
+                if base + wanted == end and queue.min_offset < queue.max_offset:
                     self._check_unit(queue, file.pread(UNIT_SIZE, wanted - UNIT_SIZE))
             finally:
                 file.close()

@@ -275,9 +275,10 @@ class Reader:
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
         """See MessageStore.store_time."""
         found = self.entries(topic, queue_id, offset, 1)
-        return self._time_at(found[0][0]) if found else None
+        return self.time_at(found[0][0]) if found else None
 
-    def _time_at(self, place: int) -> int | None:
+    def time_at(self, place: int) -> int | None:
+        """Store timestamp of the record at a log offset; None when none can be read there."""
         head = self._log.checked(place, MIN_RECORD)
         if len(head) < MIN_RECORD or self._log.damage.touches(place, place + MIN_RECORD):
             return None
@@ -291,13 +292,17 @@ class Reader:
             return 0
         low, high = queue.min_offset, queue.max_offset
         while low < high:
-            middle = (low + high) // 2
-            stored = self.store_time(topic, queue_id, middle)
-            if stored is not None and (stored > ms if upper else stored >= ms):
+            middle = at = (low + high) // 2
+            # A message that cannot be read is as old as the next one that can.
+            while (stored := self.store_time(topic, queue_id, at)) is None and at < high - 1:
+                at += 1
+            if stored is None or (stored > ms if upper else stored >= ms):
                 high = middle
             else:
-                low = middle + 1
-        return max(queue.min_offset, low - 1) if upper else low
+                low = at + 1
+        if upper:
+            return low - 1 if low > queue.min_offset else 0
+        return low
 
     def is_in_memory(self, topic: str, queue_id: int, offset: int) -> bool:
         """See MessageStore.is_in_memory."""

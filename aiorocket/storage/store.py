@@ -33,6 +33,7 @@ from aiorocket.storage.opening import Opened, open_files
 from aiorocket.storage.queue_recovery import WRITE_OUT, Codes
 from aiorocket.storage.reader import Reader
 from aiorocket.storage.results import Damage, PutResult, PutStatus, ReadResult, Recovery, StoreBusyError
+from aiorocket.storage.retention import Retention
 from aiorocket.storage.tail_cache import TailCache
 from aiorocket_protocol import (
     PHYSICAL_OFFSET_AT,
@@ -91,18 +92,17 @@ class MessageStore:
         #: Looks messages up by their keys.
         self.keys = KeyIndex(env.disk, log, files, opened.parts, self._reader.read_record)
         self._behind = Housekeeping(
-            env.disk,
-            config,
-            log,
-            files,
-            found.snapshot,
-            self._queues,
-            found.deleted,
-            lambda: self._timestamp,
-            self.keys,
+            env.disk, config, log, files, found.snapshot, self._queues, found.deleted, lambda: self._timestamp
         )
+        #: Removes what is old.
+        self.retention = Retention(
+            env.disk, config, f"{directory}/commitlog", log, files, self._queues, self._reader, self.keys,
+            self._wall_ms, self._behind.save,
+        )  # fmt: skip
+        self._behind.on_checkpoint += (self.retention.arm, self.keys.keep_up)
         self._closed = False
         log.check_space()
+        self.retention.arm()
 
     # ---- life
 
@@ -124,7 +124,7 @@ class MessageStore:
         """
         directory = directory.rstrip("/") or "/"
         opened = await open_files(env.disk, config, directory, codes)
-        return cls(env, config, directory, store_host, opened, codes)
+        return cls(env, opened.config, directory, store_host, opened, codes)
 
     async def close(self) -> None:
         """Write and acknowledge what waits, save a checkpoint that makes the next start scan nothing, give the lock
@@ -134,7 +134,9 @@ class MessageStore:
         self._closed = True
         try:
             await self._mending.close()
+            await self.retention.close()
             await self._log.drain()
+            await self.keys.close()
             await self._behind.close(clean=not self._log.is_broken)
             await self._log.close()
         finally:
@@ -430,7 +432,7 @@ class MessageStore:
 
     def offset_by_time(self, topic: str, queue_id: int, ms: int, upper: bool = False) -> int:
         """First queue offset stored at or after ``ms`` (the end if none is); with ``upper`` the last one stored at or
-        before it."""
+        before it (0 if none is, as RocketMQ 5 says)."""
         return self._reader.offset_by_time(topic, queue_id, ms, upper)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:

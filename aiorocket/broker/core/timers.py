@@ -126,6 +126,11 @@ class TimerSchedule:
         return len(self._in_flight)
 
     @property
+    def first(self) -> int:
+        """A queue offset; no entry below is needed any more."""
+        return self._blocks[0][0] if self._blocks and len(self) else self.next
+
+    @property
     def oldest(self) -> int | None:
         """A place in the log; nothing that waits lies below. None when nothing waits."""
         return self._blocks[0][1] if self._blocks and len(self) else None
@@ -237,7 +242,7 @@ class TimerSchedule:
 
     def to_dict(self) -> dict[str, Any]:
         self._settle()
-        first = self._blocks[0][0] if self._blocks and len(self) else self.next
+        first = self.first
         return {
             "from": first,
             "upto": self.next,

@@ -176,7 +176,7 @@ class TransactionTable:
         else:
             self._ops.append([op_offset, half_offset])
 
-    def _progress(self) -> tuple[int, int]:
+    def progress(self) -> tuple[int, int]:
         """Everything of the half queue below the first number has ended; no op record below the second is about the
         rest."""
         half = next(iter(self._open.values())).offset if self._open else self._next_half
@@ -185,7 +185,7 @@ class TransactionTable:
         return half, self._ops[0][0] if self._ops else self._next_op
 
     def to_dict(self) -> dict[str, Any]:
-        half, op = self._progress()
+        half, op = self.progress()
         return {"half": half, "op": op, "opEnd": self._next_op}
 
     def load(self, data: Mapping[str, Any]) -> None:

@@ -1,0 +1,250 @@
+"""Retention: what is old goes, oldest first, by whole segments of the log.
+
+A segment is old when its newest message is older than ``file_reserved_time``, or when the log or the disk is too full.
+Queues whose topic keeps messages for longer, and messages that somebody still waits for (``needed``: delays, timers,
+open transactions), keep the segment they stand in. Queue offsets are never given again: the ``min_offset`` of a
+queue rises, up to its end.
+
+The order is what makes a crash harmless: first the checkpoint that no longer promises the old messages, then the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from aiorocket.config import StoreConfig
+from aiorocket.runtime.disk import Disk
+from aiorocket.storage.checkpoint import QueueTable
+from aiorocket.storage.commit_log import CommitLog
+from aiorocket.storage.consume_queue import FILE_SIZE, UNIT, UNIT_SIZE, ConsumeQueue
+from aiorocket.storage.files import FileCache
+from aiorocket.storage.key_index import KeyIndex
+from aiorocket.storage.reader import Reader
+
+__all__ = ("Retention",)
+
+#: Queues looked at before others have their turn: each may cost a read of the disk.
+_TURN = 64
+#: Used share of the disk above which also young messages go, if that is wanted (RocketMQ's
+#: diskSpaceCleanForciblyRatio).
+_FORCED = 0.85
+_HOUR = 3_600_000
+
+_LOG = logging.getLogger("aiorocket.storage")
+
+
+class Retention:
+    """``save`` makes the queues' new bounds durable and tells whether it did.
+
+    The broker sets ``reserved`` (hours that a topic keeps its messages, None for the store's own) and ``needed`` (the
+    first offset of each queue that somebody still waits for).
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        config: StoreConfig,
+        directory: str,
+        log: CommitLog,
+        files: FileCache,
+        queues: QueueTable,
+        reader: Reader,
+        keys: KeyIndex,
+        wall_ms: Callable[[], int],
+        save: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._disk = disk
+        self._config = config
+        self._directory = directory
+        self._log = log
+        self._files = files
+        self._queues = queues
+        self._reader = reader
+        self._keys = keys
+        self._wall_ms = wall_ms
+        self._save = save
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[int] | None = None
+        self._closed = False
+        self.reserved: Callable[[str], float | None] = lambda topic: None
+        self.needed: Callable[[], Mapping[tuple[str, int], int]] = dict
+
+    def arm(self) -> None:
+        """Look at what is old in a while, as long as there is a segment that could go."""
+        if self._timer is None and not self._closed and len(self._log.segments) > 1:
+            self._timer = self._loop.call_later(self._config.retention_interval, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._task is None:
+            self._start(by_hand=False).add_done_callback(self._report)
+
+    async def close(self) -> None:
+        """Finish what runs."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def sweep(self) -> int:
+        """Remove what is old now, whatever ``delete_when`` says; how many segments that were. OSError passes."""
+        return await asyncio.shield(self._task or self._start(by_hand=True))
+
+    def _start(self, *, by_hand: bool) -> asyncio.Task[int]:
+        task = self._task = self._loop.create_task(self._sweep(by_hand=by_hand), name="store retention")
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[int]) -> None:
+        self._task = None
+        self.arm()
+
+    def _report(self, task: asyncio.Task[int]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, OSError):
+            _LOG.warning("retention waits for its next turn: %s", error)
+        elif error is not None:
+            self._loop.call_exception_handler({"message": "store retention failed", "exception": error})
+
+    # ---- what is old
+
+    def used(self) -> float:
+        """The used share of the disk, 0 to 1."""
+        path = self._directory
+        return 1 - self._disk.free_bytes(path) / max(1, self._disk.total_bytes(path))
+
+    def earliest_time(self) -> int | None:
+        """When the oldest message of the log was stored (ms)."""
+        return self._reader.time_at(self._log.start_offset)
+
+    def _old(self, *, by_hand: bool) -> tuple[int, int]:
+        """Log offsets up to which messages are too old, and up to which there is no room for them."""
+        config, log = self._config, self._log
+        now, used = self._wall_ms(), self.used()
+        pressed = used > config.disk_max_used_space_ratio / 100
+        hours = config.delete_when
+        timely = by_hand or pressed or not hours or now // _HOUR % 24 in hours
+        before = now - config.file_reserved_time * _HOUR if config.file_reserved_time and timely else None
+        aged = full = log.start_offset
+        for segment, after in zip(log.segments, log.segments[1:], strict=False):
+            # Store timestamps never go back in the log.
+            newest = self._reader.time_at(after.base)
+            if before is None or newest is None or newest >= before:
+                break
+            aged = segment.end
+        if config.max_log_bytes:
+            for segment in log.segments[:-1]:
+                if log.written - segment.base <= config.max_log_bytes:
+                    break
+                full = segment.end
+        if config.clean_file_forcibly and used > _FORCED and len(log.segments) > 1:
+            full = max(full, log.segments[0].end)
+        return aged, full
+
+    async def _sweep(self, *, by_hand: bool) -> int:
+        log = self._log
+        aged, full = self._old(by_hand=by_hand)
+        floors = await self._floors(aged, full)
+        before = {queue: queue.min_offset for queue in floors}
+        for queue, floor in floors.items():
+            queue.min_offset = max(queue.min_offset, floor)
+        upto = max(aged, full)
+        if upto > log.start_offset:
+            upto = await self._lowest(upto)
+        doomed = [segment for segment in log.segments[:-1] if segment.end <= upto]
+        if not floors and not doomed:
+            return 0
+        del log.segments[: len(doomed)]
+        if not await self._save():
+            log.segments[:0] = doomed
+            return 0
+        self._keys.forget_before(log.start_offset)
+        for segment in doomed:
+            self._files.forget(segment.path)
+            await self._disk.run(segment.remove, self._disk)
+        if doomed:
+            _LOG.info("%s: %d segments were removed, it begins at %d", self._directory, len(doomed), log.start_offset)
+        for queue, low in before.items():
+            if low * UNIT_SIZE // FILE_SIZE < queue.min_offset * UNIT_SIZE // FILE_SIZE:
+                await self._remove_units(queue)
+        return len(doomed)
+
+    async def _floors(self, aged: int, full: int) -> dict[ConsumeQueue, int]:
+        """The new first offsets of queues that lose messages."""
+        needed = self.needed()
+        now = self._wall_ms()
+        floors: dict[ConsumeQueue, int] = {}
+        for number, (key, queue) in enumerate(list(self._queues.items())):
+            if number % _TURN == _TURN - 1:
+                await asyncio.sleep(0)
+            low = queue.min_offset
+            if queue.deleted or low == queue.max_offset:
+                continue
+            floor = self._at_place(queue, aged)
+            hours = self.reserved(queue.topic)
+            if hours is not None:
+                floor = self._reader.offset_by_time(*key, now - int(hours * _HOUR), False)
+            floor = max(floor, self._at_place(queue, full))
+            floor = min(floor, needed.get(key, floor))
+            if floor > low:
+                floors[queue] = floor
+        return floors
+
+    def _place(self, queue: ConsumeQueue, offset: int) -> int | None:
+        unit = queue.units(self._files, offset, 1)
+        return UNIT.unpack(unit)[0] if unit else None
+
+    def _at_place(self, queue: ConsumeQueue, place: int) -> int:
+        """The first offset of a queue that stands at or behind a place of the log."""
+        low, high = queue.min_offset, queue.max_offset
+        first = self._place(queue, low)
+        if first is None or first >= place:
+            return low
+        while low < high:
+            middle = (low + high) // 2
+            found = self._place(queue, middle)
+            if found is not None and found < place:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    async def _lowest(self, end: int) -> int:
+        """The lowest place of the log before ``end`` that a queue still has a message at."""
+        for number, queue in enumerate(list(self._queues.values())):
+            if number % _TURN == _TURN - 1:
+                await asyncio.sleep(0)
+            if queue.min_offset < queue.max_offset:
+                place = self._place(queue, queue.min_offset)
+                if place is not None:
+                    end = min(end, place)
+        return end
+
+    # ---- removing
+
+    async def clean_queues(self) -> None:
+        """Remove the files of queues that are all before their first message; those that a crash left too."""
+        for queue in list(self._queues.values()):
+            await self._remove_units(queue)
+
+    async def _remove_units(self, queue: ConsumeQueue) -> None:
+        if queue.deleted:
+            return
+        below = queue.min_offset * UNIT_SIZE
+        for name in await self._disk.run(_files_below, self._disk, queue.directory, below):
+            self._files.forget(name)
+            await self._disk.run(self._disk.unlink, name)
+
+
+def _files_below(disk: Disk, directory: str, position: int) -> list[str]:
+    """Blocking: paths of a queue's files that end at or before a position. The newest stays: it says where the queue
+    ends."""
+    if not disk.is_dir(directory):
+        return []
+    bases = sorted(int(name) for name in disk.listdir(directory) if name.isdigit())
+    return [f"{directory}/{base:020d}" for base in bases[:-1] if base + FILE_SIZE <= position]

@@ -1,0 +1,123 @@
+"""Retention at the broker: what waits is kept, consumers are told, topics have their own hours, clean-up by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aiorocket.broker import Broker
+from aiorocket.config import BrokerConfig, StoreConfig
+from aiorocket.testing import Simulation, simulate
+from aiorocket_protocol import (
+    EndTransactionRequestHeader,
+    SendMessageResponseHeader,
+    encode_properties,
+    parse_offset_msg_id,
+)
+from tests.broker.peer import Peer, pull_header, records, running, span
+from tests.broker.test_sim import SimPeer
+
+HOUR = 3600.0
+FILLER = bytes(20_000)
+STORE = StoreConfig(segment_size=64 * 1024, min_free=64 * 1024, file_reserved_time=1, tail_cache=0)
+
+
+def text(**properties: str) -> str:
+    return encode_properties(properties).decode()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_waits_outlives_the_age_of_others(restarts: bool) -> None:
+    """Delayed, timed and half messages are delivered long after their neighbours went."""
+    config = BrokerConfig(
+        host="10.0.0.1", port=10911, data="store", store=STORE, transaction_check_max=10_000, default_topic_queues=1
+    )
+
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+
+        async def start() -> tuple[Any, Broker]:
+            host = sim.host("10.0.0.1")
+            broker = Broker(env, config)
+            await host.run(broker.start())
+            return host, broker
+
+        host, broker = await start()
+        peer = SimPeer(sim, broker.address)
+        await peer.send(b"delayed", topic="D", queue_id=0, properties=text(DELAY="18"))
+        due = broker._env.clock.wall_ms() + int(3 * HOUR * 1000)
+        await peer.send(b"timed", topic="D", queue_id=0, properties=text(TIMER_DELIVER_MS=str(due)))
+        half = await peer.send(
+            b"half", topic="D", queue_id=0, sys_flag=4, properties=text(TRAN_MSG="true", PGROUP="p", UNIQ_KEY="U")
+        )
+        told = half.read(SendMessageResponseHeader)
+        _, _, place = parse_offset_msg_id(told.msg_id)
+        for _ in range(20):
+            await peer.send(FILLER)
+        if restarts:
+            await host.run(broker.close())
+            host, broker = await start()
+        await asyncio.sleep(1.5 * HOUR)
+        await peer.send(b"new")
+        assert broker.store.min_offset("T", 0) == 20 - 20 % 3
+        assert (await peer.pull("T", 0, 1)).code in (20, 21)
+        end = EndTransactionRequestHeader("p", told.queue_offset, place, 8, False, "U", "U")
+        assert (await peer.call(37, end)).code == 0
+        await asyncio.sleep(0.6 * HOUR)
+        assert await peer.drain("D") == [b"half", b"delayed"]
+        await asyncio.sleep(1 * HOUR)
+        assert await peer.drain("D") == [b"half", b"delayed", b"timed"]
+        for _ in range(20):
+            await peer.send(FILLER)
+        await asyncio.sleep(2 * HOUR)
+        assert broker.store.min_physical > place, "now nobody waits for it"
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+async def fill(peer: Peer, count: int, topic: str = "T") -> None:
+    for _ in range(count):
+        assert (await peer.send(FILLER, topic=topic)).code == 0
+
+
+async def test_a_consumer_behind_the_beginning_is_sent_to_it() -> None:
+    async with running(store=StoreConfig(segment_size=64 * 1024, min_free=0, max_log_bytes=64 * 1024)) as broker:
+        peer = await Peer.connect(broker.port)
+        await fill(peer, 12)
+        assert (await peer.call(329)).code == 0
+        low = broker.store.min_offset("T", 0)
+        assert low == 9
+        answer = await peer.call(11, pull_header("T", 0, 2))
+        assert answer.code == 21 and span(answer).next_begin_offset == span(answer).min_offset == low
+        (view,) = records(await peer.pull("T", 0, low, max_msg_nums=1))
+        assert view.queue_offset == low
+        stats = await peer.call(202, None, topic="T")
+        assert b'"minOffset":9' in stats.body
+        assert (await peer.call(31, None, topic="T", queueId="0")).ext_value("offset") == "9"
+        await peer.close()
+
+
+async def test_topics_have_their_own_hours(peer: Peer, broker: Broker) -> None:
+    reserved = broker.store.retention.reserved
+    fields = {
+        "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6",
+        "topicFilterType": "SINGLE_TAG", "order": "false",
+    }  # fmt: skip
+    for topic, attributes in (("long", "+reserve.time=720"), ("wrong", "+reserve.time=-1"), ("none", "")):
+        answer = await peer.call(17, None, topic=topic, attributes=attributes, **fields)
+        assert answer.code == 0, answer.remark
+    assert [reserved(topic) for topic in ("long", "wrong", "none", "unknown")] == [720, None, None, None]
+
+
+async def test_clean_up_by_hand(peer: Peer, broker: Broker) -> None:
+    await fill(peer, 2)
+    await fill(peer, 2, "U")
+    assert (await peer.call(306)).code == 0 and (await peer.call(316)).code == 0 and (await peer.call(329)).code == 0
+    assert {"T", "U"} <= set(broker.store.topics())
+    broker.topics.delete("U")
+    assert (await peer.call(316)).code == 0
+    assert "U" not in broker.store.topics() and broker.store.max_offset("T", 0) == 2

@@ -1,0 +1,274 @@
+"""Retention in virtual time: by age, by size, by topic, what is needed stays, crashes at every call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from aiorocket.runtime.entropy import Entropy
+from aiorocket.runtime.env import Env
+from aiorocket.storage import MessageStore, ReadStatus
+from aiorocket.testing import SimClock, SimDisk, SimLoop
+from tests.storage.stores import bodies, everything, opened, put
+
+HOUR = 3600.0
+#: Five fill a segment of 64 KiB.
+LARGE = bytes(12_000)
+
+
+class World:
+    """A loop, a clock and a disk; ``run`` gives a coroutine an open store and closes it."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.loop = SimLoop(seed)
+        self.disk = SimDisk(seed)
+        self.env = Env(SimClock(self.loop), Entropy(seed), self.disk)
+
+    def run(self, work: Callable[[MessageStore], Awaitable[None]], **changes: Any) -> None:
+        async def go() -> None:
+            store = await opened(self.env, **{"segment_size": 65_536, "file_reserved_time": 10, **changes})
+            try:
+                await work(store)
+            finally:
+                await store.close()
+
+        self.loop.run_until_complete(go())
+
+    def files(self, what: str = "commitlog") -> list[str]:
+        return sorted(path for path in self.disk.files if path.startswith(f"/store/{what}/") and "." not in path)
+
+
+async def fill(store: MessageStore, count: int, topic: str = "T", queue_id: int = 0, every: float = 0.0) -> None:
+    for _ in range(count):
+        number = store.max_offset(topic, queue_id)
+        await put(store, topic, queue_id, b"%d|" % number + LARGE)
+        if every:
+            await asyncio.sleep(every)
+
+
+def numbers(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[int]:
+    return [int(body.partition(b"|")[0]) for body in bodies(store, topic, queue_id)]
+
+
+@pytest.fixture
+def world() -> Any:
+    world = World()
+    yield world
+    world.loop.close()
+
+
+def test_old_segments_go_by_themselves_and_offsets_go_on(world: World) -> None:
+    async def work(store: MessageStore) -> None:
+        await fill(store, 40, every=HOUR)  # five an each segment: one more expires every five hours
+        assert store.max_offset("T", 0) == 40
+        low = store.min_offset("T", 0)
+        assert 20 <= low <= 30 and numbers(store) == list(range(low, 40))
+        assert store.min_physical == 65_536 * (low // 5) and len(world.files()) <= 5
+        below = store.read("T", 0, low - 1, 1, 1 << 20)
+        assert below.status is ReadStatus.OFFSET_TOO_SMALL and below.next_offset == low
+        assert store.read_record(0) is None
+        await asyncio.sleep(100 * HOUR)
+        assert store.min_offset("T", 0) == 35, "the segment that is written stays, as at Apache's"
+        await fill(store, 1)
+        assert numbers(store) == list(range(35, 41))
+        await fill(store, 1, "new")
+        for wanted in (False, True):
+            earliest = store.offset_by_time("T", 0, 1, wanted)
+            assert earliest == (0 if wanted else 35)
+
+    async def again(store: MessageStore) -> None:
+        assert numbers(store) == list(range(35, 41)) and store.recovery.records == 0
+        await fill(store, 1)
+        assert numbers(store)[-1] == 41
+
+    world.run(work)
+    world.run(again)
+
+
+def test_a_queue_that_is_empty_now_never_gives_an_offset_again(world: World) -> None:
+    async def work(store: MessageStore) -> None:
+        await fill(store, 3, "quiet")
+        await fill(store, 20, "busy")
+        await asyncio.sleep(20 * HOUR)
+        assert (store.min_offset("quiet", 0), store.max_offset("quiet", 0)) == (3, 3)
+        read = store.read("quiet", 0, 0, 1, 1000)
+        assert read.status is ReadStatus.OFFSET_TOO_SMALL and read.next_offset == 3
+        assert store.read("quiet", 0, 3, 1, 1000).status is ReadStatus.OFFSET_OVERFLOW_ONE
+
+    async def again(store: MessageStore) -> None:
+        assert (store.min_offset("quiet", 0), store.max_offset("quiet", 0)) == (3, 3)
+        result = await put(store, "quiet", 0, b"next")
+        assert result.queue_offset == 3 and bodies(store, "quiet") == [b"next"]
+
+    world.run(work)
+    world.run(again)
+
+
+def test_the_log_is_kept_below_its_size(world: World) -> None:
+    async def work(store: MessageStore) -> None:
+        await fill(store, 60, every=1.0)
+        await asyncio.sleep(60)
+        assert len(world.files()) <= 4 + 2 and numbers(store)[-1] == 59 and len(numbers(store)) >= 15
+
+    world.run(work, max_log_bytes=4 * 65_536, retention_interval=5.0)
+
+
+def test_topics_may_keep_for_longer_shorter_and_for_ever(world: World) -> None:
+    hours = {"long": 30.0, "short": 2.0, "ever": 1e6}
+
+    async def work(store: MessageStore) -> None:
+        store.retention.reserved = hours.get
+        for _ in range(48):
+            for topic in (*hours, "T"):
+                await fill(store, 1, topic)
+            await asyncio.sleep(HOUR)
+        await store.retention.sweep()
+        assert numbers(store, "ever") == list(range(48))
+        assert store.min_offset("long", 0) in (18, 19) and store.min_offset("short", 0) in (46, 47)
+        assert 48 - 10 - 2 <= store.min_offset("T", 0) <= 48 - 10
+
+    world.run(work, retention_interval=HOUR)
+
+
+def test_what_is_needed_stays_whatever_its_age_and_size(world: World) -> None:
+    needed = {("T", 0): 7}
+
+    async def work(store: MessageStore) -> None:
+        store.retention.needed = lambda: needed
+        await fill(store, 30)
+        await fill(store, 5, "U")
+        await asyncio.sleep(20 * HOUR)
+        assert store.min_offset("T", 0) == 7 and numbers(store) == list(range(7, 30))
+        assert store.min_offset("U", 0) == 0, "its segment is the one that is written"
+        needed["T", 0] = 22
+        await asyncio.sleep(120)
+        assert store.min_offset("T", 0) == 22 and store.min_physical == 65_536 * 4
+
+    world.run(work, max_log_bytes=65_536)
+
+
+def test_hours_of_the_day_and_a_disk_that_is_too_full(world: World) -> None:
+    async def work(store: MessageStore) -> None:
+        await fill(store, 20)
+        await asyncio.sleep(11 * HOUR)
+        hour = world.env.clock.wall_ms() // 3_600_000 % 24
+        assert store.min_offset("T", 0) == 0
+        await asyncio.sleep(((4 - hour) % 24 + 1) * HOUR)
+        assert store.min_offset("T", 0) == 15
+        await fill(store, 20)
+        await asyncio.sleep(11 * HOUR)
+        assert store.min_offset("T", 0) == 15
+        world.disk.free = sum(map(len, world.disk.files.values())) // 4
+        assert 0.75 < store.retention.used() < 0.85
+        await asyncio.sleep(120)
+        assert store.min_offset("T", 0) == 35
+        assert await store.retention.sweep() == 0
+
+    world.run(work, delete_when=(4,))
+
+
+def test_by_hand_deletes_at_any_hour(world: World) -> None:
+    async def work(store: MessageStore) -> None:
+        await fill(store, 20)
+        await asyncio.sleep(11 * HOUR)
+        assert store.min_offset("T", 0) == 0
+        assert await store.retention.sweep() == 3 and store.min_offset("T", 0) == 15
+
+    hour = world.env.clock.wall_ms() // 3_600_000 % 24
+    world.run(work, delete_when=((hour + 20) % 24,))
+
+
+def test_young_messages_go_only_when_that_is_wanted_and_the_disk_nearly_full(world: World) -> None:
+    async def work(store: MessageStore) -> None:
+        world.disk.free = 1 << 40
+        await fill(store, 20)
+        assert await store.retention.sweep() == 0
+        world.disk.free = 30_000
+        assert store.retention.used() > 0.85
+        wanted = store._log._config.clean_file_forcibly
+        assert await store.retention.sweep() == (1 if wanted else 0)
+
+    world.run(work, clean_file_forcibly=False)
+    world.run(work, clean_file_forcibly=True)
+
+
+def test_files_of_units_go_with_their_messages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("consume_queue", "retention", "recovery", "reader"):
+        for name, value in (("FILE_UNITS", 8), ("FILE_SIZE", 160)):
+            monkeypatch.setattr(f"aiorocket.storage.{module}.{name}", value, raising=False)
+
+    async def work(store: MessageStore) -> None:
+        await fill(store, 40, every=HOUR)
+        await asyncio.sleep(20 * HOUR)
+        assert store.min_offset("T", 0) == 35
+        assert [path[-20:] for path in world.files("consumequeue")] == [f"{4 * 160:020d}"]
+        stale = f"/store/consumequeue/T/0/{0:020d}"
+        world.disk.files[stale] = bytearray(160)  # a crash left it
+        await store.retention.clean_queues()
+        assert stale not in world.files("consumequeue")
+
+    async def again(store: MessageStore) -> None:
+        assert numbers(store) == list(range(35, 40))
+
+    world.run(work)
+    world.run(again)
+
+
+def test_nothing_is_armed_while_nothing_could_go(world: World) -> None:
+    async def work(store: MessageStore) -> None:
+        assert store.retention._timer is None
+        await fill(store, 3)
+        await asyncio.sleep(1)
+        assert store.retention._timer is None
+
+    world.run(work)
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_crash_at_every_call_of_a_sweep_loses_nothing_young(power: bool) -> None:
+    """Whatever is found afterwards is whole, and what was young is there; the next sweep ends what this one began."""
+    fails = 0
+    for after in range(1, 60):
+        world = World(after)
+
+        async def fill_up(store: MessageStore) -> None:
+            await fill(store, 12)
+            await asyncio.sleep(11 * HOUR)
+            await fill(store, 8)
+
+        world.run(fill_up, retention_interval=1e9)
+        broken = True
+
+        async def sweep(after: int, world: World) -> None:
+            nonlocal broken
+            store = await opened(world.env, segment_size=65_536, file_reserved_time=10, retention_interval=1e9)
+            world.disk.fail(after)
+            try:
+                await store.retention.sweep()
+                broken = store.problem is not None
+            except OSError:
+                pass
+            for timer in (store.retention._timer, store._behind._timer):
+                if timer is not None:
+                    timer.cancel()
+
+        world.loop.run_until_complete(sweep(after, world))
+        fails += broken
+        world.disk._failures.clear()
+        if power:
+            world.disk.crash()
+        else:
+            world.disk.process_died()
+
+        async def look(store: MessageStore) -> None:
+            found = numbers(store)
+            assert not store.recovery.damaged and found == list(range(found[0], 20)) and found[0] <= 10
+            await store.retention.sweep()
+            assert store.min_offset("T", 0) == 10 and everything(store)[0].queue_offset == 10
+
+        world.run(look, retention_interval=1e9)
+        world.loop.close()
+    assert fails > 3
