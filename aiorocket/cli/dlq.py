@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Where = Callable[[DeadMessage], bool]
 
 _SHOWN = 5
-_COLUMNS = ("message id", "given up", "from topic", "tag", "keys", "failed", "bytes", "replayed")
+_COLUMNS = ("message id", "given up", "from topic", "tag", "keys", "failed", "bytes", "replayed", "why")
 
 
 def _read_conditions(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> Where | None:
@@ -202,6 +202,7 @@ def _row(message: DeadMessage) -> Row:
         str(message.reconsume_times),
         str(len(message.body)),
         "yes" if message.replayed else "",
+        ": ".join(filter(None, (message.error, message.reason))),
     )
 
 
@@ -226,6 +227,9 @@ def _as_dict(message: DeadMessage) -> dict[str, Any]:
         "tag": message.tag,
         "keys": message.keys,
         "reconsume_times": message.reconsume_times,
+        "error": message.error,
+        "reason": message.reason,
+        "host": message.host,
         "born_ms": message.born_timestamp,
         "given_up_ms": message.store_timestamp,
         "replayed": message.replayed,

@@ -32,7 +32,9 @@ DEAD_LETTER_LEVEL = -1
 class Settler(Protocol):
     """What becomes of messages that are settled by hand."""
 
-    async def send_back(self, message: Message, delay_level: int, max_attempts: int | None = None) -> bool: ...
+    async def send_back(
+        self, message: Message, delay_level: int, max_attempts: int | None = None, error: BaseException | None = None
+    ) -> bool: ...
 
     def count_skipped(self) -> None: ...
 
@@ -193,9 +195,8 @@ class Message(RecordView):
         return await self.source.settler.send_back(self, level)
 
     async def dead_letter(self, reason: str = "") -> bool:
-        """To ``%DLQ%group``, now. ``reason`` is logged. False when it came too late."""
-        log.warning("to the dead letters: message %s of %s: %s", self.msg_id, self.queue, reason or "no reason given")
-        return await self.source.settler.send_back(self, DEAD_LETTER_LEVEL)
+        """To ``%DLQ%group``, now. ``reason`` is logged, and kept with it. False when it came too late."""
+        return await self.source.settler.send_back(self, DEAD_LETTER_LEVEL, error=DeadLetter(reason))
 
     def process(self, *, retry_delay: float | None = None) -> Processing:
         """``async with message.process():`` acknowledges at the end of the block. An exception inside is logged and
@@ -238,5 +239,5 @@ class Processing:
         if not isinstance(error, Retry | DeadLetter):
             log.warning("processing message %s of %s failed", message.msg_id, message.queue, exc_info=error)
             level = 0 if self._retry_delay is None else level_for(self._retry_delay)
-        await message.source.settler.send_back(message, level)
+        await message.source.settler.send_back(message, level, error=error)
         return True

@@ -44,7 +44,9 @@ class Origin:
     def wall_ms(self, then: float) -> int:
         raise UsageError("a pushed message has no start of its own: no delivery begins with it")
 
-    async def send_back(self, message: Message, delay_level: int, max_attempts: int | None = None) -> bool:
+    async def send_back(
+        self, message: Message, delay_level: int, max_attempts: int | None = None, error: BaseException | None = None
+    ) -> bool:
         raise UsageError("a half message to check and a reply are not consumed: there is nothing to settle")
 
     def count_skipped(self) -> None:

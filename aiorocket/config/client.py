@@ -137,6 +137,9 @@ class ConsumerConfig:
     offset_illegal_delay: float = 10.0
     #: Deliveries with the first one; the last failure goes to the dead letters (maxReconsumeTimes = max_attempts - 1).
     max_attempts: int = 17
+    #: Store with a dead letter why it was given up (DLQ_ERROR, DLQ_REASON, DLQ_HOST): the class and the first 500
+    #: characters of the listener's error, and the client id. Off where errors may tell what nobody should read.
+    dead_letter_reason: bool = True
     consume_timeout: float = 900.0
     local_retry_delay: float = 5.0
     drain_timeout: float = 30.0

@@ -40,6 +40,11 @@ __all__ = (
     "PROPERTY_CONSUME_START_TIME",
     "PROPERTY_DLQ_ORIGIN_TOPIC",
     "PROPERTY_DLQ_ORIGIN_MESSAGE_ID",
+    "PROPERTY_DLQ_ERROR",
+    "PROPERTY_DLQ_REASON",
+    "PROPERTY_DLQ_HOST",
+    "MAX_DLQ_REASON",
+    "reason_text",
     "PROPERTY_REAL_TOPIC",
     "PROPERTY_REAL_QID",
     "PROPERTY_TRAN_MSG",
@@ -102,6 +107,13 @@ PROPERTY_MAX_RECONSUME_TIMES = "MAX_RECONSUME_TIMES"
 PROPERTY_CONSUME_START_TIME = "CONSUME_START_TIME"
 PROPERTY_DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
 PROPERTY_DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
+#: Of a dead letter, not RocketMQ's: the error's class and text, and the client id of who gave up. A send-back (36)
+#: carries them as further fields, and our broker puts them into the copy.
+PROPERTY_DLQ_ERROR = "DLQ_ERROR"
+PROPERTY_DLQ_REASON = "DLQ_REASON"
+PROPERTY_DLQ_HOST = "DLQ_HOST"
+#: Characters of each that are kept.
+MAX_DLQ_REASON = 500
 PROPERTY_REAL_TOPIC = "REAL_TOPIC"
 PROPERTY_REAL_QID = "REAL_QID"
 PROPERTY_TRAN_MSG = "TRAN_MSG"
@@ -146,6 +158,13 @@ TIMER_PREFIX = "TIMER_"
 TRANSIENT_PREFIX = "__RMQ.TRANSIENT."
 
 _WHERE = "properties"
+
+
+def reason_text(text: str) -> str:
+    """``text`` as the value of one of those: what cannot stand in one (separators, line ends, text that is not Unicode)
+    is a blank, and it is cut after ``MAX_DLQ_REASON`` characters."""
+    cut = text[:MAX_DLQ_REASON].encode("utf-8", "replace").decode()
+    return "".join(each if each.isprintable() else " " for each in cut).strip()
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:

@@ -101,7 +101,7 @@ def test_what_cannot_be_sent_back_while_the_start_still_waits_for_a_topic_comes_
         faults = cluster.brokers[0].faults
         faults.next("CONSUMER_SEND_MSG_BACK", reply="NO_PERMISSION")
         faults.next("SEND_MESSAGE_V2", reply="NO_PERMISSION", times=3)
-        member = await cluster.consumer("g", {"t": on_message, "late": on_message}, start=False)
+        member = await cluster.consumer("g", {"t": on_message, "late": on_message}, start=False, missing_topics="error")
         creating = asyncio.ensure_future(create())
         await member.start()
         await creating

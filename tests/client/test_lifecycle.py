@@ -170,7 +170,7 @@ def test_a_start_that_fails_leaves_nothing() -> None:
     async def scenario(cluster: SimCluster) -> None:
         config = ClientConfig(start_timeout=2.0)
         before = len(cluster.sim.loop.living_tasks())
-        member = await cluster.consumer("g", "nowhere", client=config, start=False)
+        member = await cluster.consumer("g", "nowhere", client=config, start=False, missing_topics="error")
         with pytest.raises(TopicNotFoundError, match=r"not ready after 2 s: topic 'nowhere'"):
             await member.start()
         await asyncio.sleep(1)

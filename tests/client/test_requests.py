@@ -498,7 +498,7 @@ async def test_a_reset_counts_while_a_start_still_waits_for_another_topic(mq: Em
     consumer = mq.consumer("billing", config=ConsumerConfig(offset_illegal_delay=0.05))
     for topic in ("orders", "late"):
 
-        @consumer.listener(topic, start_from="first")
+        @consumer.listener(topic, start_from="first", missing_topics="error")
         async def on_order(message: Message) -> None:
             seen.append(message.offset)
 

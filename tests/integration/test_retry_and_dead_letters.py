@@ -13,11 +13,23 @@ from typing import Any
 
 import pytest
 
-from aiorocket import Consumer, ConsumerConfig, DeadLetter, Embedded, Message, Retry, Skip
+from aiorocket import (
+    Client,
+    ClientConfig,
+    Consumer,
+    ConsumerConfig,
+    DeadLetter,
+    Embedded,
+    Message,
+    RemotingConfig,
+    Retry,
+    Skip,
+)
 from aiorocket.broker.core.counters import SendBack
 from aiorocket.client.admin.admin import Admin
 from aiorocket.client.admin.dead_letters import DeadMessage
 from aiorocket.testing import WireFaults
+from aiorocket.testing.stored import stored_messages
 from aiorocket_protocol import CreateTopicRequestHeader, RequestCode
 
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
@@ -379,3 +391,75 @@ async def test_people_look_at_them_mend_the_listener_and_send_them_again(mq: Emb
         assert [(each.body, each.replayed) async for each in letters.messages()] == [
             (b"41 EUR", True), (b"42 EUR", True), (b"1 GBP", True)
         ]  # fmt: skip
+
+
+class Unpaid(Exception):
+    """An error of the application's."""
+
+
+def given_up(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if "to the dead letters" in each.getMessage()]
+
+
+@pytest.mark.parametrize("kind", ["listener", "orderly", "keyed"])
+@pytest.mark.parametrize("serializer", ["auto", "json"])
+async def test_a_dead_letter_says_why_and_who(
+    mq: Embedded, until: Until, caplog: pytest.LogCaptureFixture, kind: str, serializer: Any
+) -> None:
+    """A broker with JSON headers may be Apache's, which copies what it has: there the consumer sends the copy."""
+    config = ClientConfig(nameservers=mq.nameservers, remoting=RemotingConfig(serializer=serializer))
+    async with Client(config=config, group="billing") as client, Admin(client=client) as admin:
+        consumer = client.consumer(config=ConsumerConfig(suspend=0.01))
+        await mq.create_topic("elsewhere")
+        await mq.create_topic("orders", queues=1)
+        options: dict[str, Any] = {"order_by": lambda message: message.sharding_key} if kind == "keyed" else {}
+        register = consumer.orderly if kind == "orderly" else consumer.listener
+
+        @register("orders", start_from="first", max_attempts=2, **options)
+        async def bill(message: Message) -> None:
+            if message.body == b"explicit":
+                raise DeadLetter("no such account")
+            raise Unpaid("42 EUR\nare missing \x01" + "!" * 600)
+
+        async with consumer:
+            ids = await send(mq, b"failing", b"explicit", sharding_key="k", properties={"tenant": "a"})
+            await until(lambda: len(stored_messages(mq.broker.store, "%DLQ%billing")) == 2)
+            letters = {each.body: [each] async for each in admin.dlq("billing").messages()}
+            (unpaid,), (explicit,) = letters[b"failing"], letters[b"explicit"]
+            assert unpaid.error == "Unpaid" and unpaid.host == client.client_id
+            assert unpaid.reason.startswith("42 EUR are missing  !!!") and len(unpaid.reason) == 500
+            assert (explicit.error, explicit.reason) == ("DeadLetter", "no such account")
+            assert unpaid.properties["tenant"] == "a" and unpaid.origin_topic == "orders"
+            assert {unpaid.origin_msg_id, explicit.origin_msg_id} <= {
+                *ids,
+                *(each.msg_id for each in (unpaid, explicit)),
+            }
+            said = given_up(caplog)
+            assert len(said) == 2
+            first = next(each for each in said if "42 EUR" in each)
+            assert f"group billing: message {unpaid.msg_id} of topic orders, after 2 attempts: Unpaid: 42" in first
+            # A replay is a new beginning: nothing of the old end is left.
+            report = await admin.dlq("billing").replay(to="elsewhere", confirm=True)
+            assert report.sent == 2
+            for copy in stored_messages(mq.broker.store, "elsewhere"):
+                assert not copy.properties.keys() & {"DLQ_ERROR", "DLQ_REASON", "DLQ_HOST"}
+
+
+async def test_a_reason_can_be_kept_back(mq: Embedded, until: Until, caplog: pytest.LogCaptureFixture) -> None:
+    config = ConsumerConfig(dead_letter_reason=False)
+    consumer, _ = failing(mq, lambda message: Unpaid("secret"), max_attempts=1, config=config)
+    async with consumer:
+        await send(mq, b"x")
+        await until(lambda: bool(stored_messages(mq.broker.store, "%DLQ%billing")))
+    (letter,) = stored_messages(mq.broker.store, "%DLQ%billing")
+    assert not {name for name in letter.properties if name.startswith("DLQ_")}
+    assert len(given_up(caplog)) == 1
+
+
+async def test_a_reason_gives_way_to_the_messages_own_properties(mq: Embedded, until: Until) -> None:
+    consumer, _ = failing(mq, lambda message: Unpaid("!" * 500), max_attempts=1)
+    async with consumer:
+        await send(mq, b"x", properties={"large": "x" * 32_300})
+        await until(lambda: bool(stored_messages(mq.broker.store, "%DLQ%billing")))
+    (letter,) = stored_messages(mq.broker.store, "%DLQ%billing")
+    assert len(letter.properties["large"]) == 32_300 and "DLQ_REASON" not in letter.properties

@@ -20,6 +20,9 @@ from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     PERM_WRITE,
     PROPERTY_DELAY,
+    PROPERTY_DLQ_ERROR,
+    PROPERTY_DLQ_HOST,
+    PROPERTY_DLQ_REASON,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
     PROPERTY_TAGS,
@@ -27,11 +30,13 @@ from aiorocket_protocol import (
     PROPERTY_WAIT,
     SCHEDULE_TOPIC,
     ConsumerSendMsgBackRequestHeader,
+    ProtocolError,
     RecordView,
     RemotingCommand,
     RequestCode,
     ResponseCode,
     encode_properties,
+    reason_text,
     retry_topic,
     tags_code,
 )
@@ -45,6 +50,9 @@ if TYPE_CHECKING:
 __all__ = ("SendBackHandler",)
 
 _log = logging.getLogger("aiorocket.broker")
+
+#: Further fields of a request that come into a dead letter: why its consumer gave up.
+_REASON = (PROPERTY_DLQ_ERROR, PROPERTY_DLQ_REASON, PROPERTY_DLQ_HOST)
 
 
 class SendBackHandler:
@@ -107,6 +115,8 @@ class SendBackHandler:
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, view.offset_msg_id)
         properties[PROPERTY_WAIT] = "false"
         properties[PROPERTY_DELAY] = "0"  # what a dead letter is left with
+        if dead:
+            properties.update(_reason(command))
         name = topic.name
         queue_id = self._entropy.randrange(max(1, topic.write_queues))
         tag = properties.get(PROPERTY_TAGS)
@@ -142,7 +152,7 @@ class SendBackHandler:
                 view,
                 name,
                 queue_id,
-                encode_properties(properties),
+                _fitting(properties),
                 code,
                 sys_flag=view.sys_flag & ~NOT_COPIED,
                 reconsume_times=view.reconsume_times + 1,
@@ -168,3 +178,17 @@ class SendBackHandler:
                 hook(event)
             except Exception:  # noqa: BLE001 - a hook only looks on, whatever happens to it
                 _log.exception("send-back hook %r failed", hook)
+
+
+def _reason(command: RemotingCommand) -> dict[str, str]:
+    """What the consumer says of why it gave up."""
+    said = {name: reason_text(command.ext_value(name) or "") for name in _REASON}
+    return {name: text for name, text in said.items() if text}
+
+
+def _fitting(properties: dict[str, str]) -> bytes:
+    """Without the reason when the message's own properties leave no room for it."""
+    try:
+        return encode_properties(properties)
+    except ProtocolError:
+        return encode_properties({name: value for name, value in properties.items() if name not in _REASON})

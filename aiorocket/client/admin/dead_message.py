@@ -5,7 +5,10 @@ from __future__ import annotations
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.model import Queue
 from aiorocket_protocol import (
+    PROPERTY_DLQ_ERROR,
+    PROPERTY_DLQ_HOST,
     PROPERTY_DLQ_ORIGIN_TOPIC,
+    PROPERTY_DLQ_REASON,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
     RecordView,
@@ -37,6 +40,21 @@ class DeadMessage(RecordView):
     def origin_msg_id(self) -> str:
         """Offset message id of its first record, as far as that is known."""
         return self.properties.get(PROPERTY_ORIGIN_MESSAGE_ID, "")
+
+    @property
+    def error(self) -> str:
+        """The class of the error it was given up for; empty when that is not known."""
+        return self.properties.get(PROPERTY_DLQ_ERROR, "")
+
+    @property
+    def reason(self) -> str:
+        """What that error, or DeadLetter, said."""
+        return self.properties.get(PROPERTY_DLQ_REASON, "")
+
+    @property
+    def host(self) -> str:
+        """The client id of the consumer that gave up."""
+        return self.properties.get(PROPERTY_DLQ_HOST, "")
 
     @property
     def replay_id(self) -> str:

@@ -29,7 +29,10 @@ from aiorocket_protocol import (
     INNER_PRODUCER,
     MAX_PROPERTIES,
     PROPERTY_BUYER_ID,
+    PROPERTY_DLQ_ERROR,
+    PROPERTY_DLQ_HOST,
     PROPERTY_DLQ_ORIGIN_TOPIC,
+    PROPERTY_DLQ_REASON,
     PROPERTY_EXTEND_UNIQ_INFO,
     PROPERTY_INSTANCE_ID,
     PROPERTY_KEYS,
@@ -66,6 +69,8 @@ _KEPT = frozenset(
         PROPERTY_ORIGIN_MESSAGE_ID,
     )
 )
+#: Why it was given up is the dead letter's, not that of its copy.
+_WHY = (PROPERTY_DLQ_ERROR, PROPERTY_DLQ_REASON, PROPERTY_DLQ_HOST)
 _SEND_TIMEOUT = 5.0
 #: After so many failures in a row the rest would fail too.
 _GIVE_UP = 10
@@ -183,7 +188,9 @@ class Replay:
             raise UsageError(f"it has no property {PROPERTY_RETRY_TOPIC} that says where it came from: name a topic")
         topic, origin = wrap(self._namespace, topic), wrap(self._namespace, message.origin_topic)
         properties = {
-            name: value for name, value in message.properties.items() if name not in RESERVED or name in _KEPT
+            name: value
+            for name, value in message.properties.items()
+            if name in _KEPT or (name not in RESERVED and name not in _WHY)
         }
         if topic.startswith(RETRY_PREFIX) and origin:
             # What a consumer of retries takes for the topic. Elsewhere the broker sets it with the next failure; the

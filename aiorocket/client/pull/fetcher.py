@@ -96,7 +96,9 @@ class PullFetcher(HeldQueue):
 
     # -- Settler --
 
-    async def send_back(self, message: Message, delay_level: int, max_attempts: int | None = None) -> bool:
+    async def send_back(
+        self, message: Message, delay_level: int, max_attempts: int | None = None, error: BaseException | None = None
+    ) -> bool:
         """UsageError: there is no way back to the broker for a pulled message."""
         raise UsageError(
             f"message {message.msg_id} was fetched by a PullConsumer, which has no retries: seek back to "

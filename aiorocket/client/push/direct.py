@@ -47,7 +47,9 @@ class Inspected(Origin):
 
     __slots__ = ()
 
-    async def send_back(self, message: Message, delay_level: int, max_attempts: int | None = None) -> bool:
+    async def send_back(
+        self, message: Message, delay_level: int, max_attempts: int | None = None, error: BaseException | None = None
+    ) -> bool:
         return False
 
 

@@ -207,7 +207,7 @@ class KeyedDelivery:
         settlement = self._around.settlement
         if isinstance(error, DeadLetter) or message.attempt >= self._limit or exit_level(error) < 0:
             settlement.note(message, error)
-            if await settlement.give_up(message, self._max_attempts):
+            if await settlement.give_up(message, self._max_attempts, error):
                 return None
         elif not isinstance(error, Retry):
             settlement.note(message, error)

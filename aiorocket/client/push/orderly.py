@@ -346,7 +346,7 @@ class OrderlyDelivery:
         limit = self._max_attempts
         for message in batch:
             dead = isinstance(error, DeadLetter) or (limit is not None and message.attempt >= limit)
-            if dead and await self._around.settlement.to_dead_letters(message, limit):
+            if dead and await self._around.settlement.to_dead_letters(message, limit, error):
                 over.append(message)
             else:
                 again.append(message)
@@ -354,9 +354,7 @@ class OrderlyDelivery:
 
     def _log_failure(self, lane: QueueLane, batch: list[Message], error: Exception | None) -> None:
         first = batch[0]
-        if isinstance(error, DeadLetter):
-            log.warning("to the dead letters: message %s of %s: %s", first.msg_id, lane.queue, error)
-        elif error is not None and not isinstance(error, Retry):
+        if error is not None and not isinstance(error, Retry | DeadLetter):
             text = "the orderly listener failed on message %s of %s, attempt %d: the queue waits"
             log.warning(text, first.msg_id, lane.queue, first.attempt, exc_info=error)
 

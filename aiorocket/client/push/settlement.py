@@ -7,6 +7,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from aiorocket.client.core.dead_reason import reason_of
+from aiorocket.client.core.retry import remote_error
 from aiorocket.client.exits import DeadLetter, Retry
 from aiorocket.client.group.member import Member
 from aiorocket.client.message import DEAD_LETTER_LEVEL, Message, exit_level
@@ -19,6 +21,8 @@ from aiorocket_protocol import (
     COMPRESSION_MASK,
     FIRST_RETRY_LEVEL,
     INNER_PRODUCER,
+    MAX_PROPERTIES,
+    MSGPACK,
     PROPERTY_CLUSTER,
     PROPERTY_CONSUME_START_TIME,
     PROPERTY_DELAY,
@@ -31,6 +35,7 @@ from aiorocket_protocol import (
     SYS_FLAG_COMPRESSED,
     ConsumerSendMsgBackRequestHeader,
     ProtocolError,
+    RemotingCommand,
     RequestCode,
 )
 
@@ -68,13 +73,11 @@ class Settlement:
     async def failed(self, message: Message, error: Exception, max_attempts: int | None) -> None:
         """A listener ended with ``error``."""
         self.note(message, error)
-        await self.send_back(message, exit_level(error), max_attempts)
+        await self.send_back(message, exit_level(error), max_attempts, error)
 
     def note(self, message: Message, error: Exception) -> None:
-        """Log what ended a listener, unless it asked for a retry."""
-        if isinstance(error, DeadLetter):
-            log.warning("to the dead letters: message %s of %s: %s", message.msg_id, message.queue, error)
-        elif not isinstance(error, Retry):
+        """Log what ended a listener, unless it said how it wants to end."""
+        if not isinstance(error, Retry | DeadLetter):
             log.warning("the listener failed on message %s of %s", message.msg_id, message.queue, exc_info=error)
 
     async def expired(self, message: Message, max_attempts: int | None) -> None:
@@ -82,23 +85,26 @@ class Settlement:
         message stays with that call until the next sweep: delivering it here as well would only add a call to it."""
         log.warning("message %s of %s: consume timeout, it will be delivered again", message.msg_id, message.queue)
         try:
-            if await self._back(message, FIRST_RETRY_LEVEL, max_attempts):
+            error = TimeoutError(f"the listener ran for longer than {self._config.consume_timeout:g} s")
+            if await self._back(message, FIRST_RETRY_LEVEL, max_attempts, error):
                 self._member.counters.timed_out += 1
-        except (RocketError, ProtocolError) as error:
+        except (RocketError, ProtocolError) as refused:
             if not message.settled:
-                self._note_refused(message, error)
+                self._note_refused(message, refused)
 
-    async def send_back(self, message: Message, delay_level: int, max_attempts: int | None = None) -> bool:
-        """Have the message delivered again, or to the dead letters, and finish it here. False when its result came too
-        late. When neither way to the broker works it stays unfinished and is delivered again from here after a
-        while, counted as one more attempt. Broadcast messages are only logged and finished: nobody keeps retries for
-        a group whose members all get everything."""
+    async def send_back(
+        self, message: Message, delay_level: int, max_attempts: int | None = None, error: BaseException | None = None
+    ) -> bool:
+        """Have the message delivered again, or to the dead letters with ``error`` as the reason, and finish it here.
+        False when its result came too late. When neither way to the broker works it stays unfinished and is delivered
+        again from here after a while, counted as one more attempt. Broadcast messages are only logged and finished:
+        nobody keeps retries for a group whose members all get everything."""
         try:
-            return await self._back(message, delay_level, max_attempts)
-        except (RocketError, ProtocolError) as error:
+            return await self._back(message, delay_level, max_attempts, error)
+        except (RocketError, ProtocolError) as refused:
             if message.settled:
                 return False
-            self._note_refused(message, error)
+            self._note_refused(message, refused)
             message.local_attempts += 1
             if self._member.pulling:  # listeners run from the first queues on, while the start still waits for others
                 self._member.scope.start(self._again_later(message), name="later")
@@ -115,33 +121,46 @@ class Settlement:
         log.warning("message %s of %s cannot be sent back: %s", message.msg_id, message.queue, error)
         self._member.counters.send_back_failed += 1
 
-    async def give_up(self, message: Message, max_attempts: int | None = None) -> bool:
+    async def give_up(self, message: Message, max_attempts: int | None, error: BaseException) -> bool:
         """To the dead letters, for those who retry in place: False when neither way to the broker works; the message is
         then still unfinished, and theirs."""
         try:
-            await self._back(message, DEAD_LETTER_LEVEL, max_attempts)
-        except (RocketError, ProtocolError) as error:
+            await self._back(message, DEAD_LETTER_LEVEL, max_attempts, error)
+        except (RocketError, ProtocolError) as refused:
             if message.settled:
                 return True
-            log.warning("message %s of %s cannot be dead-lettered: %s", message.msg_id, message.queue, error)
+            log.warning("message %s of %s cannot be dead-lettered: %s", message.msg_id, message.queue, refused)
             self._member.counters.send_back_failed += 1
             return False
         return True
 
-    async def to_dead_letters(self, message: Message, max_attempts: int | None) -> bool:
+    async def to_dead_letters(self, message: Message, max_attempts: int | None, error: BaseException | None) -> bool:
         """Orderly: to the retry topic as a new message whose count is above the limit, so that the broker moves it on,
         as Java does. It stays unfinished here, because finishing is the queue's turn. False when no broker takes it."""
         limit = max_attempts or self._config.max_attempts
         try:
-            await self._by_message(message, DEAD_LETTER_LEVEL, limit)
-        except (RocketError, ProtocolError) as error:
-            log.warning("message %s of %s cannot be dead-lettered: %s", message.msg_id, message.queue, error)
+            await self._by_message(message, DEAD_LETTER_LEVEL, limit, self._reason(error))
+        except (RocketError, ProtocolError) as refused:
+            log.warning("message %s of %s cannot be dead-lettered: %s", message.msg_id, message.queue, refused)
             self._member.counters.send_back_failed += 1
             return False
-        self._member.counters.dead_lettered += 1
+        self._given_up(message, error)
         return True
 
-    async def _back(self, message: Message, delay_level: int, max_attempts: int | None) -> bool:
+    def _reason(self, error: BaseException | None) -> dict[str, str]:
+        return reason_of(error, self._member.session.client_id) if self._config.dead_letter_reason else {}
+
+    def _given_up(self, message: Message, error: BaseException | None) -> None:
+        self._member.counters.dead_lettered += 1
+        said = "no error" if error is None else f"{type(error).__name__}: {error}"
+        log.warning(
+            "to the dead letters of group %s: message %s of topic %s, after %d attempts: %.500s",
+            self._member.group, message.msg_id, message.topic, message.attempt, said,
+        )  # fmt: skip
+
+    async def _back(
+        self, message: Message, delay_level: int, max_attempts: int | None, error: BaseException | None
+    ) -> bool:
         """One try, both ways; the error of the second."""
         counters = self._member.counters
         process_queue = message.process_queue
@@ -157,13 +176,14 @@ class Settlement:
             if dead and message.local_attempts:
                 # The broker counts only what it stored.
                 delay_level = DEAD_LETTER_LEVEL
+            reason = self._reason(error) if dead else {}
             try:
-                await self._by_broker(message, delay_level, limit)
-            except (RocketError, ProtocolError) as error:
-                log.info("send-back of message %s: %s; sending it to the retry topic instead", message.msg_id, error)
-                await self._by_message(message, delay_level, limit)
+                await self._by_broker(message, delay_level, limit, reason)
+            except (RocketError, ProtocolError) as refused:
+                log.info("send-back of message %s: %s; sending it to the retry topic instead", message.msg_id, refused)
+                await self._by_message(message, delay_level, limit, reason)
             if dead:
-                counters.dead_lettered += 1
+                self._given_up(message, error)
             else:
                 counters.retried += 1
         if not process_queue.done(message):
@@ -171,7 +191,8 @@ class Settlement:
             return False
         return True
 
-    async def _by_broker(self, message: Message, delay_level: int, limit: int) -> None:
+    async def _by_broker(self, message: Message, delay_level: int, limit: int, reason: dict[str, str]) -> None:
+        """36. Apache's brokers would make the copy without ``reason``: there a dead letter goes as a message."""
         queue = message.source.queue
         address = self._member.master_address(queue)
         if address is None:
@@ -180,10 +201,24 @@ class Settlement:
             message.physical_offset, self._member.wire_group, delay_level, message.msg_id, message.wire_topic, False,
             limit - 1,
         )  # fmt: skip
-        code = RequestCode.CONSUMER_SEND_MSG_BACK
-        await self._member.session.call(address, code, header, timeout=_SEND_BACK_TIMEOUT)
+        code, session = RequestCode.CONSUMER_SEND_MSG_BACK, self._member.session
+        if not reason:
+            await session.call(address, code, header, timeout=_SEND_BACK_TIMEOUT)
+            return
+        connection = await session.connection(address, _SEND_BACK_TIMEOUT)
+        if connection.serialize_type != MSGPACK:
+            try:
+                await self._by_message(message, delay_level, limit, reason)
+                return
+            except (RocketError, ProtocolError) as refused:
+                log.info("message %s goes to the dead letters without its reason: %s", message.msg_id, refused)
+        command = RemotingCommand.request(code, header)
+        command.ext = dict(reason)
+        answer = await connection.request(command, _SEND_BACK_TIMEOUT)
+        if answer.code:
+            raise remote_error(answer.code, answer.remark, request=code.name, address=address)
 
-    async def _by_message(self, message: Message, delay_level: int, limit: int) -> None:
+    async def _by_message(self, message: Message, delay_level: int, limit: int, reason: dict[str, str]) -> None:
         """The fall-back, as in Java: a new message to the retry topic, at any broker that has it. The broker moves what
         has been tried more often than allowed to the dead letters by itself."""
         times = message.reconsume_times + 1
@@ -195,6 +230,9 @@ class Settlement:
         if not dead:
             properties[PROPERTY_DELAY] = str(delay_level or FIRST_RETRY_LEVEL + times - 1)
         text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+        if dead and reason:
+            said = text + "".join(f"{name}\x01{value}\x02" for name, value in reason.items())
+            text = said if len(said.encode()) <= MAX_PROPERTIES else text  # its own properties may leave no room
         copy = EncodedMessage(
             INNER_PRODUCER, topic, message.raw_body, text, message.msg_id, message.sys_flag & _KEPT_FLAGS, message.flag,
             message.born_timestamp, reconsume_times=max(times, limit) if dead else times,

@@ -4,8 +4,9 @@ Rows are those of ``%DLQ%group`` (``topic_rows(spark, name_server, "%DLQ%billing
 over. Older brokers made dead-letter topics with permission 2, write only, and the source says then that the topic may
 not be read: ``make_readable`` gives the permission 6 that newer brokers begin with (as ``mqadmin updateTopicPerm``).
 
-RocketMQ does not store why a listener failed. If your consumers put it into a property before they give up (that means:
-they send the copy themselves), name it; else the cause says how often the message had failed.
+RocketMQ does not store why a listener failed. aiorocket's consumers do (DLQ_ERROR, DLQ_REASON); if yours put it into a
+property before they give up (that means: they send the copy themselves), name it. Else the cause says how often the
+message had failed.
 """
 
 from __future__ import annotations
@@ -21,12 +22,18 @@ from aiorocket.errors import UsageError
 from aiorocket.spark import bridge
 from aiorocket.spark.options import ConnectionOptions, SourceOptions
 from aiorocket.spark.steps.fields import QUEUE, need
-from aiorocket_protocol import DLQ_PREFIX, PROPERTY_DLQ_ORIGIN_TOPIC, PROPERTY_RETRY_TOPIC
+from aiorocket_protocol import (
+    DLQ_PREFIX,
+    PROPERTY_DLQ_ERROR,
+    PROPERTY_DLQ_ORIGIN_TOPIC,
+    PROPERTY_DLQ_REASON,
+    PROPERTY_RETRY_TOPIC,
+)
 
 __all__ = ("AGES", "CAUSES", "describe", "make_readable", "top_causes", "triage")
 
 #: Properties in which applications say what went wrong; the first that a message has counts.
-CAUSES = ("EXCEPTION", "exception", "ERROR", "error", "DLQ_REASON", "x-exception-message")
+CAUSES = (PROPERTY_DLQ_REASON, "EXCEPTION", "exception", "ERROR", "error", "x-exception-message", PROPERTY_DLQ_ERROR)
 #: Age buckets: name and seconds below which a letter belongs to it. What is older is ``older``.
 AGES = (("hour", 3600), ("day", 86_400), ("week", 7 * 86_400))
 #: A cause is compared and shown up to here: the first line of a stack trace, not all of it.

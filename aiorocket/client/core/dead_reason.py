@@ -1,0 +1,18 @@
+"""Why a message was given up, as the properties that its dead letter gets."""
+
+from __future__ import annotations
+
+from aiorocket_protocol import PROPERTY_DLQ_ERROR, PROPERTY_DLQ_HOST, PROPERTY_DLQ_REASON, reason_text
+
+__all__ = ("reason_of",)
+
+
+def reason_of(error: BaseException | None, client_id: str) -> dict[str, str]:
+    """``error`` by its class and its text, as far as they are kept, and who gave up. Nothing for None: a message that
+    was settled by hand, without a reason."""
+    if error is None:
+        return {}
+    texts = {
+        PROPERTY_DLQ_ERROR: type(error).__qualname__, PROPERTY_DLQ_REASON: str(error), PROPERTY_DLQ_HOST: client_id,
+    }  # fmt: skip
+    return {name: kept for name, text in texts.items() if (kept := reason_text(text))}
