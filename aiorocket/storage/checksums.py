@@ -2,10 +2,10 @@
 
 ``<segment>.sums`` is a header and one block per commit group. A block is a head (checksum of the rest of the block,
 number of entries, log offset where it begins, *durable*, *replay*) and its entries (size, CRC-32), one for each buffer
-that was written: a record or a batch. Entries touch each other and cover the segment from its first byte; none crosses
-a page of 32 KiB. An entry's CRC is that of its page from the start to the entry's end. So the last one of a page checks
-the whole page in one call, which is what a cold read does, and any other is checked on its own by beginning with the
-CRC before it, which is how damage is narrowed down to a record.
+that was written: a record or a batch. Blocks without entries carry newer marks. Entries touch each other and cover the
+segment from its first byte; none crosses a page of 32 KiB. An entry's CRC is that of its page from the start to the
+entry's end. So the last one of a page checks the whole page in one call, which is what a cold read does, and any other
+is checked on its own by beginning with the CRC before it, which is how damage is narrowed down to a record.
 
 The file of a full segment ends with a summary, a block whose entries are the pages: a reader needs nothing else.
 
@@ -202,7 +202,7 @@ def _block(data: Buffer, at: int) -> tuple[int, int, int, int, tuple[int, ...]] 
     try:
         check, count, start, durable, replay = _BLOCK.unpack_from(data, at)
         size = _BLOCK.size + 8 * count
-        if not count or at + size > len(data) or crc32(memoryview(data)[at + 4 : at + size]) != check:
+        if at + size > len(data) or crc32(memoryview(data)[at + 4 : at + size]) != check:
             return None
         rows = Struct(f">{2 * count}I").unpack_from(data, at + _BLOCK.size)
     except StructError:
@@ -223,7 +223,7 @@ def load(disk: Disk, path: str, base: int) -> Checksums | None:
     # A summary is found from the end: it says how long it is.
     size = int.from_bytes(data[at:], "big")
     block = _block(data, at - size) if _HEAD.size <= at - size else None
-    if block is not None and block[0] == size and block[1] == base:
+    if block is not None and block[0] == size and block[1] == base and block[4]:
         rows = block[4]
         end = sum(rows[::2])
         full = end // PAGE

@@ -435,6 +435,17 @@ class CommitLog(WrittenLog):
         if self.synced < self.written and self._sync_timer is None:
             self._sync_timer = self._loop.call_later(self._config.flush_interval, self._sync_due)
 
+    async def stamp(self, replay: int) -> None:
+        """A checkpoint is saved: say so in the checksum file too, where it outlives the checkpoint. OSError passes."""
+        self.replay = replay
+        segment = self.segments[-1] if self.segments else None
+        if segment is None or segment.file is None:
+            return
+        if self._sync_mode:
+            await self._disk.run(segment.stamp, self.synced, replay)
+        elif self._flushing is None:  # else the writer's thread is at the file
+            segment.stamp(self.synced, replay)
+
     async def sync(self) -> None:
         """Make everything that is written durable. A failure ends up in ``refusal``."""
         segment, upto = self._unsynced(), self.written

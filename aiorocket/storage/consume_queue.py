@@ -32,8 +32,8 @@ __all__ = (
 #: physical offset, size, tags code
 UNIT = struct.Struct(">qiq")
 UNIT_SIZE = UNIT.size
-#: The size in the unit of a message that the log has lost.
-GAP = 0
+#: The size in the unit of a message that the log has lost; nothing that damage makes of a unit looks like it.
+GAP = -0x47_41_50_21
 FILE_UNITS = 300_000
 FILE_SIZE = FILE_UNITS * UNIT_SIZE
 MAX_QUEUE_ID = 65_535

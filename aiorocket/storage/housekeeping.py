@@ -150,7 +150,7 @@ class Housekeeping:
                     await disk.run(write_units, disk, queue.directory, queue.tail_first, data, queue.synced)
                     queue.written(count, synced=True)
                 await disk.run(self._snapshot.save, state)
-                log.replay = replay
+                await log.stamp(replay)
             except OSError as error:
                 self.dirty = dirty | self.dirty
                 log.units_failed(error)

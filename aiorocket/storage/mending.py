@@ -110,7 +110,7 @@ class Mending:
             if len(unit) < UNIT.size:
                 return low
             at, size, _ = UNIT.unpack(unit)
-            if at + size <= place:
+            if at + max(size, 1) <= place:
                 low = middle + 1
             else:
                 high = middle
@@ -132,13 +132,17 @@ class Mending:
             _LOG.error("%s could not be made again: %s", queue.directory, error)
 
     async def _mend(self, queue: ConsumeQueue, offset: int) -> None:
+        while offset < queue.tail_first and self._holds(queue, offset):
+            offset += 1
+        if offset >= queue.tail_first:
+            return
         low, high = await self._bounds(queue, offset)
         log = self._log
         start = max(log.start_offset, self._deleted.get(queue.topic, 0))
         stop = log.written
         if low >= queue.min_offset:
             place, size = self._place(queue, low)
-            start = place + size
+            start = place + max(size, 0)
         if high < queue.max_offset:
             stop = self._place(queue, high)[0]
         units: dict[int, bytes] = {}
@@ -160,7 +164,7 @@ class Mending:
             unit = units.get(index)
             data += UNIT.pack(place, GAP, 0) if unit is None else unit
             if unit is not None:
-                place = UNIT.unpack(unit)[0] + 1
+                place = UNIT.unpack(unit)[0]
         await self._disk.run(write_units, self._disk, queue.directory, low + 1, bytes(data), low + 1)
         self._files.forget(queue.directory + "/")
         found = sum(low < index < high for index in units)

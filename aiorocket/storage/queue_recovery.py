@@ -82,7 +82,8 @@ class QueueSteps:
     def do_without_checkpoint(self, replay: int) -> None:
         """Both generations are lost: the checksum files say ``replay``, up to where the consume queues were synced, and
         their own files how long they are."""
-        self.replay = replay
+        # What was written last is read whatever they say: a queue that has lost its files shows there.
+        self.replay = min(replay, self.segments[-1].base)
         if self.replay <= self.start:
             raise QueuesDoNotFitError("there is no checkpoint")
         newest = (0, 0)
@@ -92,10 +93,10 @@ class QueueSteps:
                 path = f"{self.queue_directory}/{topic}/{name}"
                 bases = [int(name) for name in self.disk.listdir(path) if name.isdigit()]
                 if not name.isdigit() or not bases:
-                    continue
+                    raise QueuesDoNotFitError(f"there is no checkpoint and {path} has no file")
                 low, count = bases[0] // UNIT_SIZE, self._count_below(path, bases, self.replay)
                 if count <= low:
-                    continue
+                    raise QueuesDoNotFitError(f"there is no checkpoint and {path} has no unit")
                 first = self._count_below(path, bases, self.start)
                 rows.setdefault(topic, []).append([int(name), max(low, first), count])
                 newest = max(newest, self._unit(path, count - 1)[:2])
@@ -235,7 +236,7 @@ class QueueSteps:
         first = queue.next_offset
         _LOG.error(
             "topic %s queue %d: %d messages from offset %d on are lost with the log at offset %d",
-            queue.topic, queue.queue_id, upto - first, first, self.gap - 1,
+            queue.topic, queue.queue_id, upto - first, first, self.gap,
         )  # fmt: skip
         while queue.next_offset < upto:
             count = min(upto - queue.next_offset, WRITE_OUT)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import accumulate, repeat
+from itertools import accumulate, pairwise, repeat
 from operator import add, le
 from struct import Struct
 from typing import NoReturn
@@ -124,15 +124,15 @@ class Reader:
         """The records of a queue at these log and queue offsets, as many as can be served in one piece, and their
         number. StoreBusyError when a unit is wrong."""
         log = self._log
-        taken = len(places)
-        if GAP in sizes or places[0] < log.start_offset:
-            taken = 0 if places[0] < log.start_offset else sizes.index(GAP)
-        elif min(sizes) < MIN_RECORD or places[-1] + sizes[-1] > log.written or not _ascending(places, sizes):
-            self._mend(queue, offsets[0])
+        taken = sizes.index(GAP) if GAP in sizes else len(places)
         while True:
             taken = self._undamaged(places, sizes, taken)
             if not taken:
+                if sizes[0] != GAP and not self._in_order(queue, offsets[0]):
+                    self._mend(queue, offsets[0])
                 return b"", 0
+            if not _plausible(places[:taken], sizes[:taken], log.start_offset, log.written):
+                self._mend(queue, offsets[0])
             places, sizes, offsets = places[:taken], sizes[:taken], offsets[:taken]
             changes = log.damage.changes
             data = b"".join(self._chunks.read(places, sizes))
@@ -156,10 +156,28 @@ class Reader:
             return False
         place, size, _ = UNIT.unpack(unit)
         log = self._log
-        if size < MIN_RECORD or place < log.start_offset or place + size > log.written:
+        if size == GAP:
+            return True
+        if log.damage.touches(place, place + size):
+            return self._in_order(queue, offset)
+        if not _plausible((place,), (size,), log.start_offset, log.written):
             return False
         data = log.checked(place, size)
+        if log.damage.touches(place, place + size):
+            return self._in_order(queue, offset)
         return len(data) == size and _belong(data, (place,), (size,), queue, (offset,))
+
+    def _in_order(self, queue: ConsumeQueue, offset: int) -> bool:
+        """Whether a unit that points at damage fits between those beside it; nothing else can be asked."""
+        first = max(queue.min_offset, offset - 1)
+        rows = list(_iter_units(b"".join(queue.units(self._files, at, 1) for at in range(first, offset + 2))))
+        place, size, _ = rows[offset - first]
+        segment = self._log.segment_at(place)
+        if place + size > (self._log.written if segment is None else segment.end):
+            return False
+        return all(size == GAP or size >= MIN_RECORD for _, size, _ in rows) and all(
+            place + max(size, 0) <= following for (place, size, _), (following, _, _) in pairwise(rows)
+        )
 
     def _undamaged(self, places: Sequence[int], sizes: Sequence[int], count: int) -> int:
         """How many of the records come before the first that touches damage."""
@@ -187,7 +205,7 @@ class Reader:
         while offset < min(queue.max_offset, queue.cached_first):
             units = self._units(queue, offset, _SCAN)
             for place, size, _ in _iter_units(units):
-                if size != GAP and place >= log.start_offset and not log.damage.touches(place, place + size):
+                if size != GAP and not log.damage.touches(place, place + size):
                     return offset
                 offset += 1
         return offset
@@ -209,7 +227,7 @@ class Reader:
         total = 0
         following = offset
         for place, size, code in _iter_units(units):
-            if size == GAP or place < self._log.start_offset:
+            if size == GAP:
                 break
             if accept(code):
                 total += size
@@ -322,8 +340,14 @@ _head = Struct(">i8xi4xqqi44xi").unpack_from
 _V6 = 0x030
 
 
-def _ascending(places: Sequence[int], sizes: Sequence[int]) -> bool:
-    return places[0] >= 0 and all(map(le, map(add, places, sizes), places[1:]))
+def _plausible(places: Sequence[int], sizes: Sequence[int], start: int, end: int) -> bool:
+    """Whether these can be records of a log of ``start`` to ``end``."""
+    return (
+        start <= places[0]
+        and places[-1] + sizes[-1] <= end
+        and min(sizes) >= MIN_RECORD
+        and all(map(le, map(add, places, sizes), places[1:]))
+    )
 
 
 def _belong(
@@ -349,7 +373,7 @@ def _belong(
             RecordView(data, start, start + size).topic.encode() == topic
             for start, size in zip(starts, sizes, strict=True)
         )
-    except ProtocolError:
+    except (ProtocolError, IndexError):  # without checksums anything may stand there
         return False
 
 

@@ -215,7 +215,7 @@ class _Steps(QueueSteps):
         last_end = self.segments[-1].end if self.segments else self.start
         if offset > last_end:
             self.lost += offset - last_end
-            self.gap = last_end + 1
+            self.gap = last_end
             self.lose(last_end, offset, f"{self.log_directory} ends there: segments are missing")
         for segment in self.segments:
             if segment.end <= offset:
@@ -233,13 +233,13 @@ class _Steps(QueueSteps):
                     self.reason = item.reason
                 else:
                     self.lost += item.end - item.offset
-                    self.gap = item.offset + 1
+                    self.gap = item.offset
                     self.lose(item.offset, item.end, item.reason)
             if not last:
                 del self._entries[segment.base]
         if self.durable > self.end:
             self.lost += self.durable - self.end
-            self.gap = self.end + 1
+            self.gap = self.end
             self.lose(self.end, self.durable, f"{self.log_directory} ends there: segments are missing")
             self.end = self.durable
         self._keep_numbers()
@@ -290,6 +290,8 @@ class _Steps(QueueSteps):
         segment = self.segments[-1]
         position = self.end - segment.base
         covered = self._resume_sums(segment, position)
+        if covered < min(self.replay, self.end) - segment.base:
+            self._look_through(segment, min(self.replay, self.end))
         file = segment.prepare(self.disk, 0)
         untouched = self.clean and not self.records and not read_pages(file, position, 8).strip(b"\0")
         if not untouched:
@@ -306,6 +308,16 @@ class _Steps(QueueSteps):
             segment.cover([data], covered, self.end, 0)
             covered += len(data)
         segment.sync_sums()
+
+    def _look_through(self, segment: Segment, upto: int) -> None:
+        """Nothing vouches for the last segment (a store of format 1, or its checksum file is damaged), and it was not
+        read: look at its records before checksums are made of what is there."""
+        entries = self.entries(segment.base)
+        for item in walk(self.disk, segment.path, segment.base, segment.capacity, entries, segment.base, upto):
+            if item.offset >= upto:
+                return
+            if isinstance(item, Bad):
+                self.lose(*item)
 
     def _resume_sums(self, segment: Segment, position: int) -> int:
         """Take over the checksums of the last segment as far as they cover what stays; how far that is."""

@@ -127,6 +127,14 @@ class Segment:
         self._sums_at += len(block)
         self.unsynced_sums = True
 
+    def stamp(self, durable: int, replay: int) -> None:
+        """Put newer marks into the checksum file, with a block of no entries."""
+        if self.sums is not None and self._sums_file is not None:
+            block = encode_block((), self.base + self.sums.last[0], durable, replay)
+            self._sums_file.pwritev([block], self._sums_at)
+            self._sums_at += len(block)
+            self.unsynced_sums = True
+
     def sync(self) -> None:
         """Make everything written so far durable, the checksums too."""
         assert self.file is not None

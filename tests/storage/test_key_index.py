@@ -166,6 +166,7 @@ async def test_parts_of_a_log_that_was_cut_are_not_used() -> None:
     assert len(await found(store, "k")) == 25 and len(part_files(env)) == 2
     await store.close()
     del disk.files["/store/commitlog/" + "0" * 20][places[15] :]
+    del disk.files["/store/commitlog/" + "0" * 20 + ".sums"]  # or it would be known that more was durable
     for name in ("a", "b"):
         disk.files.pop(f"/store/checkpoint.{name}", None)
     store = await opened(env)
