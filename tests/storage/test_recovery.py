@@ -253,15 +253,14 @@ async def test_consume_queues_are_made_again_from_the_log(loss: str) -> None:
     await again.close()
 
 
-async def test_without_a_checkpoint_only_the_last_segment_is_read() -> None:
-    env, store, places = await filled(900, checkpoint_at=800, size=100)
+async def test_without_a_checkpoint_only_the_end_is_read() -> None:
+    env, store, _ = await filled(900, checkpoint_at=800, size=100)
     image = copy_of(env)
     await store.close()
     for name in "ab":
         disk_of(image).files.pop(f"/store/checkpoint.{name}", None)
     again, recovery = await reopen(image)
-    last = max(int(name) for name in disk_of(image).listdir(LOG) if name.isdigit() and int(name) <= places[-1])
-    assert not recovery.rebuilt and recovery.records == sum(place >= last for place in places)
+    assert not recovery.rebuilt and recovery.records == 100
     for queue_id in (0, 1):
         assert bodies(again, "T", queue_id) == [b"%d." % number * 100 for number in range(queue_id, 900, 2)]
     await again.close()
