@@ -113,10 +113,14 @@ class Retention:
 
     # ---- what is old
 
+    def space(self) -> tuple[int, int]:
+        """Bytes of the disk, all and free ones."""
+        return self._disk.total_bytes(self._directory), self._disk.free_bytes(self._directory)
+
     def used(self) -> float:
         """The used share of the disk, 0 to 1."""
-        path = self._directory
-        return 1 - self._disk.free_bytes(path) / max(1, self._disk.total_bytes(path))
+        total, free = self.space()
+        return 1 - free / max(1, total)
 
     def earliest_time(self) -> int | None:
         """When the oldest message of the log was stored (ms)."""

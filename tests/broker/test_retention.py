@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from typing import Any
 
 import pytest
 
 from aiorocket.broker import Broker
 from aiorocket.config import BrokerConfig, StoreConfig
+from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.runtime.env import memory_env
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import (
     EndTransactionRequestHeader,
     SendMessageResponseHeader,
+    UpdateConsumerOffsetRequestHeader,
     encode_properties,
     parse_offset_msg_id,
 )
@@ -99,6 +104,59 @@ async def test_a_consumer_behind_the_beginning_is_sent_to_it() -> None:
         assert b'"minOffset":9' in stats.body
         assert (await peer.call(31, None, topic="T", queueId="0")).ext_value("offset") == "9"
         await peer.close()
+
+
+async def test_the_runtime_information_knows_the_disk() -> None:
+    env = memory_env()
+    disk = env.disk
+    assert isinstance(disk, MemoryDisk)
+    async with running(env=env, data="store") as broker:
+        peer = await Peer.connect(broker.port)
+
+        async def table() -> dict[str, str]:
+            found: dict[str, str] = json.loads((await peer.call(28)).body)["table"]
+            return found
+
+        assert (await table())["earliestMessageTimeStamp"] == "-1"
+        await fill(peer, 2)
+        disk.free = sum(map(len, disk.files.values())) * 3
+        told = await table()
+        (view, _) = records(await peer.pull())
+        assert told["commitLogDiskRatio"] == told["consumeQueueDiskRatio"] == "0.25"
+        assert told["earliestMessageTimeStamp"] == str(view.store_timestamp)
+        assert told["dispatchBehindBytes"] == told["commitLogMaxOffset"]
+        assert re.fullmatch(r"Total : [0-9.]+ KiB, Free : [0-9.]+ KiB\.", told["commitLogDirCapacity"])
+        await peer.call(12, None, topic="T", key="k", maxNum="1", beginTimestamp="0", endTimestamp="1")
+        assert (await table())["dispatchBehindBytes"] == "0"
+        await peer.close()
+    await disk.close()
+
+
+async def test_a_full_disk_refuses_messages_and_nothing_else() -> None:
+    """RocketMQ's answer is 14; what is there can be read and committed, and sending goes on when there is room."""
+    env = memory_env()
+    disk = env.disk
+    assert isinstance(disk, MemoryDisk)
+    disk.free = 40 << 20
+    store = StoreConfig(segment_size=64 * 1024, checkpoint_interval=0.01, retention_interval=1e9)
+    async with running(env=env, data="store", store=store) as broker:
+        peer = await Peer.connect(broker.port)
+        await fill(peer, 1)
+        disk.free = 1 << 20  # less than 5 % of what it was
+        codes = []
+        async with asyncio.timeout(10):
+            while 14 not in codes:
+                codes.append((answer := await peer.send(FILLER)).code)
+        assert set(codes) <= {0, 14} and "the broker's disk is full" in (answer.remark or "")
+        assert len(records(await peer.pull())) == 1 + codes.count(0)
+        header = UpdateConsumerOffsetRequestHeader("g", "T", 0, 1)
+        assert (await peer.call(15, header)).code == 0 and await peer.committed("g", "T") == 1
+        disk.free = 40 << 20
+        async with asyncio.timeout(10):
+            while (await peer.send(b"again")).code:
+                await asyncio.sleep(0.05)
+        await peer.close()
+    await disk.close()
 
 
 async def test_topics_have_their_own_hours(peer: Peer, broker: Broker) -> None:

@@ -257,11 +257,7 @@ class StatisticsHandlers:
             "brokerActive": "true",
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": VERSION_NAME,
-            "commitLogMinOffset": str(store.min_physical),
-            "commitLogMaxOffset": str(store.max_physical),
-            "commitLogDiskRatio": "0.0",
-            "consumeQueueDiskRatio": "0.0",
-            "earliestMessageTimeStamp": str(self._boot),
+            **_store_facts(store),
             "startAcceptSendRequestTimeStamp": "0",
             "sendThreadPoolQueueSize": "0",
             "sendThreadPoolQueueCapacity": "0",
@@ -270,7 +266,6 @@ class StatisticsHandlers:
             "pullThreadPoolQueueCapacity": "0",
             "pullThreadPoolQueueHeadWaitTimeMills": "0",
             "pageCacheLockTimeMills": "0",
-            "dispatchBehindBytes": "0",
             "putMessageTimesTotal": str(puts),
             "putMessageSizeTotal": str(put_bytes),
             "putMessageAverageSize": str(round(put_bytes / max(1, puts), 1)),
@@ -315,6 +310,32 @@ class StatisticsHandlers:
 
 def _stats(grown: Growth) -> dict[str, Any]:
     return {"sum": grown.total, "tps": grown.per_second}
+
+
+def _store_facts(store: MessageStore) -> dict[str, str]:
+    """What concerns the store and its disk; one file system holds all of it."""
+    total, free = store.retention.space()
+    used = str(round(1 - free / max(1, total), 4))
+    earliest = store.retention.earliest_time()
+    return {
+        "commitLogMinOffset": str(store.min_physical),
+        "commitLogMaxOffset": str(store.max_physical),
+        "commitLogDirCapacity": f"Total : {_size(total)}, Free : {_size(free)}.",
+        "commitLogDiskRatio": used,
+        "consumeQueueDiskRatio": used,
+        "earliestMessageTimeStamp": str(-1 if earliest is None else earliest),
+        # Queues are filled with the log, what can be behind is the key index.
+        "dispatchBehindBytes": str(store.keys.behind),
+    }
+
+
+def _size(count: float) -> str:
+    """Bytes for a person, as RocketMQ writes them."""
+    power = 0
+    while count >= 1024 and power < 5:
+        count /= 1024
+        power += 1
+    return f"{count:.1f} {' KMGTP'[power]}iB" if power else f"{count:.0f} B"
 
 
 def _is_wanted(live: ConsumerGroup | None, topic: str) -> bool:

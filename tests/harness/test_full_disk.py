@@ -1,0 +1,89 @@
+"""A small file system that really fills up: appends are refused, reads go on, nothing acknowledged is lost, and space
+that comes back (by hand, by retention) is used. Mounting it needs root."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aiorocket.errors import StoreError, StoreFullError
+from aiorocket.runtime.env import real_env
+from aiorocket.storage import MessageStore, PutStatus
+from tests.storage.stores import bodies, opened, put
+
+pytestmark = pytest.mark.harness
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=0700", "aiorocket-test", str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode:
+        pytest.skip(f"no tmpfs here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], timeout=20, check=True)
+
+
+async def until_full(store: MessageStore, kept: list[bytes]) -> None:
+    for number in range(10_000):
+        body = b"%d|" % number + bytes(20_000)
+        try:
+            result = await put(store, "T", 0, body)
+        except StoreFullError:
+            return
+        if result.status is PutStatus.FULL:
+            return
+        assert result.status is PutStatus.OK
+        kept.append(body)
+    raise AssertionError("it never fills up")
+
+
+@pytest.mark.parametrize("min_free", [0, 4 * MIB])
+@pytest.mark.parametrize("flush", ["sync", "async"])
+async def test_a_disk_that_fills_up(small_disk: Path, min_free: int, flush: str) -> None:
+    env = real_env()
+    options = {"segment_size": 2 * MIB, "min_free": min_free, "flush": flush, "checkpoint_interval": 0.05}
+    kept: list[bytes] = []
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(8 * MIB))
+    try:
+        store = await opened(env, str(small_disk / "store"), **options)
+        await until_full(store, kept)
+        assert len(kept) > 200 and bodies(store) == kept
+        assert store.problem is not None and "free space" in store.problem
+        with pytest.raises(StoreError):
+            await put(store, "T", 0, bytes(100_000))
+        assert os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize >= min_free
+        filler.unlink()
+        before = len(kept)
+        await asyncio.sleep(0.3)
+        await until_full(store, kept)
+        assert len(kept) > before + 100 and bodies(store) == kept
+        await store.close()
+
+        store = await opened(env, str(small_disk / "store"), **options)
+        assert bodies(store) == kept and not store.recovery.damaged
+        await store.close()
+
+        store = await opened(env, str(small_disk / "store"), max_log_bytes=8 * MIB, **options)
+        assert await store.retention.sweep() > 0
+        low = store.min_offset("T", 0)
+        await asyncio.sleep(0.3)
+        await until_full(store, kept)
+        assert low > 0 and bodies(store) == kept[low:]
+        await store.close()
+    finally:
+        await env.disk.close()
