@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import click
 
 from aiorocket.broker.broker import Broker
+from aiorocket.cli import supervisor
 from aiorocket.cli.options import advertised, nameserver_option, server_options, server_tls, store_options
 from aiorocket.cli.running import Ready, serve
 from aiorocket.config import BrokerConfig, StoreConfig, TlsConfig
@@ -32,6 +33,7 @@ __all__ = ("broker",)
     metavar="FILE",
     help="Speak TLS to name servers, whose certificates these authorities signed; --tls-cert is shown to them.",
 )
+@click.option("--stop-at-end-of-input", is_flag=True, hidden=True, help="Stop when whoever started this is gone.")
 @store_options
 def broker(
     bind: str,
@@ -45,6 +47,7 @@ def broker(
     nameserver_ca: str | None,
     credentials: str | None,
     nameservers: tuple[str, ...],
+    stop_at_end_of_input: bool,
     data: str,
     store: StoreConfig,
     name: str,
@@ -73,6 +76,8 @@ def broker(
     async def server() -> AsyncIterator[Ready]:
         env = real_env()
         instance = Broker(env, config)
+        if stop_at_end_of_input:
+            await supervisor.stop_at_end_of_input()
         try:
             await instance.start()
             reload = instance.reload if acl or tls_cert else None

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import click
+from click.core import ParameterSource
 
 from aiorocket.access.core.accounts import Account, Accounts
 from aiorocket.access.file import read_access_file
 from aiorocket.broker.broker import Broker
 from aiorocket.cli.options import advertised, host_port, server_options, server_tls, store_options
 from aiorocket.cli.running import Ready, serve
+from aiorocket.cli.supervisor import supervised
 from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig, TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket.nameserver.server import NameServer
@@ -30,10 +32,20 @@ __all__ = ("standalone",)
     type=click.IntRange(0, 65535),
     default=BROKER_PORT,
     show_default=True,
-    help="Port of the broker; 0 takes a free one.",
+    help="Port of the broker; 0 takes a free one. Of several, each has the next in steps of 10.",
+)
+@click.option(
+    "--brokers",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Brokers, named broker-1 to broker-N, each a process with a core and a folder of its own.",
 )
 @store_options
+@click.pass_context
 def standalone(
+    ctx: click.Context,
     bind: str,
     port: int,
     advertise: str | None,
@@ -43,6 +55,7 @@ def standalone(
     tls_client_ca: str | None,
     tls_permissive: bool,
     broker_port: int,
+    brokers: int,
     data: str,
     store: StoreConfig,
     name: str,
@@ -50,8 +63,13 @@ def standalone(
 ) -> None:
     """Run a name server and a durable broker in one process.
 
-    The shortest way to a real RocketMQ address for one machine. It stops on Ctrl-C or SIGTERM.
+    The shortest way to a real RocketMQ address for one machine. It stops on Ctrl-C or SIGTERM. With --brokers the
+    brokers are processes of their own, and started again when they die.
     """
+    several = _broker_names(name, brokers)
+    _check_folders(data, name, brokers)
+    if several and (acl or tls_cert):
+        raise click.UsageError("--brokers with --acl or --tls-cert: start a nameserver and each broker by itself")
     host = advertised(bind, advertise)
     tls = server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive)
     # To itself, which need not prove who it is.
@@ -67,8 +85,26 @@ def standalone(
         instance: Broker | None = None
         try:
             await names.start()
-            # The broker reaches its name server the way it is bound; a wildcard listens on loopback too.
+            # A broker reaches its name server the way it is bound; a wildcard listens on loopback too.
             near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
+            if several:
+                given = _given(ctx)
+                async with supervised(
+                    {
+                        each: [
+                            *given, "--name", each, "--port", str(broker_port and broker_port + 10 * at),
+                            "--data", os.path.join(data, each), "--nameserver", host_port(near, names.port),
+                        ]
+                        for at, each in enumerate(several)
+                    }
+                ) as running:  # fmt: skip
+                    told = ", ".join(f"{each} {address}" for each, address in running)
+                    yield Ready(
+                        f"standalone ready: name server {host_port(host, names.port)}, brokers {told} (data {data}, "
+                        f"flush {store.flush})",
+                        None,
+                    )
+                return
             instance = Broker(
                 env,
                 BrokerConfig(
@@ -107,6 +143,35 @@ def standalone(
             await env.disk.close()
 
     serve(server)
+
+
+def _broker_names(name: str, count: int) -> list[str]:
+    """Of several brokers; none for a single one, which has the name itself and shares this process."""
+    return [f"{name.removesuffix('-a')}-{number}" for number in range(1, count + 1)] if count > 1 else []
+
+
+def _check_folders(data: str, name: str, count: int) -> None:
+    """UsageError when the messages of an earlier start would be left out: another number of brokers wrote them."""
+    alone = os.path.isdir(os.path.join(data, "commitlog"))
+    before = 1 if alone else sum(os.path.isdir(os.path.join(data, each)) for each in _broker_names(name, 64))
+    if before > count or (count > 1 and alone) or (count == 1 and before and not alone):
+        more = "" if alone else " or more"
+        raise click.UsageError(
+            f"{data} holds the messages of {before} broker{'s' * (before > 1)}, of which --brokers {count} would leave "
+            f"some out: start with --brokers {before}{more}"
+        )
+
+
+def _given(ctx: click.Context) -> list[str]:
+    """The options of this start that are a broker's too, but for those that are different for each."""
+    default = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+    own = ("port", "broker_port", "brokers", "name", "data")
+    return [
+        text
+        for option in ctx.command.params
+        if option.name is not None and option.name not in own and ctx.get_parameter_source(option.name) not in default
+        for text in (option.opts[-1], str(ctx.params[option.name]))
+    ]
 
 
 def _administration(disk: Disk, acl: str) -> tuple[Accounts, Account]:

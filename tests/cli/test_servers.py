@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +98,34 @@ def test_two_brokers_of_one_name_cannot_live_at_once(aiorocket: Any, standalone:
     assert result.code == 1
     assert len(result.err.splitlines()) == 1
     assert "broker-a" in result.err
+
+
+def test_several_brokers_live_and_die_each_by_itself(
+    aiorocket: Any, stop: Callable[..., Any], ports: Callable[[str], list[int]]
+) -> None:
+    start = ("standalone", "--port", "0", "--broker-port", "0", "--data", "s", "--flush", "async", "--brokers", "2")
+    process, line = aiorocket.server(*start)
+    assert re.fullmatch(
+        r"standalone ready: name server 127\.0\.0\.1:\d+, brokers broker-1 127\.0\.0\.1:\d+, "
+        r"broker-2 127\.0\.0\.1:\d+ \(data s, flush async\)\n",
+        line,
+    )
+    address = f"127.0.0.1:{ports(line)[0]}"
+    lines = b"".join(b"%d\n" % number for number in range(40))
+    assert aiorocket.run("produce", "t", "--nameserver", address, stdin=lines).code == 0
+    assert {each.name for each in (aiorocket.directory / "s").iterdir()} >= {"broker-1", "broker-2"}
+
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if children.exists():  # Linux, built so
+        first, second = children.read_text().split()
+        os.kill(int(first), signal.SIGKILL)
+        assert process.stderr is not None
+        assert b"broker broker-1 ended with -9 and is started again in 1 s" in process.stderr.readline()
+        assert b"broker broker-1 is ready again on " in process.stderr.readline()
+        assert second in children.read_text().split()
+    read = aiorocket.run("consume", "t", "--group", "g", "--nameserver", address)
+    assert sorted(map(int, read.out.split())) == list(range(40))
+    assert stop(process)[:2] == (0, "")
+
+    wrong = aiorocket.run(*start[:-1], "1")
+    assert wrong.code == 2 and "s holds the messages of 2 brokers" in wrong.err
