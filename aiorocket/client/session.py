@@ -12,13 +12,13 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from aiorocket.client.answering import consumer_requests, producer_requests
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.core.routes import TopicRoute, parse_nameservers
+from aiorocket.client.outage_log import OutageLog
 from aiorocket.client.registered import GroupMember, GroupProducer
 from aiorocket.client.route_table import RouteTable
 from aiorocket.config import ClientConfig
@@ -92,6 +92,7 @@ class Session:
         processors = ProcessorTable()
         self.remoting = RemotingClient(self.env, config.remoting, processors, on_close=self._on_close)
         self.routes = RouteTable(config, self.remoting)
+        self.outages = OutageLog(lambda: self.loop.time())
         clock = self.env.clock
         for code, handler in {
             **consumer_requests.handlers(self.consumers, config, clock, self._scope),
@@ -138,9 +139,7 @@ class Session:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.stop()
 
     def need_running(self) -> None:

@@ -114,7 +114,7 @@ class Commits:
             if queue not in failures:
                 self.offsets.note_committed(queue, offset)
         for queue, error in failures.items():
-            log.info("committing %s: %s", queue, error)
+            self._member.session.outages.failed(queue.broker_name, f"committing {queue}", error)
         return failures
 
 

@@ -139,12 +139,14 @@ class HeldQueue:
         self.min_offset, self.max_offset = header.min_offset, header.max_offset
         return header
 
+    def well(self) -> None:
+        """A pull succeeded while some broker fails: its messages, if any, are whole."""
+        self.member.session.outages.answered(self.queue.broker_name, everything=self.last_error is not None)
+
     def note(self, error: Exception) -> float:
-        """A pull failed: log that once, and after how many seconds the next may follow."""
-        text = str(error)
-        if text != self.last_error:
-            log.warning("pulling %s: %s", self.queue, text)
-        self.last_error = text
+        """A pull failed: after how many seconds the next may follow."""
+        self.last_error = str(error)
+        self.member.session.outages.failed(self.queue.broker_name, f"pulling {self.queue}", error)
         if isinstance(error, NotConnectedError):
             # The broker may have moved.
             self.member.session.routes.refresh_soon(self.queue.topic)

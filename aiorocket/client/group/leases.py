@@ -117,7 +117,8 @@ class Leases:
                 sent_at, answer = await self._request(RequestCode.LOCK_BATCH_MQ, queues)
             result = decode_body(LockBatchResult, answer.body, answer.serialize_type)
         except (RocketError, ProtocolError, TimeoutError) as error:
-            log.info("locking %d queues of %s: %s", len(queues), queues[0].broker_name, error)
+            broker, what = queues[0].broker_name, f"locking {len(queues)} queues"
+            self._session.outages.failed(broker, what, error)
             table.failed(queues, self._loop.time())
             self._wake.set()
             return
@@ -132,8 +133,11 @@ class Leases:
         change = table.answer(ticket, queues, granted, sent_at, self._loop.time())
         self._expiry.update()
         self._wake.set()
+        if change.lost:
+            log.warning(
+                "the broker does not grant the locks of %d queues any more: %s", len(change.lost), change.lost[0]
+            )
         for queue in change.lost:
-            log.warning("%s: the broker does not grant its lock any more", queue)
             self.lost(queue)
         for queue in change.won:
             for callback in self._waiting.pop(queue, ()):
@@ -152,9 +156,12 @@ class Leases:
                 await self.acquire(self.table.due(max(self._loop.time(), due or 0.0)))
 
     def _on_expiry(self, now: float) -> None:
-        for queue in self.table.expire(now):
-            log.warning("%s: its lock was not renewed in time, nothing more of it is consumed", queue)
+        expired = self.table.expire(now)
+        for queue in expired:
             self.lost(queue)
+        for broker, count in Counter(queue.broker_name for queue in expired).items():
+            text = "the locks of %d queues of broker %s were not renewed in time, nothing more of them is consumed"
+            log.warning(text, count, broker)
         self._wake.set()
 
     # -- unlock --

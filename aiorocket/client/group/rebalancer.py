@@ -100,8 +100,6 @@ class Rebalancer:
         self._missing: frozenset[str] = frozenset()
         self._looks = 0
         self._abandoned = False
-        #: Brokers that it began without.
-        self._away: set[str] = set()
         #: Of the locks that the round's new queues were begun under.
         self._terms: dict[Queue, int | None] = {}
         #: Members of the group as of the last round.
@@ -259,9 +257,8 @@ class Rebalancer:
         others = (ids for name, ids in route.addresses.items() if name != queue.broker_name)
         if not any(self._session.remoting.live(address) for ids in others for address in ids.values()):
             return False
-        if queue.broker_name not in self._away:
-            self._away.add(queue.broker_name)
-            log.warning("group %s begins without broker %s: %s", self._member.group, queue.broker_name, error)
+        what = f"group {self._member.group} begins without broker {queue.broker_name}"
+        self._session.outages.failed(queue.broker_name, what, error)
         return True
 
     def _waits_for(self, topic: str) -> bool:

@@ -171,6 +171,8 @@ class PullFetcher(HeldQueue):
             following = self.found(answer).next_begin_offset
             data = answer.body if code == _FOUND else b""
             messages = self._messages(data, subscription)
+            if self.member.session.outages.open:
+                self.well()
             self.last_error = None
             if following < offset:
                 return self._led(following, f"the broker leads from offset {offset} back to {following}")

@@ -177,6 +177,8 @@ class Fetcher(HeldQueue):
         if code == _FOUND:
             found = self.found(answer)
             messages = self._take(answer.body, found.next_begin_offset, subscription)
+            if self._session.outages.open:
+                self.well()
             self.last_error = None
             if found.next_begin_offset < offset or (messages and messages[0].queue_offset < offset):
                 self._report_backwards(offset, found.next_begin_offset)
@@ -185,6 +187,8 @@ class Fetcher(HeldQueue):
             return config.pull_interval
         if code in (_NO_NEW, _NO_MATCHED):
             found = self.found(answer)
+            if self._session.outages.open:
+                self.well()
             self.last_error = None
             if found.next_begin_offset < offset:
                 self._report_backwards(offset, found.next_begin_offset)

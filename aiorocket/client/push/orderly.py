@@ -305,7 +305,7 @@ class OrderlyDelivery:
     ) -> None:  # fmt: skip
         """A call did not succeed; ``error`` is None when a status says so."""
         if isinstance(error, LeaseLost):
-            log.warning("%s; %d messages will be delivered again", error, len(batch))
+            log.info("%s; %d messages will be delivered again", error, len(batch))
             self._counters.late += len(batch)
             # What is not committed is lost with the lease as well: it comes again, in order.
             lane.put_back([*lane.uncommitted, *batch])
