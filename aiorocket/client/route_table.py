@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from aiorocket.client.core.routes import TopicRoute
+from aiorocket.client.core.routes import TopicRoute, check_route
 from aiorocket.config import ClientConfig
 from aiorocket.errors import NotConnectedError, RocketError, TopicNotFoundError
 from aiorocket.remoting.client import RemotingClient
@@ -160,7 +160,8 @@ class RouteTable:
                 self.trouble = ""
                 if response.code == _SUCCESS:
                     self._preferred = index
-                    return decode_body(TopicRouteData, response.body, response.serialize_type)
+                    data = decode_body(TopicRouteData, response.body, response.serialize_type)
+                    return check_route(topic, data, self._config.limits.route_queues)
                 if response.code == _NO_ROUTE:
                     unknown = True
                     said.append(f"{address} has no route")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from aiorocket.config.client import MissingTopics as MissingTopics
     from aiorocket.config.client import ProducerConfig as ProducerConfig
     from aiorocket.config.client import PullConsumerConfig as PullConsumerConfig
+    from aiorocket.config.limits import Limits as Limits
     from aiorocket.config.remoting import RemotingConfig as RemotingConfig
     from aiorocket.config.remoting import Serializer as Serializer
     from aiorocket.config.server import DELAY_LEVELS as DELAY_LEVELS
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "client": "BROKER_LOCK ClientConfig ConsumerConfig MissingTopics ProducerConfig PullConsumerConfig",
+    "limits": "Limits",
     "remoting": "RemotingConfig Serializer",
     "server": "BrokerConfig DELAY_LEVELS Flush NameServerConfig StoreConfig",
     "tls": "ServerTlsConfig TlsConfig",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from aiorocket.config.credentials import check_credentials
+from aiorocket.config.limits import Limits
 from aiorocket.config.remoting import MIB, RemotingConfig, check_numbers, check_positive
 from aiorocket.config.tls import TlsConfig
 from aiorocket.errors import ConfigError
@@ -34,6 +35,7 @@ class ClientConfig:
     heartbeat_interval: float = 30.0
     route_interval: float = 30.0
     start_timeout: float = 10.0
+    limits: Limits = field(default_factory=Limits)
     remoting: RemotingConfig = field(default_factory=RemotingConfig)
     #: Put in front of every topic and group on the wire, and taken off for listeners.
     namespace: str = ""

@@ -6,6 +6,7 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Literal
 
+from aiorocket.config.limits import Limits
 from aiorocket.config.remoting import MIB, RemotingConfig, check_positive
 from aiorocket.config.tls import ServerTlsConfig, TlsConfig
 from aiorocket.errors import ConfigError
@@ -97,6 +98,7 @@ class NameServerConfig:
     #: Let brokers of other machines register, whoever they are. Without it only those on this machine may: who may
     #: register can take any topic's messages to itself.
     open_registration: bool = False
+    limits: Limits = field(default_factory=Limits)
     remoting: RemotingConfig = field(default_factory=RemotingConfig)
 
 
@@ -169,6 +171,7 @@ class BrokerConfig:
     #: Keep the replies of request-reply in their topic too (RocketMQ's storeReplyMessageEnable).
     store_replies: bool = True
     store: StoreConfig = field(default_factory=StoreConfig)
+    limits: Limits = field(default_factory=Limits)
     remoting: RemotingConfig = field(default_factory=RemotingConfig)
 
     def __post_init__(self) -> None:

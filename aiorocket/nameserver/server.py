@@ -75,8 +75,8 @@ class NameServer:
     def __init__(self, env: Env, config: NameServerConfig, accounts: Accounts | None = None) -> None:
         self.config = config
         self._env = env
-        self.routes = RouteInfo(config.broker_expiry)
-        self.kv = KeyValues()
+        self.routes = RouteInfo(config.broker_expiry, config.limits)
+        self.kv = KeyValues(config.limits.key_values)
         self._kv_file = KvFile(env, config.data) if config.data is not None else None
         self._security = security = Security(env.disk, config, accounts)
         processors = security.processors(cluster=DEFAULT_CLUSTER, server="nameserver")

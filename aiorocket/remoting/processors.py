@@ -9,7 +9,7 @@ from typing import cast
 
 from aiorocket.errors import BackPressureError, RemoteError, RocketError, StoreFullError
 from aiorocket.remoting.connection import Connection
-from aiorocket_protocol import ProtocolError, RemotingCommand, RequestCode, ResponseCode
+from aiorocket_protocol import MAX_CONTROL_BODY, ProtocolError, RemotingCommand, RequestCode, ResponseCode
 
 __all__ = ("ProcessorTable", "RequestHandler", "error_response")
 
@@ -76,6 +76,9 @@ class ProcessorTable:
         if handler is None:
             self._answer(connection, request, _not_supported(request.code))
             return
+        if len(request.body) > MAX_CONTROL_BODY and request.code not in _LARGE_BODIES:
+            self._answer(connection, request, _too_large(request))
+            return
         try:
             result = handler(connection, request)
             if result is None:
@@ -137,7 +140,26 @@ class ProcessorTable:
         )
 
 
+#: What holds messages, whose size the broker checks, or all topics of a broker.
+_LARGE_BODIES = frozenset(
+    (
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
+        RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+        RequestCode.CHECK_TRANSACTION_STATE,
+        RequestCode.REGISTER_BROKER,
+    )
+)
+
 _NAMES = {code.value: code.name for code in RequestCode}
+
+
+def _too_large(request: RemotingCommand) -> RemotingCommand:
+    remark = f"a body of {len(request.body)} bytes: the limit MAX_CONTROL_BODY={MAX_CONTROL_BODY} is lower"
+    return RemotingCommand.response(ResponseCode.INVALID_PARAMETER, remark=remark)
 
 
 def _not_supported(code: int) -> RemotingCommand:

@@ -44,8 +44,9 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
     return b"".join(parts)
 
 
-def decode_batch(data: bytes) -> list[BatchItem]:
-    """The messages of a batch body, what ``encode_batch`` was given. ProtocolError unless items fill it exactly."""
+def decode_batch(data: bytes, most: int | None = None) -> list[BatchItem]:
+    """The messages of a batch body, what ``encode_batch`` was given. ProtocolError unless items fill it exactly and are
+    ``most`` at most."""
     items: list[BatchItem] = []
     start, total = 0, len(data)
     unpack, add = _READ_HEAD.unpack_from, items.append
@@ -63,6 +64,8 @@ def decode_batch(data: bytes) -> list[BatchItem]:
             raise _bad_item(start, f"properties of {properties_length} bytes, {end - at - 2} are left")
         add((data[body:at], flag, data[at + 2 : end]))
         start = end
+        if len(items) == most and start < total:
+            raise ProtocolError(f"more than {most} messages", where="batch")
     return items
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from struct import Struct
 
 from aiorocket_protocol.errors import ProtocolError
-from aiorocket_protocol.limits import MAX_FRAME
+from aiorocket_protocol.limits import MAX_FRAME, MAX_HEADER
 
 __all__ = ("READ_SIZE", "Frame", "FrameSplitter", "encode_frame")
 
@@ -83,7 +83,7 @@ class FrameSplitter:
         while end - start >= 8:
             length, word = _unpack_words(view, start)
             header_length = word & 0xFFFFFF
-            if length > MAX_FRAME - 4 or header_length > length - 4:
+            if length > MAX_FRAME - 4 or header_length > length - 4 or header_length > MAX_HEADER:
                 self.error = _bad_frame(length, header_length)
                 self._end = 0
                 if frames:
@@ -151,4 +151,6 @@ def _bad_frame(length: int, header_length: int) -> ProtocolError:
         )
     if length < 4:
         return ProtocolError(f"length field {length}; at least 4 is needed", where="frame")
+    if header_length <= length - 4:
+        return ProtocolError(f"header of {header_length} bytes; at most {MAX_HEADER} are allowed", where="frame")
     return ProtocolError(f"header of {header_length} bytes in a frame with room for {length - 4}", where="frame")

@@ -10,9 +10,11 @@ __all__ = (
     "INT64_MIN",
     "MAX_BODY",
     "MAX_DECOMPRESSED",
+    "MAX_CONTROL_BODY",
     "MAX_EXT_FIELDS",
     "MAX_FRAME",
     "MAX_GROUP",
+    "MAX_HEADER",
     "MAX_HEADER_FIELDS",
     "MAX_NESTING",
     "MAX_PROPERTIES",
@@ -21,6 +23,11 @@ __all__ = (
 
 #: Whole frame, the length word included (Java's com.rocketmq.remoting.frameMaxLength).
 MAX_FRAME = 16 * 1024 * 1024
+#: Header of one frame. A property string of MAX_PROPERTIES takes six times as much in JSON at worst.
+MAX_HEADER = 256 * 1024
+#: Body of a request to a server that holds neither messages nor a broker's registration: it is read in one piece, and
+#: 1 MiB of JSON takes some 25 ms.
+MAX_CONTROL_BODY = 1024 * 1024
 #: Message body a broker accepts (maxMessageSize). Not applied to frames: a pull answer is larger.
 MAX_BODY = 4 * 1024 * 1024
 #: What a compressed body may unfold to. Far above MAX_BODY because the sender's limit is on the compressed form.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aiorocket.broker import Broker
+from aiorocket.broker.core import topics
 from aiorocket.broker.core.locks import FORGET_AFTER, LockTable, QueueKey, QueueLock
 from aiorocket.broker.core.topics import Topic
 from aiorocket.config import BrokerConfig
@@ -201,13 +202,13 @@ def test_groups_that_died_are_forgotten_and_the_table_is_bounded(monkeypatch: py
     assert len(table) == 200
     assert take(table, "b", Q2, now=LEASE + FORGET_AFTER + 60, group="new") == [QueueLock(Q2, 201)]
     assert len(table) == 2 and {group for group, *_ in table.holders(LEASE + FORGET_AFTER + 58)} == {"g0", "new"}
-    monkeypatch.setattr("aiorocket.broker.core.locks.MAX_ENTRIES", 3)
+    monkeypatch.setattr(table, "_most", 3)
     assert len(take(table, "b", Q0, Q1, Q2, now=LEASE + FORGET_AFTER + 61, group="more")) == 1
 
 
 def test_a_full_table_is_not_searched_for_every_queue_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiorocket.broker.core.locks.MAX_ENTRIES", 2)
     table = fresh()
+    monkeypatch.setattr(table, "_most", 2)
     assert len(take(table, "a", Q0, Q1, now=0)) == 2
     sweeps: list[float] = []
     sweep = table._sweep
@@ -400,6 +401,13 @@ TestOneOwner = OneOwner.TestCase
 
 
 # ---- over the wire
+
+
+@pytest.fixture(autouse=True)
+def _topic_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queues that are locked here: others are granted to nobody."""
+    built_in = topics._built_in
+    monkeypatch.setattr(topics, "_built_in", lambda *args: [*built_in(*args), topics.Topic("T", 64, 64)])
 
 
 def lock_body(client: str, *queues: int, group: str = "g", kind: int = 0) -> bytes:

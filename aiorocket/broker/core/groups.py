@@ -8,15 +8,17 @@ the first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, is_group_name
+from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, full, is_group_name
 from aiorocket.broker.core.record_filter import RecordFilter
+from aiorocket.config import Limits
 from aiorocket_protocol import (
     CLUSTERING,
     CONSUME_FROM_LAST_OFFSET,
     CONSUME_PASSIVELY,
+    RETRY_PREFIX,
     SYSTEM_GROUP_PREFIX,
     SYSTEM_GROUPS,
     TAG,
@@ -26,7 +28,16 @@ from aiorocket_protocol import (
 )
 from aiorocket_protocol.plain import Plain
 
-__all__ = ("ConsumerGroup", "GroupConfig", "GroupConfigs", "GroupTable", "Member", "Subscription")
+__all__ = (
+    "ConsumerGroup",
+    "GroupConfig",
+    "GroupConfigs",
+    "GroupTable",
+    "Member",
+    "Subscription",
+    "filter_refusal",
+    "weight_of",
+)
 
 
 class GroupConfig(NamedTuple):
@@ -80,7 +91,8 @@ class GroupConfigs:
     """Name → GroupConfig; an unknown group is made with defaults on first use, unless ``auto_create`` is off
     (autoCreateSubscriptionGroup)."""
 
-    def __init__(self, retry_max_times: int, auto_create: bool = True) -> None:
+    def __init__(self, retry_max_times: int, auto_create: bool = True, most: int = Limits().groups) -> None:
+        self._most = most
         self.auto_create = auto_create
         self._retry_max_times = retry_max_times
         self._configs: dict[str, GroupConfig] = {}
@@ -106,6 +118,8 @@ class GroupConfigs:
                 f"subscription group [{group}] does not exist, and groups are not created by being used here: "
                 "create it first",
             )
+        if len(self._configs) >= self._most:
+            return full("groups", self._most, f"group {group} is not made")
         config = GroupConfig(group, retry_max_times=self._retry_max_times)
         self._configs[group] = config
         self.version += 1
@@ -114,6 +128,8 @@ class GroupConfigs:
     def put(self, config: GroupConfig) -> Refusal | None:
         if not is_group_name(config.name):
             return Refusal(ResponseCode.INVALID_PARAMETER, f"group {config.name!r:.300}: illegal characters or length")
+        if config.name not in self._configs and len(self._configs) >= self._most:
+            return full("groups", self._most, f"group {config.name} is not made")
         if self._configs.get(config.name) != config:
             self._configs[config.name] = config
             self.version += 1
@@ -166,7 +182,7 @@ Wish = frozenset[tuple[str, str, str]]
 class Member:
     """One connection that speaks for one client id in one group."""
 
-    __slots__ = ("client_id", "connection", "group", "language", "peer", "seen", "version", "wish")
+    __slots__ = ("client_id", "connection", "group", "language", "peer", "seen", "version", "weight", "wish")
 
     def __init__(
         self, group: str, connection: Hashable, client_id: str, language: int, version: int, peer: str, seen: float
@@ -178,6 +194,8 @@ class Member:
         self.version = version
         self.peer = peer
         self.seen = seen
+        #: Bytes that its subscriptions take, about.
+        self.weight = 0
         #: What it subscribes to, for comparing members; None until it says.
         self.wish: Wish | None = None
 
@@ -263,8 +281,11 @@ class GroupTable:
     """All groups of one kind, with their members' leases. Effects come back as the names of groups whose members must
     be told."""
 
-    def __init__(self, expiry: float) -> None:
+    def __init__(self, expiry: float, limits: Limits | None = None) -> None:
         self._expiry = expiry
+        self._limits = limits or Limits()
+        #: Bytes that the subscriptions of all members take.
+        self._weight = 0
         self._groups: dict[str, ConsumerGroup] = {}
         self._by_age: OrderedDict[tuple[str, Hashable], Member] = OrderedDict()
         self._by_connection: dict[Hashable, set[str]] = {}
@@ -274,6 +295,40 @@ class GroupTable:
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
         return iter(self._groups.values())
+
+    def refusal(
+        self, group: str, connection: Hashable, client_id: str, subscriptions: Sequence[SubscriptionData] = ()
+    ) -> Refusal | None:
+        """Why this heartbeat would hold more here than anybody may."""
+        limits = self._limits
+        what = f"group {group:.255} of client {client_id:.100}"
+        if len(client_id) > limits.client_id:
+            return full("client_id", limits.client_id, f"{what}: an id of {len(client_id)} characters")
+        if not is_group_name(group):
+            return Refusal(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"group {group!r:.300}: 1 to {LONGEST_GROUP} of the characters % | a-z A-Z 0-9 _ - are allowed",
+            )
+        entry = self._groups.get(group)
+        member = entry.members.get(connection) if entry is not None else None
+        if member is None:
+            if len(self._by_age) >= limits.members:
+                return full("members", limits.members, what)
+            if len(self._by_connection.get(connection, ())) >= limits.groups_per_connection:
+                return full("groups_per_connection", limits.groups_per_connection, what)
+        if len(subscriptions) > limits.subscriptions:
+            return full("subscriptions", limits.subscriptions, f"{what} subscribes to {len(subscriptions)} topics")
+        for data in subscriptions:
+            if len(data.topic) > LONGEST_GROUP + len(RETRY_PREFIX):
+                return Refusal(ResponseCode.INVALID_PARAMETER, f"{what}: no topic is called {data.topic!r:.200}")
+            if (refusal := filter_refusal(data.sub_string, limits)) is not None:
+                return refusal
+            if max(len(data.tags_set), len(data.code_set)) > limits.filter_tags:
+                return full("filter_tags", limits.filter_tags, f"{what}: {len(data.tags_set)} tags of {data.topic}")
+        held = member.weight if member is not None else 0
+        if self._weight - held + sum(map(weight_of, subscriptions)) > limits.filter_memory:
+            return full("filter_memory", limits.filter_memory, f"{what}: its subscriptions")
+        return None
 
     def register(
         self,
@@ -303,6 +358,7 @@ class GroupTable:
             if member is not None:
                 entry.wants(member, None)
                 self._forget_client(member)
+                self._weight -= member.weight
             member = entry.members[connection] = Member(group, connection, client_id, language, version, peer, now)
             self._by_connection.setdefault(connection, set()).add(group)
             self._by_client.setdefault(client_id, {})[group, connection] = member
@@ -312,6 +368,9 @@ class GroupTable:
         if subscriptions is not None:
             subscriptions = list(subscriptions)
             entry.wants(member, _wish(group, subscriptions))
+            weight = sum(map(weight_of, subscriptions))
+            self._weight += weight - member.weight
+            member.weight = weight
             entry.consume_type = consume_type
             entry.message_model = message_model
             entry.consume_from_where = consume_from_where
@@ -361,6 +420,7 @@ class GroupTable:
             return False
         entry.wants(member, None)
         self._forget_client(member)
+        self._weight -= member.weight
         del self._by_age[group, connection]
         groups = self._by_connection[connection]
         groups.discard(group)
@@ -369,6 +429,23 @@ class GroupTable:
         if not entry.members:
             del self._groups[group]
         return True
+
+
+def weight_of(data: SubscriptionData) -> int:
+    """Bytes, about, that a subscription takes here: its text, a set of tags, or a compiled expression."""
+    size = len(data.sub_string)
+    return 300 + 2 * size + (150 * len(data.code_set) if is_tag_type(data.expression_type) else 40 * size)
+
+
+def filter_refusal(expression: str | None, limits: Limits) -> Refusal | None:
+    """Why an expression is too long."""
+    if expression is None or len(expression) <= limits.filter_length:
+        return None
+    return Refusal(
+        ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+        f"a filter expression of {len(expression)} characters: the broker's limit filter_length="
+        f"{limits.filter_length} is lower",
+    )
 
 
 def is_tag_type(expression_type: str | None) -> bool:

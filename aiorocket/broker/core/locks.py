@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from aiorocket.config import Limits
+
 __all__ = ("LockTable", "QueueKey", "QueueLock")
 
 #: Entries nobody has held for this long are forgotten. Their epochs are not used again: one counter serves all queues.
 FORGET_AFTER = 600.0
 #: How often, at most, forgotten entries are looked for; only new claims look.
 SWEEP_EVERY = 60.0
-#: Entries the table keeps in all. More than any honest set of consumers holds, little enough to be saved in a moment.
-MAX_ENTRIES = 200_000
 
 
 class QueueKey(NamedTuple):
@@ -56,7 +56,8 @@ class _Entry:
 class LockTable:
     """(group, queue) → owner. A table of BrokerState: ``version`` differs from the saved one when there is news."""
 
-    def __init__(self, lease: float, grace: float) -> None:
+    def __init__(self, lease: float, grace: float, most: int = Limits().locks) -> None:
+        self._most = most
         self.version = 0
         #: The epoch given last; never given twice, also not after a restart.
         self.counter = 0
@@ -198,9 +199,9 @@ class LockTable:
                     yield group, queue, entry.owner, entry.epoch
 
     def _add(self, group: str, queue: QueueKey, now: float) -> _Entry | None:
-        if now >= self._next_sweep or (self._count >= MAX_ENTRIES and now > self._swept):
+        if now >= self._next_sweep or (self._count >= self._most and now > self._swept):
             self._sweep(now)
-        if self._count >= MAX_ENTRIES:
+        if self._count >= self._most:
             return None
         entry = self._groups.setdefault(group, {})[queue] = _Entry("", 0, now)
         self._count += 1

@@ -14,6 +14,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
+from aiorocket.broker.core.names import Refusal, full
+from aiorocket.config import Limits
+
 __all__ = ("LongPolls", "ParkedPull")
 
 _INFINITY = float("inf")
@@ -23,7 +26,7 @@ _TICK = 0.1
 class ParkedPull:
     """One waiting pull. ``scanned`` is the first offset that the group's filter has not seen yet."""
 
-    __slots__ = ("accept", "connection", "deadline", "queue", "request", "scanned", "seq", "ticks")
+    __slots__ = ("accept", "connection", "deadline", "queue", "request", "scanned", "seq", "ticks", "weight")
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class ParkedPull:
         accept: Callable[[int], bool] | None,
         connection: Hashable,
         request: Any,
+        weight: int = 0,
     ) -> None:
         self.queue = queue
         self.scanned = scanned
@@ -39,6 +43,8 @@ class ParkedPull:
         self.connection = connection
         #: Whatever the shell needs to run the pull again; never looked at here.
         self.request = request
+        #: Bytes that its own filter takes.
+        self.weight = weight
         self.deadline = _INFINITY
         self.seq = 0
         self.ticks = 0
@@ -47,7 +53,9 @@ class ParkedPull:
 class LongPolls:
     """The parked pulls of one broker."""
 
-    def __init__(self, max_hold: float) -> None:
+    def __init__(self, max_hold: float, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._weight = 0
         self._max_ticks = max(1, round(max_hold / _TICK))
         self._by_queue: dict[tuple[str, Hashable], dict[int, ParkedPull]] = {}
         self._by_connection: dict[Hashable, dict[int, ParkedPull]] = {}
@@ -55,6 +63,22 @@ class LongPolls:
         self._seq = 0
         self._armed = _INFINITY
         self.count = 0
+
+    def refusal(self, pull: ParkedPull) -> Refusal | None:
+        """Why ``pull`` may not be parked."""
+        limits = self._limits
+        if self.count >= limits.parked_pulls:
+            return full("parked_pulls", limits.parked_pulls, "the pull cannot wait")
+        if self._weight + pull.weight > limits.filter_memory:
+            return full("filter_memory", limits.filter_memory, "the pull cannot wait with a filter of its own")
+        most = limits.parked_per_queue
+        mine, there = self._by_connection.get(pull.connection, ()), self._by_queue.get(pull.queue, ())
+        if len(mine) >= most and len(there) >= most and sum(1 for seq in mine if seq in there) >= most:
+            return full("parked_per_queue", most, "the pull cannot wait beside the connection's others of this queue")
+        return None
+
+    def is_parked(self, pull: ParkedPull) -> bool:
+        return pull.seq in self._by_connection.get(pull.connection, ())
 
     def park(self, pull: ParkedPull, hold: float, now: float) -> bool:
         """Hold ``pull`` for at most ``hold`` seconds (bounded by ``max_hold``). True when the next deadline came
@@ -77,6 +101,7 @@ class LongPolls:
             held = self._by_hold[ticks] = OrderedDict()
         held[seq] = pull
         self.count += 1
+        self._weight += pull.weight
         if deadline < self._armed:
             self._armed = deadline
             return True
@@ -160,3 +185,4 @@ class LongPolls:
             del self._by_connection[pull.connection]
         del self._by_hold[pull.ticks][seq]
         self.count -= 1
+        self._weight -= pull.weight

@@ -15,12 +15,14 @@ from aiorocket_protocol import (
     SYSTEM_TOPIC_PREFIX,
     SYSTEM_TOPICS,
     TRACE_TOPIC,
+    ResponseCode,
 )
 
 __all__ = (
     "FORBIDDEN_TOPICS",
     "LONGEST_GROUP",
     "Refusal",
+    "full",
     "is_forbidden",
     "is_group_name",
     "is_system_topic",
@@ -42,6 +44,11 @@ class Refusal(NamedTuple):
 
     code: int
     remark: str
+
+
+def full(limit: str, most: int, what: str) -> Refusal:
+    """``what`` would pass the line ``limit`` of the broker's Limits."""
+    return Refusal(ResponseCode.SYSTEM_BUSY, f"{what}: the broker's limit {limit}={most} is reached")
 
 
 def is_topic_name(name: str) -> bool:

@@ -12,13 +12,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
+from aiorocket.broker.core.names import Refusal, full
+from aiorocket.config import Limits
+
 __all__ = ("ConsumerOffsets",)
 
 
 class ConsumerOffsets:
     """(group, topic) → {queue id: next offset to read}."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = Limits().offsets) -> None:
+        self._most = most
+        self._count = 0
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
         #: Resets no pull has begun at yet; empty nearly always, which is all that pulls and commits look at.
         self.resets: dict[tuple[str, str], dict[int, int]] = {}
@@ -38,13 +43,24 @@ class ConsumerOffsets:
         if offset < 0 or (self.resets and queue_id in self.resets.get((group, topic), ())):
             return False
         queues = self._offsets.get((group, topic))
-        if queues is None:
-            queues = self._offsets[group, topic] = {}
-        before = queues.get(queue_id, -1)
+        before = -1 if queues is None else queues.get(queue_id, -1)
+        if before < 0:
+            if self._count >= self._most:
+                return False
+            self._count += 1
+            if queues is None:
+                queues = self._offsets[group, topic] = {}
+        assert queues is not None
         queues[queue_id] = offset
         if offset != before:
             self.version += 1
         return offset < before
+
+    def refusal(self, group: str, topic: str, queue_id: int) -> Refusal | None:
+        """Why a commit would be one too many to be kept."""
+        if self._count < self._most or self.query(group, topic, queue_id) is not None:
+            return None
+        return full("offsets", self._most, f"the offset of group {group}, topic {topic}, queue {queue_id} is not kept")
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         queues = self._offsets.get((group, topic))
@@ -104,7 +120,7 @@ class ConsumerOffsets:
 
     def _delete(self, keys: list[tuple[str, str]]) -> None:
         for key in keys:
-            del self._offsets[key]
+            self._count -= len(self._offsets.pop(key))
             for queue_id in self.resets.pop(key, ()):
                 self._told.pop((*key, queue_id), None)
         if keys:
@@ -128,6 +144,7 @@ class ConsumerOffsets:
             for key, queues in data.get(name, {}).items():
                 topic, _, group = key.partition("@")
                 table[group, topic] = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
+        self._count = sum(map(len, self._offsets.values()))
 
 
 def _table(offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> dict[str, dict[str, int]]:

@@ -38,6 +38,7 @@ class Tables(NamedTuple):
     @classmethod
     def of(cls, config: BrokerConfig) -> Tables:
         """Empty ones, but for the topics that every broker has."""
+        limits = config.limits
         return cls(
             topics=TopicTable(
                 broker=config.name,
@@ -45,12 +46,13 @@ class Tables(NamedTuple):
                 auto_create=config.auto_create_topics,
                 default_queues=config.default_topic_queues,
                 delay_levels=len(config.delay_levels),
+                most=limits.topics,
             ),
-            configs=GroupConfigs(config.retry_max_times, config.auto_create_groups),
-            consumers=GroupTable(config.channel_expiry),
-            producers=GroupTable(config.channel_expiry),
-            offsets=ConsumerOffsets(),
-            locks=LockTable(config.lock_lease, config.lock_grace),
+            configs=GroupConfigs(config.retry_max_times, config.auto_create_groups, limits.groups),
+            consumers=GroupTable(config.channel_expiry, limits),
+            producers=GroupTable(config.channel_expiry, limits),
+            offsets=ConsumerOffsets(limits.offsets),
+            locks=LockTable(config.lock_lease, config.lock_grace, limits.locks),
             delays=DelaySchedule(config.delay_levels),
             timers=TimerSchedule(),
             transactions=TransactionTable(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from aiorocket.broker.core.names import Refusal, is_forbidden, is_system_topic, is_topic_name
-from aiorocket.config import DELAY_LEVELS
+from aiorocket.broker.core.names import Refusal, full, is_forbidden, is_system_topic, is_topic_name
+from aiorocket.config import DELAY_LEVELS, Limits
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
     BENCHMARK_TOPIC,
@@ -135,7 +135,9 @@ class TopicTable:
         auto_create: bool,
         default_queues: int,
         delay_levels: int = len(DELAY_LEVELS),
+        most: int = Limits().topics,
     ) -> None:
+        self._most = most
         self.auto_create = auto_create
         self._default_queues = default_queues
         self.version = 0
@@ -180,6 +182,8 @@ class TopicTable:
                     ResponseCode.INVALID_PARAMETER,
                     f"{queues} queues for topic {topic.name}: 0 to {MAX_QUEUES} are allowed",
                 )
+        if topic.name not in self._topics and (refusal := self._full(topic.name)) is not None:
+            return refusal
         if not 0 <= topic.perm <= PERM_ALL:
             return Refusal(
                 ResponseCode.INVALID_PARAMETER, f"perm {topic.perm} for topic {topic.name}: 0 to {PERM_ALL} are allowed"
@@ -205,6 +209,8 @@ class TopicTable:
             and template.perm & PERM_INHERIT
             and (self.auto_create or default_topic != AUTO_CREATE_TOPIC)
         ):
+            if (refusal := self._full(name)) is not None:
+                return refusal
             count = max(1, min(queues, template.write_queues))
             topic = Topic(name, count, count, template.perm & ~PERM_INHERIT, sys_flag=sys_flag)
         elif name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
@@ -218,6 +224,9 @@ class TopicTable:
             return Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, {why}; create it first")
         self.put(topic)
         return topic
+
+    def _full(self, name: str) -> Refusal | None:
+        return full("topics", self._most, f"topic {name} is not made") if len(self._topics) >= self._most else None
 
     def set_auto_create(self, on: bool) -> None:
         """Whether topics come into being by being used."""

@@ -91,7 +91,9 @@ class ClientHandlers:
         without_sub = data.without_sub and data.fingerprint != 0
         refusal: Refusal | None = None
         for consumer in data.consumers:
-            config = self._configs.ensure(consumer.group)
+            config = self._consumers.refusal(
+                consumer.group, connection, data.client_id, consumer.subscriptions
+            ) or self._configs.ensure(consumer.group)
             if isinstance(config, Refusal):
                 refusal = refusal or config
                 continue
@@ -118,6 +120,9 @@ class ClientHandlers:
                     news = True
                 self._report(live)
         for group in data.producers:
+            if (refused := self._producers.refusal(group, connection, data.client_id)) is not None:
+                refusal = refusal or refused
+                continue
             self._producers.register(
                 group,
                 connection=connection,

@@ -57,6 +57,8 @@ class LockHandlers:
     ) -> None:
         self._loop = loop
         self._table = tables.locks
+        self._topics = tables.topics
+        self._consumers = tables.consumers
         self._counters = tables.counters
         self._server = server
         self._broker = broker
@@ -84,6 +86,10 @@ class LockHandlers:
         if isinstance(request, Refusal):
             return refuse(request)
         group, client, queues = request
+        if (refusal := self._consumers.refusal(group, connection, client)) is not None:
+            return refuse(refusal)
+        queues = [queue for queue in queues if self._exists(queue)]
+        request = group, client, queues
         now = self._loop.time()
         if not self._is_overtaken(connection, group, client):
             self._locked[group, client] = self._server.number(connection), now
@@ -102,6 +108,10 @@ class LockHandlers:
             return RemotingCommand.response(remark="nothing unlocked: the client has a newer connection with locks")
         self._table.unlock(*request, self._loop.time())
         return RemotingCommand.response()
+
+    def _exists(self, queue: QueueKey) -> bool:
+        topic = self._topics.get(queue.topic)
+        return topic is not None and queue.broker == self._broker and 0 <= queue.queue_id < topic.max_queues
 
     def _is_overtaken(self, connection: Connection, group: str, client: str) -> bool:
         """Bytes of a link that hung may arrive when the client has another one long since. A lock it got there must

@@ -88,8 +88,14 @@ class OffsetHandlers:
         config = self._configs.get(group) or self._configs.ensure(group)
         if isinstance(config, Refusal):
             return refuse(config)
-        if topic not in self._topics:
+        known = self._topics.get(topic)
+        if known is None:
             return refuse(unknown_topic(topic))
+        if not 0 <= header.queue_id < known.max_queues:
+            why = f"topic[{topic}] has no queue {header.queue_id}: the offset is not stored"
+            return refuse(Refusal(ResponseCode.INVALID_PARAMETER, why))
+        if (refusal := self._offsets.refusal(group, topic, header.queue_id)) is not None:
+            return refuse(refusal)
         epoch = command.ext_value(EXT_EPOCH)
         if epoch is not None and (refusal := self._stale(connection, group, topic, header.queue_id, epoch)) is not None:
             return refuse(refusal)

@@ -141,7 +141,7 @@ class PopHandlers:
         self._subscription = subscription
         self._max_bytes = config.max_pull_bytes
         self._turn = 0
-        self.polls = LongPolls(config.max_hold)
+        self.polls = LongPolls(config.max_hold, config.limits)
         #: Topic, or retry topic → under which topic and groups something may be parked for what arrives there.
         self.awaited: dict[str, dict[tuple[str, str], None]] = {}
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
@@ -282,6 +282,8 @@ class PopHandlers:
         for name in (wanted.topic.name, pop_retry_topic(wanted.group, wanted.topic.name)):
             self.awaited.setdefault(name, {})[key] = None
         pull = ParkedPull(key, 0, None, connection, _Parked(connection, command, wanted))
+        if (refusal := self.polls.refusal(pull)) is not None:
+            return refuse(refusal)
         if self.polls.park(pull, hold_ms / 1000, self._loop.time()):
             self._driver.update()
         return None

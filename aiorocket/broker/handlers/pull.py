@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import refuse
-from aiorocket.broker.core.groups import Subscription, is_tag_type
+from aiorocket.broker.core.groups import Subscription, filter_refusal, is_tag_type, weight_of
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
-from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.names import Refusal, full
 from aiorocket.broker.core.pull_checks import (
     check_access,
     parse_subscription,
     registered_subscription,
 )
-from aiorocket.broker.core.record_filter import SCAN, RecordFilter
+from aiorocket.broker.core.record_filter import FILTER_WORK, SCAN, RecordFilter
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.lower_commits import warn_of_lower
 from aiorocket.errors import RocketError
@@ -111,8 +111,13 @@ class PullHandlers:
         self._max_messages = config.max_pull_messages
         self._max_for_others = min(config.max_pull_messages, MAX_FOR_OTHERS)
         self._max_bytes = config.max_pull_bytes
+        self._limits = config.limits
         self._parsed: dict[tuple[str, str | None, str | None], Subscription] = {}
-        self.polls = LongPolls(config.max_hold)
+        #: Bytes that these take, about.
+        self._parsed_weight = 0
+        self.polls = LongPolls(config.max_hold, config.limits)
+        #: Parked pulls whose SQL filters have news to look at, in the turns to come.
+        self._filtering: dict[ParkedPull, None] = {}
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
         self._ending: deque[ParkedPull] = deque()
 
@@ -181,7 +186,10 @@ class PullHandlers:
             return None
         if flags & PULL_SUSPEND and header.suspend_timeout_millis > 0 and _is_at_end(result, offset):
             waiting = _Waiting(connection, command, header, result)
-            pull = ParkedPull((topic_name, queue_id), offset, accept, connection, waiting)
+            own = weight_of(subscription.data) if flags & _OWN_FILTER else 0
+            pull = ParkedPull((topic_name, queue_id), offset, accept, connection, waiting, own)
+            if (refusal := self.polls.refusal(pull)) is not None:
+                return refuse(refusal)
             if self.polls.park(pull, header.suspend_timeout_millis / 1000, self._loop.time()):
                 self._driver.update()
             return None
@@ -259,7 +267,11 @@ class PullHandlers:
         """
         seen: tuple[object, ...] | None = None
         result: ReadResult | None = None
+        spent = 0
         for pull in pulls:
+            if spent > FILTER_WORK and type(pull.accept) is RecordFilter and not last:
+                self._defer(pull)
+                continue
             waiting: _Waiting = pull.request
             header = waiting.header
             count, size = self._count(waiting.command, header), self._bytes(header)
@@ -269,8 +281,14 @@ class PullHandlers:
                 try:
                     result = read(header.topic, header.queue_id, pull.scanned, count, size, pull.accept)
                     # Many may have come at once: what waits must have been looked at up to the end.
-                    while result.status is ReadStatus.NO_MATCHED_MESSAGE and result.next_offset < result.max_offset:
+                    words = pull.accept.tokens if type(pull.accept) is RecordFilter else 0
+                    while (
+                        result.status is ReadStatus.NO_MATCHED_MESSAGE
+                        and result.next_offset < result.max_offset
+                        and (result.next_offset - pull.scanned) * words <= FILTER_WORK  # else its client goes on
+                    ):
                         result = read(header.topic, header.queue_id, result.next_offset, count, size, pull.accept)
+                    spent += (result.next_offset - pull.scanned) * words
                 except (RocketError, OSError) as error:
                     result = None
                     answer = RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=f"the store failed: {error}")
@@ -280,7 +298,7 @@ class PullHandlers:
                     self._delivered[header.topic, header.consumer_group] += result.count
                     self._counters.gets_found += 1
                     answer = _found(result)
-                elif last or not (result.status is ReadStatus.NO_MATCHED_MESSAGE or _is_at_end(result, pull.scanned)):
+                elif last or not (_has_seen_all(result) or _is_at_end(result, pull.scanned)):
                     self._counters.gets_missed += 1
                     answer = _not_found(result, pull.scanned)
                 else:  # news, but not for this filter: go on waiting behind it
@@ -289,6 +307,16 @@ class PullHandlers:
             if not last:
                 self.polls.answered(pull)
             waiting.connection.reply(waiting.command, answer, () if result is None else result.pieces)
+
+    def _defer(self, pull: ParkedPull) -> None:
+        """One filter after the other, in turns: many may wait for the same queue, each with its own."""
+        if not self._filtering:
+            self._loop.call_soon(self._filter_some)
+        self._filtering[pull] = None
+
+    def _filter_some(self) -> None:
+        pulls, self._filtering = self._filtering, {}
+        self._resume([pull for pull in pulls if self.polls.is_parked(pull)])
 
     def _select(
         self,
@@ -301,7 +329,8 @@ class PullHandlers:
     ) -> ReadResult:
         """``store.read`` for a filter that must see the messages: looks at SCAN of them, or fewer if they are large."""
         assert isinstance(accept, RecordFilter)
-        found = self._read(topic, queue_id, offset, max(SCAN, max_messages), self._max_bytes)
+        scan = min(max(SCAN, max_messages), max(1, FILTER_WORK // accept.tokens))
+        found = self._read(topic, queue_id, offset, scan, self._max_bytes)
         if found.status is not ReadStatus.FOUND:
             return found
         data, taken, seen = accept.select(found.data, max_messages, max_bytes)
@@ -346,12 +375,25 @@ class PullHandlers:
         known = self._parsed.get(key)
         if known is not None:
             return known
+        limits = self._limits
+        if (refusal := filter_refusal(expression, limits)) is not None:
+            return refusal
         parsed = parse_subscription(topic, expression, expression_type, version, self._property_filter)
         if isinstance(parsed, Subscription):
-            if len(self._parsed) >= MAX_PARSED:
+            if len(parsed.data.code_set) > limits.filter_tags:
+                return full("filter_tags", limits.filter_tags, f"{len(parsed.data.code_set)} tags in one pull")
+            weight = weight_of(parsed.data)
+            if len(self._parsed) >= MAX_PARSED or self._parsed_weight + weight > limits.filter_memory // 8:
                 self._parsed.clear()
+                self._parsed_weight = 0
+            self._parsed_weight += weight
             self._parsed[key] = parsed
         return parsed
+
+
+def _has_seen_all(result: ReadResult) -> bool:
+    """News, and none for this filter."""
+    return result.status is ReadStatus.NO_MATCHED_MESSAGE and result.next_offset >= result.max_offset
 
 
 def _is_at_end(result: ReadResult, offset: int) -> bool:

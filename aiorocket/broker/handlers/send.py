@@ -146,6 +146,7 @@ class SendHandlers:
         self._has_locks = has_locks
         self._topics_changed = topics_changed
         self._max_body = config.max_message_size
+        self._max_batch = config.limits.batch
         #: What a broker adds to every message but the items of a batch.
         self._added = "".join([f"{name}\x01{value}\x02" for name, value in added_properties(config.cluster).items()])
         self._max_user_properties = MAX_PROPERTIES - len(self._added.encode()) - 64
@@ -409,9 +410,9 @@ class SendHandlers:
                 f"batch of {len(command.body)} bytes: this broker accepts {self._max_body}",
             )
         try:
-            messages = decode_batch(command.body)
+            messages = decode_batch(command.body, self._max_batch)
         except ProtocolError as error:
-            return Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error))
+            return Refusal(ResponseCode.MESSAGE_ILLEGAL, f"{error} (the broker's limit batch={self._max_batch})")
         if not messages:
             return Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch without a message")
         # Properties of the batch itself are not its messages': each has its own, UNIQ_KEY among them.

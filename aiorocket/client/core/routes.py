@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from aiorocket.model import Queue
-from aiorocket_protocol import MASTER_ID, PERM_READ, PERM_WRITE, TopicRouteData
+from aiorocket_protocol import MASTER_ID, PERM_READ, PERM_WRITE, ProtocolError, TopicRouteData
 
-__all__ = ("TopicRoute", "parse_nameservers")
+__all__ = ("TopicRoute", "check_route", "parse_nameservers")
 
 
 class TopicRoute:
@@ -79,12 +79,24 @@ class TopicRoute:
         return f"TopicRoute({self.topic!r}, {queues}, {self.addresses})"
 
 
+def check_route(topic: str, data: TopicRouteData, most: int) -> TopicRouteData:
+    """``data``, when it has no more than ``most`` queues. ProtocolError."""
+    parts = data.queue_datas
+    ordered = sum(count for _, count in _parse_order_conf(data.order_topic_conf))
+    read, write = sum(part.read_queue_nums for part in parts), sum(part.write_queue_nums for part in parts)
+    queues = max(ordered, read, write)
+    if queues > most:
+        what = f"{queues} queues for topic {topic:.200}; the client's limit route_queues={most} is lower"
+        raise ProtocolError(what, where="route")
+    return data
+
+
 def _parse_order_conf(conf: str | None) -> list[tuple[str, int]]:
     """``broker-a:4;broker-b:2`` as pairs; parts that are not of this form are passed over (Java fails then)."""
     pairs: list[tuple[str, int]] = []
     for part in (conf or "").split(";"):
         name, colon, count = part.strip().rpartition(":")
-        if colon and name and count.isascii() and count.isdigit():
+        if colon and name and count.isascii() and count.isdigit() and len(count) < 10:
             pairs.append((name, int(count)))
     return pairs
 

@@ -11,9 +11,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 
+from aiorocket.config import Limits
 from aiorocket_protocol import PERM_WRITE, BrokerData, DataVersion, QueueData, TopicRouteData
 
 __all__ = ("BrokerReport", "RouteInfo")
+
+#: Characters of a name or address in a registration.
+LONGEST_NAME = 255
 
 
 class BrokerReport(NamedTuple):
@@ -43,8 +47,11 @@ class _Broker:
 class RouteInfo:
     """The name server's memory. ``connection`` is anything that stands for a live connection."""
 
-    def __init__(self, expiry: float) -> None:
+    def __init__(self, expiry: float, limits: Limits | None = None) -> None:
         self._expiry = expiry
+        self._limits = limits or Limits()
+        #: (topic, broker) that are kept.
+        self._count = 0
         self._brokers: dict[tuple[str, int], _Broker] = {}
         self._topics: dict[str, dict[str, QueueData]] = {}
 
@@ -62,6 +69,8 @@ class RouteInfo:
                 f"broker {what.name} is not registered and sends exactly one topic, which is an incremental update; "
                 "register with the whole topic table first"
             )
+        if (over := self._over(what, known is None)) is not None:
+            return over
         if known is None:
             known = self._brokers[key] = _Broker(what, connection, now, self._expiry)
         known.cluster = what.cluster
@@ -72,7 +81,25 @@ class RouteInfo:
         if what.topics is not None and what.broker_id == 0 and known.version != what.version:
             known.version = what.version
             for topic, queues in what.topics.items():
-                self._topics.setdefault(topic, {})[what.name] = queues
+                on = self._topics.setdefault(topic, {})
+                self._count += what.name not in on
+                on[what.name] = queues
+        return None
+
+    def _over(self, what: BrokerReport, new: bool) -> str | None:
+        """Which of the limits the report would pass."""
+        limits, topics = self._limits, what.topics or {}
+        new_routes = sum(what.name not in self._topics.get(topic, ()) for topic in topics)
+        most = {
+            "brokers": (limits.brokers, len(self._brokers) + new),
+            "broker_topics": (limits.broker_topics, len(topics)),
+            "routes": (limits.routes, self._count + new_routes),
+        }
+        over = [f"{name}={limit}" for name, (limit, count) in most.items() if count > limit]
+        if over:
+            return f"broker {what.name:.200} is not registered: the name server's limit {', '.join(over)} is reached"
+        if (longest := max(map(len, (what.name, what.cluster, what.address, *topics)))) > LONGEST_NAME:
+            return f"a name of {longest} characters in a registration: at most {LONGEST_NAME} are kept"
         return None
 
     def renew(self, name: str, broker_id: int, version: DataVersion, now: float) -> DataVersion | None:
@@ -146,6 +173,7 @@ class RouteInfo:
         for name in list(queues):
             if not cluster or self._broker_data(name).cluster == cluster:
                 del queues[name]
+                self._count -= 1
         if not queues:
             del self._topics[topic]
 
@@ -174,8 +202,9 @@ class RouteInfo:
         broker = self._brokers.pop(key)
         name = key[0]
         if not self._addresses(name):
-            for topic in [
-                topic for topic, queues in self._topics.items() if queues.pop(name, None) is not None and not queues
-            ]:
-                del self._topics[topic]
+            mine = [topic for topic, queues in self._topics.items() if queues.pop(name, None) is not None]
+            self._count -= len(mine)
+            for topic in mine:
+                if not self._topics[topic]:
+                    del self._topics[topic]
         return broker

@@ -1,0 +1,60 @@
+"""What a peer can make grow, and how far: one line for each, for brokers, name servers and clients.
+
+Each is far above what Apache's own clusters hold and small enough that all of them together leave a process of some
+hundred megabytes. A refusal names its line. Connections, requests in flight and unread bytes are in RemotingConfig,
+sizes of the wire in ``aiorocket_protocol.limits``. ``tests/broker/test_limits.py`` reaches every line as a hostile
+client would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from aiorocket.config.remoting import MIB, check_numbers, check_positive
+
+__all__ = ("Limits",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """``BrokerConfig.limits``, ``NameServerConfig.limits``, ``ClientConfig.limits``."""
+
+    #: Topics of a broker. Those of retries and dead letters count, but are made above it too: two for a group.
+    topics: int = 50_000
+    #: Consumer groups that a broker knows, also those that came into being by being used.
+    groups: int = 20_000
+    #: Committed offsets: (group, topic, queue).
+    offsets: int = 500_000
+    #: Queue locks that are held or remembered.
+    locks: int = 200_000
+    #: Members of groups: (group, connection), consumers and producers each.
+    members: int = 100_000
+    #: Groups that one connection may be a member of, as consumer or as producer.
+    groups_per_connection: int = 1_000
+    #: Topics that one group may subscribe to.
+    subscriptions: int = 1_000
+    #: Characters of one filter expression, tags or SQL92.
+    filter_length: int = 16 * 1024
+    #: Tags of one subscription.
+    filter_tags: int = 1_000
+    #: Bytes that the filters of parked pulls may take, those of heartbeats as many again.
+    filter_memory: int = 64 * MIB
+    #: Pulls that wait at a broker, in all and of one connection on one queue.
+    parked_pulls: int = 200_000
+    parked_per_queue: int = 256
+    #: Characters of a client id.
+    client_id: int = 1_024
+    #: Messages in one batch.
+    batch: int = 8_192
+    #: Brokers (name and id) of a name server, topics of one of them, and both together.
+    brokers: int = 1_000
+    broker_topics: int = 50_000
+    routes: int = 500_000
+    #: Characters of all key-values of a name server.
+    key_values: int = 16 * MIB
+    #: Queues in the route of one topic, as a client believes it.
+    route_queues: int = 65_536
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        check_positive(self, *(each.name for each in fields(self)))

@@ -1,0 +1,349 @@
+"""Every line of ``Limits``: a hostile client reaches it, is refused by its name, and what is kept stays."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from aiorocket.broker import Broker
+from aiorocket.client.core.routes import check_route
+from aiorocket.config import BrokerConfig, Limits, NameServerConfig
+from aiorocket.nameserver import NameServer
+from aiorocket.remoting import ProcessorTable
+from aiorocket.runtime.env import memory_env
+from aiorocket_protocol import (
+    MAX_CONTROL_BODY,
+    MAX_HEADER,
+    ConsumerData,
+    DataVersion,
+    FrameSplitter,
+    HeartbeatData,
+    LockBatchBody,
+    LockBatchResult,
+    MessageQueue,
+    ProtocolError,
+    PutKVConfigRequestHeader,
+    QueueData,
+    RegisterBrokerBody,
+    RegisterBrokerRequestHeader,
+    RemotingCommand,
+    SubscriptionData,
+    TopicConfig,
+    TopicRouteData,
+    UpdateConsumerOffsetRequestHeader,
+    decode_body,
+    encode_batch,
+    encode_body,
+)
+from tests.broker.peer import Peer, pull_header, running, send_header
+
+#: Small ones, so that each is reached at once.
+SMALL = Limits(
+    topics=40, groups=5, offsets=3, locks=3, members=4, groups_per_connection=3, subscriptions=3, filter_length=200,
+    filter_tags=5, filter_memory=20_000, parked_pulls=6, parked_per_queue=4, client_id=20, batch=10, brokers=3,
+    broker_topics=4, routes=7, key_values=2_000, route_queues=100,
+)  # fmt: skip
+#: A limit -> a program that goes on until it is refused, and says by which answer.
+ATTACKS: dict[str, Callable[[int], Awaitable[str]]] = {}
+
+
+def attack(run: Callable[[int], Awaitable[str]]) -> Callable[[int], Awaitable[str]]:
+    ATTACKS[run.__name__] = run
+    return run
+
+
+def heartbeat(client: str, *groups: str, producer: bool = False, topics: int = 0, expression: str = "*") -> bytes:
+    wanted = [SubscriptionData.parse(f"t{n}", expression, 1) for n in range(topics)]
+    data = [] if producer else [ConsumerData(group, subscriptions=wanted) for group in groups]
+    return encode_body(HeartbeatData(client, list(groups) if producer else [], data), 0)
+
+
+@asynccontextmanager
+async def broker(**changes: Any) -> AsyncIterator[tuple[Broker, Peer]]:
+    async with running(BrokerConfig(port=0, limits=replace(SMALL, **changes))) as broker:
+        peer = await Peer.connect(broker.port)
+        try:
+            yield broker, peer
+        finally:
+            await peer.close()
+
+
+async def refused(peer: Peer, count: int, make: Callable[[int], tuple[Any, ...]]) -> str:
+    """The first refusal among so many requests; all after it are refused, too."""
+    said = ""
+    for number in range(count):
+        answer = await peer.call(*make(number))
+        assert answer.code or not said, f"served after a refusal: {answer}"
+        said = said or (answer.remark or "" if answer.code else "")
+    return said
+
+
+@attack
+async def topics(count: int) -> str:
+    async with broker() as (server, peer):
+        said = await refused(peer, count, lambda n: (310, send_header(f"topic-{n}"), b"x"))
+        assert len(server.topics) <= SMALL.topics
+        assert "topics=40" in ((await peer.create_topic("one-more")).remark or "")
+        return said
+
+
+@attack
+async def groups(count: int) -> str:
+    async with broker(offsets=1000) as (server, peer):
+        await peer.create_topic("T")
+        said = await refused(peer, count, lambda n: commit(f"group-{n}", 0))
+        return said if len(list(server.configs)) <= SMALL.groups else "more are kept"
+
+
+def commit(group: str, queue_id: int) -> tuple[int, Any]:
+    return 15, UpdateConsumerOffsetRequestHeader(group, "T", queue_id, 7)
+
+
+@attack
+async def offsets(count: int) -> str:
+    async with broker() as (server, peer):
+        await peer.create_topic("T", queues=count)
+        said = await refused(peer, count, lambda n: commit("g", n))
+        nowhere = await peer.call(*commit("g", 1 << 30))
+        assert "has no queue 1073741824" in (nowhere.remark or "")
+        # A pull that commits is served all the same, and its offset is not kept.
+        assert (await peer.call(11, pull_header(queue_id=count - 1, sys_flag=1 | 4, commit_offset=1))).code == 19
+        assert len(list(server.offsets)) == SMALL.offsets
+        assert (await peer.call(*commit("g", 0))).code == 0  # what is known goes on
+        return said
+
+
+@attack
+async def locks(count: int) -> str:
+    """Locks are not refused but not granted, as when somebody else holds them."""
+    async with broker() as (server, peer):
+        await peer.create_topic("T", queues=count)
+        asked = [MessageQueue("T", "broker-a", n) for n in range(count)]
+        asked += [MessageQueue("nowhere", "broker-a", 0), MessageQueue("T", "another", 0)]
+        answer = await peer.call(41, None, encode_body(LockBatchBody("c", "g", asked), 0))
+        granted = decode_body(LockBatchResult, answer.body, 0).queues
+        assert len(granted) == SMALL.locks == len(server.locks)
+        return "locks=3"
+
+
+@attack
+async def members(count: int) -> str:
+    async with broker(groups_per_connection=1000, groups=1000) as (server, peer):
+        said = await refused(peer, count, lambda n: (34, None, heartbeat("c", f"group-{n}")))
+        producers = await refused(peer, count, lambda n: (34, None, heartbeat("c", f"group-{n}", producer=True)))
+        assert "members=4" in producers
+        return said if len(list(server.consumers)) == SMALL.members else "more are kept"
+
+
+@attack
+async def groups_per_connection(count: int) -> str:
+    async with broker(members=1000) as (_, peer):
+        return await refused(peer, count, lambda n: (34, None, heartbeat("c", f"group-{n}", producer=True)))
+
+
+@attack
+async def subscriptions(count: int) -> str:
+    async with broker() as (_, peer):
+        return await refused(peer, 1, lambda n: (34, None, heartbeat("c", "g", topics=count)))
+
+
+@attack
+async def filter_length(count: int) -> str:
+    async with broker() as (_, peer):
+        await peer.create_topic("T")
+        in_heartbeat = await refused(peer, 1, lambda n: (34, None, heartbeat("c", "g", topics=1, expression="x" * 201)))
+        assert "filter_length=200" in in_heartbeat
+        for kind in ("TAG", "SQL92"):
+            header = pull_header(subscription="a = 1 " + " " * count * 10, expression_type=kind)
+            said = await refused(peer, 1, lambda n, header=header: (11, header))
+        return said
+
+
+@attack
+async def filter_tags(count: int) -> str:
+    async with broker() as (_, peer):
+        await peer.create_topic("T")
+        tags = "||".join(f"t{n}" for n in range(10))
+        in_heartbeat = await refused(peer, 1, lambda n: (34, None, heartbeat("c", "g", topics=1, expression=tags)))
+        assert "filter_tags=5" in in_heartbeat
+        return await refused(peer, 1, lambda n: (11, pull_header(subscription=tags)))
+
+
+@attack
+async def filter_memory(count: int) -> str:
+    wide = {"parked_pulls": 999, "parked_per_queue": 999, "members": 999, "groups": 999, "groups_per_connection": 999}
+    async with broker(**wide) as (server, peer):
+        await peer.create_topic("T")
+        for n in range(count):
+            await peer.ask(11, pull_header(subscription=f"tag{n:050d}||b||c", offset=0))
+        said = (await peer.answer()).remark or ""
+        assert server.parked_pulls < count
+        body = [heartbeat("c", f"g{n}", topics=3, expression=f"tag{n:050d}||b||c") for n in range(count)]
+        other = await Peer.connect(server.port)
+        assert "filter_memory=20000" in await refused(other, count, lambda n: (34, None, body[n]))
+        await other.close()
+        return said
+
+
+@attack
+async def parked_pulls(count: int) -> str:
+    async with broker(parked_per_queue=1000) as (server, peer):
+        await peer.create_topic("T")
+        for _ in range(count):
+            await peer.ask(11, pull_header())
+        said = (await peer.answer()).remark or ""
+        return said if server.parked_pulls == SMALL.parked_pulls else "more are kept"
+
+
+@attack
+async def parked_per_queue(count: int) -> str:
+    async with broker() as (server, peer):
+        await peer.create_topic("T")
+        for _ in range(count):
+            await peer.ask(11, pull_header())
+        said = (await peer.answer()).remark or ""
+        return said if server.parked_pulls == SMALL.parked_per_queue else "more are kept"
+
+
+@attack
+async def client_id(count: int) -> str:
+    async with broker() as (_, peer):
+        await peer.create_topic("T")
+        asked = LockBatchBody("c" * 30, "g", [MessageQueue("T", "broker-a", 0)])
+        assert "client_id=20" in await refused(peer, 1, lambda n: (41, None, encode_body(asked, 0)))
+        return await refused(peer, 1, lambda n: (34, None, heartbeat("c" * count, "g")))
+
+
+@attack
+async def batch(count: int) -> str:
+    async with broker() as (_, peer):
+        body = encode_batch([(b"x", 0, b"")] * count)
+        return await refused(peer, 1, lambda n: (320, send_header(batch=True), body))
+
+
+@asynccontextmanager
+async def name_server() -> AsyncIterator[Peer]:
+    server = NameServer(memory_env(), NameServerConfig(port=0, limits=SMALL))
+    await server.start()
+    peer = await Peer.connect(server.port)
+    try:
+        yield peer
+    finally:
+        await peer.close()
+        await server.close()
+
+
+def register(name: str, *topics: str) -> tuple[Any, ...]:
+    body = RegisterBrokerBody(DataVersion(1, 1), [TopicConfig(topic) for topic in topics])
+    header = RegisterBrokerRequestHeader(name, f"{name}:1", "C", "", 0)
+    return 103, header, encode_body(body, 0)
+
+
+@attack
+async def brokers(count: int) -> str:
+    async with name_server() as peer:
+        return await refused(peer, count, lambda n: register(f"b{n}"))
+
+
+@attack
+async def broker_topics(count: int) -> str:
+    async with name_server() as peer:
+        return await refused(peer, 1, lambda n: register("b", *(f"t{n}" for n in range(count))))
+
+
+@attack
+async def routes(count: int) -> str:
+    async with name_server() as peer:
+        return await refused(peer, 3, lambda n: register(f"b{n}", *(f"t{n}-{m}" for m in range(4))))
+
+
+@attack
+async def key_values(count: int) -> str:
+    async with name_server() as peer:
+        return await refused(peer, count, lambda n: (100, PutKVConfigRequestHeader("n", f"k{n}", "v" * 300)))
+
+
+@attack
+async def route_queues(count: int) -> str:
+    route = TopicRouteData([QueueData("b", count, 4, 6)], [], None)
+    with pytest.raises(ProtocolError) as raised:
+        check_route("T", route, SMALL.route_queues)
+    ordered = TopicRouteData([], [], f"b:{count}")
+    with pytest.raises(ProtocolError, match="route_queues=100"):
+        check_route("T", ordered, SMALL.route_queues)
+    return str(raised.value)
+
+
+def test_every_limit_has_its_attack() -> None:
+    assert list(ATTACKS) == [each.name for each in fields(Limits)]
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_a_hostile_client_meets_the_limit_by_its_name(name: str) -> None:
+    limit = getattr(SMALL, name)
+    said = await ATTACKS[name](max(limit + 5, 30) if limit < 1000 else 40)
+    assert re.search(rf"\b{name}={limit}\b", said), said
+
+
+async def test_the_subscriptions_of_those_that_left_are_forgotten() -> None:
+    async with broker(groups=1000) as (server, peer):
+        for n in range(100):
+            other = await Peer.connect(server.port)
+            answer = await other.call(34, None, heartbeat("c", f"g{n}", topics=3, expression="tag"))
+            assert answer.code == 0, answer.remark
+            await other.close()
+            while list(server.consumers):
+                assert (await peer.call(38, None)).code
+        assert server.consumers._weight == 0
+
+
+def test_a_header_is_bounded_before_it_is_read() -> None:
+    frame = (MAX_HEADER + 5).to_bytes(4, "big") + (MAX_HEADER + 1).to_bytes(4, "big")
+    with pytest.raises(ProtocolError, match=f"at most {MAX_HEADER} are allowed"):
+        FrameSplitter().feed(frame)
+
+
+def test_a_body_that_holds_no_messages_is_bounded_before_it_is_read() -> None:
+    answers: list[RemotingCommand] = []
+
+    class Link:
+        peer = "here"
+
+        def reply(self, request: RemotingCommand, answer: RemotingCommand) -> None:
+            answers.append(answer)
+
+    def never(connection: Any, request: RemotingCommand) -> RemotingCommand:
+        return RemotingCommand.response(remark="read")
+
+    async def main() -> None:
+        table = ProcessorTable()
+        for code in (34, 310):
+            table.add(code, never)
+            table.dispatch(Link(), RemotingCommand(code, body=bytes(MAX_CONTROL_BODY + 1)))  # type: ignore[arg-type]
+
+    asyncio.run(main())
+    assert "MAX_CONTROL_BODY=1048576" in (answers[0].remark or "") and answers[1].remark == "read"
+
+
+async def test_what_thousands_of_refused_pulls_leave_behind_is_small() -> None:
+    """The hostile program of old: 4,000 pulls with a tag expression of 200 KB each, which took 1.6 GiB."""
+    async with running() as server:
+        peer = await Peer.connect(server.port)
+        await peer.create_topic("T")
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for n in range(300):
+                answer = await peer.call(11, pull_header(subscription=f"{n}||" + "x" * 200_000))
+                assert "filter_length=16384" in (answer.remark or "")
+            assert tracemalloc.get_traced_memory()[0] - before < 2 << 20
+        finally:
+            tracemalloc.stop()
+        await peer.close()
