@@ -179,6 +179,10 @@ def apache_server(
     ns_port, broker_port = _free_port(), _free_port(-2, 0, 1)
     nameserver, broker = f"127.0.0.1:{ns_port}", f"127.0.0.1:{broker_port}"
     env = {**os.environ, "ROCKETMQ_HOME": str(place), "NAMESRV_ADDR": nameserver}
+    # 4.9 starts only with these.
+    (place / "conf").mkdir(exist_ok=True)
+    for name in ("broker", "namesrv"):
+        (place / "conf" / f"logback_{name}.xml").write_text('<configuration><root level="OFF"/></configuration>')
     # kvConfigPath and configStorePath default to the user's home, which is ${user.home} below.
     (place / "ns.conf").write_text(f"listenPort={ns_port}\nbindAddress=127.0.0.1\n")
     settings = {

@@ -1,0 +1,356 @@
+"""Codes that we serve, in legal and illegal variants, asked of our servers and of Apache's 4.9.7 and 5.5.0: response
+code, fields and the shape of the body. Where they differ, ``differences.toml`` says so and why; nothing else may."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from aiorocket_protocol import ProtocolError, encode_batch, encode_properties, fastjson
+from tests.interop.peers import OLDER, Server, apache_server, fetch_jars
+from tests.interop.raw import Answer, Raw
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+
+TABLE = Path(__file__).resolve().parent / "differences.toml"
+
+
+class Case(NamedTuple):
+    """``name`` begins with the code; what varies follows it. ``at`` is "broker" or "nameserver"."""
+
+    name: str
+    fields: dict[str, Any] | None = None
+    body: bytes = b""
+    at: str = "broker"
+
+    @property
+    def code(self) -> int:
+        return int(self.name.split()[0])
+
+
+def topic(name: str, **changes: Any) -> dict[str, Any]:
+    return {"topic": name, "defaultTopic": "TBW102", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6,
+            "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false", **changes}  # fmt: skip
+
+
+def send(name: str = "D", **changes: Any) -> dict[str, Any]:
+    fields = {"a": "diff-producer", "b": name, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1700000000000, "h": 0,
+              "i": "", "j": 0, "k": "false", "m": "false"}  # fmt: skip
+    return {**fields, **changes}
+
+
+def long_send(name: str = "D") -> dict[str, Any]:
+    return {"producerGroup": "diff-producer", "topic": name, "defaultTopic": "TBW102", "defaultTopicQueueNums": 4,
+            "queueId": 0, "sysFlag": 0, "bornTimestamp": 1700000000000, "flag": 0, "properties": "",
+            "reconsumeTimes": 0, "unitMode": "false", "batch": "false"}  # fmt: skip
+
+
+def pull(name: str = "D", **changes: Any) -> dict[str, Any]:
+    return {"consumerGroup": "diff", "topic": name, "queueId": 0, "queueOffset": 0, "maxMsgNums": 8, "sysFlag": 4,
+            "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 0,
+            "expressionType": "TAG", **changes}  # fmt: skip
+
+
+def queue(**changes: Any) -> dict[str, Any]:
+    return {"topic": "D", "queueId": 0, **changes}
+
+
+def body(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def heartbeat(group: str) -> bytes:
+    subscription = {"topic": "D", "subString": "*", "subVersion": 1, "tagsSet": [], "codeSet": [],
+                    "classFilterMode": False, "expressionType": "TAG"}  # fmt: skip
+    consumer = {"groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+                "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET", "unitMode": False,
+                "subscriptionDataSet": [subscription]}  # fmt: skip
+    return body({"clientID": "diff-client", "producerDataSet": [{"groupName": "diff-producer"}],
+                 "consumerDataSet": [consumer]})  # fmt: skip
+
+
+def lock(group: str) -> bytes:
+    return body({"consumerGroup": group, "clientId": "diff-client", "mqSet": [
+        {"topic": "D", "brokerName": "broker-a", "queueId": 0}]})  # fmt: skip
+
+
+NS = "nameserver"
+TAGGED = encode_properties({"TAGS": "a", "KEYS": "diff-key", "UNIQ_KEY": "0123456789ABCDEF0123456789ABCDEF"}).decode()
+HALF = encode_properties({"TRAN_MSG": "true", "PGROUP": "p"}).decode()
+CASES = (
+    # ---- topics and groups
+    Case("17 create", topic("D")),
+    Case("17 again", topic("D")),
+    Case("17 illegal name", topic("no good")),
+    Case("17 no name", {"readQueueNums": 2}),
+    Case("17 system topic", topic("SCHEDULE_TOPIC_XXXX")),
+    Case("351 known", {"topic": "D"}),
+    Case("351 unknown", {"topic": "Unknown"}),
+    Case("21"),
+    Case("200 create", None, body({"groupName": "diff", "consumeEnable": True, "retryMaxTimes": 3})),
+    Case("201"),
+    Case("352 known", {"group": "diff"}),
+    Case("305"),
+    # ---- sending
+    Case("310 plain", send(i=TAGGED), b"hello"),
+    Case("310 second", send(), b"hello"),
+    Case("10 plain", long_send(), b"hello"),
+    Case("310 made by use", send("MadeByUse"), b"x"),
+    Case("310 no template", send("NoTemplate", c="Unknown"), b"x"),
+    Case("310 queue out of range", send(e=99), b"x"),
+    Case("310 negative queue", send("MadeByUse", e=-1), b"x"),
+    Case("310 illegal name", send("no good"), b"x"),
+    Case("310 name too long", send("x" * 300), b"x"),
+    Case("310 system topic", send("SCHEDULE_TOPIC_XXXX"), b"x"),
+    Case("310 delayed", send("MadeByUse", i=encode_properties({"DELAY": "1"}).decode()), b"x"),
+    Case("310 half message", send("MadeByUse", f=4, i=HALF), b"x"),
+    Case("320 two", send(m="true"), encode_batch([(b"a", 0, b""), (b"b", 0, b"")])),
+    Case("37 unknown", {"producerGroup": "p", "tranStateTableOffset": 0, "commitLogOffset": 9999, "commitOrRollback": 8,
+                        "fromTransactionCheck": "false", "msgId": "", "transactionId": ""}),
+    # ---- clients
+    Case("11 no heartbeat", pull(sysFlag=0)),
+    Case("34", None, heartbeat("diff")),
+    Case("38 known", {"consumerGroup": "diff"}),
+    Case("38 unknown", {"consumerGroup": "nobody"}),
+    Case("46 tag", None, body({"clientId": "c", "group": "diff", "namespace": "", "subscriptionData": {
+        "topic": "D", "subString": "*", "expressionType": "TAG"}})),
+    Case("46 sql", None, body({"clientId": "c", "group": "diff", "namespace": "", "subscriptionData": {
+        "topic": "D", "subString": "a > 3", "expressionType": "SQL92"}})),
+    Case("46 broken sql", None, body({"clientId": "c", "group": "diff", "namespace": "", "subscriptionData": {
+        "topic": "D", "subString": "a > >", "expressionType": "SQL92"}})),
+    Case("41", None, lock("diff")),
+    Case("42", None, lock("diff")),
+    # ---- pulling
+    Case("11 found", pull()),
+    Case("11 at the end", pull(queueOffset=5)),
+    Case("11 behind the end", pull(queueOffset=99)),
+    Case("11 negative", pull(queueOffset=-1)),
+    Case("11 empty queue", pull(queueId=1, queueOffset=3)),
+    Case("11 queue out of range", pull(queueId=99)),
+    Case("11 unknown topic", pull("Unknown")),
+    Case("11 unknown group", pull(consumerGroup="new-group")),
+    Case("11 other tag", pull(subscription="z")),
+    Case("11 broken sql", pull(subscription="a > >", expressionType="SQL92")),
+    Case("11 sql", pull(subscription="TAGS = 'a'", expressionType="SQL92")),
+    Case("11 no fields", {}),
+    Case("361 found", pull()),
+    # ---- offsets
+    Case("15", {"consumerGroup": "diff", "commitOffset": 1, **queue()}),
+    Case("15 unknown topic", {"consumerGroup": "diff", "commitOffset": 1, **queue(topic="Unknown")}),
+    Case("14 known", {"consumerGroup": "diff", **queue()}),
+    Case("14 young queue", {"consumerGroup": "newcomer", **queue()}),
+    Case("14 unknown topic", {"consumerGroup": "diff", **queue(topic="Unknown")}),
+    Case("29", queue(timestamp=0)),
+    Case("29 unknown topic", queue(topic="Unknown", timestamp=0)),
+    Case("30", queue()),
+    Case("30 unknown topic", queue(topic="Unknown")),
+    Case("31", queue()),
+    Case("31 unknown topic", queue(topic="Unknown")),
+    Case("32", queue()),
+    Case("32 empty", queue(queueId=1)),
+    Case("33", {"offset": 0}),
+    Case("33 none", {"offset": 123456789}),
+    Case("12 key", {"topic": "D", "key": "diff-key", "maxNum": 8, "beginTimestamp": 0, "endTimestamp": 9999999999999}),
+    Case("12 none", {"topic": "D", "key": "no-key", "maxNum": 8, "beginTimestamp": 0, "endTimestamp": 9999999999999}),
+    Case("36 no such message", {"offset": 123456789, "group": "diff", "delayLevel": 0, "originTopic": "D",
+                                "unitMode": "false", "maxReconsumeTimes": 3}),
+    Case("36", {"offset": 0, "group": "diff", "delayLevel": 0, "originTopic": "D", "unitMode": "false",
+                "maxReconsumeTimes": 3}),
+    # ---- what administrators ask
+    Case("28"),
+    Case("202", {"topic": "D"}),
+    Case("202 unknown", {"topic": "Unknown"}),
+    Case("203", {"consumerGroup": "diff"}),
+    Case("203 offline", {"consumerGroup": "nobody"}),
+    Case("204", {"producerGroup": "diff-producer"}),
+    Case("204 offline", {"producerGroup": "nobody"}),
+    Case("208", {"consumerGroup": "diff"}),
+    Case("208 topic", {"consumerGroup": "diff", "topic": "D"}),
+    Case("208 unknown group", {"consumerGroup": "nobody"}),
+    Case("300", {"topic": "D"}),
+    Case("300 unknown", {"topic": "Unknown"}),
+    Case("303", {"topic": "D", "group": "diff"}),
+    Case("303 unknown", {"topic": "Unknown", "group": "diff"}),
+    Case("307 offline", {"consumerGroup": "diff", "clientId": "nobody", "jstackEnable": "false"}),
+    Case("309 offline", {"consumerGroup": "diff", "clientId": "nobody", "msgId": "7F00000100002A9F0000000000000000"}),
+    Case("314", {"srcGroup": "diff", "destGroup": "diff-2", "topic": "D", "offline": "true"}),
+    Case("315 unknown", {"statsName": "TOPIC_PUT_NUMS", "statsKey": "Unknown"}),
+    Case("315", {"statsName": "TOPIC_PUT_NUMS", "statsKey": "D"}),
+    Case("317", {"isOrder": "false"}),
+    Case("321", {**queue(), "index": 0, "count": 2}),
+    Case("321 group", {**queue(), "index": 0, "count": 2, "consumerGroup": "diff"}),
+    Case("321 unknown", {**queue(topic="Unknown"), "index": 0, "count": 2}),
+    Case("328"),
+    Case("343", {"group": "diff"}),
+    Case("345", {"group": "diff", "topic": "D"}),
+    Case("907"),
+    Case("908", {"masterFlushOffset": 0}),
+    Case("222", {"topic": "D", "group": "nobody", "timestamp": 0, "isForce": "true"}),
+    Case("222 unknown topic", {"topic": "Unknown", "group": "diff", "timestamp": 0, "isForce": "true"}),
+    Case("223 offline", {"topic": "D", "group": "nobody", "clientAddr": ""}),
+    Case("26"),
+    Case("25 nothing"),
+    Case("25 path", None, b"brokerConfigPath=/tmp/x\n"),
+    Case("18", None, body({"topicConfigList": [
+        {"topicName": "L", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}]})),
+    Case("225", None, body({"groupConfigList": [{"groupName": "l"}]})),
+    Case("35", {"clientID": "diff-client", "producerGroup": "diff-producer", "consumerGroup": "diff"}),
+    Case("207", {"groupName": "diff", "cleanOffset": "true"}),
+    Case("207 unknown", {"groupName": "nobody"}),
+    Case("215", {"topic": "MadeByUse"}),
+    Case("215 unknown", {"topic": "Unknown"}),
+    Case("9999"),
+    # ---- name servers
+    Case("105", {"topic": "D"}, at=NS),
+    Case("105 unknown", {"topic": "Unknown"}, at=NS),
+    Case("106", at=NS),
+    Case("206", at=NS),
+    Case("224", {"cluster": "DefaultCluster"}, at=NS),
+    Case("224 unknown", {"cluster": "Unknown"}, at=NS),
+    Case("304", at=NS),
+    Case("311", at=NS),
+    Case("312", at=NS),
+    Case("313", at=NS),
+    Case("319", at=NS),
+    Case("318 path", None, b"kvConfigPath=/tmp/x\n", at=NS),
+    Case("100", {"namespace": "n", "key": "k", "value": "v"}, at=NS),
+    Case("101", {"namespace": "n", "key": "k"}, at=NS),
+    Case("101 unknown", {"namespace": "n", "key": "x"}, at=NS),
+    Case("219", {"namespace": "n"}, at=NS),
+    Case("219 unknown", {"namespace": "x"}, at=NS),
+    Case("102", {"namespace": "n", "key": "k"}, at=NS),
+    Case("102 unknown", {"namespace": "x", "key": "k"}, at=NS),
+    Case("205 unknown", {"brokerName": "nobody"}, at=NS),
+    Case("327 unknown", {"brokerName": "nobody"}, at=NS),
+    Case("216 unknown", {"topic": "Unknown"}, at=NS),
+    Case("9999 ns", at=NS),
+)  # fmt: skip
+
+
+#: Members that are tables: their keys are names of topics, groups and brokers, and masked like values.
+TABLES = {"topicConfigTable", "subscriptionGroupTable", "brokerAddrTable", "clusterAddrTable", "data", "brokerAddrs"}
+PATH = re.compile(r"_/.*")
+
+
+def shape(value: Any, *, table: bool = False) -> Any:
+    """What remains when values are masked: kinds and members; of a list or a table the members that any entry has."""
+    if isinstance(value, dict):
+        if table or (value and not any(str(key)[0].isalpha() for key in value)):
+            return {"*": _merged(value.values())}
+        if "consumeStatsList" in value:  # a list of tables of one group each, most without any progress
+            progress = [item for each in value["consumeStatsList"] for item in each.values() if item]
+            value = {**value, "consumeStatsList": progress}
+        return {
+            PATH.sub("_PATH", str(key)): shape(item, table=key in TABLES)
+            for key, item in sorted(value.items(), key=lambda pair: str(pair[0]))
+        }
+    if isinstance(value, (list, tuple)):
+        return [_merged(value)]
+    return "number" if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value).__name__
+
+
+def _merged(values: Any) -> Any:
+    merged: Any = None
+    for item in map(shape, values):
+        merged = {**merged, **item} if isinstance(merged, dict) and isinstance(item, dict) else item
+    return merged
+
+
+def said(answer: Answer | None) -> dict[str, Any]:
+    """Code, names of the fields and shape of the body."""
+    if answer is None:
+        return {"code": "none", "fields": [], "body": "none"}
+    found: Any = "none"
+    if answer.body:
+        try:
+            found = shape(fastjson.loads(answer.body))
+        except ProtocolError:
+            found = "properties" if b"=" in answer.body[:200] else "bytes"
+    return {"code": answer.code, "fields": sorted(answer.fields), "body": found}
+
+
+def all_said(server: Server) -> dict[str, dict[str, Any]]:
+    broker, names = Raw(server.broker), Raw(server.nameserver)
+    try:
+        found = {}
+        for case in CASES:
+            asked = names if case.at == NS else broker
+            found[case.name] = said(asked.ask(case.code, case.fields, case.body))
+        return found
+    finally:
+        broker.close()
+        names.close()
+
+
+def flat(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {k: v for key, item in value.items() for k, v in flat(item, f"{path}.{key}").items()} or {path: "{}"}
+    if isinstance(value, list):
+        return flat(value[0], f"{path}[]") if value else {f"{path}[]": None}
+    return {path: value}
+
+
+def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """``code 0/1`` (ours first), ``+x`` what only ours has, ``-x`` what only theirs has."""
+    found = [f"code {ours['code']}/{theirs['code']}"] if ours["code"] != theirs["code"] else []
+    if not found:
+        mine, their = set(ours["fields"]), set(theirs["fields"])
+        found += [f"+{name}" for name in sorted(mine - their)] + [f"-{name}" for name in sorted(their - mine)]
+        left, right = flat(ours["body"], "body"), flat(theirs["body"], "body")
+        found += [f"+{name}" for name in sorted(left.keys() - right.keys())]
+        found += [f"-{name}" for name in sorted(right.keys() - left.keys())]
+        same = sorted(left.keys() & right.keys())
+        found += [f"{name} {left[name]}/{right[name]}" for name in same if left[name] != right[name]
+                  and None not in (left[name], right[name])]  # fmt: skip
+    return found
+
+
+@pytest.fixture(scope="module")
+def ours_said(ours: Server) -> dict[str, dict[str, Any]]:
+    return all_said(ours)
+
+
+@pytest.fixture(scope="module", params=["5.5.0", "4.9.7"])
+def apaches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]]:
+    if request.param != OLDER:
+        yield request.param, all_said(request.getfixturevalue("apache"))
+        return
+    with apache_server(fetch_jars(OLDER), tmp_path_factory.mktemp("apache-4.9")) as server:
+        yield request.param, all_said(server)
+
+
+def matches(pattern: str, text: str) -> bool:
+    """``*`` stands for anything."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text) is not None
+
+
+def test_every_difference_is_on_purpose(ours_said: dict[str, Any], apaches: tuple[str, Any]) -> None:
+    version, theirs = apaches
+    rules = [each for each in tomllib.loads(TABLE.read_text())["difference"] if version in each["from"]]
+    used = set()
+    unknown = []
+    for case in CASES:
+        for found in differences(ours_said[case.name], theirs[case.name]):
+            hits = {
+                (number, case_pattern, what)
+                for number, rule in enumerate(rules)
+                for case_pattern in rule["cases"]
+                for what in rule["what"]
+                if matches(case_pattern, case.name) and matches(what, found)
+            }
+            used |= hits
+            if not hits:
+                unknown.append((case.name, found))
+    assert unknown == [], "not in the table"
+    for number, rule in enumerate(rules):
+        hits = {hit for hit in used if hit[0] == number}
+        assert hits, f"in the table, and not so: {rule}"
+        if len(rule["from"]) == 1:
+            assert {case for _, case, _ in hits} == set(rule["cases"]), rule
+            assert {what for *_, what in hits} == set(rule["what"]), rule
