@@ -20,6 +20,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "produce": ("aiorocket.cli.produce", "Send each line of FILE, or of standard input, as one message to TOPIC."),
     "consume": ("aiorocket.cli.consume", "Print the messages of TOPIC as a member of a consumer group."),
     "dlq": ("aiorocket.cli.dlq", "List, show and replay the messages a consumer group gave up."),
+    "store": (
+        "aiorocket.cli.store",
+        "Look through the data directory of a broker that is not running, and mend it.",
+    ),
     "lake": ("aiorocket.cli.lake", "Archive topics, make tables of them, look at them, with Spark."),
 }
 

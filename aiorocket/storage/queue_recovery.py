@@ -64,6 +64,8 @@ class QueueSteps:
         self.known = len(self.damage)
         #: Bytes of damage that the scan passed: so many records may be missing in queues.
         self.lost = 0
+        #: Checksums vouch for the records below this log offset, for what they say of themselves too.
+        self.trusted = 0
         #: A place in the last of it, for the units of what is missing.
         self.gap = 0
         self.segments: list[Segment] = []
@@ -275,14 +277,15 @@ class QueueSteps:
                 return None
             if queue is None:
                 # The first record left of a queue sets where it begins, if the log's beginning was removed.
-                first = position if self.rebuilding and self.start > 0 else 0
+                first = position if self.rebuilding and (self.start > 0 or found.offset < self.trusted) else 0
                 queue = self._queue(topic, found.queue_id, first)
         except (UnicodeDecodeError, UsageError) as error:
             self.lose(found.offset, found.offset + found.size, str(error))
             return None
         if position == queue.next_offset:
             return queue
-        if queue.next_offset < position <= queue.next_offset + self.lost // MIN_RECORD:
+        trusted = self.rebuilding and found.offset < self.trusted
+        if queue.next_offset < position and (trusted or position <= queue.next_offset + self.lost // MIN_RECORD):
             self._fill(queue, position)
             return queue
         what = f"record {position} of queue {found.queue_id} of topic {topic} follows {queue.next_offset - 1}"

@@ -28,7 +28,7 @@ from aiorocket.storage.snapshots import Snapshot
 from aiorocket.storage.walk import Bad, Found, read_pages, walk
 from aiorocket_protocol import BLANK_SIZE, parse_blank
 
-__all__ = ("Recovered", "recover")
+__all__ = ("LogSteps", "Recovered", "recover")
 
 _WINDOW = 1 << 20
 #: Bytes at the end of the log that every start compares with their checksums.
@@ -57,7 +57,7 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
     state, problems = load_checkpoint(snapshot)
     for problem in problems:
         _LOG.error("%s; what it said is taken from elsewhere", problem)
-    steps = _Steps(disk, directory, config, state, codes)
+    steps = LogSteps(disk, directory, config, state, codes)
     steps.find_segments()
     rebuilt = False
     try:
@@ -109,7 +109,7 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
     )
 
 
-class _Steps(QueueSteps):
+class LogSteps(QueueSteps):
     """The steps that are about the log."""
 
     def __init__(
@@ -225,6 +225,7 @@ class _Steps(QueueSteps):
             start = max(offset, segment.base)
             durable = max(self.durable, start) if last else None
             entries = self.entries(segment.base)
+            self.trusted = segment.base + (0 if entries is None else entries.end)
             for item in walk(self.disk, segment.path, segment.base, segment.capacity, entries, start, durable):
                 if isinstance(item, Found):
                     self.dispatch(item)
