@@ -168,6 +168,7 @@ class Retention:
             log.segments[:0] = doomed
             return 0
         self._keys.forget_before(log.start_offset)
+        log.damage.forget_below(log.start_offset)
         for segment in doomed:
             self._files.forget(segment.path)
             await self._disk.run(segment.remove, self._disk)
