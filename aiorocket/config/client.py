@@ -147,6 +147,12 @@ class ConsumerConfig:
     drain_timeout: float = 30.0
     #: "clustering": the members share the queues; "broadcasting": each has all of them, and its own offsets in a file.
     message_model: Literal["clustering", "broadcasting"] = "clustering"
+    #: Who says which queues a member reads: the members, each by ``allocate``; or the "broker" (Java's clientRebalance
+    #: = false), by "AVG" or "AVG_BY_CIRCLE". A topic that an administrator has set to POP for the group is popped then:
+    #: any member gets any message, and the broker keeps what is with whom. A start at a time counts as "last" there.
+    rebalance: Literal["client", "broker"] = "client"
+    #: Popped messages come again so many seconds after the member that has them has died (5 to 300).
+    pop_invisible: float = 60.0
     #: Orderly: renewal of the queue locks, how long one is relied on (from before the request), both below the broker's
     #: 60 s; and how long a queue rests after a failure (0.01 to 30 s).
     lock_renew_interval: float = 20.0
@@ -187,6 +193,12 @@ class ConsumerConfig:
                 f"that below the broker's {BROKER_LOCK:g} s: else two members could own a queue at once"
             )
         check_positive(self, "suspend")
+        if self.rebalance not in ("client", "broker"):
+            raise ConfigError(f"rebalance={self.rebalance!r}: 'client' or 'broker'")
+        if self.rebalance == "broker" and self.allocate not in ("AVG", "AVG_BY_CIRCLE"):
+            raise ConfigError(
+                f"allocate={self.allocate!r}: brokers know 'AVG' and 'AVG_BY_CIRCLE' (rebalance='broker')"
+            )
         if self.message_model not in ("clustering", "broadcasting"):
             raise ConfigError(f"message_model={self.message_model!r}: 'clustering' or 'broadcasting'")
         _check_choice(self.subscription_check)
@@ -279,6 +291,7 @@ def _check_choice(subscription_check: str) -> None:
 #: What Java's consumer allows, in seconds and bytes; bytes begin at 1 for tests of flow control.
 _CONSUMER_RANGES: dict[str, tuple[float, float]] = {
     "concurrency": (1, 1024),
+    "pop_invisible": (5, 300),
     "batch_size": (1, 1024),
     "pull_batch_size": (1, 1024),
     "max_backlog": (1, 10_000_000),

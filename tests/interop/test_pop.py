@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiorocket import DeadLetter, PoppedMessage, Producer, Retry, SimpleConsumer
+from aiorocket import Consumer, ConsumerConfig, DeadLetter, Message, PoppedMessage, Producer, Retry, SimpleConsumer
 from tests.interop.peers import JavaClient, Server, ask
 from tests.interop.test_consumers import QUERY_CONSUMER_OFFSET, Tools, create, until
 
@@ -101,3 +101,34 @@ async def test_our_simple_consumer(server: Server) -> None:
     await until(lambda: sum(committed(server, topic, group)) == COUNT, "acknowledged")
     code, ext, _ = ask(server.broker, GET_MAX_OFFSET, {"topic": f"%DLQ%{group}", "queueId": "0"})
     assert (code, ext["offset"]) == (0, "1")
+
+
+async def test_our_listeners_pop_beside_javas(server: Server, java: JavaClient, jars: Path, tmp_path: Path) -> None:
+    topic, group = "popped-by-both", "both"
+    await popping(server, Tools(jars, server, tmp_path), topic, group)
+    ours: dict[str, list[int]] = {}
+    config = ConsumerConfig(rebalance="broker", pop_invisible=10.0)
+    consumer = Consumer(group, nameservers=(server.nameserver,), config=config)
+
+    @consumer.listener(topic, start_from="first")
+    async def listen(message: Message) -> None:
+        ours.setdefault(message.body.decode(), []).append(message.attempt)
+        if message.body == b"ours-1" and message.attempt == 1:
+            raise Retry(delay_level=1)
+        await asyncio.sleep(0.05)
+
+    async with consumer, Producer("sender", nameservers=(server.nameserver,)) as producer:
+        assert any(queue.topic == topic and queue.queue_id == -1 for queue in consumer.held())
+        for number in range(COUNT):
+            await producer.send(topic, b"ours-%d" % number, timeout=10)
+        await until(lambda: len(ours) == COUNT and len(ours["ours-1"]) == 2, "popped")
+        await until(lambda: sum(committed(server, topic, group)) == COUNT, "acknowledged")
+        # Java's takes what it gets of the next; together they have all of it.
+        run = await java.start("consume", server.nameserver, topic, group, str(10 * COUNT), "none", "20", "asked")
+        await run.until("started", limit=60)
+        sent = {f"more-{number}" for number in range(60)}
+        for body in sorted(sent):
+            await producer.send(topic, body.encode(), timeout=10)
+        javas = {one["body"] for one in await run.finish(limit=100) if one["event"] == "message"}
+        await until(lambda: javas | ours.keys() >= sent, "shared")
+    assert ours.pop("ours-1") == [1, 2] and all(attempts == [1] for attempts in ours.values())

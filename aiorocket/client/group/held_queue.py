@@ -33,6 +33,9 @@ class HeldQueue:
     when there is none to come. RocketError and ProtocolError of it are logged, and it is called again.
     """
 
+    #: Its messages are popped: the broker knows of each, and there is no offset to commit.
+    pops = False
+
     def __init__(
         self,
         member: Member,

@@ -15,12 +15,14 @@ from aiorocket.client.core.balance import find_strategy, in_namespace
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.core.start_from import Start, StartFrom
+from aiorocket.client.group.broker_assignment import ask_assignment
 from aiorocket.client.group.commits import OffsetStore
 from aiorocket.client.group.filter_check import check_expression
 from aiorocket.client.group.held_queue import HeldQueue
 from aiorocket.client.group.member import Member
 from aiorocket.client.group.start_offset import start_offset
 from aiorocket.client.topic_admin import create_topic
+from aiorocket.config import ConsumerConfig
 from aiorocket.errors import (
     ConnectionLostError,
     NotConnectedError,
@@ -94,6 +96,8 @@ class Rebalancer:
         self._assignment = assignment
         self._store = store
         self._strategy = in_namespace(member.namespace, find_strategy(member.config.allocate))
+        #: Brokers decide, and may have topics popped.
+        self._by_broker = isinstance(member.config, ConsumerConfig) and member.config.rebalance == "broker"
         self._round = asyncio.Lock()
         self._now = asyncio.Event()
         self._checked: set[tuple[str, str, str]] = set()
@@ -219,10 +223,11 @@ class Rebalancer:
     def _idle(self) -> set[Queue]:
         """Queues whose pull has hung for longer than anything may, or whose end was cut short: they are begun anew."""
         now, limit = self._session.loop.time(), self._config.max_pull_idle
-        idle = {fetcher.queue for fetcher in self._assignment.fetchers.values() if fetcher.idle_since(now) > limit}
+        fetchers, popping = self._assignment.fetchers.values(), self._member.popping
+        idle = {fetcher.queue for fetcher in fetchers if fetcher.idle_since(now) > limit}
         for queue in sorted(idle):
             log.warning("%s: its pull was stopped half-way, or hangs for %g s: beginning anew", queue, limit)
-        return idle
+        return idle | {fetcher.queue for fetcher in fetchers if fetcher.pops != (fetcher.queue.topic in popping)}
 
     async def _starts(
         self, added: list[Queue], problems: list[Exception], optional: list[Exception]
@@ -239,6 +244,8 @@ class Rebalancer:
             self._terms = {queue: leases.term(queue) for queue in added}
 
         async def ask(queue: Queue) -> Start | None:
+            if queue.topic in self._member.popping:
+                return Start(0, True)  # the broker knows
             try:
                 return await start_offset(self._member, self._store, queue)
             except (RocketError, ProtocolError) as error:
@@ -330,7 +337,25 @@ class Rebalancer:
         members = await self._members(topic, route)
         if self._member.broadcasting:
             members = []
+        elif self._by_broker and topic != self._member.retry_topic:
+            return await self._assigned_view(topic, route)
         return TopicView(route.subscribe, members)
+
+    async def _assigned_view(self, topic: str, route: TopicRoute) -> TopicView | None:
+        """What the first broker that answers says is ours; None when it cannot say now."""
+        failures: list[Exception] = []
+        for address in sorted(route.masters()) or sorted(route.all_addresses()):
+            try:
+                connection = await self._session.member_connection(address)
+                found = await ask_assignment(self._member, connection, topic)
+            except (RocketError, ProtocolError) as error:
+                failures.append(error)
+                continue
+            if found.queues is None:
+                return None
+            (self._member.popping.add if found.popping else self._member.popping.discard)(topic)
+            return TopicView(found.queues, [])
+        raise failures[0]
 
     async def _members(self, topic: str, route: TopicRoute) -> list[str]:
         """The living members of the group, from any broker of the topic; every broker gets to know us on the way. With

@@ -39,6 +39,8 @@ class Popper(Protocol):
 
     async def dead_letter(self, message: PoppedMessage) -> bool: ...
 
+    def settled(self, message: PoppedMessage) -> None: ...
+
     def renew(self, message: PoppedMessage) -> None: ...
 
     def stop_renewing(self, message: PoppedMessage) -> None: ...
@@ -76,7 +78,13 @@ class PoppedMessage(Message):
     @property
     def settled(self) -> bool:
         """Acknowledged, given back or a dead letter. Its time may be over all the same before it is."""
-        return self._settled
+        process_queue = self.process_queue
+        return self._settled or (process_queue is not None and process_queue.dropped)
+
+    @property
+    def queue(self) -> Queue:
+        """The queue it was popped from; its retries have queues of their own."""
+        return self.source.shown._replace(queue_id=self.handle.queue_id)
 
     async def ack(self) -> bool:
         """Done: it does not come again. False when that was too late, for then it may. RocketError when the broker
@@ -114,6 +122,7 @@ class PoppedMessage(Message):
     async def _settle(self, telling: Awaitable[bool]) -> bool:
         done = await telling
         self._settled = True
+        self._popper.settled(self)
         return done
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Sequence
 
+from aiorocket.client.core.process_queue import ProcessQueue
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.group.member import Member
 from aiorocket.client.message import DEAD_LETTER_LEVEL
@@ -20,6 +22,7 @@ from aiorocket_protocol import (
     PROPERTY_POP_CK,
     ROCKETMQ,
     AckMessageRequestHeader,
+    BatchAck,
     ChangeInvisibleTimeRequestHeader,
     ChangeInvisibleTimeResponseHeader,
     ConsumerSendMsgBackRequestHeader,
@@ -33,10 +36,12 @@ from aiorocket_protocol import (
     RequestCode,
     ResponseCode,
     SubscriptionData,
+    encode_body,
     popped_topic,
     read_offset_lists,
     read_offsets,
     retry_mark,
+    set_of_offsets,
     split_records,
 )
 
@@ -150,6 +155,39 @@ class Pops:
         )
         return await self.ack(message)
 
+    async def ack_all(self, place: Queue, messages: Sequence[PoppedMessage]) -> None:
+        """Messages that were popped from ``place``, in one request. Whether one was too late nobody knows."""
+        by_pop: defaultdict[PopHandle, list[int]] = defaultdict(list)
+        for message in messages:
+            await self._renewals.end(message)
+            by_pop[message.handle._replace(offset=0)].append(message.handle.offset)
+        group = self._member.wire_group
+        acks = [
+            BatchAck(
+                group, place.topic, handle.retry, handle.start_offset, handle.queue_id, handle.revive_qid,
+                handle.pop_time, handle.invisible_time, set_of_offsets(handle.start_offset, offsets),
+            ).to_plain()
+            for handle, offsets in by_pop.items()
+        ]  # fmt: skip
+        for tries in range(_TRIES):
+            try:
+                answer = await self._call(
+                    place, RequestCode.BATCH_ACK_MESSAGE, None, body={"acks": acks, "brokerName": place.broker_name}
+                )
+            except (RequestTimeoutError, NotConnectedError, ConnectionLostError):
+                if tries + 1 == _TRIES:
+                    raise
+                await asyncio.sleep(_PAUSE)
+            else:
+                break
+        self._check(answer, RequestCode.BATCH_ACK_MESSAGE, place)
+
+    def settled(self, message: PoppedMessage) -> None:
+        """The broker was told; who waits for its end learns it."""
+        queue = message.process_queue
+        if queue is not None:
+            ProcessQueue.done(queue, message)
+
     def renew(self, message: PoppedMessage) -> None:
         """Keep it invisible from now on, until ``stop_renewing``."""
         self._renewals.add(message)
@@ -188,7 +226,13 @@ class Pops:
         return answer
 
     async def _call(
-        self, place: Queue, code: RequestCode, header: tuple[object, ...], hold: float = 0.0
+        self,
+        place: Queue,
+        code: RequestCode,
+        header: tuple[object, ...] | None,
+        hold: float = 0.0,
+        *,
+        body: dict[str, object] | None = None,
     ) -> RemotingCommand:
         session = self._session
         address = self._member.address(place)
@@ -196,7 +240,9 @@ class Pops:
         connection = await session.member_connection(address, limit)
         if connection.serialize_type == ROCKETMQ:
             raise UsageError("POP's request codes do not fit into serializer='rocketmq': use 'msgpack' or 'json'")
-        return await connection.request(RemotingCommand.request(code, header), hold + _MARGIN if hold else limit)
+        content = b"" if body is None else encode_body(body, connection.serialize_type)
+        request = RemotingCommand.request(code, header, body=content)
+        return await connection.request(request, hold + _MARGIN if hold else limit)
 
     def _check(self, answer: RemotingCommand, code: RequestCode, place: Queue) -> None:
         if answer.code:

@@ -13,7 +13,9 @@ from aiorocket.client.core.process_queue import Limits
 from aiorocket.client.core.start_from import Start
 from aiorocket.client.group.commits import Commits
 from aiorocket.client.group.rebalance_hooks import QueuesHook, call_hook
+from aiorocket.client.pop.pops import Pops
 from aiorocket.client.push.fetcher import Fetcher, Pulling
+from aiorocket.client.push.pop_fetcher import PopFetcher
 from aiorocket.client.push.sinks import Sink
 from aiorocket.model import Queue
 
@@ -51,6 +53,7 @@ class Assigned:
         self._on_assigned, self._on_revoked = on_assigned, on_revoked
         # Topics that are paused, "*" for all.
         self._paused: set[str] = set()
+        self._pops = Pops(pulling.member, pulling.config.max_attempts)
         # Messages finished in assignments that have ended.
         self._retired = 0
         self._begun_anew: dict[Queue, float] = {}
@@ -61,8 +64,12 @@ class Assigned:
 
     def take(self, queue: Queue, start: Start) -> None:
         """Begin with a queue."""
-        fetcher = self.fetchers[queue] = Fetcher(self._pulling, queue, start.offset, self._limits(1))
-        self._commits.offsets.begin(queue, start.offset, committed=start.stored)
+        if queue.topic in self._member.popping:
+            fetcher: Fetcher = PopFetcher(self._pulling, queue, self._limits(1), self._pops)
+        else:
+            fetcher = Fetcher(self._pulling, queue, start.offset, self._limits(1))
+            self._commits.offsets.begin(queue, start.offset, committed=start.stored)
+        self.fetchers[queue] = fetcher
         fetcher.paused = self._is_paused(queue.topic)
         fetcher.start()
 
@@ -145,7 +152,7 @@ class Assigned:
             if fetcher.reset_to is not None:
                 self._commits.offsets.repair(fetcher.queue, fetcher.reset_to)
         if fetchers:
-            await self._commits.flush(fetchers)
+            await asyncio.gather(self._commits.flush(fetchers), *(fetcher.settle() for fetcher in fetchers))
         leases = self._member.leases
         if leases is not None:
             if leaving:

@@ -69,8 +69,10 @@ class Pulling:
 class Fetcher(HeldQueue):
     """A queue whose messages go to listeners and the stream; those that come after ``stop`` do not."""
 
-    def __init__(self, pulling: Pulling, queue: Queue, offset: int, limits: Limits) -> None:
-        self.process_queue = ProcessQueue(offset, limits)
+    def __init__(
+        self, pulling: Pulling, queue: Queue, offset: int, limits: Limits, cache: ProcessQueue | None = None
+    ) -> None:
+        self.process_queue = cache if cache is not None else ProcessQueue(offset, limits)
         super().__init__(pulling.member, queue, self.process_queue, pulling.settler, self._next)
         self.paused = False
         #: Where the queue is to go on, once it is begun anew.
@@ -88,6 +90,9 @@ class Fetcher(HeldQueue):
         if limits != self.process_queue.limits:
             self.process_queue.limits = limits
             self.wake()
+
+    async def settle(self) -> None:
+        """Return when the broker has been told of every message that is finished, where it is told of each."""
 
     async def _next(self) -> float | None:
         if not await self._wait_for_turn():

@@ -12,6 +12,7 @@ from aiorocket.client.core.retry import remote_error
 from aiorocket.client.exits import DeadLetter, Retry
 from aiorocket.client.group.member import Member
 from aiorocket.client.message import DEAD_LETTER_LEVEL, Message, exit_level
+from aiorocket.client.pop.popped import PoppedMessage
 from aiorocket.client.sending.attempts import Attempts
 from aiorocket.client.sending.outgoing import EncodedMessage
 from aiorocket.client.sending.publish import Publish
@@ -169,6 +170,12 @@ class Settlement:
             return False
         limit = max_attempts or self._config.max_attempts
         dead = delay_level < 0 or message.attempt >= limit
+        if isinstance(message, PoppedMessage):
+            if dead:
+                counters.dead_lettered += 1
+                return await message.dead_letter(f"attempt {message.attempt} of {limit}")
+            counters.retried += 1
+            return await message.retry(delay_level=delay_level)
         if self._member.broadcasting:
             log.warning("message %s of %s failed and is dropped: the group broadcasts", message.msg_id, message.queue)
             counters.broadcast_dropped += 1
