@@ -203,10 +203,7 @@ class Consumer(Router):
     def _check_options(self) -> None:
         orderly = self.is_orderly
         if self.config.rebalance == "broker" and (orderly or any(each.order_by for each in self.listeners)):
-            raise UsageError(
-                f"consumer {self.group!r}: what a broker gives out is in no order, orderly listeners and those with "
-                "order_by need ConsumerConfig(rebalance='client')"
-            )
+            raise UsageError(f"consumer {self.group!r}: what a broker gives out has no order; use rebalance='client'")
         if self.member.broadcasting and self.client.config.instance is None:
             raise UsageError(
                 f"consumer {self.group!r} broadcasts: its offsets lie in a file named after the client id, "
