@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from aiorocket.spark.bridge import call, holding
 from aiorocket.spark.bridge import client as shared_client
+from aiorocket.spark.failures import untraced
 from aiorocket.spark.partition import QueuePartition, cores, read_partition
 from aiorocket.spark.planner import QueueRange, plan
 from aiorocket.spark.positions import ending_offsets, present, starting_offsets
@@ -29,6 +30,7 @@ class BatchReader(DataSourceReader):
         self.options = options
         self.names = names
 
+    @untraced
     def partitions(self) -> Sequence[InputPartition]:
         ranges = call(_resolve, self.options)
         return [QueuePartition(part) for part in plan(ranges, cores=cores(), options=self.options)]

@@ -1,10 +1,20 @@
-"""What went wrong in Spark, in one line: a failure of a task arrives as two stack traces with the cause inside."""
+"""What went wrong in Spark, in a line: a failure of a task arrives as two stack traces with the cause inside, and what
+our sources and sinks raise is shown with every line that it came through."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import wraps
+from inspect import isgeneratorfunction
+from typing import Any, TypeVar, cast
 
-__all__ = ("explain", "is_spark_failure")
+from aiorocket.errors import RocketError
+from aiorocket_protocol import ProtocolError
+
+__all__ = ("explain", "is_spark_failure", "untraced")
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: The last line of a Python trace: an exception's name with its module, or a built-in one, and what it says.
 _RAISED = re.compile(r"^(?:[a-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
@@ -27,3 +37,24 @@ def explain(error: BaseException) -> str:
         return f"{told[-1][1]}: {told[-1][2].strip()}"[:_SHOWN]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:_SHOWN]
+
+
+def untraced(function: F) -> F:
+    """``function`` with our own errors, whose text says what is wrong and what to do, raised as if they came from here:
+    Spark shows a user the whole trace of what it calls, 20 to 40 lines."""
+
+    @wraps(function)
+    def calls(*args: Any, **named: Any) -> Any:
+        try:
+            return function(*args, **named)
+        except (RocketError, ProtocolError) as error:
+            raise error.with_traceback(None) from None
+
+    @wraps(function)
+    def generates(*args: Any, **named: Any) -> Any:
+        try:
+            yield from function(*args, **named)
+        except (RocketError, ProtocolError) as error:
+            raise error.with_traceback(None) from None
+
+    return cast(F, generates if isgeneratorfunction(function) else calls)

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import InputPartition
 
 from aiorocket.spark.bridge import client as shared_client
 from aiorocket.spark.bridge import iterate
+from aiorocket.spark.failures import untraced
 from aiorocket.spark.fetch import Chunk, check_rows, fetch
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+@untraced
 def read_partition(partition: InputPartition, options: SourceOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of a ``QueuePartition`` with the columns ``names``, in queue order and offset order within a queue.
 

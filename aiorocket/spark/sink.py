@@ -27,6 +27,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.runtime.entropy import Entropy
 from aiorocket.spark import bridge
+from aiorocket.spark.failures import untraced
 from aiorocket.spark.options import SinkOptions
 from aiorocket.spark.outgoing_rows import ATTEMPT, LEDGER, Columns, Labels, OutgoingRow
 
@@ -94,6 +95,7 @@ class _Sink:
         self.columns = columns
         self.settings = settings
 
+    @untraced
     def _write(self, batches: Iterator[pa.RecordBatch], query: str, batch: int, first: bool) -> Written:
         from aiorocket.spark import sink_work
 
@@ -139,6 +141,7 @@ class _Sink:
                 yield self.columns.rows(batch, where=where, first=number, labels=labels)
                 number += batch.num_rows
 
+    @untraced
     def _commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         from aiorocket.spark import sink_work
 
@@ -149,6 +152,7 @@ class _Sink:
         skipped = any(each.skipped for each in written)
         bridge.call(sink_work.commit, self.settings, written[0].query, batch, parts, skipped)
 
+    @untraced
     def _abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         from aiorocket.spark import sink_work
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from aiorocket.spark.columns import columns_of, spark_schema
+from aiorocket.spark.failures import untraced
 from aiorocket.spark.options import SourceOptions
 
 if TYPE_CHECKING:
@@ -33,26 +34,31 @@ class RocketMQDataSource(DataSource):
     def name(cls) -> str:
         return "rocketmq"
 
+    @untraced
     def schema(self) -> StructType:
         return spark_schema(SourceOptions.parse(self.options))
 
+    @untraced
     def reader(self, schema: StructType) -> DataSourceReader:
         from aiorocket.spark.batch import BatchReader
 
         options = SourceOptions.parse(self.options).for_batch()
         return BatchReader(options, _names(schema, options))
 
+    @untraced
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from aiorocket.spark.stream import StreamReader
 
         options = SourceOptions.parse(self.options).for_stream()
         return StreamReader(options, _names(schema, options))
 
+    @untraced
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from aiorocket.spark.sink import batch_writer
 
         return batch_writer(schema, self.options, overwrite)
 
+    @untraced
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from aiorocket.spark.sink import stream_writer
 

@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import (
 from aiorocket.errors import NotConnectedError, RocketError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark import bridge, cluster
+from aiorocket.spark.failures import untraced
 from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.offsets import from_nested, queue_path, to_nested
 from aiorocket.spark.partition import QueuePartition, cores, read_partition
@@ -68,6 +69,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._said: set[str] = set()
         self._told: set[str] = set()
 
+    @untraced
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins. Spark asks twice for the first batch, so it is kept."""
         if self._initial is None:
@@ -86,6 +88,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Fix the end. It fails when a broker cannot be asked: what is available there is not known."""
         self._target = bridge.call(self._all_bounds)
 
+    @untraced
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of a batch that begins at ``start``; ``start`` itself when there is nothing to read after half a
         second."""
@@ -104,6 +107,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ends of the queues when they were last looked at, for the progress report."""
         return to_nested(self._latest) if self._latest else None
 
+    @untraced
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begins, ends = from_nested(start), from_nested(end)
         if begins == ends:
@@ -114,6 +118,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self.options, self.names)
 
+    @untraced
     def commit(self, end: dict[str, Any]) -> None:
         """With ``commitOffsets``, the group's offsets become ``end``, for whoever watches the group: the query itself
         goes by its checkpoint. A broker that cannot be told now is told with the next batch."""

@@ -273,6 +273,18 @@ def test_two_queries_on_one_frame_get_their_own_rows(spark: SparkSession, namese
         reader(nameserver, topic, pushDown="true")
 
 
+def test_an_error_is_its_text_and_not_the_way_it_came(spark: SparkSession, nameserver: str, topic: str) -> None:
+    send(nameserver, topic, ["a"], queues=1)
+    for options, said in (
+        ({"endingOffsets": '{"none":{"b":{"0":1}}}'}, "endingOffsets"),
+        ({"sqlFilter": "(("}, "code 23"),
+    ):
+        with pytest.raises(Exception, match=said) as caught:
+            read(spark, nameserver, topic, **options).collect()
+        assert 'File "' in str(caught.value)
+        assert len(str(caught.value).splitlines()) <= 6
+
+
 def test_planning_keeps_its_connection_however_soon_idle_ones_go(nameserver: str, topic: str) -> None:
     send(nameserver, topic, ["a"], queues=1)
     assert values(reader(nameserver, topic, idleTimeout="1us")) == ["a"]
