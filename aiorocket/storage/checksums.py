@@ -168,8 +168,9 @@ class Checksums:
         return block + len(block).to_bytes(4, "big")
 
 
-def encode_head(base: int) -> bytes:
-    head = _HEAD.pack(_MAGIC, FORMAT, _CRC32, PAGE, base, 0)[:-4]
+def encode_head(base: int, version: int = FORMAT) -> bytes:
+    """The head of the checksum file of the segment at ``base``."""
+    head = _HEAD.pack(_MAGIC, version, _CRC32, PAGE, base, 0)[:-4]
     return head + crc32(head).to_bytes(4, "big")
 
 
