@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from aiorocket.errors import ProtocolError, UsageError
@@ -30,7 +31,8 @@ __all__ = ("WRITE_OUT", "Codes", "QueueSteps", "QueuesDoNotFitError", "code_of",
 WRITE_OUT = 64 * 1024
 
 _LOG = logging.getLogger("aiorocket.storage")
-_TAGS = PROPERTY_TAGS.encode()
+_TAGS = PROPERTY_TAGS.encode() + b"\1"
+_SEPARATOR = 2
 
 #: Topic -> what stands beside its records in their queues, where that is not the hash of TAGS.
 Codes = Mapping[str, Callable[[RecordView], int]]
@@ -253,7 +255,7 @@ class QueueSteps:
             queue.written(queue.max_offset, synced=False)
 
     def dispatch(self, found: Found) -> None:
-        offset, size, topic_bytes, queue_id, position, timestamp, _, _ = found
+        offset, size, topic_bytes, queue_id, position, timestamp, _, _, _ = found
         if timestamp > self.timestamp:
             self.timestamp = timestamp
         self.records += 1
@@ -264,8 +266,9 @@ class QueueSteps:
             if queue is None:
                 return
         queue.tail += UNIT.pack(offset, size, code_of(found, self.codes, queue.topic))
-        queue.next_offset = position + 1
-        self._grown(queue)
+        queue.next_offset = queue.max_offset = position + 1
+        if len(queue.tail) >= WRITE_OUT:
+            self._grown(queue)
 
     def _place_of(self, found: Found, queue: ConsumeQueue | None) -> ConsumeQueue | None:
         """The queue that the record is next in, made if need be and with gaps for what was lost in front of it; None
@@ -306,10 +309,22 @@ def code_of(found: Found, codes: Codes, topic: str) -> int:
     own = codes.get(topic)
     if own is not None:
         return own(found.view)
-    end = found.start + found.size
-    if found.buffer.find(_TAGS, found.start, end) < 0:
+    buffer, first, end = found.buffer, found.properties, found.start + found.size
+    at = buffer.find(_TAGS, first, end)
+    if at < 0:
         return 0
+    if at == first or buffer[at - 1] == _SEPARATOR:
+        stop = buffer.find(_SEPARATOR, at, end)
+        return _code_of_tag(buffer[at + len(_TAGS) : end if stop < 0 else stop])
     try:
         return tags_code(found.view.tag)
     except ProtocolError:  # stored as it came
+        return 0
+
+
+@lru_cache(maxsize=4096)
+def _code_of_tag(tag: bytes) -> int:
+    try:
+        return tags_code(tag.decode())
+    except UnicodeDecodeError:
         return 0

