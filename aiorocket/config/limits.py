@@ -42,6 +42,10 @@ class Limits:
     #: Pulls that wait at a broker, in all and of one connection on one queue.
     parked_pulls: int = 200_000
     parked_per_queue: int = 256
+    #: Messages that are with consumers that popped them.
+    popped: int = 500_000
+    #: Pairs of topic and group that a message request mode was set for.
+    modes: int = 100_000
     #: Characters of a client id.
     client_id: int = 1_024
     #: Messages in one batch.

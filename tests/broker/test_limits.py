@@ -43,12 +43,14 @@ from aiorocket_protocol import (
     encode_body,
 )
 from tests.broker.peer import Peer, pull_header, running, send_header
+from tests.broker.test_pop import pop_header
+from tests.broker.test_pop import popped as messages
 
 #: Small ones, so that each is reached at once.
 SMALL = Limits(
     topics=40, groups=5, offsets=3, locks=3, members=4, groups_per_connection=3, subscriptions=3, filter_length=200,
-    filter_tags=5, filter_memory=20_000, parked_pulls=6, parked_per_queue=4, client_id=20, batch=10, brokers=3,
-    broker_topics=4, routes=7, key_values=2_000, route_queues=100,
+    filter_tags=5, filter_memory=20_000, parked_pulls=6, parked_per_queue=4, popped=4, modes=3,
+    client_id=20, batch=10, brokers=3, broker_topics=4, routes=7, key_values=2_000, route_queues=100,
 )  # fmt: skip
 #: A limit -> a program that goes on until it is refused, and says by which answer.
 ATTACKS: dict[str, Callable[[int], Awaitable[str]]] = {}
@@ -213,6 +215,24 @@ async def parked_per_queue(count: int) -> str:
 
 
 @attack
+async def popped(count: int) -> str:
+    async with broker(offsets=1000, groups=1000) as (server, peer):
+        await peer.send()
+        said = await refused(peer, count, lambda n: (200050, pop_header(consumer_group=f"g{n}", max_msg_nums=1)))
+        return said if server.popped <= SMALL.popped else "more are kept"
+
+
+@attack
+async def modes(count: int) -> str:
+    def body(number: int) -> bytes:
+        return encode_body({"consumerGroup": f"g{number}", "mode": "POP", "topic": "T"}, 0)
+
+    async with broker(groups=1000) as (_, peer):
+        await peer.send()
+        return await refused(peer, count, lambda n: (401, None, body(n)))
+
+
+@attack
 async def client_id(count: int) -> str:
     async with broker() as (_, peer):
         await peer.create_topic("T")
@@ -346,4 +366,30 @@ async def test_what_thousands_of_refused_pulls_leave_behind_is_small() -> None:
             assert tracemalloc.get_traced_memory()[0] - before < 2 << 20
         finally:
             tracemalloc.stop()
+        await peer.close()
+
+
+async def test_a_group_whose_offset_would_not_be_kept_cannot_pop() -> None:
+    async with broker(offsets=2) as (_, peer):
+        await peer.send()
+        # One offset is the broker's own.
+        (one,) = messages(await peer.call(200050, pop_header(queue_id=0)))
+        answer = await peer.call(200050, pop_header(queue_id=0, consumer_group="h"))
+        assert answer.code == 2 and "offsets=2" in (answer.remark or "")
+        assert (await peer.call(200051, one.ack)).code == 0
+        assert messages(await peer.call(200050, pop_header(queue_id=0))) == []
+
+
+async def test_pops_that_waited_once_leave_nothing_behind() -> None:
+    async with broker(offsets=5000, groups=5000, topics=100) as (server, peer):
+        await peer.send()
+        for number in range(700):
+            await peer.ask(200050, pop_header(consumer_group=f"g{number}", poll_time=60_000, exp="none"))
+            if number % 5 == 4:
+                await peer.close()
+                peer = await Peer.connect(server.port)
+        parts = server._parts
+        assert parts is not None
+        await peer.call(28)
+        assert sum(map(len, parts.pops.awaited.values())) <= 1100
         await peer.close()

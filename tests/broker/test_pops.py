@@ -216,7 +216,7 @@ def test_the_records_from_begin_on_make_the_table_again(steps: list[tuple[object
 def test_modes_survive() -> None:
     table = ModeTable()
     assert table.get("T", "g") == Mode("PULL", 0)
-    assert table.put("T", "g", Mode("POP", 2)) and table.version == 1
+    assert table.put("T", "g", Mode("POP", 2)) is None and table.version == 1
     other = ModeTable()
     other.load(table.to_dict())
     assert other.get("T", "g") == Mode("POP", 2) and other.get("T", "h") == Mode()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from aiorocket.broker.core.names import Refusal, full
+from aiorocket.config import Limits
 from aiorocket.model import Queue, average, average_by_circle
 from aiorocket_protocol import ANY_QUEUE, POP_MODE, PULL_MODE
 
-__all__ = ("MAX_MODES", "Mode", "ModeTable", "assign")
-
-#: Pairs of topic and group that an administrator may set a mode for.
-MAX_MODES = 100_000
+__all__ = ("Mode", "ModeTable", "assign")
 
 _STRATEGIES = {"AVG": average, "AVG_BY_CIRCLE": average_by_circle}
 
@@ -27,20 +26,20 @@ class Mode(NamedTuple):
 class ModeTable:
     """(topic, group) → Mode, where an administrator set one."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = Limits().modes) -> None:
+        self._most = most
         self._modes: dict[tuple[str, str], Mode] = {}
         self.version = 0
 
     def get(self, topic: str, group: str) -> Mode:
         return self._modes.get((topic, group), Mode())
 
-    def put(self, topic: str, group: str, mode: Mode) -> bool:
-        """False when there are too many."""
-        if (topic, group) not in self._modes and len(self._modes) >= MAX_MODES:
-            return False
+    def put(self, topic: str, group: str, mode: Mode) -> Refusal | None:
+        if (topic, group) not in self._modes and len(self._modes) >= self._most:
+            return full("modes", self._most, f"the mode of group {group} for topic {topic} is not kept")
         self._modes[topic, group] = mode
         self.version += 1
-        return True
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         return {"modes": [[*key, *mode] for key, mode in self._modes.items()]}

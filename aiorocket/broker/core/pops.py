@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 
 __all__ = (
     "MAX_INVISIBLE_MS",
-    "MAX_IN_ALL",
     "MAX_IN_QUEUE",
     "Pop",
     "PopTable",
@@ -40,9 +39,8 @@ __all__ = (
     "encode_reset",
 )
 
-#: Messages of one queue that one group may have out (popInflightMessageThreshold), and all groups of a broker.
+#: Messages of one queue that one group may have out (popInflightMessageThreshold); more wait there.
 MAX_IN_QUEUE = 10_000
-MAX_IN_ALL = 500_000
 #: The longest time a message may be invisible; Apache's proxy has the same limit.
 MAX_INVISIBLE_MS = 12 * 3600 * 1000
 #: A record further behind than this many, and than four for each pop that is out, is written anew.
@@ -145,7 +143,7 @@ class PopTable:
         return queue is not None and offset in queue.out
 
     def is_full(self, key: QueueKey) -> bool:
-        return self.count >= MAX_IN_ALL or self.out(key) >= MAX_IN_QUEUE
+        return self.out(key) >= MAX_IN_QUEUE
 
     def is_blocked(self, key: QueueKey, attempt: str, now: float) -> bool:
         """In order: something is out, its time runs, and it is not this attempt that got it."""

@@ -60,7 +60,7 @@ class Tables(NamedTuple):
                 interval=config.transaction_check_interval,
                 max_checks=config.transaction_check_max,
             ),
-            modes=ModeTable(),
+            modes=ModeTable(limits.modes),
             counters=GroupCounters(),
             settings=Settings(config),
         )

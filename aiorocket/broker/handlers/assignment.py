@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import plain_body, refuse, unknown_topic
-from aiorocket.broker.core.modes import MAX_MODES, Mode, assign
+from aiorocket.broker.core.modes import Mode, assign
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
 from aiorocket.model import Queue
@@ -113,9 +113,7 @@ class ModeHandler:
         config = self._configs.ensure(group)
         if isinstance(config, Refusal):
             return refuse(config)
-        if not self._modes.put(topic, group, mode):
-            return refuse(
-                Refusal(ResponseCode.SYSTEM_ERROR, f"{MAX_MODES} topics and groups have a message request mode already")
-            )
+        if (refusal := self._modes.put(topic, group, mode)) is not None:
+            return refuse(refusal)
         await self._save()
         return RemotingCommand.response()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.groups import GroupConfig, Subscription
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
-from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.names import Refusal, full
 from aiorocket.broker.core.pops import MAX_INVISIBLE_MS, QueueKey
 from aiorocket.broker.core.pull_checks import check_access
 from aiorocket.broker.core.tables import Tables
@@ -110,6 +110,8 @@ class _Found:
         self.times: list[tuple[str, object, int]] = []
         #: Messages behind those that were found.
         self.rest = 0
+        #: Why the group may not begin with a queue.
+        self.refusal: Refusal | None = None
         #: Offsets behind which something may match, had the reads gone on.
         self.unread = False
 
@@ -140,10 +142,13 @@ class PopHandlers:
         self._read_matching = read
         self._subscription = subscription
         self._max_bytes = config.max_pull_bytes
+        self._most = config.limits.popped
         self._turn = 0
         self.polls = LongPolls(config.max_hold, config.limits)
         #: Topic, or retry topic → under which topic and groups something may be parked for what arrives there.
         self.awaited: dict[str, dict[tuple[str, str], None]] = {}
+        #: How many were put there since the last look at all of them.
+        self._marks = 0
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
         revival.free = self.wake
 
@@ -168,6 +173,8 @@ class PopHandlers:
             return _bad(f"maxMsgNums is {count}: a pop is for 1 to {MAX_POP} messages")
         if not 1 <= invisible <= MAX_INVISIBLE_MS:
             return _bad(f"invisibleTime is {invisible}: 1 to {MAX_INVISIBLE_MS} ms are allowed")
+        if self._table.count >= self._most:
+            return refuse(full("popped", self._most, f"group {header.consumer_group} gets nothing more for now"))
         accept = None
         if header.exp:
             subscription = self._subscription(header.topic, header.exp, header.exp_type)
@@ -279,14 +286,23 @@ class PopHandlers:
         key = (wanted.topic.name, wanted.group)
         if self.polls.count >= MAX_PARKED or len(self.polls.waiting(key)) >= MAX_PARKED_HERE:
             return self._nothing(wanted, full=True)
-        for name in (wanted.topic.name, pop_retry_topic(wanted.group, wanted.topic.name)):
-            self.awaited.setdefault(name, {})[key] = None
         pull = ParkedPull(key, 0, None, connection, _Parked(connection, command, wanted))
         if (refusal := self.polls.refusal(pull)) is not None:
             return refuse(refusal)
+        for name in (wanted.topic.name, pop_retry_topic(wanted.group, wanted.topic.name)):
+            self.awaited.setdefault(name, {})[key] = None
+        self._marks += 2
+        if self._marks > 1024 + 4 * self.polls.count:
+            self._forget_idle()
         if self.polls.park(pull, hold_ms / 1000, self._loop.time()):
             self._driver.update()
         return None
+
+    def _forget_idle(self) -> None:
+        """What nothing waits for any more, and nothing has arrived for since."""
+        waiting = {topic: [key for key in keys if self.polls.waiting(key)] for topic, keys in self.awaited.items()}
+        self.awaited = {topic: dict.fromkeys(keys) for topic, keys in waiting.items() if keys}
+        self._marks = sum(map(len, self.awaited.values()))
 
     def _wake(self, key: tuple[str, str], queue_id: int) -> None:
         """Run what waits under ``key`` and may take from ``queue_id`` (-1: from any), until nothing is found."""
@@ -380,6 +396,9 @@ class PopHandlers:
         wall_ms = self._clock.wall_ms()
         for topic, queue_id in self._places(wanted):
             self._take(found, QueueKey(topic, wanted.group, queue_id), wanted, wall_ms)
+        if not found.pieces and found.refusal is not None:
+            connection.reply(command, refuse(found.refusal))
+            return True
         if not found.pieces:
             if found.unread:  # filtered out so far; there is more to look at
                 self._loop.call_soon(self.wake, wanted.topic.name, wanted.group)
@@ -399,8 +418,11 @@ class PopHandlers:
     def _take(self, found: _Found, key: QueueKey, wanted: _Wanted, wall_ms: int) -> None:
         """What of one queue fits into the answer goes out."""
         table, now = self._table, self._loop.time()
+        found.refusal = self._offsets.refusal(key.group, key.topic, key.queue_id) or found.refusal
+        if found.refusal is not None:
+            return  # where it begins would not be kept, and it would begin there each time
         offset = table.next_offset(key, self._start(key, wanted.init_mode, first=True))
-        count = found.count
+        count = min(found.count, self._most - table.count)
         if wanted.in_order:
             if table.is_blocked(key, wanted.attempt, now):
                 return  # what is behind does not count as rest: nobody can have it
