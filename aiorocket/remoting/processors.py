@@ -9,6 +9,7 @@ from typing import cast
 
 from aiorocket.errors import BackPressureError, RemoteError, RocketError, StoreFullError
 from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.rarely import Rarely
 from aiorocket_protocol import MAX_CONTROL_BODY, ProtocolError, RemotingCommand, RequestCode, ResponseCode
 
 __all__ = ("ProcessorTable", "RequestHandler", "error_response")
@@ -53,12 +54,13 @@ class ProcessorTable:
     flight), or an awaitable of either, which costs a task and is for requests off the hot path.
     """
 
-    __slots__ = ("_handlers", "_warned")
+    __slots__ = ("_bugs", "_handlers", "_refusals")
 
     def __init__(self) -> None:
         self._handlers: dict[int, RequestHandler] = {}
-        #: By request code (None: all that are no codes): when the next warning may come, and how many did not.
-        self._warned: dict[int | None, tuple[float, int]] = {}
+        #: By request code (None: all that are no codes).
+        self._refusals = Rarely(_WARN_EVERY)
+        self._bugs = Rarely(_WARN_EVERY)
 
     def add(self, code: int, handler: RequestHandler) -> None:
         """Serve ``code``. ValueError when it is served already."""
@@ -112,9 +114,10 @@ class ProcessorTable:
             error = ProtocolError(
                 f"text that is not Unicode: {error.object[error.start : error.end]!r}", where="request"
             )
+        now = asyncio.get_running_loop().time()
         if isinstance(error, ProtocolError):
             self._warn(connection, request, str(error))
-        elif not isinstance(error, RocketError):
+        elif not isinstance(error, RocketError) and self._bugs.unsaid(request.code, now) is not None:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": f"handler of request code {request.code} from {connection.peer} failed", "exception": error}
             )
@@ -123,13 +126,9 @@ class ProcessorTable:
     def _warn(self, connection: Connection, request: RemotingCommand, why: str) -> None:
         """Say what was refused to whom, with the field and the value: peers often show their users neither."""
         name = _NAMES.get(request.code)
-        key = request.code if name else None
-        now = asyncio.get_running_loop().time()
-        until, unsaid = self._warned.get(key, (now, 0))
-        if now < until:
-            self._warned[key] = until, unsaid + 1
+        unsaid = self._refusals.unsaid(request.code if name else None, asyncio.get_running_loop().time())
+        if unsaid is None:
             return
-        self._warned[key] = now + _WARN_EVERY, 0
         _log.warning(
             "refused request %d (%s) of %s: %.500s%s",
             request.code,

@@ -16,6 +16,7 @@ from aiorocket.remoting.client import end_all
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.door import Door, Doors, ServerTls
 from aiorocket.remoting.processors import ProcessorTable
+from aiorocket.remoting.rarely import Rarely
 from aiorocket.remoting.sweeper import Sweeper
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope
@@ -25,6 +26,8 @@ __all__ = ("RemotingServer",)
 
 _log = logging.getLogger("aiorocket.remoting")
 _BACKLOG = 1024
+#: Seconds between two lines about peers that misbehave: strangers must not fill the log.
+_WARN_EVERY = 10.0
 
 
 class RemotingServer:
@@ -53,6 +56,7 @@ class RemotingServer:
         self._sweeper: Sweeper | None = None
         self._tasks = TaskScope("remoting-server")
         self._closing = False
+        self._misbehaved = Rarely(_WARN_EVERY)
         self._address = ""
         self._port = 0
         self._tls = ServerTls(tls) if isinstance(tls, ssl.SSLContext) else tls
@@ -140,9 +144,15 @@ class RemotingServer:
         if self._sweeper is not None:
             self._sweeper.discard(connection)
         if connection.misbehaved:
-            _log.warning("closed: %s", connection.close_reason)
+            self._warn(connection.close_reason)
         if self._on_close is not None:
             self._on_close(connection)
+
+    def _warn(self, reason: str) -> None:
+        unsaid = self._misbehaved.unsaid(None, asyncio.get_running_loop().time())
+        if unsaid is not None:
+            more = f" ({unsaid} more connections since the last such line)" if unsaid else ""
+            _log.warning("closed: %s%s", reason, more)
 
     async def close(self, grace: float = 0.5) -> None:
         """Stop listening and reading; requests in flight have ``grace`` seconds to be answered, then everything ends.

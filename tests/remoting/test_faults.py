@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -89,6 +90,23 @@ def test_malformed_bytes_close_that_connection_with_a_reason(
     with caplog.at_level(logging.WARNING, "aiorocket.remoting"):
         served(scenario)
     assert len(caplog.records) == 1 and "malformed" in caplog.text
+
+
+def test_peers_that_misbehave_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(service: Served) -> None:
+        for n in range(50):
+            reader, writer = await service.raw()
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+            if n == 48:
+                await asyncio.sleep(10)
+
+    with caplog.at_level(logging.WARNING, "aiorocket.remoting"):
+        served(scenario)
+    assert [record.getMessage()[:24] for record in caplog.records] == ["closed: malformed bytes "] * 2
+    assert "(48 more connections since the last such line)" in caplog.text
 
 
 def test_an_unknown_request_code_is_answered_with_3() -> None:
