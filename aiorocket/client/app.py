@@ -143,13 +143,15 @@ class Client(Session):
         Client's). ``config`` is that consumer's.
 
         Listeners with a parameter named ``state`` get ``state``. UsageError when one needs it and none is given, when
-        there is no group, and while the consumers run.
+        there is no group or no listener, and while the consumers run.
         """
         group = router.group or self.group
         if group is None:
             raise UsageError("which group? Router(group), or Client(group=...)")
         if self._entered:
             raise UsageError(f"the consumer of group {group!r} is running: include routers before that")
+        if not router.listeners:
+            raise UsageError(f"the router for group {group!r} has no listeners yet: import what declares them first")
         bound = [bind_state(each, state) for each in router.listeners]
         if config is not None and self._configs.setdefault(group, config) != config:
             raise UsageError(f"group {group!r} has another config already: its routers share one consumer")

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from aiorocket.client.core.routes import TopicRoute, check_route
-from aiorocket.config import ClientConfig
+from aiorocket.config import DEFAULT_NAMESERVER, ClientConfig
 from aiorocket.errors import NotConnectedError, RocketError, TopicNotFoundError
 from aiorocket.remoting.client import RemotingClient
 from aiorocket.runtime.tasks import TaskScope
@@ -173,4 +173,9 @@ class RouteTable:
         if unknown:
             return TopicNotFoundError(text)
         self.trouble = f"no name server answers for {text}"
+        if servers == (DEFAULT_NAMESERVER,):
+            self.trouble += (
+                "; 'aiorocket standalone' starts a name server and a broker there, nameservers= or the variable "
+                "AIOROCKET_NAMESERVER names others"
+            )
         return NotConnectedError(self.trouble)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiorocket.config.client import BROKER_LOCK as BROKER_LOCK
+    from aiorocket.config.client import DEFAULT_NAMESERVER as DEFAULT_NAMESERVER
     from aiorocket.config.client import ClientConfig as ClientConfig
     from aiorocket.config.client import ConsumerConfig as ConsumerConfig
     from aiorocket.config.client import MissingTopics as MissingTopics
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from aiorocket.config.tls import TlsConfig as TlsConfig
 
 _HOMES = {
-    "client": "BROKER_LOCK ClientConfig ConsumerConfig MissingTopics ProducerConfig PullConsumerConfig",
+    "client": (
+        "BROKER_LOCK ClientConfig ConsumerConfig DEFAULT_NAMESERVER MissingTopics ProducerConfig PullConsumerConfig"
+    ),
     "limits": "Limits",
     "remoting": "RemotingConfig Serializer",
     "server": "BrokerConfig DELAY_LEVELS Flush NameServerConfig StoreConfig",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 from collections.abc import Callable, Sequence
@@ -16,20 +17,37 @@ from aiorocket.errors import ConfigError
 from aiorocket.model import Queue
 from aiorocket_protocol import MAX_BODY, NAMESERVER_PORT
 
-__all__ = ("BROKER_LOCK", "ClientConfig", "ConsumerConfig", "MissingTopics", "ProducerConfig", "PullConsumerConfig")
+__all__ = (
+    "BROKER_LOCK",
+    "DEFAULT_NAMESERVER",
+    "ClientConfig",
+    "ConsumerConfig",
+    "MissingTopics",
+    "ProducerConfig",
+    "PullConsumerConfig",
+)
 
 #: How long RocketMQ's brokers, and ours, keep a queue lock that is not renewed.
 BROKER_LOCK = 60.0
+#: Of a server on this machine, as `aiorocket standalone` starts it.
+DEFAULT_NAMESERVER = f"127.0.0.1:{NAMESERVER_PORT}"
 
 #: What a consumer does about a topic that nobody has.
 MissingTopics = Literal["wait", "create", "error"]
+
+
+def _nameservers() -> tuple[str, ...]:
+    parts = os.environ.get("AIOROCKET_NAMESERVER", "").replace(",", ";").split(";")
+    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip())) or (DEFAULT_NAMESERVER,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
     """Shared by the producers and consumers of one ``Client``."""
 
-    nameservers: tuple[str, ...] = (f"127.0.0.1:{NAMESERVER_PORT}",)
+    #: Default: what AIOROCKET_NAMESERVER says ("host:port", several separated by commas or semicolons), as of the
+    #: command line, else ``DEFAULT_NAMESERVER``.
+    nameservers: tuple[str, ...] = field(default_factory=lambda: _nameservers())
     #: Part of the client id ``ip@instance``; None makes a unique one.
     instance: str | None = None
     heartbeat_interval: float = 30.0

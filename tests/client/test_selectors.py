@@ -108,12 +108,12 @@ def test_what_a_message_has_itself_is_not_given_beside_it() -> None:
         more: list[dict[str, Any]] = [{"body": b"y"}, {"tag": "a"}, {"keys": ["k"]}, {"properties": {"a": "b"}}]
         for each in more:
             for verb in (producer.send, producer.send_oneway, producer.request):
-                with pytest.raises(UsageError, match="has all of these itself"):
+                with pytest.raises(UsageError, match="says all of these itself"):
                     await verb(message, **each)
             for verb in (producer.send, producer.send_oneway):
-                with pytest.raises(UsageError, match="has all of these itself"):
+                with pytest.raises(UsageError, match="says all of these itself"):
                     await verb(message, **each, select=lambda queues, message, arg: queues[0])
-        with pytest.raises(UsageError, match="has all of these itself"):
+        with pytest.raises(UsageError, match="says all of these itself"):
             await producer.send(message, delay_level=3)
         assert (producer.in_flight, kept_by(cluster)) == (0, [])
 

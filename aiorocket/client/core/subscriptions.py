@@ -20,9 +20,16 @@ S = TypeVar("S")
 def check_tags(expression: str) -> frozenset[str]:
     """The tags of an expression such as ``"a || b"``; empty for all. UsageError when it names none."""
     try:
-        return frozenset(SubscriptionData.parse("", expression).tags_set)
+        tags = frozenset(SubscriptionData.parse("", expression).tags_set)
     except ProtocolError as error:
         raise UsageError(f"tags={expression!r}: {error}; '*' for all, or tags between '||'") from None
+    if any("," in tag for tag in tags):
+        alternatives = " || ".join(part.strip() for part in expression.replace("||", ",").split(","))
+        raise UsageError(
+            f"tags={expression!r}: several tags are written {alternatives!r}; one with a comma in it is found by "
+            "sql=\"TAGS = 'a,b'\""
+        )
+    return tags
 
 
 def check_filter(tags: str, sql: str | None) -> frozenset[str]:

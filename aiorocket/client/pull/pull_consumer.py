@@ -166,6 +166,8 @@ class PullConsumer:
         self.member.need_running()
         if max_messages < 1:
             raise UsageError(f"fetch(max_messages={max_messages}): at least 1")
+        if self._mode is None:
+            raise UsageError(f"pull consumer {self.group!r} reads nothing: subscribe() or assign() first")
         served = self._queues.served
         if served:
             # Who asks for more is done with what there was.

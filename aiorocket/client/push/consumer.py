@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from types import TracebackType
 from typing import Any
 
 from aiorocket.client.core.lifecycle import State
 from aiorocket.client.core.namespace import unwrap, wrap
-from aiorocket.client.core.stats import SAMPLE_INTERVAL, ConsumeStats
+from aiorocket.client.core.stats import ConsumeStats
 from aiorocket.client.core.subscriptions import wanted
 from aiorocket.client.group.commits import Commits, RemoteOffsets
 from aiorocket.client.group.group_check import check_group_agrees
@@ -29,7 +29,7 @@ from aiorocket.client.push.hooks import ConsumeHook
 from aiorocket.client.push.listener_state import bind_state
 from aiorocket.client.push.router import Listener, Router
 from aiorocket.client.push.settlement import Settlement
-from aiorocket.client.push.sinks import Sink, end_work, make_sink, sweep_forever
+from aiorocket.client.push.sinks import Sink, end_work, make_sink, sample_forever, sweep_forever
 from aiorocket.client.push.stream import MessageStream
 from aiorocket.client.push.topics import Topics
 from aiorocket.client.session import Session
@@ -41,6 +41,8 @@ from aiorocket.runtime.env import Env
 from aiorocket_protocol import CONSUME_PASSIVELY, ConsumerData, SubscriptionData
 
 __all__ = ("Consumer",)
+
+log = logging.getLogger("aiorocket.client")
 
 
 class Consumer(Router):
@@ -84,7 +86,7 @@ class Consumer(Router):
             self.client, group, self.config, kind="consumer", consume_type=CONSUME_PASSIVELY, message_model=model
         )
         self.stats = ConsumeStats(member.namespace)
-        self.stream = MessageStream(member.need_running)
+        self.stream = MessageStream(self._need_subscription)
         self.hooks = tuple(hooks)
         # One for each listener, from the start on.
         self._sinks: list[Sink] = []
@@ -204,6 +206,8 @@ class Consumer(Router):
         orderly = self.is_orderly
         if self.config.rebalance == "broker" and (orderly or any(each.order_by for each in self.listeners)):
             raise UsageError(f"consumer {self.group!r}: what a broker gives out has no order; use rebalance='client'")
+        if not self.listeners and not self._topics:
+            log.warning("consumer %r has no listener and no subscription: it takes nothing before one", self.group)
         if self.member.broadcasting and self.client.config.instance is None:
             raise UsageError(
                 f"consumer {self.group!r} broadcasts: its offsets lie in a file named after the client id, "
@@ -234,7 +238,7 @@ class Consumer(Router):
         self._membership.rebalance_from_now_on()
         scope.start(self._commits.forever(config.offset_flush_interval, self.fetchers), name="commit")
         scope.start(sweep_forever(self._sinks, config.consume_timeout), name="sweep")
-        scope.start(self._sample_forever(), name="statistics")
+        scope.start(sample_forever(self.stats), name="statistics")
 
     async def stop(self, *, drain: bool = True, timeout: float | None = None) -> None:
         """Leave the group: pull no more, let running listeners finish (for ``timeout`` seconds, default
@@ -251,9 +255,7 @@ class Consumer(Router):
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.stop()
 
     async def _leave(self, patience: float) -> None:
@@ -334,6 +336,11 @@ class Consumer(Router):
 
     # -- inside --
 
+    def _need_subscription(self) -> None:
+        self.member.need_running()
+        if not self._topics.streams:
+            raise UsageError(f"consumer {self.group!r} has no subscription for messages() to give: subscribe() first")
+
     def _wire(self, topic: str) -> str:
         return wrap(self.member.namespace, topic)
 
@@ -346,10 +353,3 @@ class Consumer(Router):
 
     def _begin_anew(self, positions: Mapping[Queue, int]) -> None:
         self._assigned.begin_anew(positions, self.config.offset_illegal_delay)
-
-    async def _sample_forever(self) -> None:
-        """The statistics' one timer."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(SAMPLE_INTERVAL)
-            self.stats.sample(loop.time())

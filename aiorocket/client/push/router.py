@@ -255,6 +255,7 @@ def _awaitable(handler: Callable[..., Any], in_thread: Callable[..., Awaitable[o
     loop."""
     if not callable(handler):
         raise UsageError(f"a listener must be a function, {handler!r} is not")
+    _check_parameters(handler)
     called = type(handler).__call__
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(called):
         return handler
@@ -268,6 +269,24 @@ def _awaitable(handler: Callable[..., Any], in_thread: Callable[..., Awaitable[o
         return await result if inspect.isawaitable(result) else result
 
     return call
+
+
+def _check_parameters(handler: Callable[..., object]) -> None:
+    """UsageError when it cannot be called with what it will be given."""
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):  # one that does not tell
+        return
+    named = signature.parameters.get("state")
+    state = {"state": None} if named is not None and named.kind is not named.POSITIONAL_ONLY else {}
+    try:
+        signature.bind(*[None] * (1 + takes_context(handler)), **state)
+    except TypeError as error:
+        name = getattr(handler, "__name__", repr(handler))
+        raise UsageError(
+            f"listener {name}{signature} cannot be called: {error}. It takes the message (in status mode the messages "
+            "and a context), and perhaps a parameter named state"
+        ) from None
 
 
 def _is_generator(function: object) -> bool:

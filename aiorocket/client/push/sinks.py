@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from aiorocket.client.core.stats import SAMPLE_INTERVAL, ConsumeStats
 from aiorocket.client.group.leases import Leases
 from aiorocket.client.message import Message
 from aiorocket.client.push.batch_listener import BatchDelivery
@@ -20,7 +21,7 @@ from aiorocket.config import ConsumerConfig
 from aiorocket.model import Queue
 from aiorocket.runtime.tasks import TaskScope
 
-__all__ = ("Sink", "end_work", "make_sink", "sweep_forever")
+__all__ = ("Sink", "end_work", "make_sink", "sample_forever", "sweep_forever")
 
 _LONGEST_SWEEP = 60.0
 
@@ -96,6 +97,14 @@ async def sweep_forever(sinks: Iterable[Sink], limit: float) -> None:
         now = asyncio.get_running_loop().time()
         for sink in sinks:
             await sink.sweep(now, limit)
+
+
+async def sample_forever(stats: ConsumeStats) -> None:
+    """The statistics' one timer."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(SAMPLE_INTERVAL)
+        stats.sample(loop.time())
 
 
 async def end_work(sinks: Iterable[Sink], scope: TaskScope) -> None:

@@ -37,6 +37,14 @@ class Topics:
         self._subscribed.add(topic, what.tags, taker, what.sql)
         self._member.want(topic, what)
 
+    def __bool__(self) -> bool:
+        return bool(self._subscribed.topics())
+
+    @property
+    def streams(self) -> bool:
+        """Something is subscribed to for the async iterator."""
+        return self.stream in self._subscribed.sinks()
+
     def derive(self, version: int) -> None:
         """Bring the derived tables up to date. A subscription that changed gets ``version`` as its subVersion, or one
         more than before when the clock was set back: brokers take no subscription that is not newer."""

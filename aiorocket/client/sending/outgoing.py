@@ -114,44 +114,53 @@ def property_text(
 ) -> str:
     """The property string of a message that has more than an id. ``system`` are reserved ones, which we set ourselves.
     UsageError names what cannot be stored."""
-    parts = [_UNIQ_KEY, msg_id, "\x02"]
-    if tag:
-        if "||" in tag or tag != tag.strip():
-            raise UsageError(f"tag {tag!r}: a message has one tag, without '||' and without blanks at its ends")
-        parts += (_TAGS, tag, "\x02")
-    if keys:
-        if isinstance(keys, str):
-            raise UsageError(f"keys={keys!r}: a sequence of keys is needed, such as [{keys!r}]")
-        joined = " ".join(keys)
-        if not joined.strip() or any(not key or " " in key for key in keys):
-            raise UsageError(f"keys={keys!r}: keys are joined by blanks, so none may be empty or contain one")
-        parts += (_KEYS, joined, "\x02")
-    if sharding_key:
-        parts += (_SHARDING_KEY, sharding_key, "\x02")
-    if delay_level:
-        if not 0 < delay_level <= _LAST_LEVEL:
-            raise UsageError(f"delay_level={delay_level}: 1 to {_LAST_LEVEL}, or 0 for at once")
-        parts += (_DELAY, str(delay_level), "\x02")
-    if properties:
-        try:
-            check_user_properties(properties)
-        except ProtocolError as error:
-            raise UsageError(f"properties: {error}") from None
-        for name, value in properties.items():
-            parts += (name, _NAME_END, value, _VALUE_END)
-    pairs = 1 + bool(tag) + bool(keys) + bool(sharding_key) + bool(delay_level) + (len(properties) if properties else 0)
-    if system:
-        pairs += len(system)
-        for name, value in system.items():
-            parts += (name, _NAME_END, value, _VALUE_END)
-    text = "".join(parts)
-    # Each property brings one of either separator; more of them would come back as other properties than were sent.
-    if text.count(_NAME_END) != pairs or text.count(_VALUE_END) != pairs:
-        raise UsageError("tag, keys, sharding_key and properties must not contain the characters U+0001 and U+0002")
-    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-    if size > MAX_PROPERTIES:
-        raise UsageError(f"the properties take {size} bytes, {MAX_PROPERTIES} is the limit")
-    return text
+    try:
+        parts = [_UNIQ_KEY, msg_id, "\x02"]
+        if tag:
+            if "||" in tag or tag != tag.strip():
+                raise UsageError(f"tag {tag!r}: a message has one tag, without '||' and without blanks at its ends")
+            parts += (_TAGS, tag, "\x02")
+        if keys:
+            if isinstance(keys, str):
+                raise UsageError(f"keys={keys!r}: a sequence of keys is needed, such as [{keys!r}]")
+            joined = " ".join(keys)
+            if not joined.strip() or any(not key or " " in key for key in keys):
+                raise UsageError(f"keys={keys!r}: keys are joined by blanks, so none may be empty or contain one")
+            parts += (_KEYS, joined, "\x02")
+        if sharding_key:
+            parts += (_SHARDING_KEY, sharding_key, "\x02")
+        if delay_level:
+            if not 0 < delay_level <= _LAST_LEVEL:
+                raise UsageError(f"delay_level={delay_level}: 1 to {_LAST_LEVEL}, or 0 for at once")
+            parts += (_DELAY, str(delay_level), "\x02")
+        if properties:
+            try:
+                check_user_properties(properties)
+            except ProtocolError as error:
+                raise UsageError(f"properties: {error}") from None
+            for name, value in properties.items():
+                parts += (name, _NAME_END, value, _VALUE_END)
+        pairs = (
+            1 + bool(tag) + bool(keys) + bool(sharding_key) + bool(delay_level) + (len(properties) if properties else 0)
+        )
+        if system:
+            pairs += len(system)
+            for name, value in system.items():
+                parts += (name, _NAME_END, value, _VALUE_END)
+        text = "".join(parts)
+        # Each property brings one of either separator; more of them would come back as other properties than were sent.
+        if text.count(_NAME_END) != pairs or text.count(_VALUE_END) != pairs:
+            raise UsageError("tag, keys, sharding_key and properties must not contain the characters U+0001 and U+0002")
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        if size > MAX_PROPERTIES:
+            raise UsageError(f"the properties take {size} bytes, {MAX_PROPERTIES} is the limit")
+        return text
+    except (TypeError, AttributeError):
+        raise UsageError(
+            f"tag={tag!r:.100}, keys={keys!r:.100}, properties={properties!r:.200}, sharding_key={sharding_key!r:.100} "
+            f"or delay_level={delay_level!r:.100} is of another type: a tag, a key and a sharding key are text, keys a "
+            "sequence, properties a mapping of text to text, a delay level is a number"
+        ) from None
 
 
 def squeeze(body: bytes, level: int, compression: int = COMPRESSION_ZLIB) -> tuple[bytes, int]:

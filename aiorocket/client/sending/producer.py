@@ -179,9 +179,11 @@ class Producer:
         the topic, SendError otherwise.
         """
         sender, flag = self.sender, 0
-        if timeout is None:
-            timeout = self.config.send_timeout
-        deadline = self._time() + timeout
+        timeout = self.config.send_timeout if timeout is None else timeout
+        try:
+            deadline = self._time() + timeout
+        except TypeError:
+            raise UsageError(f"timeout={timeout!r}: a number of seconds") from None
         if _running_loop() is not self._loop:
             raise wrong_loop(self._lifecycle.what)
         if select is not None or type(topic) is not str or at is not None or after is not None:
@@ -270,14 +272,12 @@ class Producer:
         Arguments and errors as of ``send``; a message that is lost later is lost silently.
         """
         sender, flag, delay_level = self.sender, 0, 0
-        timeout = self.config.send_timeout if timeout is None else timeout
-        deadline = self._time() + timeout
-        sender.need_running()
+        deadline = sender.deadline(timeout)
         if select is not None or type(topic) is not str:
             message = as_message(topic, body, tag, keys, properties, sharding_key, 0)
             not_timed(message, "what nobody acknowledges")
             if select is not None:
-                queue = await sender.select(message, queue, select, arg, timeout)
+                queue = await sender.select(message, queue, select, arg, deadline - self._time())
             topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
             properties, delay_level, flag = message.properties, message.delay_level, message.flag
             sharding_key = message.sharding_key

@@ -87,6 +87,14 @@ class Sender:
         self._lifecycle.need_running()
         need_loop(self.client.loop, self._lifecycle.what)
 
+    def deadline(self, timeout: float | None) -> float:
+        """In loop time; None is the config's. UsageError for what is no number."""
+        self.need_running()
+        timeout = self.config.send_timeout if timeout is None else timeout
+        if not isinstance(timeout, int | float):
+            raise UsageError(f"timeout={timeout!r}: a number of seconds")
+        return self.client.loop.time() + timeout
+
     def check_compression(self) -> None:
         """UsageError when ``compress_type`` needs what is not installed."""
         try:

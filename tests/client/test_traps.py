@@ -1,0 +1,125 @@
+"""What is easily written wrongly is an error that says so, or does what was meant."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from aiorocket import Client, ClientConfig, Consumer, Embedded, Message, NotConnectedError, Router, UsageError, embed
+from aiorocket.client.route_table import RouteTable
+from aiorocket.config import DEFAULT_NAMESERVER
+
+
+@pytest_asyncio.fixture
+async def mq() -> AsyncIterator[Embedded]:
+    async with embed() as embedded:
+        yield embedded
+
+
+async def nothing(message: Message) -> None: ...
+
+
+def test_tags_with_a_comma() -> None:
+    """Kafka's habit; as one tag it would match nothing."""
+    with pytest.raises(UsageError, match=r"tags='a,b': several tags are written 'a \|\| b'"):
+        Router().listener("orders", tags="a,b")
+    with pytest.raises(UsageError, match=r"written 'a \|\| b \|\| c'"):
+        Router().batch("orders", tags="a , b || c")
+
+
+async def test_a_consumer_that_would_take_nothing(mq: Embedded, caplog: pytest.LogCaptureFixture) -> None:
+    await mq.create_topic("orders")
+    async with mq.client("g") as client:
+        with pytest.raises(UsageError, match=r"the router for group 'g' has no listeners yet"):
+            client.include(Router())
+        async with client.consumer("silent") as consumer:
+            with pytest.raises(UsageError, match=r"'silent' has no subscription for messages\(\) to give: subscribe"):
+                await anext(consumer.messages())
+            await consumer.subscribe("orders")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(consumer.messages()), 0.01)
+        listening = client.consumer("listening")
+        listening.listener("orders")(nothing)
+        async with listening:
+            with pytest.raises(UsageError, match="subscribe"):  # its messages go to the listener
+                await anext(listening.messages())
+        async with client.pull_consumer("etl") as etl:
+            with pytest.raises(UsageError, match=r"'etl' reads nothing: subscribe\(\) or assign\(\) first"):
+                await etl.fetch(timeout=0)
+            await etl.assign([])
+            assert await etl.fetch(timeout=0) == []
+    warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert warnings == ["consumer 'silent' has no listener and no subscription: it takes nothing before one"]
+
+
+def test_the_variable_of_the_command_line_counts_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AIOROCKET_NAMESERVER", raising=False)
+    assert ClientConfig().nameservers == Client().config.nameservers == ("127.0.0.1:9876",) == (DEFAULT_NAMESERVER,)
+    monkeypatch.setenv("AIOROCKET_NAMESERVER", "a:1, b:2;c:3,")
+    assert ClientConfig().nameservers == Consumer("g").client.config.nameservers == ("a:1", "b:2", "c:3")
+    assert Client(nameservers="d:4").config.nameservers == ("d:4",)  # what is said counts more
+
+
+@pytest.mark.parametrize("address", [DEFAULT_NAMESERVER, "127.0.0.1:1"])
+async def test_nobody_at_the_default_address(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.delenv("AIOROCKET_NAMESERVER", raising=False)
+
+    class Refusing:
+        async def connect(self, address: str) -> Any:
+            raise NotConnectedError(f"{address}: Connection refused (errno 111)")
+
+    config = ClientConfig() if address == DEFAULT_NAMESERVER else ClientConfig(nameservers=(address,))
+    table = RouteTable(config, Refusing())  # type: ignore[arg-type]  # a machine may have a server at 9876
+    with pytest.raises(NotConnectedError, match="Connection refused") as caught:
+        await table.get("orders")
+    hint = "'aiorocket standalone'" in str(caught.value) and "AIOROCKET_NAMESERVER" in str(caught.value)
+    assert hint == (address == DEFAULT_NAMESERVER)
+    await table.close()
+
+
+@pytest.mark.parametrize("verb", ["send", "send_oneway"])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"tag": 3}, {"keys": 3}, {"keys": [3]}, {"sharding_key": 3}, {"properties": [("a", "b")]}, {"timeout": "1"}],
+)
+async def test_options_of_another_type(mq: Embedded, verb: str, wrong: dict[str, Any]) -> None:
+    await mq.create_topic("orders")
+    async with mq.producer() as producer:
+        for topic in ("orders", "orders"):  # the first look-up, and the way everything goes after it
+            with pytest.raises(UsageError, match=rf"{next(iter(wrong))}="):
+                await getattr(producer, verb)(topic, b"x", **wrong)
+        assert (await producer.send("orders", b"x")).offset == 0
+
+
+async def of_two(message: Message, other: int) -> None: ...
+async def of_three(messages: list[Message], context: Any, other: int) -> None: ...
+async def of_nothing() -> None: ...
+async def of_a_keyword(message: Message, *, other: int) -> None: ...
+def plain() -> None: ...
+
+
+@pytest.mark.parametrize("listener", [of_three, of_nothing, of_a_keyword, plain, partial(of_two, None, 3)])
+@pytest.mark.parametrize("register", [Router.listener, Router.batch, Router.orderly])
+def test_parameters_that_do_not_fit(register: Any, listener: Any) -> None:
+    """Noticed where it is written, not with the first message."""
+    with pytest.raises(UsageError, match=r"cannot be called: .*It takes the message"):
+        register(Router(), "orders")(listener)
+
+
+@pytest.mark.parametrize("register", [Router.listener, Router.orderly])
+def test_parameters_that_fit(register: Any) -> None:
+    async def with_default(message: Message, other: int = 3) -> None: ...
+    async def with_all(*args: Any, **options: Any) -> None: ...
+    async def with_state(message: Message, *, state: Any) -> None: ...
+    async def status(messages: list[Message], context: Any, state: Any) -> None: ...
+
+    for number, listener in enumerate(
+        (nothing, with_default, with_all, with_state, status, print, partial(of_two, other=3))
+    ):
+        register(Router(), f"orders{number}")(listener)
