@@ -14,10 +14,10 @@ import click
 
 from aiorocket import Client, Message
 from aiorocket.cli.counts import counted
-from aiorocket.cli.options import nameserver_option
+from aiorocket.cli.options import client_options
 from aiorocket.cli.positions import Positions
 from aiorocket.cli.running import INTERRUPTED, run, stop_signals
-from aiorocket.config import ConsumerConfig
+from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.errors import RemoteError
 from aiorocket.model import Queue, check_group, check_topic
 
@@ -44,7 +44,7 @@ def _read_start(_ctx: click.Context, _param: click.Parameter, value: str | None)
 @click.command()
 @click.argument("topic")
 @click.option("--group", required=True, help="Consumer group; it remembers how far it has come.")
-@nameserver_option
+@client_options
 @click.option("--tag", "tags", default="*", show_default=True, help="Only these tags: 'a || b'.")
 @click.option(
     "--from",
@@ -59,7 +59,7 @@ def _read_start(_ctx: click.Context, _param: click.Parameter, value: str | None)
 def consume(
     topic: str,
     group: str,
-    nameservers: tuple[str, ...],
+    config: ClientConfig,
     tags: str,
     start: str | int | None,
     count: int | None,
@@ -72,7 +72,7 @@ def consume(
     that.
     A message counts as consumed once it is printed.
     """
-    sys.exit(run(_Reader(topic, group, tags, count, follow, as_json).run(nameservers, start)))
+    sys.exit(run(_Reader(topic, group, tags, count, follow, as_json).run(config, start)))
 
 
 class _Reader:
@@ -83,16 +83,19 @@ class _Reader:
         self._count = count
         self._follow = follow
         self._as_json = as_json
+        self._wire_group = group
         self._printed = 0
         self._enough = asyncio.Event()
         self._broken = False
 
-    async def run(self, nameservers: tuple[str, ...], start: str | int | None) -> int:
+    async def run(self, config: ClientConfig, start: str | int | None) -> int:
         check_topic(self._topic)
         check_group(self._group)
-        async with Client(nameservers=nameservers) as client:
-            positions = Positions(client)
-            queues = await positions.queues(self._topic)
+        async with Client(config=config) as client:
+            # What is asked of brokers directly has its name there.
+            space = f"{config.namespace}%" if config.namespace else ""
+            positions, self._wire_group = Positions(client), space + self._group
+            queues = await positions.queues(space + self._topic)
             ends = await positions.ends(queues)
             begin = await self._begin(positions, queues, ends, start)
             interrupted = asyncio.Event()
@@ -113,7 +116,7 @@ class _Reader:
         A group that has none at all is given its offsets here, before it pulls: what ``last`` and a moment mean is then
         decided once, not again by the next member in a queue that had nothing to read this time.
         """
-        known = await positions.committed(self._group, queues)
+        known = await positions.committed(self._wire_group, queues)
         if any(offset is not None for offset in known.values()):
             if start is not None:
                 click.echo(
@@ -130,13 +133,13 @@ class _Reader:
             assert isinstance(start, int)
             offsets = await positions.at(queues, start)
         try:
-            await positions.commit(self._group, offsets)
+            await positions.commit(self._wire_group, offsets)
         except RemoteError:
             pass  # a broker that does not know the group yet: the consumer begins in the same place by itself
         return "first" if start is None else start
 
     async def _reached(self, positions: Positions, ends: dict[Queue, int]) -> bool:
-        known = await positions.committed(self._group, ends)
+        known = await positions.committed(self._wire_group, ends)
         return all((known[queue] or 0) >= end for queue, end in ends.items())
 
     async def _consume(

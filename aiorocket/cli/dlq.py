@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 import click
 
-from aiorocket import Admin, DeadLetters, DeadMessage, ReplayOutcome, ReplayReport
+from aiorocket import Admin, Client, DeadLetters, DeadMessage, ReplayOutcome, ReplayReport
 from aiorocket.cli.conditions import condition, every
 from aiorocket.cli.counts import counted
-from aiorocket.cli.options import nameserver_option
+from aiorocket.cli.options import client_options
 from aiorocket.cli.running import INTERRUPTED, run, until_stopped
 from aiorocket.cli.show import Row, table
+from aiorocket.config import ClientConfig
 
 __all__ = ("dlq",)
 
@@ -43,7 +44,7 @@ def _selection(function: F) -> F:
             help="Only messages with: tag=T, keys=K, topic=T, id=I, property.NAME=V, body~TEXT, reconsume_times>=N; "
             "= != ~ (contains), for numbers < <= > >= too. Given more than once, all must hold.",
         ),
-        nameserver_option,
+        client_options,
     ):  # fmt: skip
         function = option(function)
     return function
@@ -60,19 +61,19 @@ def dlq() -> None:
 @dlq.command("list")
 @click.argument("group")
 @_selection
-def list_(group: str, nameservers: tuple[str, ...], where: Where | None, limit: int | None, as_json: bool) -> None:
+def list_(group: str, config: ClientConfig, where: Where | None, limit: int | None, as_json: bool) -> None:
     """List the dead letters of GROUP, the oldest first."""
-    sys.exit(run(_list(group, nameservers, where, limit, as_json)))
+    sys.exit(run(_list(group, config, where, limit, as_json)))
 
 
 @dlq.command()
 @click.argument("group")
 @click.argument("message_id")
-@nameserver_option
+@client_options
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
-def show(group: str, message_id: str, nameservers: tuple[str, ...], as_json: bool) -> None:
+def show(group: str, message_id: str, config: ClientConfig, as_json: bool) -> None:
     """Show one dead letter of GROUP with its properties and its body."""
-    sys.exit(run(_show(group, message_id, nameservers, as_json)))
+    sys.exit(run(_show(group, message_id, config, as_json)))
 
 
 @dlq.command()
@@ -83,7 +84,7 @@ def show(group: str, message_id: str, nameservers: tuple[str, ...], as_json: boo
 @click.option("--dry-run", is_flag=True, help="Send nothing, say what would be sent.")
 def replay(
     group: str,
-    nameservers: tuple[str, ...],
+    config: ClientConfig,
     where: Where | None,
     limit: int | None,
     as_json: bool,
@@ -96,13 +97,13 @@ def replay(
     Every group that subscribes to such a topic gets them. They stay dead letters too, marked as replayed: the next
     replay passes over them, also when this one is interrupted. It exits with 0 only when all were sent.
     """
-    sys.exit(run(_replay(group, nameservers, where, limit, as_json, rate, to, dry_run)))
+    sys.exit(run(_replay(group, config, where, limit, as_json, rate, to, dry_run)))
 
 
-async def _list(group: str, nameservers: tuple[str, ...], where: Where | None, limit: int | None, as_json: bool) -> int:
+async def _list(group: str, config: ClientConfig, where: Where | None, limit: int | None, as_json: bool) -> int:
     rows: list[Row] = []
     found = 0
-    async with Admin(nameservers=nameservers) as admin:
+    async with Client(config=config) as client, Admin(client=client) as admin:
         async for message in admin.dlq(group).messages(where=where, limit=limit):
             found += 1
             if as_json:
@@ -115,8 +116,8 @@ async def _list(group: str, nameservers: tuple[str, ...], where: Where | None, l
     return 0
 
 
-async def _show(group: str, message_id: str, nameservers: tuple[str, ...], as_json: bool) -> int:
-    async with Admin(nameservers=nameservers) as admin:
+async def _show(group: str, message_id: str, config: ClientConfig, as_json: bool) -> int:
+    async with Client(config=config) as client, Admin(client=client) as admin:
         message = await admin.dlq(group).show(message_id)
     if message is None:
         click.echo(f"Error: no dead letter of group {group} has the id {message_id}", err=True)
@@ -140,7 +141,7 @@ async def _show(group: str, message_id: str, nameservers: tuple[str, ...], as_js
 
 async def _replay(
     group: str,
-    nameservers: tuple[str, ...],
+    config: ClientConfig,
     where: Where | None,
     limit: int | None,
     as_json: bool,
@@ -161,7 +162,7 @@ async def _replay(
             }  # fmt: skip
             click.echo(json.dumps(line, ensure_ascii=False))
 
-    async with Admin(nameservers=nameservers) as admin:
+    async with Client(config=config) as client, Admin(client=client) as admin:
         letters: DeadLetters = admin.dlq(group)
         work = await until_stopped(
             letters.replay(

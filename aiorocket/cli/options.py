@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
-from aiorocket.config import Flush, ServerTlsConfig, StoreConfig
+from aiorocket.config import ClientConfig, Flush, ServerTlsConfig, StoreConfig, TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket_protocol import DEFAULT_CLUSTER, NAMESERVER_PORT
 
@@ -17,6 +18,7 @@ __all__ = (
     "DEFAULT_DATA",
     "BadInputError",
     "advertised",
+    "client_options",
     "host_port",
     "nameserver_option",
     "parse_nameservers",
@@ -75,6 +77,78 @@ def nameserver_option(function: F) -> F:
         show_envvar=True,
         help="Name servers to ask, separated by ',' or ';'.",
     )(function)
+
+
+def client_options(function: F) -> F:
+    """How a client finds servers, who it says it is, and TLS, each also by the environment: ``config`` of ``function``.
+
+    Keys are taken from a file or the environment only: what stands on a command line can be read by everybody."""
+
+    @wraps(function)
+    def command(*args: Any, **given: Any) -> Any:
+        own = {name: given.pop(name) for name in ("nameservers", "namespace", "credentials", "tls", *_TLS)}
+        return function(*args, config=_client_config(**own), **given)
+
+    decorated: Any = command
+    for option in (
+        click.option("--tls-insecure", is_flag=True, help="TLS to servers whose certificates nobody checks."),
+        *(
+            click.option(
+                f"--tls-{name}", metavar="FILE", envvar=f"AIOROCKET_TLS_{name.upper()}", show_envvar=True, help=text
+            )
+            for name, text in (
+                ("key", "Its private key, unless it is in the same file."),
+                ("cert", "TLS with this certificate of the client (PEM)."),
+                ("ca", "TLS to servers whose certificates these authorities signed (PEM)."),
+            )
+        ),
+        click.option(
+            "--tls", is_flag=True, envvar="AIOROCKET_TLS", show_envvar=True, help="TLS; trusts what the system trusts.",
+        ),
+        click.option(
+            "--namespace", default="", envvar="AIOROCKET_NAMESPACE", show_envvar=True, help="Of topics and groups.",
+        ),
+        click.option(
+            "--credentials", metavar="FILE", envvar="AIOROCKET_CREDENTIALS", show_envvar=True,
+            help="JSON with accessKey and secretKey, for servers with access control. Or AIOROCKET_ACCESS_KEY and "
+            "AIOROCKET_SECRET_KEY of the environment.",
+        ),
+        nameserver_option,
+    ):  # fmt: skip
+        decorated = option(decorated)
+    return cast(F, decorated)
+
+
+_TLS = ("tls_ca", "tls_cert", "tls_key", "tls_insecure")
+
+
+def _client_config(
+    nameservers: tuple[str, ...],
+    namespace: str,
+    credentials: str | None,
+    tls: bool,
+    tls_ca: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_insecure: bool,
+) -> ClientConfig:
+    encrypted: TlsConfig | bool = tls
+    keys: tuple[str | None, str | None] = (None, None)
+    if credentials is None:
+        keys = os.environ.get("AIOROCKET_ACCESS_KEY") or None, os.environ.get("AIOROCKET_SECRET_KEY") or None
+    try:
+        if tls_ca is not None or tls_cert is not None or tls_key is not None or tls_insecure:
+            encrypted = TlsConfig(ca=tls_ca, cert=tls_cert, key=tls_key, verify=not tls_insecure)
+        return ClientConfig(
+            nameservers=nameservers,
+            namespace=namespace,
+            access_key=keys[0],
+            secret_key=keys[1],
+            credentials_file=credentials,
+            tls=encrypted,
+        )
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def server_options(port: int, port_help: str) -> Callable[[F], F]:

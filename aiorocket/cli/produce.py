@@ -8,12 +8,13 @@ import sys
 
 import click
 
-from aiorocket import Producer
+from aiorocket import Client
 from aiorocket.cli.counts import counted
 from aiorocket.cli.lines import Line, LineSource
-from aiorocket.cli.options import nameserver_option
+from aiorocket.cli.options import client_options
 from aiorocket.cli.running import INTERRUPTED, run, until_stopped
 from aiorocket.cli.sending import send_lines
+from aiorocket.config import ClientConfig
 from aiorocket.errors import RocketError
 from aiorocket.model import check_group, check_topic
 
@@ -50,13 +51,13 @@ class _Report:
 @click.command()
 @click.argument("topic")
 @click.argument("file", default="-", metavar="[FILE|-]")
-@nameserver_option
+@client_options
 @click.option("--group", default="aiorocket-cli", show_default=True, help="Producer group.")
 @click.option("--tag", default="", help="Tag of every message.")
 @click.option("--key-field", metavar="NAME", help="Lines are JSON objects; this field is the message's key.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), metavar="N", help="At most N messages a second.")
 def produce(
-    topic: str, file: str, nameservers: tuple[str, ...], group: str, tag: str, key_field: str | None, rate: float | None
+    topic: str, file: str, config: ClientConfig, group: str, tag: str, key_field: str | None, rate: float | None
 ) -> None:
     """Send each line of FILE, or of standard input, as one message to TOPIC.
 
@@ -64,13 +65,13 @@ def produce(
     """
     source = LineSource(file)
     source.check()
-    sys.exit(run(_produce(topic, source, nameservers, group, tag, key_field, rate)))
+    sys.exit(run(_produce(topic, source, config, group, tag, key_field, rate)))
 
 
 async def _produce(
     topic: str,
     source: LineSource,
-    nameservers: tuple[str, ...],
+    config: ClientConfig,
     group: str,
     tag: str,
     key_field: str | None,
@@ -82,7 +83,7 @@ async def _produce(
     loop = asyncio.get_running_loop()
     started = loop.time()
 
-    async with Producer(group, nameservers=nameservers) as producer:
+    async with Client(config=config) as client, client.producer(group) as producer:
 
         async def send(line: Line) -> None:
             report.taken = max(report.taken, line.number)

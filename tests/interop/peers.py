@@ -57,6 +57,10 @@ READY_LIMIT = 90.0
 STOP_LIMIT = 20.0
 
 
+#: Fields of a request -> the same with a signature.
+Signed = Callable[[dict[str, str]], dict[str, str]]
+
+
 class Server(NamedTuple):
     """A running name server with one registered broker."""
 
@@ -171,10 +175,11 @@ class _Process:
 
 @contextmanager
 def apache_server(
-    lib: Path, place: Path, *, more: Mapping[str, str] | None = None, java_options: Sequence[str] = ()
+    lib: Path, place: Path, *, more: Mapping[str, str] | None = None, java_options: Sequence[str] = (), also: str = ""
 ) -> Iterator[Server]:
     """Apache RocketMQ: a name server and a broker on free loopback ports, ready when TBW102 has a route. ``more`` are
-    settings of the broker, ``java_options`` are for both processes."""
+    settings of the broker, ``java_options`` are for both processes; the broker registers at the name server ``also``
+    too."""
     place.mkdir(parents=True, exist_ok=True)
     ns_port, broker_port = _free_port(), _free_port(-2, 0, 1)
     nameserver, broker = f"127.0.0.1:{ns_port}", f"127.0.0.1:{broker_port}"
@@ -194,7 +199,7 @@ def apache_server(
         "bindAddress": "127.0.0.1",
         "listenPort": str(broker_port),
         "haListenPort": str(broker_port + 1),
-        "namesrvAddr": nameserver,
+        "namesrvAddr": f"{nameserver};{also}" if also else nameserver,
         "storePathRootDir": str(place / "store"),
         "storePathCommitLog": str(place / "store" / "commitlog"),
         # A test writes kilobytes; the default preallocates a gigabyte and maps it twice.
@@ -244,8 +249,11 @@ def apache_server(
 
 
 @contextmanager
-def our_server(place: Path) -> Iterator[Server]:
-    """Our name server and our broker with a durable store, as two processes of the installed command line."""
+def our_server(
+    place: Path, *, both: Sequence[str] = (), only_broker: Sequence[str] = (), signed: Signed = dict
+) -> Iterator[Server]:
+    """Our name server and our broker with a durable store, as two processes of the installed command line. ``both`` and
+    ``only_broker`` are further options of theirs; ``signed`` signs what the harness asks of them."""
     place.mkdir(parents=True, exist_ok=True)
     ns_port, broker_port = _free_port(), _free_port(-2, 0)
     nameserver, broker = f"127.0.0.1:{ns_port}", f"127.0.0.1:{broker_port}"
@@ -253,12 +261,18 @@ def our_server(place: Path) -> Iterator[Server]:
     command = [sys.executable, "-c", "from aiorocket.cli.main import main; main()"]
     with ExitStack() as stack:
         ns = stack.enter_context(
-            _Process("our name server", [*command, "nameserver", "--port", str(ns_port)], place / "nameserver.log", env)
+            _Process(
+                "our name server",
+                [*command, "nameserver", "--port", str(ns_port), *both],
+                place / "nameserver.log",
+                env,
+            )
         )
-        ns.wait_until(lambda: ask(nameserver, 106, {})[0] in (0, 1), "answering")
+        ns.wait_until(lambda: ask(nameserver, 106, signed({}))[0] in (0, 1), "answering")
         arguments = ["broker", "--port", str(broker_port), "--nameserver", nameserver, "--data", str(place / "store")]
+        arguments += [*both, *only_broker]
         started = stack.enter_context(_Process("our broker", [*command, *arguments], place / "broker.log", env))
-        started.wait_until(lambda: ask(nameserver, 105, {"topic": "TBW102"})[0] == 0, "routable")
+        started.wait_until(lambda: ask(nameserver, 105, signed({"topic": "TBW102"}))[0] == 0, "routable")
         yield Server("ours", nameserver, broker, first_retry=10.0)
 
 

@@ -1,0 +1,76 @@
+"""Servers with access control and TLS, and client commands that sign in, by options and by the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from aiorocket.cli.main import cli
+
+DATA = Path(__file__).parents[1] / "remoting" / "data"
+CA = str(DATA / "ca.pem")
+SECRET = "ops-s3cret-of-the-test"
+FILE = f"""
+[users.ops]
+secret = "{SECRET}"
+admin = true
+"""
+
+
+def test_a_standalone_with_access_control_and_tls(
+    aiorocket: Any, stop: Callable[..., Any], ports: Callable[[str], list[int]]
+) -> None:
+    (aiorocket.directory / "access.toml").write_text(FILE)
+    (aiorocket.directory / "keys.json").write_text(json.dumps({"accessKey": "ops", "secretKey": SECRET}))
+    process, line = aiorocket.server(
+        "standalone", "--port", "0", "--broker-port", "0", "--data", "s", "--acl", "access.toml",
+        "--tls-cert", str(DATA / "server.pem"), "--tls-key", str(DATA / "server.key"),
+    )  # fmt: skip
+    address = f"127.0.0.1:{ports(line)[0]}"
+    options = ("--nameserver", address, "--tls-ca", CA, "--credentials", "keys.json", "--namespace", "ns")
+    sent = aiorocket.run("produce", "t", *options, stdin=b"one\n")
+    assert sent.code == 0, sent
+    environment = {
+        "AIOROCKET_NAMESERVER": address, "AIOROCKET_TLS_CA": CA, "AIOROCKET_NAMESPACE": "ns",
+        "AIOROCKET_ACCESS_KEY": "ops", "AIOROCKET_SECRET_KEY": SECRET,
+    }  # fmt: skip
+    read = aiorocket.run("consume", "t", "--group", "g", **environment)
+    assert (read.code, read.out) == (0, "one\n"), read
+    assert aiorocket.run("dlq", "list", "g", **environment).code == 0
+    unsigned = aiorocket.run("produce", "t", "--nameserver", address, "--tls-ca", CA, stdin=b"two\n")
+    assert unsigned.code == 1 and "not signed" in unsigned.err, unsigned
+    plain = aiorocket.run("produce", "t", "--nameserver", address, "--credentials", "keys.json", stdin=b"two\n")
+    assert plain.code == 1, plain
+
+    (aiorocket.directory / "access.toml").write_text(FILE.replace(SECRET, "another-s3cret"))
+    os.kill(process.pid, signal.SIGHUP)
+    for _ in range(50):  # a signal is heard soon, not at once
+        refused = aiorocket.run("consume", "t", "--group", "g2", **environment)
+        if refused.code == 1:
+            break
+    assert "check signature failed" in refused.err, refused
+    code, _, errors = stop(process)
+    assert code == 0 and "is read again" in errors and "aiorocket.audit" in errors
+    assert SECRET not in errors and "another-s3cret" not in errors
+    kept = aiorocket.directory / "s"
+    assert kept.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in kept.rglob("*") if path.is_file()} == {0o600}
+
+
+def test_options_that_cannot_be() -> None:
+    for arguments, said in (
+        (["produce", "t", "--tls-key", "k.pem"], "without cert"),
+        (["broker", "--tls-key", "k.pem"], "need --tls-cert"),
+        (["broker", "--tls-cert", "c.pem", "--data", "d", "--port", "0"], "there is no such file"),
+        (["nameserver", "--acl", "nowhere.toml", "--port", "0"], "access file 'nowhere.toml' cannot be read"),
+    ):
+        result = CliRunner().invoke(cli, arguments, env={"AIOROCKET_SECRET_KEY": ""})
+        assert result.exit_code in (1, 2) and said in result.output, result.output
+    result = CliRunner().invoke(cli, ["produce", "t"], env={"AIOROCKET_SECRET_KEY": SECRET})
+    assert result.exit_code == 2 and "access_key is missing" in result.output and SECRET not in result.output
