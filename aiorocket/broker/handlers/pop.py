@@ -16,6 +16,7 @@ from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.groups import GroupConfig, Subscription
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal, full
+from aiorocket.broker.core.pop_answer import Found, Wanted
 from aiorocket.broker.core.pops import MAX_INVISIBLE_MS, QueueKey
 from aiorocket.broker.core.pull_checks import check_access
 from aiorocket.broker.core.tables import Tables
@@ -40,10 +41,7 @@ from aiorocket_protocol import (
     RequestCode,
     ResponseCode,
     pop_retry_topic,
-    retry_mark,
     split_records,
-    write_offset_lists,
-    write_offsets,
 )
 
 if TYPE_CHECKING:
@@ -79,41 +77,10 @@ _MOVED = frozenset(
 )
 
 
-class _Wanted(NamedTuple):
-    """What a pop or notification asks for, checked. ``most`` is 0 for a notification."""
-
-    group: str
-    topic: Topic
-    queue_id: int
-    most: int
-    invisible_ms: int
-    init_mode: int
-    in_order: bool
-    attempt: str
-    accept: Callable[[int], bool] | None
-
-
 class _Parked(NamedTuple):
     connection: Connection
     command: RemotingCommand
-    wanted: _Wanted
-
-
-class _Found:
-    """What one pop collects."""
-
-    def __init__(self, count: int, size: int) -> None:
-        self.count, self.size = count, size
-        self.pieces: list[bytes] = []
-        self.starts: list[tuple[str, object, int]] = []
-        self.offsets: list[tuple[str, int, list[int]]] = []
-        self.times: list[tuple[str, object, int]] = []
-        #: Messages behind those that were found.
-        self.rest = 0
-        #: Why the group may not begin with a queue.
-        self.refusal: Refusal | None = None
-        #: Offsets behind which something may match, had the reads gone on.
-        self.unread = False
+    wanted: Wanted
 
 
 class PopHandlers:
@@ -181,7 +148,7 @@ class PopHandlers:
             if isinstance(subscription, Refusal):
                 return refuse(subscription)
             accept = subscription.accept
-        wanted = _Wanted(
+        wanted = Wanted(
             header.consumer_group, checked, header.queue_id, count, invisible, header.init_mode,
             bool(header.order), (header.attempt_id or "")[:64], accept,
         )  # fmt: skip
@@ -195,7 +162,7 @@ class PopHandlers:
         checked = self._check(header.consumer_group, header.topic, header.queue_id)
         if isinstance(checked, Refusal):
             return refuse(checked)
-        wanted = _Wanted(
+        wanted = Wanted(
             header.consumer_group, checked, header.queue_id, 0, 0, INIT_MIN,
             bool(header.order), (header.attempt_id or "")[:64], None,
         )  # fmt: skip
@@ -211,8 +178,8 @@ class PopHandlers:
             return refuse(checked)
         if not 1 <= header.max_msg_nums <= MAX_POP:
             return _bad(f"maxMsgNums is {header.max_msg_nums}: a peek is for 1 to {MAX_POP} messages")
-        wanted = _Wanted(header.consumer_group, checked, header.queue_id, 0, 0, INIT_MIN, False, "", None)
-        found = _Found(header.max_msg_nums, self._max_bytes)
+        wanted = Wanted(header.consumer_group, checked, header.queue_id, 0, 0, INIT_MIN, False, "", None)
+        found = Found(header.max_msg_nums, self._max_bytes)
         for topic, queue_id in self._places(wanted):
             key = QueueKey(topic, wanted.group, queue_id)
             offset = self._table.next_offset(key, self._start(key, INIT_MIN))
@@ -279,7 +246,7 @@ class PopHandlers:
             parked.connection.reply(parked.command, self._nothing(parked.wanted))
 
     def _park(
-        self, connection: Connection, command: RemotingCommand, wanted: _Wanted, hold_ms: int
+        self, connection: Connection, command: RemotingCommand, wanted: Wanted, hold_ms: int
     ) -> RemotingCommand | None:
         if hold_ms <= 0:
             return self._nothing(wanted)
@@ -350,7 +317,7 @@ class PopHandlers:
             )
         return topic
 
-    def _places(self, wanted: _Wanted) -> list[tuple[str, int]]:
+    def _places(self, wanted: Wanted) -> list[tuple[str, int]]:
         """The queues to look at, in order: another one first each time."""
         self._turn += 1
         topic, turn = wanted.topic, self._turn
@@ -385,14 +352,14 @@ class PopHandlers:
             self._revival.begins(key, offset)
         return offset
 
-    def _serve(self, connection: Connection, command: RemotingCommand, wanted: _Wanted) -> bool:
+    def _serve(self, connection: Connection, command: RemotingCommand, wanted: Wanted) -> bool:
         """Answer when there is something; whether there was."""
         if not wanted.most:
             if not self._has_messages(wanted):
                 return False
             connection.reply(command, RemotingCommand.response(header=NotificationResponseHeader(True, False)))
             return True
-        found = _Found(wanted.most, self._max_bytes)
+        found = Found(wanted.most, self._max_bytes)
         wall_ms = self._clock.wall_ms()
         for topic, queue_id in self._places(wanted):
             self._take(found, QueueKey(topic, wanted.group, queue_id), wanted, wall_ms)
@@ -403,19 +370,11 @@ class PopHandlers:
             if found.unread:  # filtered out so far; there is more to look at
                 self._loop.call_soon(self.wake, wanted.topic.name, wanted.group)
             return False
-        answer = PopMessageResponseHeader(
-            wall_ms,
-            wanted.invisible_ms,
-            ORDER_REVIVE_QUEUE if wanted.in_order else 0,
-            found.rest,
-            write_offsets(found.starts),
-            write_offset_lists(found.offsets),
-            write_offsets(found.times) if wanted.in_order else None,
-        )
+        answer = found.header(wanted, wall_ms)
         connection.reply(command, RemotingCommand.response(header=answer, remark="FOUND"), found.pieces)
         return True
 
-    def _take(self, found: _Found, key: QueueKey, wanted: _Wanted, wall_ms: int) -> None:
+    def _take(self, found: Found, key: QueueKey, wanted: Wanted, wall_ms: int) -> None:
         """What of one queue fits into the answer goes out."""
         table, now = self._table, self._loop.time()
         found.refusal = self._offsets.refusal(key.group, key.topic, key.queue_id) or found.refusal
@@ -455,22 +414,13 @@ class PopHandlers:
         first = table.first_out(key)
         assert first is not None
         self._offsets.commit(key.group, key.topic, key.queue_id, first)
-        mark = retry_mark(key.topic)
-        found.pieces.append(data)
-        found.count -= len(offsets)
-        found.size -= len(data)
-        found.starts.append((mark, key.queue_id, offsets[0]))
-        found.offsets.append((mark, key.queue_id, offsets))
+        found.add(key, data, offsets)
         if wanted.in_order:
-            times = [table.times(key, one) for one in offsets]
-            found.times += [
-                (mark, f"qo{key.queue_id}%{one}", count) for one, count in zip(offsets, times, strict=True) if count
-            ]
-            found.times.append((mark, key.queue_id, min(times)))
+            found.add_times(key, offsets, [table.times(key, one) for one in offsets])
         self._revival.took(pop)
 
     def _read(
-        self, found: _Found, key: QueueKey, offset: int, count: int, accept: Callable[[int], bool] | None
+        self, found: Found, key: QueueKey, offset: int, count: int, accept: Callable[[int], bool] | None
     ) -> ReadResult:
         """The first messages from ``offset`` on that match, wherever the queue begins by now."""
         for _ in range(_READS):
@@ -481,7 +431,7 @@ class PopHandlers:
         found.unread = True
         return result
 
-    def _has_messages(self, wanted: _Wanted) -> bool:
+    def _has_messages(self, wanted: Wanted) -> bool:
         now = self._loop.time()
         for topic, queue_id in self._places(wanted):
             key = QueueKey(topic, wanted.group, queue_id)
@@ -493,7 +443,7 @@ class PopHandlers:
                 return True
         return False
 
-    def _nothing(self, wanted: _Wanted, *, full: bool = False) -> RemotingCommand:
+    def _nothing(self, wanted: Wanted, *, full: bool = False) -> RemotingCommand:
         if not wanted.most:
             return RemotingCommand.response(header=NotificationResponseHeader(False, full))
         code = ResponseCode.POLLING_FULL if full else ResponseCode.POLLING_TIMEOUT
@@ -502,7 +452,7 @@ class PopHandlers:
         return RemotingCommand.response(code, answer, remark="NO_MESSAGE_IN_QUEUE")
 
 
-def _wanted(pull: ParkedPull) -> _Wanted:
+def _wanted(pull: ParkedPull) -> Wanted:
     parked: _Parked = pull.request
     return parked.wanted
 
