@@ -167,7 +167,9 @@ class Broker:
                 "modes": tables.modes,
                 **self._security.tables(),
             },
-            replaceable=("locks", "transactions"),
+            # Known from elsewhere, or defaults will do. Without offsets and delays messages would be passed over or
+            # repeated in numbers, without the access tables anybody would be let in: that is for people to decide.
+            replaceable=("locks", "transactions", "topics", "groups", "settings", "modes"),
         )
         await state.load()
         tables.follow_settings()

@@ -58,8 +58,8 @@ class BrokerState:
         self._saved = {name: _Saved(table, Snapshot(disk, f"{directory}/{name}")) for name, table in tables.items()}
 
     async def load(self) -> None:
-        """Fill the tables from what was saved last. StoreCorruptedError when a file is there and cannot be trusted,
-        unless its table is replaceable."""
+        """Fill the tables from what was saved last. StoreCorruptedError when both generations of a file are damaged,
+        unless its table is replaceable; it says what to do. What is whole and cannot be read back is left out."""
 
         def read() -> list[dict[str, Any] | None]:
             self._disk.makedirs(self._directory)
@@ -74,8 +74,6 @@ class BrokerState:
                 try:
                     saved.table.load(data)
                 except (LookupError, TypeError, ValueError) as error:
-                    if name not in self._replaceable:
-                        raise
                     saved.snapshot.problems.append(f"{type(error).__name__}: {error}")
                     self.lost.add(name)
             if saved.snapshot.problems:
@@ -85,9 +83,12 @@ class BrokerState:
     def _read(self, name: str, snapshot: Snapshot) -> dict[str, Any] | None:
         try:
             return snapshot.load()
-        except StoreCorruptedError:
+        except StoreCorruptedError as error:
             if name not in self._replaceable:
-                raise
+                raise StoreCorruptedError(
+                    f"{error}; restore one of the two from a copy, or let `aiorocket store repair` put both aside: the"
+                    f" broker then begins with no {name}"
+                ) from None
             return None
 
     def save(self, name: str) -> asyncio.Future[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from aiorocket.broker import Broker
 from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.state import BrokerState
 from aiorocket.config import BrokerConfig, NameServerConfig, RemotingConfig
-from aiorocket.errors import StoreError, StoreLockedError, UsageError
+from aiorocket.errors import StoreCorruptedError, StoreError, StoreLockedError, UsageError
 from aiorocket.nameserver import NameServer
 from aiorocket.runtime.env import memory_env, real_env
+from aiorocket.storage import Snapshot
 from aiorocket_protocol import TopicRouteData, decode_body
 from tests.broker.peer import Peer, records, running
 
@@ -227,3 +229,49 @@ async def test_ipv6_hosts_are_stored_and_shown() -> None:
             await peer.close()
     except UsageError as error:
         pytest.skip(f"no IPv6 loopback here: {error}")
+
+
+async def test_numbers_that_no_route_can_carry_are_refused_and_never_loaded(tmp_path: Path) -> None:
+    env = real_env()
+    config = BrokerConfig(port=0, data=str(tmp_path / "store"))
+    async with running(config, env) as broker:
+        peer = await Peer.connect(broker.port)
+        for members in ('"retryQueueNums":4611686018427387904', '"retryQueueNums":-1'):
+            answer = await peer.call(200, None, body=b'{"groupName":"g",%s}' % members.encode())
+            assert answer.code == 29 and "retryQueueNums" in (answer.remark or "")
+        await peer.create_topic("kept", 1)
+        await peer.send(b"x", topic="kept")
+        await peer.close()
+    saved = Snapshot(env.disk, str(tmp_path / "store" / "config" / "topics"))
+    state = saved.load()
+    assert state is not None
+    huge = {"topicName": "huge", "readQueueNums": 1 << 62, "writeQueueNums": 1, "perm": 6}
+    flagged = {"topicName": "flagged", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "topicSysFlag": 1 << 40}
+    saved.save({**state, "topics": [huge, flagged, *state["topics"], {"nonsense": True}]})
+    nameserver = NameServer(env, NameServerConfig(port=0))
+    await nameserver.start()
+    async with running(replace(config, nameservers=(f"127.0.0.1:{nameserver.port}",)), env) as broker:
+        assert "kept" in broker.topics and "huge" not in broker.topics and "flagged" not in broker.topics
+    await nameserver.close()
+    await env.disk.close()
+
+
+@pytest.mark.parametrize("name", ["topics", "groups", "settings", "modes", "offsets", "delays"])
+async def test_a_state_file_that_is_damaged_twice(name: str, tmp_path: Path) -> None:
+    """What is known from elsewhere begins anew; what would pass over or repeat messages is for people to decide."""
+    env = real_env()
+    config = BrokerConfig(port=0, data=str(tmp_path / "store"))
+    async with running(config, env) as broker:
+        peer = await Peer.connect(broker.port)
+        await peer.create_topic("T", 4)
+        await peer.send(b"x", topic="T", queue_id=1)
+        await peer.close()
+    for generation in "ab":
+        (tmp_path / "store" / "config" / f"{name}.{generation}").write_bytes(b"zeros" + bytes(40))
+    if name in ("offsets", "delays"):
+        with pytest.raises(StoreCorruptedError, match="aiorocket store repair"):
+            await Broker(env, config).start()
+    else:
+        async with running(config, env) as broker:
+            assert "T" in broker.topics and broker.store.max_offset("T", 1) == 1
+    await env.disk.close()

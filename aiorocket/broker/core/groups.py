@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, full, is_group_name
 from aiorocket.broker.core.record_filter import RecordFilter
+from aiorocket.broker.core.topics import MAX_QUEUES
 from aiorocket.config import Limits
 from aiorocket_protocol import (
     CLUSTERING,
@@ -128,6 +129,11 @@ class GroupConfigs:
     def put(self, config: GroupConfig) -> Refusal | None:
         if not is_group_name(config.name):
             return Refusal(ResponseCode.INVALID_PARAMETER, f"group {config.name!r:.300}: illegal characters or length")
+        if not _in_range(config):
+            return Refusal(
+                ResponseCode.INVALID_PARAMETER,
+                f"retryQueueNums {config.retry_queues} for group {config.name}: 0 to {MAX_QUEUES} are allowed",
+            )
         if config.name not in self._configs and len(self._configs) >= self._most:
             return full("groups", self._most, f"group {config.name} is not made")
         if self._configs.get(config.name) != config:
@@ -147,8 +153,12 @@ class GroupConfigs:
     def load(self, data: Mapping[str, Any]) -> None:
         for item in data.get("groups", ()):
             config = GroupConfig.from_dict(item)
-            if is_group_name(config.name):
+            if is_group_name(config.name) and _in_range(config):
                 self._configs[config.name] = config
+
+
+def _in_range(config: GroupConfig) -> bool:
+    return 0 <= config.retry_queues <= MAX_QUEUES
 
 
 class Subscription:

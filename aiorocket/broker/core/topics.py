@@ -16,6 +16,7 @@ from aiorocket_protocol import (
     BENCHMARK_TOPIC,
     DLQ_PREFIX,
     HALF_TOPIC,
+    INT32_MAX,
     MAX_TOPIC,
     NAME_CHARACTER,
     OFFSET_MOVED_TOPIC,
@@ -176,19 +177,9 @@ class TopicTable:
             return Refusal(ResponseCode.INVALID_PARAMETER, topic_name_remark(topic.name))
         if is_system_topic(topic.name):
             return Refusal(ResponseCode.INVALID_PARAMETER, f"The topic[{topic.name}] is conflict with system topic.")
-        for queues in (topic.read_queues, topic.write_queues):
-            if not 0 <= queues <= MAX_QUEUES:
-                return Refusal(
-                    ResponseCode.INVALID_PARAMETER,
-                    f"{queues} queues for topic {topic.name}: 0 to {MAX_QUEUES} are allowed",
-                )
         if topic.name not in self._topics and (refusal := self._full(topic.name)) is not None:
             return refusal
-        if not 0 <= topic.perm <= PERM_ALL:
-            return Refusal(
-                ResponseCode.INVALID_PARAMETER, f"perm {topic.perm} for topic {topic.name}: 0 to {PERM_ALL} are allowed"
-            )
-        return None
+        return _out_of_range(topic)
 
     def configure(self, *topics: Topic) -> Refusal | bool:
         """An administrator's create or update, of all or none; the bool says whether anything changed."""
@@ -239,6 +230,7 @@ class TopicTable:
         it is missing."""
         topic = self._topics.get(name)
         if topic is None:
+            queues = min(max(queues, 1), MAX_QUEUES)
             topic = Topic(name, queues, queues, sys_flag=sys_flag)
             self.put(topic)
         return topic
@@ -259,13 +251,28 @@ class TopicTable:
         return {"version": self.version, "topics": [topic.to_dict() for topic in self._topics.values()]}
 
     def load(self, data: Mapping[str, Any]) -> None:
-        """Take over a snapshot. Built-in topics keep today's configuration: settings may have changed since."""
+        """Take over a snapshot. Built-in topics keep today's configuration: settings may have changed since. What would
+        be refused today is left out, or no name server would take the broker's registration."""
         built_in = set(self._topics)
         for item in data.get("topics", ()):
             topic = Topic.from_dict(item)
-            if topic.name not in built_in and is_topic_name(topic.name):
+            if topic.name not in built_in and is_topic_name(topic.name) and _out_of_range(topic) is None:
                 self._topics[topic.name] = topic
         self.version = max(self.version, int(data.get("version", 0)))
+
+
+def _out_of_range(topic: Topic) -> Refusal | None:
+    """Numbers that no route can carry, or that nobody can mean."""
+    for what, number, most in (
+        ("queues", topic.read_queues, MAX_QUEUES),
+        ("queues", topic.write_queues, MAX_QUEUES),
+        ("as perm", topic.perm, PERM_ALL),
+        ("as topicSysFlag", topic.sys_flag, INT32_MAX),
+    ):
+        if not 0 <= number <= most:
+            text = f"{number} {what} for topic {topic.name}: 0 to {most} are allowed"
+            return Refusal(ResponseCode.INVALID_PARAMETER, text)
+    return None
 
 
 def topic_name_remark(name: str) -> str:
