@@ -616,3 +616,40 @@ def test_after_a_lost_lock_it_goes_on_where_the_group_is_by_then() -> None:
         assert cluster.brokers[0].broker.offsets.query("g", "t", 0) == 7
 
     run(scenario, queues=1)
+
+
+def test_what_is_assigned_is_revoked_once_whatever_happens() -> None:
+    """Also when its lock is lost, and when a reset begins it anew."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        calls: list[tuple[str, Queue]] = []
+
+        async def assigned(queues: list[Queue]) -> None:
+            calls.extend(("assigned", queue) for queue in queues)
+
+        async def revoked(queues: list[Queue]) -> None:
+            calls.extend(("revoked", queue) for queue in queues)
+
+        def turns(queue: Queue) -> list[str]:
+            return [what for what, which in calls if which == queue]
+
+        config = ConsumerConfig(offset_illegal_delay=1.0)
+        member = await cluster.consumer("g", "t", orderly=True, config=config, start=False)
+        await _start_with(member, on_assigned=assigned, on_revoked=revoked)
+        await asyncio.sleep(1)
+        queues = member.held("t")
+        assert {turns(queue)[0] for queue in queues} == {"assigned"} and len(calls) == len(member.held())
+        # A broker that does not answer: the locks run out.
+        cluster.silence(cluster.brokers[0].address, member.address)
+        await asyncio.sleep(60)
+        assert all(turns(queue) == ["assigned", "revoked"] for queue in queues)
+        cluster.heal()
+        await asyncio.sleep(60)
+        assert all(turns(queue) == ["assigned", "revoked", "assigned"] for queue in queues)
+        await member.consumer.reset_offsets("t", {queues[0]: 0})
+        await asyncio.sleep(60)
+        assert turns(queues[0]) == ["assigned", "revoked"] * 2 + ["assigned"]
+        await member.stop()
+        assert all(turns(queue) == ["assigned", "revoked"] * (len(turns(queue)) // 2) for _, queue in calls)
+
+    run(scenario)

@@ -75,6 +75,9 @@ class Assignment(Protocol):
     async def prepare(self, starts: Mapping[Queue, Start]) -> None:
         """Tell the application of queues that are about to be taken."""
 
+    async def dismiss(self, queues: Collection[Queue]) -> None:
+        """Of what was prepared, these are not taken after all."""
+
     def take(self, queue: Queue, start: Start) -> None:
         """Begin with a queue."""
 
@@ -195,7 +198,10 @@ class Rebalancer:
             starts = await self._starts(change.added, problems, optional)
             if starts and not self._abandoned:
                 await self._assignment.prepare(starts)
-                starts = self._still_locked(starts, optional)
+                locked = self._still_locked(starts, optional)
+                if len(locked) < len(starts):
+                    await self._assignment.dismiss(starts.keys() - locked.keys())
+                starts = locked
             if self._abandoned:
                 return problems, optional
             touched = {queue.topic for queue in (*change.removed, *starts)}

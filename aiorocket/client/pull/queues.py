@@ -50,6 +50,10 @@ class PullQueues:
                 self._drop(self.fetchers[queue])
             raise
 
+    async def dismiss(self, queues: Collection[Queue]) -> None:
+        """Of what was prepared, these are not read after all."""
+        await self.give_up(queues)
+
     def hold(self, starts: Mapping[Queue, Start]) -> None:
         """Have these queues, not pulling yet. UsageError for a consumer that stops."""
         self._need_pulling()

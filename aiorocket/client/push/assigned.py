@@ -51,6 +51,8 @@ class Assigned:
         self._orderly = orderly
         self._rebalance = rebalance
         self._on_assigned, self._on_revoked = on_assigned, on_revoked
+        # What the application was told that it has, and not yet that it has lost it.
+        self._told: set[Queue] = set()
         # Topics that are paused, "*" for all.
         self._paused: set[str] = set()
         self._pops = Pops(pulling.member, pulling.config.max_attempts)
@@ -60,7 +62,17 @@ class Assigned:
 
     async def prepare(self, starts: Mapping[Queue, Start]) -> None:
         """Tell the application of queues that are about to be taken."""
+        self._told.update(starts)
         await self._call_hook(self._on_assigned, starts)
+
+    async def dismiss(self, queues: Collection[Queue]) -> None:
+        """Of what was prepared, these are not taken after all."""
+        await self._tell_revoked(queues)
+
+    async def _tell_revoked(self, queues: Iterable[Queue]) -> None:
+        told = self._told.intersection(queues)
+        self._told -= told  # each is told once, whoever comes here first
+        await self._call_hook(self._on_revoked, told)
 
     def take(self, queue: Queue, start: Start) -> None:
         """Begin with a queue."""
@@ -147,7 +159,7 @@ class Assigned:
     async def finish(self, fetchers: Collection[Fetcher], *, leaving: bool = False) -> None:
         """The last steps of ``give_up`` for fetchers that are stopped: tell the application, store, unlock, drop. An
         offset that was to be set in a while is what is stored, and not the position from before."""
-        await self._call_hook(self._on_revoked, [fetcher.queue for fetcher in fetchers])
+        await self._tell_revoked(self._told if leaving else [fetcher.queue for fetcher in fetchers])
         for fetcher in fetchers:
             if fetcher.reset_to is not None:
                 self._commits.offsets.repair(fetcher.queue, fetcher.reset_to)
@@ -193,6 +205,7 @@ class Assigned:
     async def _begin_anew(self, fetchers: Collection[Fetcher], delay: float) -> None:
         await asyncio.gather(*(fetcher.stop() for fetcher in fetchers))
         await self._revoke(fetchers)
+        await self._tell_revoked([fetcher.queue for fetcher in fetchers])
         await asyncio.sleep(delay)
         while fetchers := [each for each in fetchers if self.fetchers.get(each.queue) is each]:
             wanted = {each.queue: each.reset_to for each in fetchers if each.reset_to is not None}
