@@ -34,6 +34,8 @@ from aiorocket_protocol import (
     PROPERTY_KEYS,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
+    RECORD_MAGIC_V1,
+    RECORD_MAGIC_V2,
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_ROLLBACK,
     RecordView,
@@ -59,6 +61,8 @@ _HEAD = Struct(">8sqqqq")
 #: Where the bucket ends (in entries) and its checksum.
 _ROW = Struct(">II")
 _ENTRY = Struct(">II")
+#: Size and magic of a record.
+_START = Struct(">ii")
 _ENTRIES_AT = _HEAD.size + _BUCKETS * _ROW.size + 4
 _UNIQ_KEY, _KEYS, _TAGS = (name.encode() for name in (PROPERTY_UNIQ_KEY, PROPERTY_KEYS, PROPERTY_TAGS))
 
@@ -196,6 +200,7 @@ class KeyIndex:
         self._loop = asyncio.get_running_loop()
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
         self.parts = parts.found
         self._growing = _Growing(0)
         self._begin()
@@ -227,7 +232,7 @@ class KeyIndex:
 
     def keep_up(self) -> None:
         """Index what has come, in the background; does nothing while that runs."""
-        if self._task is None and self.behind:
+        if self._task is None and not self._closed and self.behind:
             self._task = self._loop.create_task(self._keep_up(), name="store key index")
 
     async def _keep_up(self) -> None:
@@ -245,6 +250,7 @@ class KeyIndex:
 
     async def close(self) -> None:
         """End what runs."""
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -392,9 +398,28 @@ def _index_slice(disk: Disk, segment: Segment, growing: _Growing, stop: int, ent
             growing.add(RecordView(data, at, at + size), offset + at - growing.start)
             at += size
     except ProtocolError as error:
-        _LOG.warning("%s: not all is in the key index, from log offset %d on: %s", segment.path, offset + at, error)
-        at = segment.end - offset
+        following = 0 if at else _next_start(disk, segment, offset)
+        if not following:
+            _LOG.warning("%s: not all is in the key index, from log offset %d on: %s", segment.path, offset + at, error)
+        at = (following or segment.end) - offset
     growing.end = min(offset + (at or segment.end - offset), stop)
+
+
+def _next_start(disk: Disk, segment: Segment, offset: int) -> int:
+    """Where the first record behind a log offset starts, when the segment was compacted since and none starts there any
+    more; 0 when that is not why."""
+    file = disk.open(segment.path)
+    at = segment.base
+    try:
+        while at < offset:
+            head = file.pread(BLANK_SIZE, at - segment.base)
+            size, magic = _START.unpack(head) if len(head) == BLANK_SIZE else (0, 0)
+            if size < MIN_RECORD or magic not in (RECORD_MAGIC_V1, RECORD_MAGIC_V2):
+                return 0
+            at += size
+    finally:
+        file.close()
+    return at if at > offset else 0
 
 
 def _look(future: asyncio.Future[None]) -> None:

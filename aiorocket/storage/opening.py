@@ -9,6 +9,7 @@ from typing import NamedTuple
 from aiorocket.config import StoreConfig
 from aiorocket.errors import StoreError
 from aiorocket.runtime.disk import Disk, Lock
+from aiorocket.storage.compaction import finish_renames
 from aiorocket.storage.key_index import Parts, load_parts
 from aiorocket.storage.queue_recovery import Codes
 from aiorocket.storage.recovery import Recovered, recover
@@ -53,8 +54,11 @@ def _open(disk: Disk, config: StoreConfig, directory: str, codes: Codes, locks: 
     locks.append(disk.lock(f"{directory}/lock"))
     disk.makedirs(f"{directory}/commitlog")
     disk.makedirs(f"{directory}/consumequeue")
+    # A process may have been killed between the making of a file and this; what is found now has to stay.
+    disk.fsync_dir(f"{directory}/commitlog")
     if config.min_free < 0:
         config = replace(config, min_free=min(_MIN_FREE, disk.total_bytes(directory) // 20))
+    finish_renames(disk, f"{directory}/commitlog")
     found = recover(disk, directory, config, codes)
     start = found.segments[0].base if found.segments else found.end
     return Opened(locks[0], found, load_parts(disk, f"{directory}/index", start, found.end), config)

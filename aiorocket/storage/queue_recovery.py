@@ -76,6 +76,8 @@ class QueueSteps:
         self.queues: QueueTable = {}
         self.by_bytes: dict[tuple[bytes, int], ConsumeQueue] = {}
         self.rebuilding = False
+        #: The log has filler: what was in front of a record may have been removed by compaction.
+        self.compacted = False
         self.records = self.scanned = 0
 
     def lose(self, start: int, end: int, reason: str) -> None:
@@ -274,13 +276,17 @@ class QueueSteps:
         """The queue that the record is next in, made if need be and with gaps for what was lost in front of it; None
         for a record that belongs to no queue."""
         position = found.queue_offset
+        if not found.topic:
+            self.compacted = True
+            return None
         try:
             topic = found.topic.decode()
             if found.offset < self.deleted.get(topic, 0):
                 return None
             if queue is None:
                 # The first record left of a queue sets where it begins, if the log's beginning was removed.
-                first = position if self.rebuilding and (self.start > 0 or found.offset < self.trusted) else 0
+                removed = self.start > 0 or self.compacted or found.offset < self.trusted
+                first = position if self.rebuilding and removed else 0
                 queue = self._queue(topic, found.queue_id, first)
         except (UnicodeDecodeError, UsageError) as error:
             self.lose(found.offset, found.offset + found.size, str(error))
@@ -294,13 +300,14 @@ class QueueSteps:
         what = f"record {position} of queue {found.queue_id} of topic {topic} follows {queue.next_offset - 1}"
         if not self.rebuilding:
             raise QueuesDoNotFitError(what)
-        if position != 0:
+        if position != 0 and not (self.compacted and position > queue.next_offset):
             self.lose(found.offset, found.offset + found.size, what)
             return None
-        # The topic was deleted and made again, and the checkpoint that knew it is lost.
+        # The topic was deleted and made again, and the checkpoint that knew it is lost; or compaction removed what was
+        # in between.
         if self.disk.exists(queue.directory):
             remove_queue(self.disk, queue.directory)
-        return self._queue(topic, found.queue_id, 0)
+        return self._queue(topic, found.queue_id, position)
 
 
 def code_of(found: Found, codes: Codes, topic: str) -> int:

@@ -284,7 +284,9 @@ class Reader:
         if self._log.damage.touches(physical_offset, physical_offset + size):
             return None
         try:
-            if check_record(data, 0) != len(data) or RecordView(data, 0, size).physical_offset != physical_offset:
+            view = RecordView(data, 0, size)
+            # Without a topic it is filler.
+            if check_record(data, 0) != len(data) or view.physical_offset != physical_offset or not view.raw_topic:
                 return None
         except ProtocolError:
             return None

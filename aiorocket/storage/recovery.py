@@ -247,13 +247,14 @@ class LogSteps(QueueSteps):
 
     def _keep_numbers(self) -> None:
         """Offsets that the checkpoint knows as given are not given again, though their messages are lost."""
-        if not self.lost:
+        if not self.lost and not self.rebuilding:
             return
         for topic, rows in self.state.get("queues", {}).items():
             for queue_id, minimum, count in rows:
                 queue = self.queues.get((topic, queue_id))
                 if queue is None:
-                    queue = self._queue(topic, queue_id, minimum)
+                    queue = self._queue(topic, queue_id, minimum if self.lost else count)
+                queue.min_offset = min(queue.next_offset, max(queue.min_offset, minimum))
                 if queue.next_offset < count:
                     self._fill(queue, count)
 
@@ -286,9 +287,18 @@ class LogSteps(QueueSteps):
             self.disk.unlink(path)
         for topic in [topic for topic, upto in self.deleted.items() if upto <= self.start]:
             del self.deleted[topic]
-        if not self.segments or self.segments[-1].end <= self.end:
+        if not self.segments:
             return
         segment = self.segments[-1]
+        if segment.end <= self.end:
+            if self.records:
+                # It is full to its last byte, but a process that was killed may not have come to its sync.
+                file = self.disk.open(segment.path)
+                try:
+                    file.fdatasync()
+                finally:
+                    file.close()
+            return
         position = self.end - segment.base
         covered = self._resume_sums(segment, position)
         if covered < min(self.replay, self.end) - segment.base:

@@ -2,8 +2,8 @@
 
 A segment is old when its newest message is older than ``file_reserved_time``, or when the log or the disk is too full.
 Queues whose topic keeps messages for longer, and messages that somebody still waits for (``needed``: delays, timers,
-open transactions), keep the segment they stand in. Queue offsets are never given again: the ``min_offset`` of a
-queue rises, up to its end.
+open transactions), keep the segment they stand in; it is compacted (compaction.py). Queue offsets are never given
+again: the ``min_offset`` of a queue rises, up to its end.
 
 The order is what makes a crash harmless: first the checkpoint that no longer promises the old messages, then the files.
 """
@@ -15,13 +15,17 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiorocket.config import StoreConfig
+from aiorocket.errors import ProtocolError, StoreCorruptedError, StoreError
 from aiorocket.runtime.disk import Disk
 from aiorocket.storage.checkpoint import QueueTable
 from aiorocket.storage.commit_log import CommitLog
+from aiorocket.storage.compaction import Compaction
 from aiorocket.storage.consume_queue import FILE_SIZE, UNIT, UNIT_SIZE, ConsumeQueue
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.key_index import KeyIndex
 from aiorocket.storage.reader import Reader
+from aiorocket.storage.segment import Segment
+from aiorocket.storage.snapshots import Snapshot
 
 __all__ = ("Retention",)
 
@@ -69,6 +73,8 @@ class Retention:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[int] | None = None
         self._closed = False
+        self._snapshot = Snapshot(disk, f"{directory.rpartition(chr(47))[0]}/retention")
+        self._kept: dict[str, int] | None = None
         self.reserved: Callable[[str], float | None] = lambda topic: None
         self.needed: Callable[[], Mapping[tuple[str, int], int]] = dict
 
@@ -106,7 +112,7 @@ class Retention:
 
     def _report(self, task: asyncio.Task[int]) -> None:
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, OSError):
+        if isinstance(error, (OSError, StoreError)):
             _LOG.warning("retention waits for its next turn: %s", error)
         elif error is not None:
             self._loop.call_exception_handler({"message": "store retention failed", "exception": error})
@@ -167,6 +173,7 @@ class Retention:
         if not await self._save():
             log.segments[:0] = doomed
             return 0
+        log.damage.forget_below(log.start_offset)
         self._keys.forget_before(log.start_offset)
         log.damage.forget_below(log.start_offset)
         for segment in doomed:
@@ -177,6 +184,8 @@ class Retention:
         for queue, low in before.items():
             if low * UNIT_SIZE // FILE_SIZE < queue.min_offset * UNIT_SIZE // FILE_SIZE:
                 await self._remove_units(queue)
+        for segment in [segment for segment in log.segments[:-1] if segment.end <= max(aged, full)]:
+            await self._compact(segment)
         return len(doomed)
 
     async def _floors(self, aged: int, full: int) -> dict[ConsumeQueue, int]:
@@ -231,6 +240,57 @@ class Retention:
         return end
 
     # ---- removing
+
+    async def _compact(self, segment: Segment) -> None:
+        """Take what nobody keeps out of a segment that has to stay, if at least half of it goes."""
+        wanted: dict[tuple[bytes, int], int] = {}
+        count = 0
+        for number, queue in enumerate(list(self._queues.values())):
+            if number % _TURN == _TURN - 1:
+                await asyncio.sleep(0)
+            place = self._place(queue, queue.min_offset) if queue.min_offset < queue.max_offset else None
+            if place is not None and place < segment.end:
+                wanted[queue.topic_bytes, queue.queue_id] = queue.min_offset
+                count += self._at_place(queue, segment.end) - self._at_place(queue, segment.base)
+        kept = await self._kept_messages()
+        base = str(segment.base)
+        if base in kept and (segment in self._log.unchecked or 2 * count > kept[base]):
+            return
+        kept[base] = count
+        compaction = Compaction(self._disk, segment, wanted)
+        try:
+            done = False
+            while not done:
+                done = await self._disk.run(compaction.step)
+        except (ValueError, ProtocolError) as error:
+            _LOG.warning("%s is not compacted: %s", segment.path, error)
+            await self._disk.run(compaction.give_up)
+        except OSError:
+            await self._disk.run(compaction.give_up)
+            del kept[base]
+            raise
+        else:
+            # Here nothing can read in between.
+            self._files.forget(segment.path)
+            segment.sums = None
+            try:
+                compaction.swap()
+            except OSError:
+                self._log.unchecked[segment] = None  # one of its two files may be the old one
+                raise
+            await self._disk.run(self._disk.fsync_dir, self._directory)
+        present = {str(each.base) for each in self._log.segments}
+        self._kept = {each: number for each, number in kept.items() if each in present}
+        await self._disk.run(self._snapshot.save, self._kept)
+
+    async def _kept_messages(self) -> dict[str, int]:
+        """How many messages each segment had to keep when it was compacted, by its base."""
+        if self._kept is None:
+            try:
+                self._kept = await self._disk.run(self._snapshot.load) or {}
+            except StoreCorruptedError:
+                self._kept = {}
+        return self._kept
 
     async def clean_queues(self) -> None:
         """Remove the files of queues that are all before their first message; those that a crash left too."""

@@ -273,8 +273,10 @@ def _next_record(window: _Window, position: int, base: int, covered: int, durabl
 
 
 def _has_lost_sector(view: RecordView, position: int) -> bool:
-    """Whether the property bytes of a record that nothing vouches for have a sector that reads as zeros. The body's CRC
-    covers the body, the inner lengths cover the head; properties have no checksum of their own."""
+    """Whether the topic or the properties of a record that nothing vouches for have a sector that was not written to
+    its end. The body's CRC covers the body, the inner lengths cover the head; these have no checksum of their own."""
+    if "\0" in view.topic:
+        return True
     properties = view.raw_properties
     if b"\0" not in properties:
         return False
@@ -283,7 +285,7 @@ def _has_lost_sector(view: RecordView, position: int) -> bool:
     while begin < end:
         stop = min(end, begin - begin % _SECTOR + _SECTOR)
         piece = properties[len(properties) - (end - begin) : len(properties) - (end - stop)]
-        if not piece.strip(b"\0"):
+        if piece.endswith(b"\0"):
             return True
         begin = stop
     return False

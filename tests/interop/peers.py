@@ -40,7 +40,7 @@ __all__ = (
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 POM = HERE / "java" / "pom.xml"
-PROGRAMS = tuple(HERE / "java" / f"{name}.java" for name in ("Smoke", "Members", "Kinds"))
+PROGRAMS = tuple(HERE / "java" / f"{name}.java" for name in ("Smoke", "Members", "Kinds", "Steady"))
 #: What compiles against every version of Apache's client.
 FOR_ALL = tuple(HERE / "java" / f"{name}.java" for name in ("Features", "Admin"))
 #: The version in the pom, and another of its jars by name.
@@ -250,10 +250,10 @@ def apache_server(
 
 @contextmanager
 def our_server(
-    place: Path, *, both: Sequence[str] = (), only_broker: Sequence[str] = (), signed: Signed = dict
+    place: Path, *more: str, both: Sequence[str] = (), only_broker: Sequence[str] = (), signed: Signed = dict
 ) -> Iterator[Server]:
-    """Our name server and our broker with a durable store, as two processes of the installed command line. ``both`` and
-    ``only_broker`` are further options of theirs; ``signed`` signs what the harness asks of them."""
+    """Our name server and our broker with a durable store, as two processes of the installed command line. ``both``,
+    and ``only_broker`` and ``more``, are further options of theirs; ``signed`` signs what the harness asks of them."""
     place.mkdir(parents=True, exist_ok=True)
     ns_port, broker_port = _free_port(), _free_port(-2, 0)
     nameserver, broker = f"127.0.0.1:{ns_port}", f"127.0.0.1:{broker_port}"
@@ -270,7 +270,7 @@ def our_server(
         )
         ns.wait_until(lambda: ask(nameserver, 106, signed({}))[0] in (0, 1), "answering")
         arguments = ["broker", "--port", str(broker_port), "--nameserver", nameserver, "--data", str(place / "store")]
-        arguments += [*both, *only_broker]
+        arguments += [*both, *only_broker, *more]
         started = stack.enter_context(_Process("our broker", [*command, *arguments], place / "broker.log", env))
         started.wait_until(lambda: ask(nameserver, 105, signed({"topic": "TBW102"}))[0] == 0, "routable")
         yield Server("ours", nameserver, broker, first_retry=10.0)

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.env import Env, memory_env
 from aiorocket.storage import MessageStore
+from aiorocket.storage.key_index import _Growing
+from aiorocket.testing import SimClock, SimDisk, SimLoop
 from aiorocket_protocol import (
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
@@ -215,3 +218,26 @@ async def test_damage_in_the_log_hides_no_more_than_the_rest_of_its_segment(capl
     assert bodies[0][20_000:] == b"0" and [body[20_000:] for body in bodies[1:]] == [b"%d" % n for n in range(3, 9)]
     assert "not all is in the key index" in caplog.text
     await store.close()
+
+
+def test_a_segment_that_was_compacted_meanwhile_is_read_on(caplog: pytest.LogCaptureFixture) -> None:
+    """Where the index left off no record begins any more."""
+    loop = SimLoop(1)
+    env = Env(SimClock(loop), Entropy(1), SimDisk(1))
+
+    async def go() -> None:
+        store = await opened(env, max_log_bytes=65_536, retention_interval=1e9)
+        store.retention.needed = lambda: {("keep", 0): 0}
+        gone = []
+        for number in range(40):
+            gone.append([await keep(store, bytes(3_000)) for _ in range(2)][1])
+            await keep(store, b"%d" % number, topic="keep", KEYS="k")
+        await store.retention.sweep()
+        assert store.read_record(gone[3]) is None
+        store.keys._growing = _Growing(gone[3])
+        assert await found(store, "k", "keep") == [b"%d" % number for number in range(3, 40)]
+        assert "not all" not in caplog.text
+        await store.close()
+
+    loop.run_until_complete(go())
+    loop.close()

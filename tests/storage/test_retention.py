@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aiorocket.errors import StoreError
 from aiorocket.runtime.entropy import Entropy
-from aiorocket.runtime.env import Env
+from aiorocket.runtime.env import Env, real_env
 from aiorocket.storage import MessageStore, ReadStatus
 from aiorocket.testing import SimClock, SimDisk, SimLoop
 from tests.storage.stores import bodies, everything, opened, put
@@ -227,6 +230,141 @@ def test_nothing_is_armed_while_nothing_could_go(world: World) -> None:
     world.run(work)
 
 
+async def mixed(store: MessageStore) -> None:
+    """Four segments of a short topic, with a small message of a long one beside each."""
+    for number in range(20):
+        await put(store, "T", 0, b"%d|" % number + LARGE)
+        await put(store, "long", number % 2, b"%d|" % number, tag="a")
+
+
+def check_mixed(store: MessageStore) -> None:
+    assert numbers(store) == list(range(15, 20))
+    assert (numbers(store, "long", 0), numbers(store, "long", 1)) == (list(range(0, 20, 2)), list(range(1, 20, 2)))
+    assert not store.recovery.damaged and not store.damaged
+
+
+def written(world: World) -> int:
+    """Bytes of the log that are not zeros."""
+    return sum(len(world.disk.files[path]) - world.disk.files[path].count(0) for path in world.files())
+
+
+def test_what_is_kept_stays_in_its_place_and_the_rest_is_given_back(world: World) -> None:
+    places: list[int] = []
+    long = {"long": 1000.0}
+
+    async def work(store: MessageStore) -> None:
+        store.retention.reserved = long.get
+        await mixed(store)
+        places.extend(place for queue_id in (0, 1) for place, _, _ in store.entries("long", queue_id, 0, 100))
+        gone = [place for place, _, _ in store.entries("T", 0, 0, 15)]
+        await store.keys.find("long", "a", 0, 1 << 62, tag=True, limit=64, max_bytes=1 << 20)
+        await asyncio.sleep(11 * HOUR)
+        check_mixed(store)
+        assert store.min_physical == 0 and len(world.files()) == 5
+        assert all(store.read_record(place) is not None for place in places)
+        assert all(store.read_record(place) is None for place in gone)
+        found = await store.keys.find("long", "a", 0, 1 << 62, tag=True, limit=64, max_bytes=1 << 20)
+        assert len(found) == 20
+        assert store.offset_by_time("long", 0, 0) == 0
+        calls = world.disk.calls
+        await store.retention.sweep()
+        assert world.disk.calls - calls < 200, "what was compacted is not compacted again"
+
+    async def again(store: MessageStore) -> None:
+        check_mixed(store)
+        assert [place for queue_id in (0, 1) for place, _, _ in store.entries("long", queue_id, 0, 100)] == places
+
+    async def shorter(store: MessageStore) -> None:
+        check_mixed(store)
+        await store.retention.sweep()
+        assert numbers(store, "long") == [16, 18] and store.min_physical == 65_536 * 3
+
+    world.run(work, tail_cache=0)
+    world.run(again, tail_cache=0, file_reserved_time=0)
+    for path in [path for path in world.disk.files if path.startswith("/store/consumequeue/")]:
+        del world.disk.files[path]
+    world.run(again, tail_cache=0, file_reserved_time=0)
+    for path in [path for path in world.disk.files if path.startswith(("/store/consumequeue/", "/store/checkpoint"))]:
+        del world.disk.files[path]
+    world.run(again, tail_cache=0, file_reserved_time=0)
+    world.run(shorter)
+
+
+def test_a_damaged_segment_is_not_compacted(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(store: MessageStore) -> None:
+        store.retention.needed = lambda: {("long", 0): 0}
+        await mixed(store)
+        await asyncio.sleep(11 * HOUR)
+        assert "is not compacted: bytes 0 to" in caplog.text
+        assert store.read("long", 0, 0, 1, 1000).status is ReadStatus.FOUND
+
+    async def fill_up(store: MessageStore) -> None:
+        await mixed(store)
+
+    world.run(fill_up, retention_interval=1e9)
+    world.disk.files[world.files()[0]][500] ^= 1
+    world.run(work, tail_cache=0)
+
+
+async def test_a_file_system_gets_the_space_back(tmp_path: Path) -> None:
+    env = real_env()
+    store = await opened(env, str(tmp_path), segment_size=1 << 20, max_log_bytes=1 << 20, flush="async")
+    store.retention.needed = lambda: {("keep", 0): 0}
+    for number in range(500):
+        await put(store, "T", 0, bytes(10_000))
+        if not number % 100:
+            await put(store, "keep", 0, b"%d|" % number)
+    before = [path.stat().st_blocks * 512 for path in sorted((tmp_path / "commitlog").glob("*[0-9]"))]
+    await store.retention.sweep()
+    after = [path.stat().st_blocks * 512 for path in sorted((tmp_path / "commitlog").glob("*[0-9]"))]
+    assert min(before[:3]) >= 1 << 20 and max(after[:3]) < 64 << 10
+    assert numbers(store, "keep") == [0, 100, 200, 300, 400]
+    await store.close()
+    store = await opened(env, str(tmp_path), segment_size=1 << 20)
+    assert numbers(store, "keep") == [0, 100, 200, 300, 400] and not store.recovery.damaged
+    await store.close()
+    await env.disk.close()
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_crash_at_every_call_of_a_compaction_loses_nothing(power: bool) -> None:
+    for after in range(2 if power else 1, 206, 3):
+        world = World(after)
+
+        async def fill_up(store: MessageStore) -> None:
+            await mixed(store)
+            await asyncio.sleep(11 * HOUR)
+
+        world.run(fill_up, retention_interval=1e9)
+
+        async def sweep(world: World, after: int) -> None:
+            store = await opened(world.env, segment_size=65_536, file_reserved_time=10, retention_interval=1e9)
+            store.retention.reserved = {"long": 1000.0}.get
+            world.disk.fail(after)
+            with contextlib.suppress(OSError, StoreError):
+                await store.retention.sweep()
+            for timer in (store.retention._timer, store._behind._timer):
+                if timer is not None:
+                    timer.cancel()
+
+        world.loop.run_until_complete(sweep(world, after))
+        world.disk._failures.clear()
+        if power:
+            world.disk.crash()
+        else:
+            world.disk.process_died()
+
+        async def look(store: MessageStore) -> None:
+            store.retention.reserved = {"long": 1000.0}.get
+            assert numbers(store, "long", 1) == list(range(1, 20, 2)) and not store.recovery.damaged
+            await store.retention.sweep()
+            check_mixed(store)
+
+        world.run(look, retention_interval=1e9, tail_cache=0)
+        assert not [path for path in world.disk.files if "compact" in path]
+        world.loop.close()
+
+
 @pytest.mark.parametrize("power", [False, True])
 def test_a_crash_at_every_call_of_a_sweep_loses_nothing_young(power: bool) -> None:
     """Whatever is found afterwards is whole, and what was young is there; the next sweep ends what this one began."""
@@ -249,7 +387,7 @@ def test_a_crash_at_every_call_of_a_sweep_loses_nothing_young(power: bool) -> No
             try:
                 await store.retention.sweep()
                 broken = store.problem is not None
-            except OSError:
+            except (OSError, StoreError):
                 pass
             for timer in (store.retention._timer, store._behind._timer):
                 if timer is not None:

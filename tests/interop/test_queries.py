@@ -1,0 +1,71 @@
+"""Looking messages up with Apache's mqadmin, at its broker and at ours: by key, by client id, by offset id, by time;
+its clean-up commands."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiorocket import Producer
+from tests.interop.peers import Server, ask
+from tests.interop.test_consumers import Tools, create, server, until
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+__all__ = ("server",)
+
+SEARCH, QUERY = 29, 12
+
+
+async def test_mqadmin_finds_messages(server: Server, jars: Path, tmp_path: Path) -> None:
+    await create(server, "orders", 1)
+    mqadmin = Tools(jars, server, tmp_path)
+    sent: list[Any] = []
+    async with Producer("shop", nameservers=(server.nameserver,)) as producer:
+        for number in range(5):
+            sent.append(
+                await producer.send("orders", b"%d" % number, tag="paid", keys=[f"order-{number}", "all"], timeout=10)
+            )
+            await asyncio.sleep(0.02)
+
+    def indexed() -> bool:
+        fields = {
+            "topic": "orders", "key": "all", "maxNum": "64", "beginTimestamp": "0",
+            "endTimestamp": str((1 << 63) - 1), "_UNIQUE_KEY_QUERY": "false",
+        }  # fmt: skip
+        code, ext, body = ask(server.broker, QUERY, fields)
+        return code == 0 and len(re.findall(rb"order-\d", body)) == 5 and int(ext["indexLastUpdateTimestamp"]) > 0
+
+    await until(indexed, "indexed")
+    listed = await mqadmin("queryMsgByKey", "-t", "orders", "-k", "all")
+    assert all(result.msg_id in listed for result in sent), listed
+    assert len(re.findall(r"^\S{32,}", listed, re.MULTILINE)) == 5, listed
+    one = await mqadmin("queryMsgByKey", "-t", "orders", "-k", "order-3")
+    assert sent[3].msg_id in one and sent[2].msg_id not in one, one
+    told = await mqadmin("queryMsgByUniqueKey", "-t", "orders", "-i", sent[2].msg_id)
+    assert re.search(r"Queue Offset: +2\b", told) and "[order-2 all]" in told, told
+    told = await mqadmin("queryMsgById", "-t", "orders", "-i", sent[4].offset_msg_id)
+    assert re.search(r"OffsetID: +" + sent[4].offset_msg_id, told) and re.search(r"Queue Offset: +4\b", told), told
+    told = await mqadmin("queryMsgByOffset", "-t", "orders", "-b", "broker-a", "-i", "0", "-o", "1")
+    assert sent[1].msg_id in told or sent[1].offset_msg_id in told, told
+
+    def at(ms: int, **more: str) -> int:
+        code, ext, _ = ask(server.broker, SEARCH, {"topic": "orders", "queueId": "0", "timestamp": str(ms), **more})
+        assert code == 0
+        return int(ext["offset"])
+
+    later = int(time.time() * 1000) + 60_000
+    assert (at(1), at(later)) == (0, 5)
+    assert (at(1, boundaryType="lower"), at(later, boundaryType="lower")) == (0, 5)
+    assert (at(1, boundaryType="upper"), at(later, boundaryType="upper")) == (0, 4)
+
+
+async def test_mqadmin_cleans_up(server: Server, jars: Path, tmp_path: Path) -> None:
+    mqadmin = Tools(jars, server, tmp_path)
+    for command in ("cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog"):
+        told = await mqadmin(command, "-b", server.broker)
+        assert "success" in told and "Exception" not in told, told
