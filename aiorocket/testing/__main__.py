@@ -11,8 +11,15 @@ from aiorocket.runtime.clock import WallClock
 from aiorocket.testing.chaos_run import SCENARIOS, ChaosReport, chaos, size_for
 from aiorocket.testing.checkers import HistoryError
 from aiorocket.testing.history import History
+from aiorocket.testing.power_cuts import power_cuts
+from aiorocket.testing.swarm import swarm
 
 __all__ = ("main",)
+
+# Runs of their own kinds, beside the scenarios of ``chaos``.
+_SWARM, _POWER_CUTS = "swarm", "power-cuts"
+#: Power cuts of one seed.
+_CUTS = 50
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +49,7 @@ def _run(options: argparse.Namespace) -> int:
             for scenario in scenarios:
                 started = clock.wall_ms()
                 try:
-                    report = chaos(seed, hours=options.hours, scenario=scenario, **size_for(seed))
+                    said, history = _once(seed, scenario, options.hours)
                 except Exception as error:  # noqa: BLE001 - whatever ends a run is what we look for
                     failed += 1
                     _show_failure(seed, scenario, options.hours, error)
@@ -53,8 +60,8 @@ def _run(options: argparse.Namespace) -> int:
                     continue
                 held += 1
                 hours += options.hours
-                _show(report, scenario, (clock.wall_ms() - started) / 1000)
-                _keep(options, report.history)
+                print(f"seed {seed} {scenario}: held; {said}, {(clock.wall_ms() - started) / 1000:.1f} s", flush=True)
+                _keep(options, history)
             if failed and options.fail_fast:
                 break
     except KeyboardInterrupt:
@@ -68,8 +75,20 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _keep(options: argparse.Namespace, history: History) -> None:
-    if options.history is not None and options.seed is not None:
+def _once(seed: int, scenario: str, hours: float) -> tuple[str, History | None]:
+    """One run: what it was made of, in words, and its history."""
+    if scenario == _POWER_CUTS:
+        return f"{_CUTS} power cuts, {power_cuts(seed, _CUTS)} acknowledged", None
+    if scenario == _SWARM:
+        found = swarm(seed)
+        faults = ", ".join(f"{count} {name}" for name, count in sorted(found.faults.items()))
+        return f"{found.acknowledged} acknowledged, {found.delivered} deliveries, {faults}", found.history
+    report = chaos(seed, hours=hours, scenario=scenario, **size_for(seed))
+    return _text(report), report.history
+
+
+def _keep(options: argparse.Namespace, history: History | None) -> None:
+    if history is not None and options.history is not None and options.seed is not None:
         with open(options.history, "w", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in history.lines())
 
@@ -79,11 +98,10 @@ def replay_command(seed: int, scenario: str, hours: float) -> str:
     return f"python -m aiorocket.testing --scenario {scenario} --hours {hours:g} --seed {seed}"
 
 
-def _show(report: ChaosReport, scenario: str, seconds: float) -> None:
-    print(
-        f"seed {report.seed} {scenario}: held; {report.sent} sent, {report.acknowledged} acknowledged, "
-        f"{report.delivered} deliveries, {report.dead} dead letters, {report.faults} faults, {seconds:.1f} s",
-        flush=True,
+def _text(report: ChaosReport) -> str:
+    return (
+        f"{report.sent} sent, {report.acknowledged} acknowledged, {report.delivered} deliveries, "
+        f"{report.dead} dead letters, {report.faults} faults"
     )
 
 
@@ -111,7 +129,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="only this seed")
     parser.add_argument("--hours", type=float, default=1.0, help="simulated hours of each run (default: 1)")
     parser.add_argument(
-        "--scenario", choices=(*SCENARIOS, "all"), default="mixed", help="which faults (default: mixed)"
+        "--scenario",
+        choices=(*SCENARIOS, "all", _SWARM, _POWER_CUTS),
+        default="mixed",
+        help="which faults (default: mixed); swarm: a few kinds in each run; power-cuts: a store alone, 50 cuts a seed",
     )
     parser.add_argument("--history", metavar="FILE", help="with --seed: write the history as JSON lines")
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first seed that fails")

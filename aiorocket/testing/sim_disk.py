@@ -17,8 +17,10 @@ __all__ = ("SimDisk",)
 
 T = TypeVar("T")
 
-#: What a drive writes at once: a crash keeps or loses such pieces as a whole, independently of each other.
+#: What a drive writes at once: a crash keeps or loses such pieces independently of each other, most of them as a whole.
 SECTOR = 512
+#: How many of those kept are torn: their first part is new, the rest old.
+_TORN = 0.1
 #: A job that a crash meets has made fewer calls than this.
 _MOST_CALLS = 6
 
@@ -51,7 +53,8 @@ class _Content:
         for sector in self.dirty:
             start = sector * SECTOR
             if start < size and draw.random() < 0.5:
-                piece = self.data[start : min(start + SECTOR, size)]
+                stop = start + SECTOR if draw.random() >= _TORN else draw.randrange(start, start + SECTOR)
+                piece = self.data[start : min(stop, size)]
                 image[start : start + len(piece)] = piece
         return bytes(image)
 
@@ -120,11 +123,11 @@ class _Died(BaseException):
 class SimDisk(MemoryDisk):
     """MemoryDisk with faults.
 
-    ``crash()`` is a power cut: each unsynced sector is kept or lost, and so are names that were created, renamed or
-    removed without ``fsync_dir`` (in order within a directory). ``process_died()`` is a kill -9: bytes stay, locks and
-    handles go. Both strike in the middle of the job that runs: it has made a drawn number of its calls. ``fail(after,
-    code)`` makes the call number ``calls + after`` fail; ``capacity`` bounds the bytes of all files; ``latency`` is
-    what a job given to ``run`` takes, (least, most) seconds: raise it for a slow disk.
+    ``crash()`` is a power cut: each unsynced sector is kept, torn or lost, and so are names that were created, renamed
+    or removed without ``fsync_dir`` (in order within a directory). ``process_died()`` is a kill -9: bytes stay, locks
+    and handles go. Both strike in the middle of the job that runs: it has made a drawn number of its calls.
+    ``fail(after, code)`` makes the call number ``calls + after`` fail; ``capacity`` bounds the bytes of all files;
+    ``latency`` is what a job given to ``run`` takes, (least, most) seconds: raise it for a slow disk.
     """
 
     def __init__(self, seed: int = 0, *, capacity: int = 1 << 40) -> None:

@@ -37,6 +37,8 @@ async def facts(java: JavaClient, server: Server) -> dict[str, dict[str, Any]]:
         if "REAL_QID" in properties:
             properties["REAL_QID"] = "its own" if properties["REAL_QID"] == queue else properties["REAL_QID"]
         properties.update({name: "a time" for name in TIMES if properties.get(name, "").isdigit()})
+        if (origin := properties.get("ORIGIN_MESSAGE_ID")) is not None:  # of a timer's delivery nobody was told
+            properties["ORIGIN_MESSAGE_ID"] = names.get(origin, "another id")
         values = {**event, **{f"property {name}": value for name, value in properties.items() if name not in PASSING}}
         found[f"{event['event']} {event['kind']}"] = {
             name: ",".join(names.get(part, part) for part in value.split(",")) if isinstance(value, str) else value

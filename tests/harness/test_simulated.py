@@ -1,0 +1,40 @@
+"""Thousands of simulated power cuts, runs where few faults meet, and proof that these find what is broken."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from aiorocket.testing.power_cuts import power_cuts
+from aiorocket.testing.swarm import swarm
+from tests.sim.breakages import BREAKAGES, FOUND, apply, seeds_until_found
+
+pytestmark = [pytest.mark.harness, pytest.mark.timeout(600)]
+
+#: Breakages that cost little to find again; the others are found by the command.
+QUICK = [name for name, seeds in FOUND.items() if seeds <= 4]
+
+
+def test_twenty_thousand_power_cuts() -> None:
+    for seed in range(400):
+        assert power_cuts(seed) > 0
+
+
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_what_is_promised_holds_where_few_faults_meet(seed: int) -> None:
+    report = swarm(seed)
+    assert report.delivered >= report.acknowledged > 50
+
+
+def test_every_breakage_fits_the_code() -> None:
+    assert FOUND.keys() <= BREAKAGES.keys()
+    for breakage in BREAKAGES.values():
+        with pytest.MonkeyPatch.context() as patch:
+            apply(patch, breakage)
+
+
+@pytest.mark.parametrize("name", random.Random(1).sample(QUICK, min(8, len(QUICK))))
+def test_a_breakage_is_found_as_soon_as_the_table_says(name: str) -> None:
+    found = seeds_until_found(BREAKAGES[name], 2 * FOUND[name])
+    assert found is not None
