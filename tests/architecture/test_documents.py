@@ -142,3 +142,8 @@ def test_examples_are_python_and_what_they_take_from_aiorocket_is_there() -> Non
                     (name_of(path), *name) for name in names if not hasattr(importlib.import_module(name[0]), name[1])
                 ]
     assert not bad, bad
+
+
+def test_what_works_with_which_peer_is_as_interop_found_it() -> None:
+    """The run of interop compares its own table with the kept one."""
+    assert text_of(ROOT / "tests" / "interop" / "works.md") in text_of(ROOT / "README.md")

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import pytest
 
+from tests.interop import works
 from tests.interop.peers import JavaClient, Server, apache_server, fetch_jars, missing_programs, our_server
 
 
@@ -28,6 +29,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("interop is run by .ci/run; by hand: -m interop or AIOROCKET_INTEROP=1 (needs a JDK and Maven)")
     if reason := missing_programs():
         absent(reason)
+
+
+#: Ids of the tests that passed, without the folder.
+_passed: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed:
+        _passed.add(report.nodeid.removeprefix("tests/interop/"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """AIOROCKET_WORKS names the file that the table of peers and features is written to."""
+    if path := os.environ.get("AIOROCKET_WORKS"):
+        Path(path).write_text(works.table(_passed))
 
 
 def absent(reason: str) -> NoReturn:

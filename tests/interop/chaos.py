@@ -1,0 +1,141 @@
+"""A TCP proxy that treats connections badly, in the way it is told at the moment."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Literal
+
+__all__ = ("MODES", "Chaos", "chaos")
+
+Mode = Literal["calm", "delay", "fragments", "cut", "stall", "black hole", "half-close", "late"]
+#: What it can do: delay each piece; hand it on byte by byte; cut the connection in the middle of a frame; hold
+#: everything back and let it go later; the same, and cut it then; say to the server that the client sends no more.
+MODES: tuple[Mode, ...] = ("delay", "fragments", "cut", "stall", "black hole", "half-close")
+#: "late": connections older than this mode are silent, new ones work; what was said on the old ones reaches the server
+#: in the end, even if the client has given them up meanwhile.
+
+
+class Chaos:
+    def __init__(self, target: tuple[str, int], seed: int) -> None:
+        self.mode: Mode = "calm"
+        #: How often a connection was cut or half-closed, or swallowed something.
+        self.harm = 0
+        self._target = target
+        self._random = random.Random(seed)
+        self._calm = asyncio.Event()
+        self._links: set[asyncio.Task[None]] = set()
+        self._turns = 0
+
+    def turn(self, mode: Mode) -> None:
+        self.mode = mode
+        self._turns += 1
+        self._calm.set()
+        self._calm = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._links.add(task)
+        late: list[asyncio.Task[None]] = []
+        born = self._turns
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        for each in (writer, far_writer):
+            each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._pump(reader, far_writer, writer, born, late))
+                both.create_task(self._pump(far_reader, writer, far_writer, born, None))
+        except* (OSError, ConnectionError):
+            pass
+        finally:
+            writer.transport.abort()
+            if late:
+                await asyncio.wait(late)
+                await asyncio.sleep(0.5)
+            far_writer.transport.abort()
+            self._links.discard(task)
+
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        back: asyncio.StreamWriter,
+        born: int,
+        late: list[asyncio.Task[None]] | None,
+    ) -> None:
+        """``late`` is of the way to the server: what is to reach it when it is calm again."""
+        draw = self._random.random
+        while data := await reader.read(65536):
+            mode = self.mode
+            if mode == "delay":
+                await asyncio.sleep(0.02 + 0.2 * draw())
+            elif mode == "fragments":
+                for byte in data[:300]:
+                    writer.write(bytes((byte,)))
+                    await asyncio.sleep(0)
+                data = data[300:]
+            elif mode == "cut" and draw() < 0.2:
+                writer.write(data[: int(len(data) * draw())])
+                await asyncio.sleep(0)
+                self.harm += 1
+                writer.transport.abort()
+                back.transport.abort()
+                return
+            elif mode == "stall":
+                await self._calm.wait()
+            elif mode == "black hole":
+                await self._calm.wait()
+                self.harm += 1
+                writer.transport.abort()
+                back.transport.abort()
+                return
+            elif mode == "late" and born < self._turns:
+                if late is None:
+                    await self._calm.wait()
+                else:
+                    self.harm += 1
+                    late.append(asyncio.create_task(self._later(data, writer)))
+                    continue
+            elif mode == "half-close" and late is not None and draw() < 0.2:
+                writer.write(data)
+                writer.write_eof()
+                self.harm += 1
+                return
+            writer.write(data)
+            await writer.drain()
+        if late:
+            await asyncio.wait(late)
+        if writer.can_write_eof():
+            writer.write_eof()
+
+    async def _later(self, data: bytes, writer: asyncio.StreamWriter) -> None:
+        await self._calm.wait()
+        writer.write(data)
+
+    async def close(self) -> None:
+        for link in list(self._links):
+            link.cancel()
+        await asyncio.gather(*self._links, return_exceptions=True)
+
+
+@asynccontextmanager
+async def chaos(host: str, port: int, target: tuple[str, int], seed: int = 1) -> AsyncIterator[Chaos]:
+    """A proxy on ``host:port`` in front of ``target``."""
+    proxy = Chaos(target, seed)
+    server = await asyncio.start_server(proxy.serve, host, port)
+    try:
+        yield proxy
+    finally:
+        server.close()
+        await proxy.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await server.wait_closed()

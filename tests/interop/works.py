@@ -1,0 +1,81 @@
+"""Which peer works with what: a table that a run writes of the tests that passed. ``works.md`` is the one that is kept,
+in README.md too; ``.ci/run`` demands that its run writes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+__all__ = ("KEPT", "table")
+
+KEPT = Path(__file__).resolve().parent / "works.md"
+
+ON_OURS = ("Java 5.5.0", "Java 4.9.7", "Go 2.1.2", "C++ (PyPI 0.4.4)", "Node (ali-ons)")
+ON_APACHES = ("aiorocket on Apache 5.5.0",)
+FEATURES = {
+    "push": "push, by tags",
+    "retry": "retry of a failed message",
+    "orderly": "orderly",
+    "broadcasting": "broadcasting",
+    "batch": "batches",
+    "delay": "delay levels",
+    "transaction": "transactions with check-back",
+    "request-reply": "request and reply",
+    "sql92": "SQL92 filters",
+    "lite pull": "lite pull",
+    "namespace": "namespaces",
+    "trace": "message traces",
+}
+MIXED = "orderly, in one group with Java"
+
+
+def _rows() -> Iterator[tuple[str, str, str]]:
+    """(feature, peer, the test that shows it)."""
+    for version in ("5.5.0", "4.9.7"):
+        for name, feature in FEATURES.items():
+            yield feature, f"Java {version}", f"test_java.py::test_feature[{version}-{name}]"
+        traces = f"test_java.py::test_traces_are_kept_and_read_back[{version}]"
+        yield "traces read by mqadmin", f"Java {version}", traces
+        yield "mqadmin's daily commands", f"Java {version}", f"test_mqadmin.py::test_nothing_was_refused[{version}]"
+    for client, peer in zip(("go", "cpp", "node"), ON_OURS[2:], strict=True):
+        for feature in ("push", "retry", "batch"):
+            if (client, feature) != ("node", "batch"):  # it has none
+                yield FEATURES[feature], peer, f"test_clients.py::test_send_and_consume_by_tag[{client}]"
+    ours = ON_APACHES[0]
+    yield FEATURES["push"], ours, "test_smoke.py::test_send_consume_retry[apache-ours-ours]"
+    yield FEATURES["retry"], ours, "test_smoke.py::test_send_consume_retry[apache-ours-ours]"
+    yield (
+        FEATURES["broadcasting"],
+        ours,
+        "test_consumers.py::test_everybody_in_a_broadcasting_group_gets_everything[apache]",
+    )
+    yield FEATURES["sql92"], ours, "test_consumers.py::test_our_sql_filters[apache]"
+    yield FEATURES["transaction"], ours, "test_transactions.py::test_our_transactions[apache]"
+    yield (
+        "dead letters read and replayed",
+        ours,
+        "test_dead_letters.py::test_dead_letters_are_read_and_replayed_once[apache]",
+    )
+    yield "ACL and TLS", ours, "test_acl_tls.py::test_signed_over_tls_everything_works"
+    yield "POP", ours, "test_pop.py::test_our_simple_consumer[apache]"
+    yield "POP", "Java 5.5.0", "test_pop.py::test_javas_push_consumer_pops[ours]"
+    yield MIXED, ours, "test_orderly.py::test_java_and_we_share_a_group_in_order[apache]"
+    yield MIXED, "Java 5.5.0", "test_orderly.py::test_java_and_we_share_a_group_in_order[ours]"
+
+
+def table(passed: Container[str]) -> str:
+    """Markdown: a row a feature, a column a peer. ``passed`` are the ids of the tests that did, without the folder."""
+    found: dict[str, dict[str, bool]] = {}
+    for feature, peer, test in _rows():
+        found.setdefault(feature, {})[peer] = test in passed
+    peers = (*ON_OURS, *ON_APACHES)
+    lines = [f"| | {' | '.join(peers)} |", f"|---{'|---' * len(peers)}|"]
+    for feature, cells in found.items():
+        texts = ["" if peer not in cells else "yes" if cells[peer] else "**no**" for peer in peers]
+        lines.append(f"| {feature} | {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def all_pass() -> str:
+    """The table when every test passes."""
+    return table({test for *_, test in _rows()})
