@@ -117,11 +117,11 @@ class PopHandle(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """ProtocolError when it is no handle."""
+        """ProtocolError when it is no handle. Apache's proxy adds words of its own."""
         parts = text.split(" ")
-        if len(parts) != 8:
+        if len(parts) < 8:
             raise ProtocolError(f"{text!r:.200}: 8 words are needed, {len(parts)} found", where="handle")
-        start, pop_time, invisible, revive, retry, broker, queue, offset = parts
+        start, pop_time, invisible, revive, retry, broker, queue, offset = parts[:8]
         try:
             return cls(int(start), int(pop_time), int(invisible), int(revive), retry, broker, int(queue), int(offset))
         except ValueError:
