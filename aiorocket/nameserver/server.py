@@ -10,13 +10,14 @@ from typing import Any
 
 from aiorocket.access.core.accounts import Accounts
 from aiorocket.access.core.requests import is_administration, is_registration
+from aiorocket.access.handlers import AccessHandlers
 from aiorocket.access.security import Security
 from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
-from aiorocket.nameserver.kv_file import KvFile
 from aiorocket.nameserver.local import from_here, only_local
 from aiorocket.nameserver.settings import SettingsHandlers
+from aiorocket.nameserver.state_file import StateFile
 from aiorocket.nameserver.topic_lists import TopicLists
 from aiorocket.remoting.address import is_loopback
 from aiorocket.remoting.connection import Connection
@@ -77,7 +78,7 @@ class NameServer:
         self._env = env
         self.routes = RouteInfo(config.broker_expiry, config.limits)
         self.kv = KeyValues(config.limits.key_values)
-        self._kv_file = KvFile(env, config.data) if config.data is not None else None
+        self._kv_file = StateFile(env, config.data, "kvConfig") if config.data is not None else None
         self._security = security = Security(env.disk, config, accounts)
         processors = security.processors(cluster=DEFAULT_CLUSTER, server="nameserver")
         self._server = RemotingServer(env, processors, config.remoting, on_close=self._lost, tls=security.tls)
@@ -86,6 +87,13 @@ class NameServer:
         self._expiry: DeadlineDriver | None = None
         self._heard = False  # of any broker since the start
         trusted = is_loopback(config.host) or security.accounts is not None
+        #: Of users made by command, when they are this server's own.
+        self._access_file: StateFile | None = None
+        if config.data is not None and accounts is None and security.accounts is not None:
+            self._access_file = StateFile(env, config.data, "access")
+            access = AccessHandlers(security.accounts, self._save_accounts, "nameserver", DEFAULT_CLUSTER, config.host)
+            for code, handler in access.codes().items():
+                processors.add(code, handler)
         for code, handler in self._codes().items():
             if is_registration(code) and not trusted and not config.open_registration:
                 handler = partial(from_here, handler)
@@ -97,6 +105,8 @@ class NameServer:
         """Load the key-values and listen."""
         if self._kv_file is not None:
             self.kv.load(await self._kv_file.load())
+        if self._access_file is not None and self.accounts is not None and (users := await self._access_file.load()):
+            self.accounts.load(users)
         loop = asyncio.get_running_loop()
         self._expiry = DeadlineDriver(loop, self.routes.next_deadline, self._expire)
         await self._server.start(self.config.host, self.config.port)
@@ -113,6 +123,10 @@ class NameServer:
         self._expiry = None
         await self._tasks.close()
         await self._server.close()
+
+    async def _save_accounts(self) -> None:
+        if self._access_file is not None and self.accounts is not None:
+            await self._access_file.save(self.accounts.to_dict())
 
     def reload(self) -> None:
         """Read the access file and the certificates again."""
@@ -293,7 +307,7 @@ class NameServer:
             return self._saved(self._kv_file)
         return RemotingCommand.response()
 
-    async def _saved(self, file: KvFile) -> RemotingCommand:
+    async def _saved(self, file: StateFile) -> RemotingCommand:
         await file.save(self.kv.to_dict())
         return RemotingCommand.response()
 

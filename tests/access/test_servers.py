@@ -74,7 +74,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
     file = tmp_path / "access.toml"
     file.write_text(FILE)
     env = real_env()
-    nameserver = NameServer(env, NameServerConfig(host="0.0.0.0", port=0, acl=str(file)))
+    nameserver = NameServer(env, NameServerConfig(host="0.0.0.0", port=0, acl=str(file), data=str(tmp_path / "ns")))
     await nameserver.start()
     config = BrokerConfig(
         host="0.0.0.0", advertise="127.0.0.1", port=0, data=str(tmp_path / "store"), acl=str(file),
@@ -192,6 +192,22 @@ async def test_users_by_command_are_kept_and_never_shown_with_their_secret(guard
         finally:
             if restarted:
                 await broker.close()
+
+
+async def test_a_name_server_keeps_users_too(guarded: Guarded) -> None:
+    address = f"127.0.0.1:{guarded.nameserver.port}"
+    body = json.dumps({"password": SECRETS["made"], "userType": "Super"}).encode()
+    create = RemotingCommand.request(3001, ext={"username": "made"}, body=body)
+    assert (await asked(address, create, "node")).code == NO_PERMISSION
+    assert (await asked(address, create, "ops")).code == 0
+    again = NameServer(guarded.env, replace(guarded.nameserver.config, host="127.0.0.1"))
+    await again.start()
+    try:
+        assert (
+            await asked(again.address, RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO), "made")
+        ).code == 0
+    finally:
+        await again.close()
 
 
 async def test_accounts_as_rocketmq_4_writes_them(guarded: Guarded) -> None:

@@ -29,6 +29,7 @@ from tests.interop.peers import (
     fetch_jars,
     our_server,
 )
+from tests.interop.test_clients import made, run
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -159,6 +160,22 @@ async def test_javas_client_is_told_why_not(
     # The client tells of a route it does not get in words of its own, with ours as the cause or in its log.
     said_of_it = refused["text"] + "".join(log.read_text(errors="replace") for log in tmp_path.rglob("*.log"))
     assert refused["event"] == "refused" and said in said_of_it, said_of_it[-3000:]
+
+
+@pytest.mark.parametrize("secret", [SECRETS["shop"], "wrong-s3cret"], ids=["signed", "wrong secret"])
+async def test_gos_client_signs_in(secret: str, plain: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = [str(made("go", ["go"], ["go", "build", "-o", "smoke", "."]) / "smoke")]
+    monkeypatch.setenv("SMOKE_ACCESS_KEY", "shop")
+    monkeypatch.setenv("SMOKE_SECRET_KEY", secret)
+    sending = run(go, tmp_path, "send", plain.nameserver, "go-topic", "m", "4", limit=60)
+    if secret != SECRETS["shop"]:
+        with pytest.raises(AssertionError, match="ended before 'done'"):
+            await sending
+        return
+    assert all(one["status"] == 0 for one in await sending)
+    arguments = ("consume", plain.nameserver, "go-topic", "go-group", "even||other", "3", "90")
+    messages = await run(go, tmp_path, *arguments, limit=120)
+    assert {one["body"] for one in messages if not one["failed"]} == {"m-0", "m-2", "m-batch-0"}
 
 
 def sign_as(home: Path, user: str) -> None:

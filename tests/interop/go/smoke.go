@@ -37,9 +37,15 @@ func main() {
 	show(map[string]any{"event": "done"})
 }
 
+// Nobody, unless the environment says who.
+func keys() primitive.Credentials {
+	return primitive.Credentials{AccessKey: os.Getenv("SMOKE_ACCESS_KEY"), SecretKey: os.Getenv("SMOKE_SECRET_KEY")}
+}
+
 func send(nameserver, topic, prefix string, count int) {
 	sender, err := rocketmq.NewProducer(
-		producer.WithNameServer([]string{nameserver}), producer.WithGroupName("go-sender"), producer.WithRetry(2))
+		producer.WithNameServer([]string{nameserver}), producer.WithGroupName("go-sender"), producer.WithRetry(2),
+		producer.WithCredentials(keys()))
 	fail(err)
 	fail(sender.Start())
 	message := func(body string, index int) *primitive.Message {
@@ -68,7 +74,7 @@ func send(nameserver, topic, prefix string, count int) {
 func consume(nameserver, topic, group, tag string, count, limit int) {
 	receiver, err := rocketmq.NewPushConsumer(
 		consumer.WithNameServer([]string{nameserver}), consumer.WithGroupName(group),
-		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset), consumer.WithCredentials(keys()))
 	fail(err)
 	var lock sync.Mutex
 	consumed := map[string]bool{}

@@ -1,0 +1,32 @@
+"""Where a name server's key-values, and its users, live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiorocket.runtime.env import Env
+from aiorocket.storage.snapshots import Snapshot
+
+__all__ = ("StateFile",)
+
+
+class StateFile:
+    """A snapshot ``name`` of two generations in ``directory``, which is made when it is loaded."""
+
+    def __init__(self, env: Env, directory: str, name: str) -> None:
+        self._disk = env.disk
+        self._directory = directory
+        self._snapshot = Snapshot(env.disk, f"{directory}/{name}")
+
+    async def load(self) -> dict[str, Any]:
+        """What was saved last, nothing when nothing was."""
+
+        def load() -> dict[str, Any]:
+            self._disk.makedirs(self._directory)
+            return self._snapshot.load() or {}
+
+        return await self._disk.run(load)
+
+    async def save(self, value: dict[str, Any]) -> None:
+        """Durable when it returns. OSError."""
+        await self._disk.run(self._snapshot.save, value)
