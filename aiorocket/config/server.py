@@ -49,6 +49,10 @@ class StoreConfig:
     #: Free bytes below which messages are refused while reads and commits go on; -1 for 5 % of the disk, but at most
     #: 512 MiB.
     min_free: int = -1
+    #: Bytes a second that are read again and compared with their checksums, and seconds from the end of one pass to the
+    #: next; a rate of 0 leaves it.
+    scrub_rate: int = 4 * MIB
+    scrub_interval: float = 7 * 86_400.0
     checkpoint_interval: float = 5.0
     #: Hours that messages are kept at least (RocketMQ's fileReservedTime); 0 keeps them all. A topic may say otherwise
     #: by its attribute reserve.time.

@@ -34,6 +34,7 @@ from aiorocket.storage.queue_recovery import WRITE_OUT, Codes
 from aiorocket.storage.reader import Reader
 from aiorocket.storage.results import Damage, PutResult, PutStatus, ReadResult, Recovery, StoreBusyError
 from aiorocket.storage.retention import Retention
+from aiorocket.storage.scrub import Scrub
 from aiorocket.storage.tail_cache import TailCache
 from aiorocket_protocol import (
     PHYSICAL_OFFSET_AT,
@@ -83,12 +84,13 @@ class MessageStore:
         self._lock = opened.lock
         self._log = log = CommitLog(env, config, f"{directory}/commitlog", files, self._committed, self._failed)
         chunks = ChunkCache(log, max(4 << 20, config.tail_cache))
-        self._reader = reader = Reader(log, chunks, files, self._queues, self._mend)
+        self._reader = reader = Reader(log, chunks, files, self._queues, lambda *place: self._mending.mend(*place))
         self._mending = Mending(env.disk, log, files, self._queues, found.deleted, codes, reader.holds)
         log.start(found.segments, found.end, found.damage)
         log.on_damage = self._mending.report
         for bad in log.damage:
             self._mending.report(bad, known=bad not in self.recovery.damaged)
+        self._scrub = Scrub(env.disk, config, log)
         #: Looks messages up by their keys.
         self.keys = KeyIndex(env.disk, log, files, opened.parts, self._reader.read_record)
         self._behind = Housekeeping(
@@ -133,6 +135,7 @@ class MessageStore:
             return
         self._closed = True
         try:
+            await self._scrub.close()
             await self._mending.close()
             await self.retention.close()
             await self._log.drain()
@@ -153,9 +156,6 @@ class MessageStore:
         """The ranges of the log that were found damaged, by this process or an earlier one. What stood in them is not
         served; pulls go on behind them."""
         return self._mending.damaged
-
-    def _mend(self, queue: ConsumeQueue, offset: int) -> None:
-        self._mending.mend(queue, offset)
 
     @property
     def store_host(self) -> bytes:

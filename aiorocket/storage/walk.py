@@ -7,7 +7,7 @@ bad bytes the next good record is looked for by its magic: none can be mistaken,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from struct import Struct
 from typing import NamedTuple
 
@@ -119,7 +119,7 @@ class _Window:
 
 def walk(
     disk: Disk, path: str, base: int, capacity: int, entries: Entries | None, offset: int, durable: int | None = None
-) -> Iterator[Found | Bad]:
+) -> Generator[Found | Bad]:
     """Blocking. The records of a segment from log offset ``offset`` on, and the ranges without one in between.
 
     With ``durable`` the segment is the last one of the log: bad bytes at or behind it end the walk (the range then
@@ -138,7 +138,7 @@ def walk(
 
 def _walk(
     file: File, base: int, capacity: int, entries: Entries | None, offset: int, durable: int | None
-) -> Iterator[Found | Bad]:
+) -> Generator[Found | Bad]:
     window = _Window(file, capacity, entries)
     covered = 0 if entries is None else entries.end
     position = offset - base

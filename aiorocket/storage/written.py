@@ -115,7 +115,7 @@ class WrittenLog:
                 data += bytes(missing)
             wrong = sums.wrong(data, low, last)
             if wrong:
-                self._locate(segment, low, data, wrong)
+                self.locate(segment, low, data, wrong)
         return data[position - low : position - low + size]
 
     def _load_sums(self, segment: Segment) -> Checksums | None:
@@ -136,7 +136,7 @@ class WrittenLog:
         if len(self._loaded) > _LOADED:
             self._loaded.popleft().sums = None
 
-    def _locate(self, segment: Segment, low: int, data: bytes, wrong: list[int]) -> None:
+    def locate(self, segment: Segment, low: int, data: bytes, wrong: list[int]) -> None:
         """Narrow damaged pages down to what was written together."""
         entries = read_entries(self._disk, sums_path(segment.path), segment.base)
         for at in wrong:

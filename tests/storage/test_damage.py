@@ -2,10 +2,56 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
+from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.runtime.env import memory_env
 from tests.harness.damage import images, one_place
+from tests.storage.stores import intact, opened, put
 
 
 async def test_damage_is_never_served_and_takes_nothing_intact_along() -> None:
     all_images = await images()
     for place in range(150):
         await one_place(all_images, place)
+
+
+async def test_the_scrub_finds_damage_that_nobody_reads(caplog: pytest.LogCaptureFixture) -> None:
+    env = memory_env()
+    assert isinstance(env.disk, MemoryDisk)
+    store = await opened(env, tail_cache=0)
+    for number in range(300):
+        await put(store, "T", number % 2, b"%d." % number * 200)
+    env.disk.files["/store/commitlog/" + "0" * 20][5_000] ^= 1
+    await store._scrub.once()
+    await asyncio.sleep(0)
+    [damage] = store.damaged
+    assert damage.lost == (("T", 0, 5, 1),) and damage.offset <= 5_000 < damage.end
+    assert "1 messages are lost: topic T queue 0 offset 5 (1)" in caplog.text
+    assert sorted(intact(store, "T", 0)) == [offset for offset in range(150) if offset != 5]
+    await store._scrub.once()
+    await asyncio.sleep(0)
+    assert len(store.damaged) == 1 and caplog.text.count("are lost") == 1, "said once"
+    await store.close()
+
+
+async def test_the_scrub_makes_checksums_where_there_are_none() -> None:
+    env = memory_env()
+    assert isinstance(env.disk, MemoryDisk)
+    store = await opened(env)
+    for number in range(300):
+        await put(store, "T", 0, b"%d." % number * 200)
+    await store.close()
+    first = "/store/commitlog/" + "0" * 20
+    del env.disk.files[first + ".sums"]
+    store = await opened(env)
+    assert len(intact(store)) == 300 and store._log.unchecked
+    await store._scrub.once()
+    assert not store._log.unchecked and first + ".sums" in env.disk.files
+    await store.close()
+    env.disk.files[first][45] ^= 1  # the first born timestamp: a head has no CRC of its own
+    store = await opened(env)
+    assert sorted(intact(store))[0] > 0
+    await store.close()
