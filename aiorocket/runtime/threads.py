@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,21 +14,26 @@ from aiorocket.runtime.loop import new_event_loop
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-__all__ = ("in_thread", "in_thread_to_end", "loop_in_thread", "portal")
+__all__ = ("Executor", "in_thread", "in_thread_to_end", "loop_in_thread", "pool", "portal")
 
 T = TypeVar("T")
 
 
-async def in_thread(function: Callable[..., T], *args: object) -> T:
-    """``function(*args)`` in the loop's thread pool; a simulated loop runs it inline. Being cancelled leaves the
-    function running to its end, its result is then lost."""
-    return await asyncio.get_running_loop().run_in_executor(None, _call, function, args)
+def pool(most: int, name: str) -> Executor:
+    """At most ``most`` threads of its own, made when they are needed; ``shutdown(wait=False)`` ends it."""
+    return ThreadPoolExecutor(most, thread_name_prefix=name)
 
 
-async def in_thread_to_end(function: Callable[..., T], *args: object) -> T:
+async def in_thread(function: Callable[..., T], *args: object, pool: Executor | None = None) -> T:
+    """``function(*args)`` in a thread of ``pool``, or of the loop's own; a simulated loop runs it inline. Being
+    cancelled leaves the function running to its end, its result is then lost."""
+    return await asyncio.get_running_loop().run_in_executor(pool, _call, function, args)
+
+
+async def in_thread_to_end(function: Callable[..., T], *args: object, pool: Executor | None = None) -> T:
     """As ``in_thread``, for what must not run twice at once: being cancelled waits until the function has ended and is
     then passed on."""
-    running = asyncio.get_running_loop().run_in_executor(None, _call, function, args)
+    running = asyncio.get_running_loop().run_in_executor(pool, _call, function, args)
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:

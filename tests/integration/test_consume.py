@@ -370,7 +370,39 @@ async def test_plain_functions_run_in_a_thread(mq: Embedded, until: Until) -> No
     async with mq.consumer(router=router), mq.producer() as producer:
         await producer.send("t", b"x")
         await until(lambda: bool(names))
-    assert names[0] != threading.main_thread().name
+    assert names[0].startswith("aiorocket-g-t")
+
+
+async def test_plain_functions_run_as_many_at_a_time_as_they_may(mq: Embedded, until: Until) -> None:
+    """In threads of their own: neither fewer because the loop's pool is small or busy, nor more."""
+    await mq.create_topic("t", queues=8)
+    router, lock, running, most = Router("g"), threading.Lock(), 0, 0
+    everybody = threading.Barrier(24)
+
+    @router.listener("t", start_from="first", concurrency=24)
+    def on_message(message: Message, state: object) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        everybody.wait(10)  # only if 24 run at once
+        with lock:
+            running -= 1
+
+    blocked = threading.Event()
+    loop = asyncio.get_running_loop()
+    busy = [loop.run_in_executor(None, blocked.wait, 10) for _ in range(40)]
+    try:
+        async with mq.client() as client, mq.producer() as producer:
+            client.include(router, state=client)
+            async with client.running():
+                for _ in range(48):
+                    await producer.send("t", b"x")
+                await until(lambda: client.health().consumers[0].consumed == 48)
+    finally:
+        blocked.set()
+        await asyncio.gather(*busy)
+    assert most == 24
 
 
 @pytest.mark.parametrize("serializer", ["json", "rocketmq", "msgpack"])

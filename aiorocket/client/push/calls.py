@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from aiorocket.client.core.stats import ConsumeStats
@@ -22,6 +22,7 @@ from aiorocket.client.push.workers import Worker, Workers
 from aiorocket.client.state import Counters
 from aiorocket.runtime.clock import Clock
 from aiorocket.runtime.tasks import TaskScope
+from aiorocket.runtime.threads import Executor
 
 __all__ = ("Call", "Caller", "Failures", "SingleCall", "StatusCall", "Surroundings")
 
@@ -109,6 +110,8 @@ class Surroundings:
     consume_timeout: float = inf
     #: Called now and then when messages have left the line; see backlog.py.
     moved: Callable[[], None] = lambda: None
+    #: Of listeners that are plain functions: each has one of its own.
+    pools: list[Executor] = field(default_factory=list)
 
 
 class Caller:

@@ -38,6 +38,7 @@ from aiorocket.config import ConsumerConfig, MissingTopics
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime.env import Env
+from aiorocket.runtime.threads import Executor
 from aiorocket_protocol import CONSUME_PASSIVELY, ConsumerData, SubscriptionData
 
 __all__ = ("Consumer",)
@@ -88,16 +89,15 @@ class Consumer(Router):
         self.stats = ConsumeStats(member.namespace)
         self.stream = MessageStream(self._need_subscription)
         self.hooks = tuple(hooks)
-        # One for each listener, from the start on.
         self._sinks: list[Sink] = []
+        self._pools: list[Executor] = []
         self._topics = Topics(member, self.stream)
         self._settlement = Settlement(member, self.config, self._topics.dispatch_again)
         self._backlog = Backlog(
             self.config.max_backlog, self.config.pull_batch_size, lambda: sum(sink.backlog for sink in self._sinks)
         )
-        disk = self.client.env.disk
-        store = LocalOffsets(disk, self._offset_path) if member.broadcasting else RemoteOffsets(member)
-        self._commits = Commits(member, store)
+        local = LocalOffsets(self.client.env.disk, self._offset_path) if member.broadcasting else None
+        self._commits = Commits(member, local or RemoteOffsets(member))
         pulling = Pulling(
             member=member, config=self.config, topics=self._topics, backlog=self._backlog, stats=self.stats,
             settler=self._settlement, begin_anew=self._begin_anew,
@@ -127,8 +127,8 @@ class Consumer(Router):
             self.add(bind_state(each, state) if state is not None else each)
 
     def set_concurrency(self, topic: str, concurrency: int) -> None:
-        """Let so many handlers (1 to 1024) of each of the topic's listeners run at once from now on. What runs is not
-        interrupted; surplus workers end with what they have. UsageError when no listener of the topic runs."""
+        """Let so many handlers (1 to 1024) of each of the topic's listeners run at once from now on (a plain function
+        keeps its threads). Nothing is interrupted. UsageError when no listener of the topic runs."""
         running = list(zip(self.listeners, self._sinks, strict=False))
         sinks = [sink for each, sink in running if self._wire(each.topic) == self._wire(topic)]
         if not sinks:
@@ -223,7 +223,7 @@ class Consumer(Router):
         surroundings = Surroundings(
             group=self.group, settlement=self._settlement, counters=member.counters, stats=self.stats,
             clock=self.client.env.clock, scope=scope, hooks=self.hooks, namespace=member.namespace,
-            consume_timeout=config.consume_timeout, moved=self._backlog.notify,
+            consume_timeout=config.consume_timeout, moved=self._backlog.notify, pools=self._pools,
         )  # fmt: skip
         for each in self.listeners:
             sink = make_sink(each, config, surroundings, member.leases)
@@ -271,7 +271,7 @@ class Consumer(Router):
             for fetcher in self.fetchers():
                 fetcher.process_queue.drop()
             self.stream.close()
-            await self._membership.close(lambda: end_work(self._sinks, self.member.scope))
+            await self._membership.close(lambda: end_work(self._sinks, self.member.scope, self._pools))
 
     async def commit(self) -> None:
         """Commit now what is finished, and wait for the brokers. RocketError of the first queue that could not."""

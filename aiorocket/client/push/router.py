@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial, wraps
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 from aiorocket.client.core.subscriptions import Wanted, wanted
@@ -20,6 +19,7 @@ from aiorocket.client.push.handlers import (
     OrderlyOneHandler,
     OrderlyOptions,
 )
+from aiorocket.client.push.plain import PlainHandler
 from aiorocket.client.push.status import Handler, takes_context
 from aiorocket.config import MissingTopics
 from aiorocket.errors import UsageError
@@ -261,14 +261,7 @@ def _awaitable(handler: Callable[..., Any], in_thread: Callable[..., Awaitable[o
         return handler
     if any(map(_is_generator, (handler, called))):  # to call it runs nothing, so every message would be lost
         raise UsageError(f"a listener must not yield, {handler!r} does")
-
-    @wraps(handler)  # so that its parameters can still be looked at
-    async def call(*messages: Any, **state: Any) -> object:
-        result = await in_thread(partial(handler, **state) if state else handler, *messages)
-        # Whatever calls an `async def` for us (a lambda, a wrapper) gave its coroutine back unawaited.
-        return await result if inspect.isawaitable(result) else result
-
-    return call
+    return PlainHandler(handler, in_thread)
 
 
 def _check_parameters(handler: Callable[..., object]) -> None:

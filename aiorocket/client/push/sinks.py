@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from aiorocket.client.core.stats import SAMPLE_INTERVAL, ConsumeStats
@@ -15,11 +16,13 @@ from aiorocket.client.push.delivery import Delivery
 from aiorocket.client.push.keyed import KeyedDelivery
 from aiorocket.client.push.listener_state import check_state
 from aiorocket.client.push.orderly import OrderlyDelivery
+from aiorocket.client.push.plain import in_pool
 from aiorocket.client.push.router import Listener
 from aiorocket.client.push.workers import Workers
 from aiorocket.config import ConsumerConfig
 from aiorocket.model import Queue
 from aiorocket.runtime.tasks import TaskScope
+from aiorocket.runtime.threads import Executor, pool
 
 __all__ = ("Sink", "end_work", "make_sink", "sample_forever", "sweep_forever")
 
@@ -54,9 +57,16 @@ class Sink(Protocol):
 def make_sink(listener: Listener, config: ConsumerConfig, surroundings: Surroundings, leases: Leases | None) -> Sink:
     """The sink for ``listener``, its workers at work. ``leases`` are for an orderly one."""
     check_state(listener)
+    concurrency = listener.concurrency or config.concurrency
+
+    def threads() -> Executor:
+        surroundings.pools.append(pool(concurrency, f"aiorocket-{surroundings.group}-{listener.topic}"))
+        return surroundings.pools[-1]
+
+    listener = replace(listener, handler=in_pool(listener.handler, threads))
     options: dict[str, Any] = {
         "name": f"listener-{listener.topic}",
-        "concurrency": listener.concurrency or config.concurrency,
+        "concurrency": concurrency,
         "surroundings": surroundings,
         "timeout": listener.timeout,
         "max_attempts": listener.max_attempts,
@@ -107,10 +117,12 @@ async def sample_forever(stats: ConsumeStats) -> None:
         stats.sample(loop.time())
 
 
-async def end_work(sinks: Iterable[Sink], scope: TaskScope) -> None:
+async def end_work(sinks: Iterable[Sink], scope: TaskScope, pools: Iterable[Executor] = ()) -> None:
     """Begin nothing more and end what still runs in ``scope``, at once: what was to be waited for has been. Without the
     sinks' part a worker whose handler swallows its cancellation would go on to the next message."""
     try:
         await asyncio.gather(*(sink.drain(0.0) for sink in sinks))
     finally:
+        for each in pools:
+            each.shutdown(wait=False, cancel_futures=True)  # what runs on there has no effect any more
         await scope.close()
