@@ -56,6 +56,13 @@ def _rows() -> Iterator[tuple[str, str, str]]:
         ours,
         "test_dead_letters.py::test_dead_letters_are_read_and_replayed_once[apache]",
     )
+    for version, name in (("5.5.0", "newest"), ("4.9.7", "older")):
+        yield "ACL", f"Java {version}", f"test_access.py::test_javas_client_signs_in[{name}-plain]"
+        yield "ACL and TLS", f"Java {version}", f"test_access.py::test_javas_client_signs_in[{name}-encrypted]"
+    yield "ACL", "Go 2.1.2", "test_access.py::test_gos_client_signs_in[signed]"
+    users = "test_access.py::test_mqadmin_manages_users_and_their_rights"
+    yield "users and rights by mqadmin", "Java 5.5.0", users
+    yield "ACL", ours, "test_acl_tls.py::test_signed_over_tls_everything_works"
     yield "ACL and TLS", ours, "test_acl_tls.py::test_signed_over_tls_everything_works"
     yield "POP", ours, "test_pop.py::test_our_simple_consumer[apache]"
     yield "POP", "Java 5.5.0", "test_pop.py::test_javas_push_consumer_pops[ours]"
