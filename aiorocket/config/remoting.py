@@ -55,6 +55,11 @@ class RemotingConfig:
     write_high_water: int = 4 * MIB
     write_limit: int = 64 * MIB
     max_connections: int = 20_000
+    #: Connections from one host.
+    max_per_host: int = 16_000
+    #: Bytes that all connections of a server may hold of half frames and of answers that wait to be read. The one that
+    #: passes it is closed.
+    max_held: int = 1024 * MIB
     backoff_initial: float = 0.1
     backoff_max: float = 5.0
 
@@ -62,7 +67,8 @@ class RemotingConfig:
         check_numbers(self)
         check_positive(
             self, "connect_timeout", "handshake_timeout", "request_timeout", "idle_timeout", "partial_frame_timeout",
-            "max_in_flight", "write_high_water", "write_limit", "max_connections", "backoff_initial", "backoff_max",
+            "max_in_flight", "write_high_water", "write_limit", "max_connections", "max_per_host", "max_held",
+            "backoff_initial", "backoff_max",
         )  # fmt: skip
         if self.write_limit < self.write_high_water:
             raise ConfigError(f"write_limit={self.write_limit} is below write_high_water={self.write_high_water}")

@@ -23,6 +23,7 @@ from aiorocket.errors import (
     RocketError,
 )
 from aiorocket.remoting.address import format_address
+from aiorocket.remoting.held_bytes import HeldBytes
 from aiorocket.runtime.deadlines import TimeoutQueue
 from aiorocket.runtime.disk import Buffer
 from aiorocket.runtime.tasks import TaskScope
@@ -79,11 +80,11 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_blocked", "_ended", "_fault", "_frames", "_frames_mark", "_heard", "_heard_at", "_held", "_held_frames",
-        "_idle", "_in_flight", "_is_client", "_loop", "_on_lost", "_on_made", "_opaque", "_out", "_out_bytes",
-        "_out_large", "_paused_writing", "_peer_type", "_requests", "_send_type", "_since_partial", "_since_quiet",
-        "_since_stalled", "_splitter", "_stopped", "_suspect_since", "_timeouts", "_transport", "_turn", "_upgrade",
-        "_writable_waiters", "_write_mark", "close_reason", "closed", "config", "data", "dispatch", "local",
-        "misbehaved", "peer", "peer_host", "tasks",
+        "_idle", "_in_flight", "_is_client", "_loop", "_memory", "_on_lost", "_on_made", "_opaque", "_out",
+        "_out_bytes", "_out_large", "_paused_writing", "_peer_type", "_requests", "_send_type", "_since_partial",
+        "_since_quiet", "_since_stalled", "_splitter", "_stopped", "_suspect_since", "_timeouts", "_transport",
+        "_turn", "_unread", "_unsent", "_upgrade", "_writable_waiters", "_write_mark", "close_reason", "closed",
+        "config", "data", "dispatch", "local", "misbehaved", "peer", "peer_host", "tasks",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         shared: memoryview,
         on_made: Callable[[Connection], None] | None = None,
         on_lost: Callable[[Connection], None] | None = None,
+        held: HeldBytes | None = None,
     ) -> None:
         self.config = config
         self.dispatch = dispatch
@@ -115,6 +117,9 @@ class Connection(asyncio.BufferedProtocol):
         self._on_made = on_made
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
+        #: What this connection holds of its server's memory: the buffer of a half frame, and what is not read.
+        self._memory = held
+        self._unread = self._unsent = 0
         self._splitter = FrameSplitter(shared)
         self._requests: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._timeouts: TimeoutQueue[int] = TimeoutQueue(loop, self._requests, self._expire)
@@ -346,6 +351,12 @@ class Connection(asyncio.BufferedProtocol):
         except ProtocolError as error:
             self._refuse(error)
             return
+        memory = self._memory
+        if memory is not None and self._splitter.own != self._unread:
+            memory.total += self._splitter.own - self._unread
+            self._unread = self._splitter.own
+            if memory.total > memory.most and self._is_too_much(memory):
+                return
         if frames:
             self._frames += len(frames)
             if not self._held and len(frames) <= self._turn and nbytes <= _TURN_BYTES:
@@ -460,6 +471,12 @@ class Connection(asyncio.BufferedProtocol):
         else:
             transport.write(out[0] if len(out) == 1 else b"".join(out))
         self._out_bytes = 0
+        memory = self._memory
+        if memory is not None and (waiting := transport.get_write_buffer_size()) > self._unsent:
+            memory.total += waiting - self._unsent
+            self._unsent = waiting
+            if memory.total > memory.most and self._is_too_much(memory):
+                return
         if self._paused_writing:
             waiting = transport.get_write_buffer_size()
             if waiting > self.config.write_limit:
@@ -468,6 +485,22 @@ class Connection(asyncio.BufferedProtocol):
                 else:
                     self.misbehaved = True
                     self.abort(f"{self.peer} does not read: {waiting} bytes wait, {self.config.write_limit} may")
+
+    def _is_too_much(self, memory: HeldBytes) -> bool:
+        if memory.exceeded():
+            self.misbehaved = True
+            self.abort(
+                f"{self.peer} was the last to ask for more: half frames and unread answers of all connections take "
+                f"{memory.total} bytes, the limit max_held={memory.most} is lower"
+            )
+        return self.closed
+
+    def recount(self) -> None:
+        """Bring ``HeldBytes.total`` up to date with what the peer has read."""
+        if self._memory is not None and self._transport is not None and not self.closed:
+            waiting = self._transport.get_write_buffer_size()
+            self._memory.total += waiting - self._unsent
+            self._unsent = waiting
 
     def _over_limit(self) -> BackPressureError:
         return BackPressureError(
@@ -514,6 +547,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.closed = True
         self.close_reason = reason
+        if self._memory is not None:
+            self._memory.total -= self._unread + self._unsent
         self._out = []
         self._held_frames.clear()
         self._timeouts.close()

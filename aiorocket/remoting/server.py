@@ -6,15 +6,17 @@ import asyncio
 import errno
 import logging
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
 from aiorocket.config import RemotingConfig
 from aiorocket.errors import UsageError
-from aiorocket.remoting.address import format_address
+from aiorocket.remoting.address import format_address, host_of
 from aiorocket.remoting.client import end_all
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.door import Door, Doors, ServerTls
+from aiorocket.remoting.held_bytes import HeldBytes
 from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.rarely import Rarely
 from aiorocket.remoting.sweeper import Sweeper
@@ -53,6 +55,8 @@ class RemotingServer:
         self._on_close = on_close
         self._listening: list[asyncio.Server] = []
         self._shared = memoryview(b"")
+        self._held: HeldBytes | None = None
+        self._per_host: Counter[str] = Counter()
         self._sweeper: Sweeper | None = None
         self._tasks = TaskScope("remoting-server")
         self._closing = False
@@ -85,6 +89,7 @@ class RemotingServer:
         """Listen; port 0 takes a free one. UsageError says why it cannot be bound and what to do."""
         self._sweeper = Sweeper(asyncio.get_running_loop(), self.config)
         self._shared = memoryview(bytearray(READ_SIZE))
+        self._held = HeldBytes(self.config.max_held, self._recount)
         server = await self.listen(host, port)
         name = server.sockets[0].getsockname()
         self._port = int(name[1])
@@ -104,6 +109,7 @@ class RemotingServer:
                 shared=self._shared,
                 on_made=self._made,
                 on_lost=self._lost,
+                held=self._held,
             )
 
         factory: Callable[[], asyncio.BaseProtocol] = connection
@@ -123,17 +129,21 @@ class RemotingServer:
         )
 
     def _made(self, connection: Connection) -> None:
-        sweeper = self._sweeper
-        if sweeper is None or not self._has_room():
+        sweeper, config = self._sweeper, self.config
+        host = host_of(connection.peer)
+        if sweeper is None or not self._has_room() or self._per_host[host] >= config.max_per_host:
             self.refused += 1
             if self.refused == 1 or self.refused % 1000 == 0:
                 _log.warning(
-                    "connection from %s refused: %d are open, the limit is %d (%d refused so far)",
-                    connection.peer, len(self.connections), self.config.max_connections, self.refused,
+                    "connection from %s refused: %d are open (max_connections=%d), %d from there (max_per_host=%d), "
+                    "%d refused so far",
+                    connection.peer, len(self.connections), config.max_connections, self._per_host[host],
+                    config.max_per_host, self.refused,
                 )  # fmt: skip
             connection.data["refused"] = True
             connection.abort("too many connections")
             return
+        self._per_host[host] += 1
         sweeper.add(connection)
         if self._on_connect is not None:
             self._on_connect(connection)
@@ -141,12 +151,20 @@ class RemotingServer:
     def _lost(self, connection: Connection) -> None:
         if connection.data.get("refused"):
             return
+        host = host_of(connection.peer)
+        self._per_host[host] -= 1
+        if not self._per_host[host]:
+            del self._per_host[host]
         if self._sweeper is not None:
             self._sweeper.discard(connection)
         if connection.misbehaved:
             self._warn(connection.close_reason)
         if self._on_close is not None:
             self._on_close(connection)
+
+    def _recount(self) -> None:
+        for connection in self.connections:
+            connection.recount()
 
     def _warn(self, reason: str) -> None:
         unsaid = self._misbehaved.unsaid(None, asyncio.get_running_loop().time())

@@ -53,13 +53,15 @@ class FrameSplitter:
     ``error`` is then set, and the next call raises it. Without such frames the call itself raises.
     """
 
-    __slots__ = ("_end", "_shared", "_view", "error")
+    __slots__ = ("_end", "_shared", "_view", "error", "own")
 
     def __init__(self, shared: memoryview | None = None) -> None:
         self._shared = shared
         self._view = memoryview(bytearray(_FIRST_SIZE)) if shared is None else shared
         self._end = 0
         self.error: ProtocolError | None = None
+        #: Bytes of the buffer that is not shared.
+        self.own = 0 if shared is not None else _FIRST_SIZE
 
     @property
     def partial(self) -> bool:
@@ -113,6 +115,7 @@ class FrameSplitter:
                 view[:tail] = view[start:end]
             elif capacity < READ_SIZE and self._shared is not None:
                 self._view = self._shared
+                self.own = 0
         self._end = tail
         return frames
 
@@ -141,6 +144,7 @@ class FrameSplitter:
         buffer[: end - start] = self._view[start:end]
         # The old view may still be held by a loop that reads; it is dropped, never resized.
         self._view = buffer
+        self.own = capacity
 
 
 def _bad_frame(length: int, header_length: int) -> ProtocolError:

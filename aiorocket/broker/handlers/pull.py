@@ -28,6 +28,7 @@ from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import ReadResult, ReadStatus
 from aiorocket_protocol import (
+    EXT_ACCEPT,
     EXT_EPOCH,
     LANGUAGE_PYTHON,
     OFFSET_RESET,
@@ -186,7 +187,11 @@ class PullHandlers:
             return None
         if flags & PULL_SUSPEND and header.suspend_timeout_millis > 0 and _is_at_end(result, offset):
             waiting = _Waiting(connection, command, header, result)
+            # It may wait for half a minute: nothing is kept of it that is not needed, and its texts are counted.
+            command.body, command.fields = b"", None
+            command.ext = {EXT_ACCEPT: accepts} if (accepts := command.ext_value(EXT_ACCEPT)) else None
             own = weight_of(subscription.data) if flags & _OWN_FILTER else 0
+            own += sum([len(text) for text in header if type(text) is str])
             pull = ParkedPull((topic_name, queue_id), offset, accept, connection, waiting, own)
             if (refusal := self.polls.refusal(pull)) is not None:
                 return refuse(refusal)

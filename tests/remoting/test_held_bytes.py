@@ -1,0 +1,72 @@
+"""What peers can make a server hold for them, all together. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiorocket_protocol import JSON, RemotingCommand, encode
+from tests.remoting.test_faults import LARGE, Served, served
+
+
+def held(service: Served) -> int:
+    return sum(connection._splitter.own + connection._unsent for connection in service.server.connections)
+
+
+def test_half_frames_of_all_connections_together_are_bounded() -> None:
+    async def scenario(service: Served) -> None:
+        writers = []
+        for _ in range(40):  # each has sent half of a lawful frame of 1 MB
+            _, writer = await service.raw()
+            writer.write((1_000_000).to_bytes(4, "big") + (100).to_bytes(4, "big") + bytes(500_000))
+            writers.append(writer)
+            await asyncio.sleep(0.1)
+            assert held(service) <= 8 << 20
+        assert len(service.ended) > 20
+        assert "the limit max_held=8388608 is lower" in service.ended[0].close_reason
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(1)
+        assert service.server._held is not None and service.server._held.total == held(service)
+
+    served(scenario, max_held=8 << 20)
+
+
+def test_answers_that_many_peers_do_not_read_are_bounded_together() -> None:
+    async def scenario(service: Served) -> None:
+        writers = []
+        for _ in range(30):
+            _, writer = await service.raw()
+            writer.transport.pause_reading()
+            writer.write(encode(RemotingCommand.request(LARGE), JSON) * 20)
+            writers.append(writer)
+            await asyncio.sleep(0.1)
+            assert held(service) <= (8 << 20) + 4_000_000
+        assert service.ended and "max_held" in service.ended[0].close_reason
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(1)
+
+    served(scenario, max_held=8 << 20, write_high_water=1 << 20, write_limit=4 << 20)
+
+
+def test_peers_that_read_are_never_counted_for_what_they_have_read() -> None:
+    async def scenario(service: Served) -> None:
+        for _ in range(200):  # 40 MB pass through a server that may hold 2
+            answer = await service.client.request(service.server.address, RemotingCommand.request(LARGE))
+            assert len(answer.body) == 200_000
+        assert not service.ended
+
+    served(scenario, max_held=2 << 20)
+
+
+def test_connections_of_one_host_are_bounded() -> None:
+    async def scenario(service: Served) -> None:
+        raws = [await service.raw() for _ in range(5)]
+        await asyncio.sleep(0.1)
+        assert len(service.server.connections) == 3 and service.server.refused == 3
+        for _, writer in raws:
+            writer.close()
+        await asyncio.sleep(0.1)
+        assert len(service.server.connections) == 1 and service.server._per_host == {"127.0.0.1": 1}
+
+    served(scenario, max_per_host=3)
