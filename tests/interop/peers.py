@@ -28,10 +28,12 @@ __all__ = (
     "Admin",
     "JavaClient",
     "JavaRun",
+    "Process",
     "Server",
     "apache_server",
     "ask",
     "fetch_jars",
+    "free_port",
     "kept",
     "missing_programs",
     "our_server",
@@ -84,16 +86,16 @@ def kept() -> Path:
     return home
 
 
-def fetch_jars(version: str = NEWEST) -> Path:
-    """The folder with the jars of ``pom.xml`` in one version, copied there by Maven once per content of the pom."""
+def fetch_jars(version: str = NEWEST, *, pom: Path = POM) -> Path:
+    """The folder with the jars of ``pom`` in one version, copied there by Maven once per content of the pom."""
     home = kept()
-    of = "" if version == NEWEST else f"{version}-"
-    lib = home / f"apache-{of}{hashlib.sha256(POM.read_bytes()).hexdigest()[:12]}"
+    of = ("" if version == NEWEST else f"{version}-") + ("" if pom == POM else f"{pom.parent.name}-")
+    lib = home / f"apache-{of}{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}"
     if lib.is_dir():
         return lib
     partial = home / f"{lib.name}.{os.getpid()}"
     log = home / f"{lib.name}.log"
-    command = ["mvn", "-B", "-q", "-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={partial}"]
+    command = ["mvn", "-B", "-q", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={partial}"]
     command.append(f"-Drocketmq.version={version}")
     with log.open("wb") as out:
         code = subprocess.run(
@@ -134,7 +136,7 @@ def ask(
     return head["code"], head.get("extFields") or {}, body
 
 
-class _Process:
+class Process:
     """A child of ours with a log file; ended by its process object, never by name."""
 
     def __init__(
@@ -148,7 +150,7 @@ class _Process:
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=log.parent, env=dict(env)
             )
 
-    def __enter__(self) -> _Process:
+    def __enter__(self) -> Process:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -181,7 +183,7 @@ def apache_server(
     settings of the broker, ``java_options`` are for both processes; the broker registers at the name server ``also``
     too."""
     place.mkdir(parents=True, exist_ok=True)
-    ns_port, broker_port = _free_port(), _free_port(-2, 0, 1)
+    ns_port, broker_port = free_port(), free_port(-2, 0, 1)
     nameserver, broker = f"127.0.0.1:{ns_port}", f"127.0.0.1:{broker_port}"
     env = {**os.environ, "ROCKETMQ_HOME": str(place), "NAMESRV_ADDR": nameserver}
     # 4.9 starts only with these.
@@ -225,7 +227,7 @@ def apache_server(
 
     with ExitStack() as stack:
         ns = stack.enter_context(
-            _Process(
+            Process(
                 "Apache's name server",
                 java("-Xms128m -Xmx256m", "org.apache.rocketmq.namesrv.NamesrvStartup", "ns.conf"),
                 place / "nameserver.log",
@@ -235,7 +237,7 @@ def apache_server(
         )
         ns.wait_until(lambda: ask(nameserver, 106, {})[0] in (0, 1), "answering")
         started = stack.enter_context(
-            _Process(
+            Process(
                 "Apache's broker",
                 java("-Xms256m -Xmx512m", "org.apache.rocketmq.broker.BrokerStartup", "broker.conf"),
                 place / "broker.log",
@@ -255,13 +257,13 @@ def our_server(
     """Our name server and our broker with a durable store, as two processes of the installed command line. ``both``,
     and ``only_broker`` and ``more``, are further options of theirs; ``signed`` signs what the harness asks of them."""
     place.mkdir(parents=True, exist_ok=True)
-    ns_port, broker_port = _free_port(), _free_port(-2, 0)
+    ns_port, broker_port = free_port(), free_port(-2, 0)
     nameserver, broker = f"127.0.0.1:{ns_port}", f"127.0.0.1:{broker_port}"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "protocol"))), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-c", "from aiorocket.cli.main import main; main()"]
     with ExitStack() as stack:
         ns = stack.enter_context(
-            _Process(
+            Process(
                 "our name server",
                 [*command, "nameserver", "--port", str(ns_port), *both],
                 place / "nameserver.log",
@@ -271,7 +273,7 @@ def our_server(
         ns.wait_until(lambda: ask(nameserver, 106, signed({}))[0] in (0, 1), "answering")
         arguments = ["broker", "--port", str(broker_port), "--nameserver", nameserver, "--data", str(place / "store")]
         arguments += [*both, *only_broker, *more]
-        started = stack.enter_context(_Process("our broker", [*command, *arguments], place / "broker.log", env))
+        started = stack.enter_context(Process("our broker", [*command, *arguments], place / "broker.log", env))
         started.wait_until(lambda: ask(nameserver, 105, signed({"topic": "TBW102"}))[0] == 0, "routable")
         yield Server("ours", nameserver, broker, first_retry=10.0)
 
@@ -417,7 +419,7 @@ class Admin:
         raise RuntimeError(f"mqadmin ended at {arguments}")
 
 
-def _free_port(*around: int) -> int:
+def free_port(*around: int) -> int:
     """A loopback port that was free a moment ago, with its neighbours at the distances ``around``."""
     offsets = around or (0,)
     for _ in range(200):
