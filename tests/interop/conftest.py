@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from tests.interop import works
-from tests.interop.peers import JavaClient, Server, apache_server, fetch_jars, missing_programs, our_server
+from tests.interop.peers import OLDER, JavaClient, Server, apache_server, fetch_jars, missing_programs, our_server
 
 
 def _wanted(config: pytest.Config) -> bool:
@@ -68,6 +68,12 @@ def smoke_classes(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def apache(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with apache_server(jars, tmp_path_factory.mktemp("apache")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def apache_older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with apache_server(fetch_jars(OLDER), tmp_path_factory.mktemp("apache-older")) as server:
         yield server
 
 

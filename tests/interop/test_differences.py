@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from aiorocket_protocol import ProtocolError, encode_batch, encode_properties, fastjson
-from tests.interop.peers import OLDER, Server, apache_server, fetch_jars
+from tests.interop.peers import NEWEST, OLDER, Server
 from tests.interop.raw import Answer, Raw
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
@@ -316,13 +315,10 @@ def ours_said(ours: Server) -> dict[str, dict[str, Any]]:
     return all_said(ours)
 
 
-@pytest.fixture(scope="module", params=["5.5.0", "4.9.7"])
-def apaches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]]:
-    if request.param != OLDER:
-        yield request.param, all_said(request.getfixturevalue("apache"))
-        return
-    with apache_server(fetch_jars(OLDER), tmp_path_factory.mktemp("apache-4.9")) as server:
-        yield request.param, all_said(server)
+@pytest.fixture(scope="module", params=[NEWEST, OLDER])
+def apaches(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    name = "apache" if request.param == NEWEST else "apache_older"
+    return request.param, all_said(request.getfixturevalue(name))
 
 
 def matches(pattern: str, text: str) -> bool:

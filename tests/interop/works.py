@@ -11,7 +11,7 @@ __all__ = ("KEPT", "table")
 KEPT = Path(__file__).resolve().parent / "works.md"
 
 ON_OURS = ("Java 5.5.0", "Java 4.9.7", "Go 2.1.2", "C++ (PyPI 0.4.4)", "Node (ali-ons)")
-ON_APACHES = ("aiorocket on Apache 5.5.0",)
+ON_APACHES = ("aiorocket on Apache 5.5.0", "aiorocket on Apache 4.9.7")
 FEATURES = {
     "push": "push, by tags",
     "retry": "retry of a failed message",
@@ -41,7 +41,7 @@ def _rows() -> Iterator[tuple[str, str, str]]:
         for feature in ("push", "retry", "batch"):
             if (client, feature) != ("node", "batch"):  # it has none
                 yield FEATURES[feature], peer, f"test_clients.py::test_send_and_consume_by_tag[{client}]"
-    ours = ON_APACHES[0]
+    ours, older = ON_APACHES
     yield FEATURES["push"], ours, "test_smoke.py::test_send_consume_retry[apache-ours-ours]"
     yield FEATURES["retry"], ours, "test_smoke.py::test_send_consume_retry[apache-ours-ours]"
     yield (
@@ -66,6 +66,11 @@ def _rows() -> Iterator[tuple[str, str, str]]:
     yield "ACL and TLS", ours, "test_acl_tls.py::test_signed_over_tls_everything_works"
     yield "POP", ours, "test_pop.py::test_our_simple_consumer[apache]"
     yield "POP", "Java 5.5.0", "test_pop.py::test_javas_push_consumer_pops[ours]"
+    yield FEATURES["push"], older, "test_older.py::test_send_consume_retry"
+    yield FEATURES["retry"], older, "test_older.py::test_send_consume_retry"
+    yield FEATURES["sql92"], older, "test_older.py::test_sql_filters"
+    yield FEATURES["transaction"], older, "test_older.py::test_transactions_with_check_back"
+    yield "dead letters read and replayed", older, "test_older.py::test_dead_letters"
     yield MIXED, ours, "test_orderly.py::test_java_and_we_share_a_group_in_order[apache]"
     yield MIXED, "Java 5.5.0", "test_orderly.py::test_java_and_we_share_a_group_in_order[ours]"
 

@@ -1,0 +1,29 @@
+"""Our client on Apache's older line: what the other tests show on the newest."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.interop import test_consumers as consumers
+from tests.interop import test_dead_letters as dead_letters
+from tests.interop import test_smoke as smoke
+from tests.interop import test_transactions as transactions
+from tests.interop.peers import JavaClient, Server
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+
+async def test_send_consume_retry(java: JavaClient, request: pytest.FixtureRequest) -> None:
+    await smoke.test_send_consume_retry("apache_older", "ours", "ours", java, request)
+
+
+async def test_sql_filters(apache_older: Server) -> None:
+    await consumers.test_our_sql_filters(apache_older)
+
+
+async def test_transactions_with_check_back(request: pytest.FixtureRequest) -> None:
+    await transactions.test_our_transactions(request, "apache_older")
+
+
+async def test_dead_letters(apache_older: Server) -> None:
+    await dead_letters.test_dead_letters_are_read_and_replayed_once(apache_older)
