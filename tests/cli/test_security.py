@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
+from aiorocket.cli.lake.options import with_environment
 from aiorocket.cli.main import cli
 
 DATA = Path(__file__).parents[1] / "remoting" / "data"
@@ -61,6 +63,22 @@ def test_a_standalone_with_access_control_and_tls(
     kept = aiorocket.directory / "s"
     assert kept.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in kept.rglob("*") if path.is_file()} == {0o600}
+
+
+def test_spark_commands_take_the_same_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AIOROCKET_")]:
+        monkeypatch.delenv(name)
+    assert with_environment({"tags": "a"}) == {"tags": "a"}
+    monkeypatch.setenv("AIOROCKET_TLS", "1")
+    assert with_environment({}) == {"tls": "true"}
+    for name, value in (("ACCESS_KEY", "me"), ("SECRET_KEY", SECRET), ("NAMESPACE", "ns"), ("TLS_CA", CA)):
+        monkeypatch.setenv(f"AIOROCKET_{name}", value)
+    keys, tls = {"accessKey": "me", "secretKey": SECRET}, {"tls": "true", "tlsCa": CA}
+    assert with_environment({}) == {**keys, **tls, "namespace": "ns"}
+    assert with_environment({"credentialsFile": "k"}) == {"credentialsFile": "k", **tls, "namespace": "ns"}
+    assert with_environment({"tls": "false", "namespace": ""}) == {**keys, "tls": "false", "namespace": ""}
+    monkeypatch.setenv("AIOROCKET_CREDENTIALS", "keys.json")
+    assert with_environment({}) == {"credentialsFile": "keys.json", **tls, "namespace": "ns"}
 
 
 def test_options_that_cannot_be() -> None:

@@ -16,6 +16,7 @@ from aiorocket.cli.lake.options import (
     source_option,
     spark_options,
     time_option,
+    with_environment,
 )
 from aiorocket.cli.lake.running import Interrupts, check_extras, run_step, told_in_a_line
 from aiorocket.cli.lake.telling import complete, plural
@@ -73,7 +74,7 @@ def archive(
     A run goes on where the archive ends. Rows become visible a batch at a time; a run that is stopped or killed in
     between leaves none of the batch, and the next one does it again.
     """
-    options = {**_starting(start), **options}
+    options = {**_starting(start), **with_environment(options)}
 
     def work(spark: Any, tell: ProgressCall, interrupts: Interrupts) -> StepReport:
         from aiorocket.spark.steps import archive as step
@@ -165,7 +166,7 @@ def restore(
         return step(
             spark, path, name_server, topics=topics or None, to_topic=topic, where=where, since=since, until=until,
             limit=limit, rate=rate, keep_queues=keep_queues, dry_run=dry_run, name=name, max_rows=max_rows,
-            on_progress=tell, **_loose(options),
+            on_progress=tell, **_loose(with_environment(options)),
         )  # fmt: skip
 
     run_step(work, master=master, conf=conf, as_json=as_json)

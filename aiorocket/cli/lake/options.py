@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,7 @@ __all__ = (
     "input_options",
     "json_option",
     "lake_nameserver",
+    "with_environment",
     "make_input",
     "output_options",
     "source_option",
@@ -91,10 +93,41 @@ def _read_options(ctx: click.Context, param: click.Parameter, values: tuple[str,
     return found
 
 
+#: What the other commands' options for it take from the environment -> the same of Spark's source and sink.
+_ENVIRONMENT = {
+    "AIOROCKET_CREDENTIALS": "credentialsFile",
+    "AIOROCKET_ACCESS_KEY": "accessKey",
+    "AIOROCKET_SECRET_KEY": "secretKey",
+    "AIOROCKET_NAMESPACE": "namespace",
+    "AIOROCKET_TLS": "tls",
+    "AIOROCKET_TLS_CA": "tlsCa",
+    "AIOROCKET_TLS_CERT": "tlsCert",
+    "AIOROCKET_TLS_KEY": "tlsKey",
+}
+_KEYS, _CERTIFICATES = {"credentialsFile", "accessKey", "secretKey", "securityToken"}, {"tlsCa", "tlsCert", "tlsKey"}
+
+
+def with_environment(options: dict[str, str]) -> dict[str, str]:
+    """``options``, and what the environment says of keys, namespace and TLS; of each of these one of the two says
+    all."""
+    found = {option: value for name, option in _ENVIRONMENT.items() if (value := os.environ.get(name))}
+    if "credentialsFile" in found:
+        found = {name: value for name, value in found.items() if name not in ("accessKey", "secretKey")}
+    if found.keys() & _CERTIFICATES:
+        found["tls"] = "true"
+    elif "tls" in found:
+        found["tls"] = str(click.BOOL.convert(found["tls"], None, None)).lower()
+    for family in (_KEYS, _CERTIFICATES | {"tls", "tlsVerify"}):
+        if options.keys() & family:
+            found = {name: value for name, value in found.items() if name not in family}
+    return {**found, **options}
+
+
 def source_option(function: F) -> F:
     return click.option(
         "-o", "--option", "options", metavar="NAME=VALUE", multiple=True, callback=_read_options,
-        help="Any option of the Spark source or sink, such as accessKey=, tls=true, tags=, failOnDataLoss=false.",
+        help="Any option of the Spark source or sink, such as tags=, tls=true, failOnDataLoss=false. Keys, namespace "
+        "and TLS are taken from the environment as by the other commands (aiorocket consume --help).",
     )(function)  # fmt: skip
 
 
@@ -174,7 +207,7 @@ def make_input(
     if archive_path is not None:
         topics = tuple(name.strip() for name in topic.split(",")) if topic is not None else None
         return Input(archive=archive_path, topics=topics, since=since, until=until)
-    return Input(name_server=name_server, topic=topic, since=since, until=until, options=options)
+    return Input(name_server=name_server, topic=topic, since=since, until=until, options=with_environment(options))
 
 
 def output_options(default_show: int) -> Callable[[F], F]:
