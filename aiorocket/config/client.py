@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -71,6 +71,23 @@ class ClientConfig:
     #: What a consumer does about a topic that nobody has: "wait" begins with the others and takes it when it is there,
     #: from its first message on; "create" creates it; with "error" a start fails after ``start_timeout``.
     missing_topics: MissingTopics = "wait"
+
+    @classmethod
+    def from_env(cls, prefix: str = "AIOROCKET_", environ: Mapping[str, str] | None = None) -> ClientConfig:
+        """Of the variables that begin with ``prefix``: ``AIOROCKET_NAMESERVER``, ``AIOROCKET_START_TIMEOUT``,
+        ``AIOROCKET_REMOTING_REQUEST_TIMEOUT``, ``AIOROCKET_TLS_CA`` and so on, in the units of the options. ConfigError
+        for a value that cannot be, and for a name that looks like a misspelt option."""
+        from aiorocket.config.settings import from_env
+
+        return from_env(cls, prefix, environ)
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str], section: str = "aiorocket") -> ClientConfig:
+        """Of a section of a TOML file (``[aiorocket]``, with ``[aiorocket.remoting]`` and so on), by the names of the
+        options. ConfigError for what is no option, and for a value that cannot be."""
+        from aiorocket.config.settings import from_toml
+
+        return from_toml(cls, path, section)
 
     def __post_init__(self) -> None:
         if not isinstance(self.namespace, str) or not re.fullmatch(r"[a-zA-Z0-9_-]*", self.namespace, re.ASCII):

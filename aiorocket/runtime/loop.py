@@ -15,7 +15,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     """A fresh loop that is not yet running."""
     try:
         import uvloop
-    except ImportError:  # an option, not a requirement: everything runs on the standard loop too
+    except ImportError:  # where it does not exist, such as Windows: the package requires it everywhere else
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
