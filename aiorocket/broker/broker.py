@@ -68,6 +68,8 @@ class Broker:
         self.server = RemotingServer(self._env, processors, config.remoting, on_close=self._lost, tls=security.tls)
         self._parts: Parts | None = None
         self._tasks = TaskScope("broker")
+        self._starting = asyncio.Lock()
+        self._closed = False
         #: What was started, to be stopped in reverse.
         self._started = AsyncExitStack()
 
@@ -92,12 +94,16 @@ class Broker:
         return 0 if self._parts is None else self._parts.revival.table.count
 
     async def start(self) -> None:
-        """Open the store, load the state, listen, register."""
-        try:
-            await self._start()
-        except BaseException:
-            await self.close()
-            raise
+        """Open the store, load the state, listen, register. UsageError when it is closed meanwhile."""
+        async with self._starting:
+            self._closed = False
+            try:
+                await self._start()
+                if self._closed:
+                    raise UsageError(f"broker {self.config.name} was closed while it started")
+            except BaseException:
+                await self._end()
+                raise
 
     async def _start(self) -> None:
         env, config, started = self._env, self.config, self._started
@@ -202,7 +208,14 @@ class Broker:
             self._parts.timers.clock_changed()
 
     async def close(self) -> None:
-        """Leave the name servers, answer what is in flight, save everything. A second call does nothing."""
+        """Leave the name servers, answer what is in flight, save everything. A second call does nothing. A start that
+        is under way is undone."""
+        self._closed = True
+        await self._end()
+        async with self._starting:
+            await self._end()
+
+    async def _end(self) -> None:
         await self._started.pop_all().aclose()
 
     def _lost(self, connection: Connection) -> None:

@@ -10,7 +10,7 @@ from typing import cast
 from aiorocket.errors import BackPressureError, RemoteError, RocketError, StoreFullError
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.rarely import Rarely
-from aiorocket_protocol import MAX_CONTROL_BODY, ProtocolError, RemotingCommand, RequestCode, ResponseCode
+from aiorocket_protocol import MAX_CONTROL_BODY, MSGPACK, ProtocolError, RemotingCommand, RequestCode, ResponseCode
 
 __all__ = ("ProcessorTable", "RequestHandler", "error_response")
 
@@ -78,7 +78,7 @@ class ProcessorTable:
         if handler is None:
             self._answer(connection, request, _not_supported(request.code))
             return
-        if len(request.body) > MAX_CONTROL_BODY and request.code not in _LARGE_BODIES:
+        if len(request.body) > _MOST_PACKED and request.code not in _LARGE_BODIES and _is_too_large(request):
             self._answer(connection, request, _too_large(request))
             return
         try:
@@ -139,6 +139,8 @@ class ProcessorTable:
         )
 
 
+#: A byte of msgpack can be an object of its own: 1 MiB of empty lists takes 165 ms, where JSON takes 50.
+_MOST_PACKED = MAX_CONTROL_BODY // 4
 #: What holds messages, whose size the broker checks, or all topics of a broker.
 _LARGE_BODIES = frozenset(
     (
@@ -156,8 +158,15 @@ _LARGE_BODIES = frozenset(
 _NAMES = {code.value: code.name for code in RequestCode}
 
 
+def _is_too_large(request: RemotingCommand) -> bool:
+    return len(request.body) > MAX_CONTROL_BODY or request.serialize_type == MSGPACK
+
+
 def _too_large(request: RemotingCommand) -> RemotingCommand:
-    remark = f"a body of {len(request.body)} bytes: the limit MAX_CONTROL_BODY={MAX_CONTROL_BODY} is lower"
+    limit = f"MAX_CONTROL_BODY={MAX_CONTROL_BODY}"
+    if request.serialize_type == MSGPACK:
+        limit += f", a quarter of it for msgpack ({_MOST_PACKED})"
+    remark = f"a body of {len(request.body)} bytes: the limit {limit} is lower"
     return RemotingCommand.response(ResponseCode.INVALID_PARAMETER, remark=remark)
 
 

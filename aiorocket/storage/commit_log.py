@@ -340,8 +340,9 @@ class CommitLog(WrittenLog):
         self.written = group.end
         self.pending -= group.size
         for run in group.runs[:-1]:
-            # Full and synced: from here on it is only read. In the thread, behind a sync that may wait there for it.
-            self._disk.run(run.segment.close)
+            # Full and synced: from here on it is only read, and an error of closing loses nothing. In the thread,
+            # behind a sync that may wait there for it.
+            self._disk.run(run.segment.close).add_done_callback(_look)
             self.keep_sums(run.segment)
         if self._sync_mode:
             self.synced = group.end
@@ -463,7 +464,7 @@ def _nothing() -> None:
     return None
 
 
-def _look(future: asyncio.Future[File]) -> None:
+def _look(future: asyncio.Future[File] | asyncio.Future[None]) -> None:
     if not future.cancelled():
         future.exception()
 

@@ -18,6 +18,7 @@ from aiorocket.errors import StoreCorruptedError, StoreError, StoreLockedError, 
 from aiorocket.nameserver import NameServer
 from aiorocket.runtime.env import memory_env, real_env
 from aiorocket.storage import Snapshot
+from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import TopicRouteData, decode_body
 from tests.broker.peer import Peer, records, running
 
@@ -275,3 +276,23 @@ async def test_a_state_file_that_is_damaged_twice(name: str, tmp_path: Path) -> 
         async with running(config, env) as broker:
             assert "T" in broker.topics and broker.store.max_offset("T", 1) == 1
     await env.disk.close()
+
+
+@pytest.mark.parametrize("turns", range(1, 60, 4))
+def test_a_close_during_the_start_undoes_it(turns: int) -> None:
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        broker = Broker(env, BrokerConfig(port=0, data="store"))
+        start = asyncio.ensure_future(broker.start())
+        for _ in range(turns):
+            await asyncio.sleep(0.0005)
+        done = start.done()
+        await broker.close()
+        [error] = await asyncio.gather(start, return_exceptions=True)
+        assert error is None if done else isinstance(error, Exception)
+        assert not broker.server.connections
+        again = Broker(env, BrokerConfig(port=0, data="store"))  # the lock of the store was given back
+        await again.start()
+        await again.close()
+
+    simulate(main)

@@ -19,8 +19,10 @@ from aiorocket.nameserver import NameServer
 from aiorocket.remoting import ProcessorTable
 from aiorocket.runtime.env import memory_env
 from aiorocket_protocol import (
+    JSON,
     MAX_CONTROL_BODY,
     MAX_HEADER,
+    MSGPACK,
     ConsumerData,
     DataVersion,
     FrameSplitter,
@@ -346,10 +348,14 @@ def test_a_body_that_holds_no_messages_is_bounded_before_it_is_read() -> None:
         table = ProcessorTable()
         for code in (34, 310):
             table.add(code, never)
-            table.dispatch(Link(), RemotingCommand(code, body=bytes(MAX_CONTROL_BODY + 1)))  # type: ignore[arg-type]
+            for size, kind in ((MAX_CONTROL_BODY + 1, JSON), (MAX_CONTROL_BODY // 4 + 1, MSGPACK)):
+                request = RemotingCommand(code, body=bytes(size), serialize_type=kind)
+                table.dispatch(Link(), request)  # type: ignore[arg-type]
 
     asyncio.run(main())
-    assert "MAX_CONTROL_BODY=1048576" in (answers[0].remark or "") and answers[1].remark == "read"
+    assert all("MAX_CONTROL_BODY=1048576" in (answer.remark or "") for answer in answers[:2])
+    assert "a quarter of it for msgpack" in (answers[1].remark or "")
+    assert [answer.remark for answer in answers[2:]] == ["read"] * 2
 
 
 async def test_what_thousands_of_refused_pulls_leave_behind_is_small() -> None:
