@@ -1,0 +1,80 @@
+"""``python -m bench.timers``: memory of a million timer messages, and how late they come at 1,000 due a second.
+
+The broker is in this process, with a durable store; what is late is the stored time of the delivered copy minus its due
+time, so the client's share is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import resource
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+
+from aiorocket import embed
+from aiorocket.broker.core.timers import TimerSchedule
+from aiorocket.testing.stored import stored_messages
+from aiorocket_protocol import PROPERTY_TIMER_OUT_MS
+
+#: Forty days.
+_SPREAD_MS = 40 * 86_400_000
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.timers", description=__doc__)
+    parser.add_argument("--pending", type=int, default=1_000_000, help="messages that wait (default: a million)")
+    parser.add_argument("--seconds", type=int, default=20, help="how long 1,000 a second are due (default: 20)")
+    options = parser.parse_args(arguments)
+    print(f"{options.pending:,} pending: {_memory(options.pending):.0f} MB")
+    late = sorted(asyncio.run(_lateness(options.seconds)))
+    p50, p99 = late[len(late) // 2], late[len(late) * 99 // 100]
+    print(f"{len(late):,} due at 1,000 a second: late by p50 {p50} ms, p99 {p99} ms, at most {late[-1]} ms")
+    if late[0] < 0:
+        print(f"early by {-late[0]} ms", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _memory(count: int) -> float:
+    """MB that so many entries with random due times take, and what reading them in a start takes beside them."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    schedule, now = TimerSchedule(), time.time_ns() // 1_000_000
+    for begin in range(0, count, 4096):
+        size = min(4096, count - begin)
+        entries = [
+            ((begin + each) * 1100, 1100, (now + random.randrange(1, _SPREAD_MS)) << 2 | 2) for each in range(size)
+        ]
+        schedule.add(entries)
+    assert len(schedule) == count
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1000
+
+
+async def _lateness(seconds: int) -> list[int]:
+    with tempfile.TemporaryDirectory() as directory:
+        async with embed(data=directory) as mq, mq.producer("bench") as producer:
+            await producer.send("timed", b"first")
+            # Far enough away that all are sent before the first is due.
+            start = datetime.now(UTC) + timedelta(seconds=5 + seconds * 2)
+            body = bytes(1024)
+            sent = 0
+            while sent < seconds * 1000:
+                part = range(sent, min(sent + 256, seconds * 1000))
+                due = (start + timedelta(milliseconds=each) for each in part)
+                await asyncio.gather(*(producer.send("timed", body, at=at) for at in due))
+                sent = part.stop
+            if datetime.now(UTC) >= start:
+                raise RuntimeError("sending took longer than the head start: the machine is too slow for this figure")
+            await asyncio.sleep((start - datetime.now(UTC)).total_seconds() + seconds + 2)
+            return [
+                record.store_timestamp - int(record.properties[PROPERTY_TIMER_OUT_MS])
+                for record in stored_messages(mq.broker.store, "timed")
+                if PROPERTY_TIMER_OUT_MS in record.properties
+            ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
