@@ -24,6 +24,7 @@ __all__ = (
     "DLQ_PREFIX",
     "EXT_ACCEPT",
     "EXT_EPOCH",
+    "EXT_ONCE",
     "EXT_UNIQUE_KEY_QUERY",
     "FIRST_RETRY_LEVEL",
     "HALF_TOPIC",
@@ -217,5 +218,7 @@ DEFAULT_CLUSTER = "DefaultCluster"
 #: Ext fields of our own: "my answers may be msgpack", and the lease in which a queue was read or its offset committed.
 EXT_ACCEPT = "_accept"
 EXT_EPOCH = "_epoch"
+#: Of a send that is stored once, however often it comes: the broker that it belongs to.
+EXT_ONCE = "_once"
 #: A look-up by key (12) is for one message by its UNIQ_KEY when this is "true".
 EXT_UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"

@@ -27,11 +27,13 @@ from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.timers import TIMER_PROPERTIES, due_of, wait_code
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.core.transactions import is_transactional
+from aiorocket.broker.repetitions import Repetitions
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     DEFAULT_REGION,
     DLQ_PREFIX,
+    EXT_ONCE,
     LANGUAGE_PYTHON,
     PROPERTY_CLUSTER,
     PROPERTY_DELAY,
@@ -87,6 +89,7 @@ _new = tuple.__new__
 _OK = PutStatus.OK
 
 
+PutDone = Callable[[PutResult], None]
 #: Stores an admitted message, whose topic, queue and properties are the last three, as a half message.
 StoreHalf = Callable[["Connection", RemotingCommand, SendHeader, str, int, dict[str, str]], RemotingCommand | None]
 
@@ -137,6 +140,7 @@ class SendHandlers:
         self._topic = tables.topics.get
         self._configs = tables.configs
         self._delays = tables.delays
+        self._once = Repetitions(store, config.name)
         self._timers = tables.timers
         self._max_timers = config.max_timers
         self._max_delay = round(config.timer_max_delay * 1000)
@@ -236,6 +240,17 @@ class SendHandlers:
             )
             connection.reply(command, RemotingCommand(0, 0, 1, LANGUAGE_PYTHON, VERSION, None, None, header))
 
+        stored: PutDone = done
+        ext = command.ext
+        once = ext is not None and EXT_ONCE in ext
+        if once:
+            first = self._once.begin(topic, queue_id, unique, command.ext_value(EXT_ONCE), done)
+            if first is None:
+                return
+            if isinstance(first, Refusal):
+                connection.reply(command, refuse(first))
+                return
+            stored = first
         try:
             self._append(
                 topic,
@@ -248,12 +263,16 @@ class SendHandlers:
                 born_host=connection.peer_host,
                 reconsume_times=header.reconsume_times or 0,
                 tags_code=code,
-                done=done,
+                done=stored,
             )
         except StoreError as error:
             connection.reply(command, refuse(store_refusal(error)))
         except ProtocolError as error:  # a length or number that a record cannot hold
             connection.reply(command, refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error))))
+        else:
+            return
+        if once:
+            self._once.failed(topic, queue_id, unique)
 
     def _tag_code(self, topic: Topic, tag: str) -> int:
         code = tags_code(tag)
@@ -392,6 +411,8 @@ class SendHandlers:
         return None
 
     def _checked_batch(self, command: RemotingCommand, header: SendHeader) -> AcceptedBatch | Refusal:
+        if command.ext_value(EXT_ONCE) is not None:
+            return Refusal(ResponseCode.MESSAGE_ILLEGAL, f"a batch cannot be sent once only (field {EXT_ONCE})")
         topic = self._topic(header.topic)
         queue_id = header.queue_id
         if topic is None or not topic.plain or not 0 <= queue_id < topic.max_queues:

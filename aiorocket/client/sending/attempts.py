@@ -19,6 +19,8 @@ from aiorocket.model import Queue, SendReceipt, SendStatus
 from aiorocket.remoting.connection import Connection
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
+    EXT_ONCE,
+    SYS_FLAG_TRANSACTION_MASK,
     ProtocolError,
     RemotingCommand,
     RequestCode,
@@ -73,6 +75,8 @@ class Attempts:
         """Try until a broker has the message, as often as the table in core/retry says. ``moves``: it may go to another
         queue than ``target``. ``first`` is how a first attempt ended that the caller has made."""
         loop = self._client.loop
+        if self._config.idempotent and not message.batch and not message.sys_flag & SYS_FLAG_TRANSACTION_MASK:
+            message, moves = message._replace(once=True), False
         stored = False
         attempts = 1
         pause = _PAUSE
@@ -212,7 +216,8 @@ class Attempts:
                     f"{target.address} does not read, {connection.pending} requests wait there"
                 ) from None
         code = RequestCode.SEND_BATCH_MESSAGE if message.batch else RequestCode.SEND_MESSAGE_V2
-        command = RemotingCommand.request(code, _header(target, message), body=message.body)
+        ext = {EXT_ONCE: target.broker_name} if message.once else None
+        command = RemotingCommand.request(code, _header(target, message), body=message.body, ext=ext)
         try:
             future = connection.request(command, max(0.001, deadline - self._client.loop.time()))
         except ProtocolError as error:

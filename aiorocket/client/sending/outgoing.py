@@ -69,6 +69,8 @@ class EncodedMessage(NamedTuple):
     batch: bool = False
     reconsume_times: int = 0
     max_reconsume_times: int | None = None
+    #: It is to be stored once, however often it is sent.
+    once: bool = False
 
 
 def as_bytes(body: object) -> bytes:

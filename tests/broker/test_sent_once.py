@@ -1,0 +1,94 @@
+"""Idempotent producers: what is sent again is stored once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aiorocket.broker.core.sent_once import WINDOW, SentOnce
+from aiorocket.config import ProducerConfig
+from aiorocket.model import SendReceipt
+from aiorocket.testing import SimCluster, Simulation, simulate
+from aiorocket_protocol import RemotingCommand, SendMessageResponseHeader
+from tests.broker.peer import send_header
+from tests.broker.test_sim import SimPeer, config, started
+
+
+async def send(peer: SimPeer, key: str, once: str = "broker-a", **changes: Any) -> RemotingCommand:
+    header = send_header(**{"properties": f"UNIQ_KEY\x01{key}\x02", **changes})
+    command = RemotingCommand.request(310, header, body=key.encode(), ext={"_once": once})
+    return await peer.host.run(peer.client.request(peer.address, command, 5.0))
+
+
+def test_all_attempts_of_a_message_get_the_answer_of_the_first() -> None:
+    once = SentOnce[int](lambda topic, queue_id: [("old", 7)])
+    told: list[int] = []
+    assert once.begin("t", 0, "old", told.append) is None and told == [7]
+    first = once.begin("t", 0, "new", told.append)
+    assert first is not None and once.begin("t", 0, "new", told.append) is None
+    assert once.begin("t", 1, "new", told.append) is not None  # another queue
+    first(8)
+    assert told == [7, 8, 8]
+    once.keep("t", 0, "new", 8)
+    assert once.begin("t", 0, "new", told.append) is None and told[-1] == 8
+    assert once.begin("t", 0, "refused", told.append) is not None
+    once.failed("t", 0, "refused")
+    assert once.begin("t", 0, "refused", told.append) is not None
+    for number in range(WINDOW):
+        once.keep("t", 0, f"m{number}", number)
+    assert once.begin("t", 0, "new", told.append) is not None  # too long ago
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_repetition_is_stored_once_over_restarts(power: bool) -> None:
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        answers = await asyncio.gather(*(send(peer, key) for key in ("a", "a", "b", "a", "b")))
+        places = [answer.read(SendMessageResponseHeader)[:3] for answer in answers]
+        assert places[0] == places[1] == places[3] and places[2] == places[4] and len(set(places)) == 2
+        assert (await send(peer, "c", properties="UNIQ_KEY\x01c\x02DELAY\x013\x02")).code == 0
+        host.kill(power_cut=power)
+        disk.crash() if power else disk.process_died()
+        await peer.close()
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        assert (await send(peer, "b")).read(SendMessageResponseHeader)[:3] == places[2]
+        assert (await send(peer, "c", properties="UNIQ_KEY\x01c\x02DELAY\x013\x02")).code == 0
+        await asyncio.sleep(15)
+        assert sorted(await peer.drain()) == [b"a", b"b", b"c"]
+        elsewhere = await send(peer, "d", once="broker-b")
+        assert elsewhere.code == 29 and "broker-b" in (elsewhere.remark or "")
+        assert (await send(peer, "e", batch=True)).code == 13
+        assert len(await peer.drain()) == 3
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_producer_whose_answers_are_lost(idempotent: bool) -> None:
+    async def main(sim: Simulation) -> None:
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 4)
+            settings = ProducerConfig(idempotent=idempotent, send_timeout=20.0, retries=8)
+            sender = await cluster.producer(config=settings)
+            broker = cluster.brokers[0]
+            for number in range(20):
+                cluster.brokers[0].faults.next("SEND_MESSAGE_V2", lose_answer=True)
+                sending = asyncio.ensure_future(sender.send("t", f"m{number}"))
+                await asyncio.sleep(0.05)
+                if number % 5 == 0:
+                    await broker.restart(power_cut=False)
+                else:
+                    cluster.reset(sender.address, broker.address)
+                assert isinstance(await sending, SendReceipt)
+            found = [record.body for record in broker.messages("t")]
+            assert len(set(found)) == 20 and (len(found) == 20) == idempotent
+
+    simulate(main)
