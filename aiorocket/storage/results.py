@@ -95,6 +95,11 @@ class Damage(NamedTuple):
     reason: str
     lost: tuple[tuple[str, int, int, int], ...]
 
+    @property
+    def messages(self) -> int:
+        """How many they are."""
+        return sum(count for *_, count in self.lost)
+
 
 class Recovery(NamedTuple):
     """What opening a store found and did. ``records`` and ``scanned_bytes`` count what was read again since the last

@@ -80,7 +80,7 @@ class Scrub:
             if segment not in self._log.segments:
                 return  # retention took it
             if wrong:
-                self._log.locate(segment, low, data, wrong)
+                self._log.locate(segment, low, data, wrong, sums.last[0])
             await asyncio.sleep(_PIECE / self._rate)
 
     async def _make(self, segment: Segment) -> None:

@@ -115,7 +115,7 @@ class WrittenLog:
                 data += bytes(missing)
             wrong = sums.wrong(data, low, last)
             if wrong:
-                self.locate(segment, low, data, wrong)
+                self.locate(segment, low, data, wrong, last[0])
         return data[position - low : position - low + size]
 
     def _load_sums(self, segment: Segment) -> Checksums | None:
@@ -136,12 +136,12 @@ class WrittenLog:
         if len(self._loaded) > _LOADED:
             self._loaded.popleft().sums = None
 
-    def locate(self, segment: Segment, low: int, data: bytes, wrong: list[int]) -> None:
-        """Narrow damaged pages down to what was written together."""
+    def locate(self, segment: Segment, low: int, data: bytes, wrong: list[int], covered: int) -> None:
+        """Narrow damaged pages down to what was written together; ``covered`` bytes of the segment have checksums."""
         entries = read_entries(self._disk, sums_path(segment.path), segment.base)
         for at in wrong:
             ranges = [(at, at + PAGE)]
-            if entries is not None and entries.end >= min(at + PAGE, low + len(data)):
+            if entries is not None and entries.end >= min(at + PAGE, covered):
                 ranges = entries.wrong(data[at - low : at - low + PAGE], at) or ranges
             for begin, end in ranges:
                 begin, end = segment.base + begin, min(segment.base + end, segment.end)

@@ -296,3 +296,29 @@ def test_a_close_during_the_start_undoes_it(turns: int) -> None:
         await again.close()
 
     simulate(main)
+
+
+async def test_a_damaged_log_is_served_around_and_seen_in_the_runtime_info(tmp_path: Path) -> None:
+    env = real_env()
+    config = BrokerConfig(port=0, data=str(tmp_path / "store"))
+    async with running(config, env) as broker:
+        peer = await Peer.connect(broker.port)
+        await peer.create_topic("T", 1)
+        for number in range(6):
+            await peer.send(b"%d" % number * 200, topic="T")
+        await peer.close()
+    path = tmp_path / "store" / "commitlog" / ("0" * 20)
+    log = bytearray(path.read_bytes())
+    log[log.index(b"3" * 100)] ^= 1
+    path.write_bytes(log)
+    async with running(config, env) as broker:
+        peer = await Peer.connect(broker.port)
+        found = [record.body[:1] for record in records(await peer.pull("T", 0))]
+        gap = await peer.pull("T", 0, offset=3)
+        assert gap.code == 20 and gap.ext["nextBeginOffset"] == "4"  # PULL_RETRY_IMMEDIATELY
+        found += [record.body[:1] for record in records(await peer.pull("T", 0, offset=4))]
+        assert found == [b"0", b"1", b"2", b"4", b"5"]
+        answer = await peer.call(28)
+        assert b'"damagedMessages":"1"' in answer.body.replace(b" ", b"")
+        await peer.close()
+    await env.disk.close()

@@ -321,6 +321,9 @@ def _store_facts(store: MessageStore) -> dict[str, str]:
         "commitLogMinOffset": str(store.min_physical),
         "commitLogMaxOffset": str(store.max_physical),
         "commitLogDirCapacity": f"Total : {_size(total)}, Free : {_size(free)}.",
+        # Ours: damaged ranges of the log that are not served, and the messages they held.
+        "damagedRanges": str(len(store.damaged)),
+        "damagedMessages": str(sum(damage.messages for damage in store.damaged)),
         "commitLogDiskRatio": used,
         "consumeQueueDiskRatio": used,
         "earliestMessageTimeStamp": str(-1 if earliest is None else earliest),
