@@ -24,7 +24,7 @@ __all__ = ("broker",)
 @click.option(
     "--credentials",
     metavar="FILE",
-    envvar="AIOROCKET_CREDENTIALS",
+    envvar="AIOROCKET_CREDENTIALS_FILE",
     show_envvar=True,
     help="JSON with accessKey and secretKey, to register at name servers with access control.",
 )

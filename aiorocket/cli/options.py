@@ -109,7 +109,7 @@ def client_options(function: F) -> F:
             "--namespace", default="", envvar="AIOROCKET_NAMESPACE", show_envvar=True, help="Of topics and groups.",
         ),
         click.option(
-            "--credentials", metavar="FILE", envvar="AIOROCKET_CREDENTIALS", show_envvar=True,
+            "--credentials", metavar="FILE", envvar="AIOROCKET_CREDENTIALS_FILE", show_envvar=True,
             help="JSON with accessKey and secretKey, for servers with access control. Or AIOROCKET_ACCESS_KEY and "
             "AIOROCKET_SECRET_KEY of the environment.",
         ),

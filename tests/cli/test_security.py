@@ -77,7 +77,7 @@ def test_spark_commands_take_the_same_environment(monkeypatch: pytest.MonkeyPatc
     assert with_environment({}) == {**keys, **tls, "namespace": "ns"}
     assert with_environment({"credentialsFile": "k"}) == {"credentialsFile": "k", **tls, "namespace": "ns"}
     assert with_environment({"tls": "false", "namespace": ""}) == {**keys, "tls": "false", "namespace": ""}
-    monkeypatch.setenv("AIOROCKET_CREDENTIALS", "keys.json")
+    monkeypatch.setenv("AIOROCKET_CREDENTIALS_FILE", "keys.json")
     assert with_environment({}) == {"credentialsFile": "keys.json", **tls, "namespace": "ns"}
 
 

@@ -95,7 +95,7 @@ def _read_options(ctx: click.Context, param: click.Parameter, values: tuple[str,
 
 #: What the other commands' options for it take from the environment -> the same of Spark's source and sink.
 _ENVIRONMENT = {
-    "AIOROCKET_CREDENTIALS": "credentialsFile",
+    "AIOROCKET_CREDENTIALS_FILE": "credentialsFile",
     "AIOROCKET_ACCESS_KEY": "accessKey",
     "AIOROCKET_SECRET_KEY": "secretKey",
     "AIOROCKET_NAMESPACE": "namespace",
