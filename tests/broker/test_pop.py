@@ -90,6 +90,14 @@ async def test_a_pop_takes_from_all_queues_and_an_acknowledged_message_is_done(p
     assert (await peer.call(200051, found[0].ack)).code == 0  # again: it was in time
 
 
+async def test_what_pops_take_counts_as_delivered(peer: Peer, broker: Broker) -> None:
+    for queue_id in (0, 0, 1):
+        await peer.send(queue_id=queue_id)
+    await peer.call(200050, pop_header(max_msg_nums=2))
+    await peer.call(200050, pop_header())
+    assert broker.counters.delivered["T", "g"] == 3 and broker.counters.gets_found == 2
+
+
 async def test_one_queue_few_messages_and_the_rest(peer: Peer) -> None:
     for number in range(5):
         await peer.send(b"%d" % number, queue_id=1)

@@ -149,6 +149,10 @@ COMMANDS = (
     Command("exportMetadata -c DefaultCluster -f {place}/export", (r"success",)),
     Command("exportConfigs -c DefaultCluster -f {place}/export", (r"success",)),
     Command("exportMetrics -c DefaultCluster -f {place}/export", (r"success",)),
+    Command("cleanExpiredCQ -b {broker}", (r"success",)),
+    Command("cleanUnusedTopic -b {broker}", (r"success",)),
+    Command("deleteExpiredCommitLog -b {broker}", (r"success",)),
+    Command("setConsumeMode -c DefaultCluster -t orders -g made-group -m POP -q 0", (r"success",), NEWEST),
     Command("deleteSubGroup -c DefaultCluster -g made-group", (r"delete subscription group \[made-group\]",)),
     Command("deleteTopic -c DefaultCluster -t made", (r"delete topic \[made\] from cluster .* success",)),
 )  # fmt: skip

@@ -87,7 +87,10 @@ class Settings:
             "msgTraceTopicName": TRACE_TOPIC,
             "slaveReadEnable": False,
             "filterServerNums": 0,
-            "fileReservedTime": -1,  # nothing is deleted because of its age
+            "fileReservedTime": f"{store.file_reserved_time:g}",
+            "deleteWhen": ";".join(f"{hour:02}" for hour in store.delete_when),
+            "diskMaxUsedSpaceRatio": store.disk_max_used_space_ratio,
+            "cleanFileForciblyEnable": store.clean_file_forcibly,
             "useTLS": False,
             "flushDiskType": f"{store.flush.upper()}_FLUSH",
             "flushIntervalCommitLog": _milliseconds(store.flush_interval),

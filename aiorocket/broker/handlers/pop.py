@@ -103,6 +103,7 @@ class PopHandlers:
         self._topics = tables.topics
         self._configs = tables.configs
         self._offsets = tables.offsets
+        self._counters = tables.counters
         self._store = store
         self._revival = revival
         self._table = revival.table
@@ -371,6 +372,8 @@ class PopHandlers:
                 self._loop.call_soon(self.wake, wanted.topic.name, wanted.group)
             return False
         answer = found.header(wanted, wall_ms)
+        self._counters.delivered[wanted.topic.name, wanted.group] += wanted.most - found.count
+        self._counters.gets_found += 1
         connection.reply(command, RemotingCommand.response(header=answer, remark="FOUND"), found.pieces)
         return True
 
