@@ -125,7 +125,7 @@ class World:
         self.expirations.append(message.body.decode())
         self._finish(message)
 
-    async def give_up(self, message: Message, max_attempts: int | None) -> bool:
+    async def give_up(self, message: Message, max_attempts: int | None, error: BaseException) -> bool:
         if self.refuse:
             self.refuse -= 1
             return False

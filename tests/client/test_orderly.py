@@ -78,7 +78,7 @@ class FakeSettlement:
         self.works = True
         self.dead: list[tuple[int, int]] = []
 
-    async def to_dead_letters(self, message: Message, limit: int | None) -> bool:
+    async def to_dead_letters(self, message: Message, limit: int | None, error: BaseException | None) -> bool:
         await asyncio.sleep(0.01)
         if self.works:
             self.dead.append((message.offset, message.attempt))
