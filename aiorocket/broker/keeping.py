@@ -25,7 +25,7 @@ def needed(tables: Tables, cluster: str) -> dict[tuple[str, int], int]:
     half, op = tables.transactions.progress()
     revive = revive_topic(cluster)
     found = {
-        (HALF_TOPIC, 0): half,
+        (HALF_TOPIC, 0): min(half, tables.transactions.first()),
         (OP_TOPIC, 0): op,
         (TIMER_TOPIC, 0): tables.timers.first,
         (revive, 0): tables.offsets.query(REVIVE_GROUP, revive, 0) or 0,

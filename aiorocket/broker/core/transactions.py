@@ -184,6 +184,11 @@ class TransactionTable:
             self._ops.popleft()
         return half, self._ops[0][0] if self._ops else self._next_op
 
+    def first(self) -> int:
+        """The lowest half message by which an open transaction may be ended: a producer that was not asked does it by
+        the first, although checks have stored it again."""
+        return min((half.name for half in self._open.values()), default=self._next_half)
+
     def to_dict(self) -> dict[str, Any]:
         half, op = self.progress()
         return {"half": half, "op": op, "opEnd": self._next_op}
