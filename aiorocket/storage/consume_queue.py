@@ -152,6 +152,7 @@ def write_units(disk: Disk, directory: str, first: int, data: bytes, sync_from: 
     begin = start if sync_from is None else min(start, sync_from * UNIT_SIZE)
     base = begin - begin % FILE_SIZE
     view = memoryview(data)
+    named = True
     while base < end:
         path = f"{directory}/{base:020d}"
         file = disk.open(path, create=True)
@@ -163,8 +164,10 @@ def write_units(disk: Disk, directory: str, first: int, data: bytes, sync_from: 
                 file.fdatasync()
         finally:
             file.close()
+        # A file with units that were durable before has a name that is.
+        named = named and sync_from is not None and base < sync_from * UNIT_SIZE
         base += FILE_SIZE
-    if sync_from is not None:
+    if sync_from is not None and not named:
         disk.fsync_dir(directory)
 
 

@@ -22,6 +22,9 @@ from aiorocket.storage.snapshots import Snapshot
 
 __all__ = ("Housekeeping",)
 
+#: Queues written and synced by one job of the writer thread; flushes of the log wait behind it.
+_QUEUES = 16
+
 
 class Housekeeping:
     """``dirty`` are queues with units that no checkpoint covers; ``deleting`` are topics whose files are being
@@ -143,12 +146,11 @@ class Housekeeping:
             if log.is_broken:
                 return False
             try:
-                for queue, count in counts:
-                    if queue.deleted:
-                        continue
-                    data = bytes(queue.tail[: max(0, count - queue.tail_first) * UNIT_SIZE])
-                    await disk.run(write_units, disk, queue.directory, queue.tail_first, data, queue.synced)
-                    queue.written(count, synced=True)
+                for at in range(0, len(counts), _QUEUES):
+                    some = [(queue, count) for queue, count in counts[at : at + _QUEUES] if not queue.deleted]
+                    await disk.run(_write_queues, disk, [_unwritten(queue, count) for queue, count in some])
+                    for queue, count in some:
+                        queue.written(count, synced=True)
                 await disk.run(self._snapshot.save, state)
                 await log.stamp(replay)
             except OSError as error:
@@ -183,6 +185,18 @@ class Housekeeping:
                 await self._disk.run(_remove_files, self._disk, queue.directory)
         finally:
             del self.deleting[topic]
+
+
+def _unwritten(queue: ConsumeQueue, count: int) -> tuple[str, int, bytes, int]:
+    """Directory of a queue, its first unit that is not in a file, that and the others below ``count``, and from where
+    on none is durable."""
+    data = bytes(queue.tail[: max(0, count - queue.tail_first) * UNIT_SIZE])
+    return queue.directory, queue.tail_first, data, queue.synced
+
+
+def _write_queues(disk: Disk, queues: list[tuple[str, int, bytes, int]]) -> None:
+    for queue in queues:
+        write_units(disk, *queue)
 
 
 def _nothing() -> None:
