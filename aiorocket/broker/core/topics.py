@@ -230,7 +230,7 @@ class TopicTable:
         it is missing."""
         topic = self._topics.get(name)
         if topic is None:
-            queues = min(max(queues, 1), MAX_QUEUES)
+            queues = min(max(queues, 0), MAX_QUEUES)  # 0: the group wants no retries
             topic = Topic(name, queues, queues, sys_flag=sys_flag)
             self.put(topic)
         return topic
