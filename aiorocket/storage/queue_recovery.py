@@ -105,7 +105,7 @@ class QueueSteps:
                     raise QueuesDoNotFitError(f"there is no checkpoint and {path} has no unit")
                 first = self._count_below(path, bases, self.start)
                 rows.setdefault(topic, []).append([int(name), max(low, first), count])
-                newest = max(newest, self._unit(path, count - 1)[:2])
+                newest = max(newest, _unit(self.disk, path, count - 1)[:2])
         self.state = {"queues": rows}
         place, size = newest
         if size:
@@ -124,26 +124,12 @@ class QueueSteps:
             file.close()
         while low < high:
             middle = (low + high) // 2
-            place, size, _ = self._unit(path, middle)
+            place, size, _ = _unit(self.disk, path, middle)
             if place < upto and (place or size):
                 low = middle + 1
             else:
                 high = middle
         return low
-
-    def _unit(self, path: str, index: int) -> tuple[int, int, int]:
-        base = index * UNIT_SIZE // FILE_SIZE * FILE_SIZE
-        try:
-            file = self.disk.open(f"{path}/{base:020d}")
-        except FileNotFoundError:
-            raise QueuesDoNotFitError(f"{path} lacks a file") from None
-        try:
-            unit = file.pread(UNIT_SIZE, index * UNIT_SIZE - base)
-        finally:
-            file.close()
-        if len(unit) != UNIT_SIZE:
-            raise QueuesDoNotFitError(f"{path} lacks units")
-        return UNIT.unpack(unit)
 
     def load_queues(self) -> None:
         """Take over the queues of the checkpoint, cut to what it says; QueuesDoNotFitError when a file is missing or
@@ -272,6 +258,13 @@ class QueueSteps:
         if len(queue.tail) >= WRITE_OUT:
             self._grown(queue)
 
+    def _reject(self, found: Found, what: str) -> None:
+        """A record that contradicts the others, and that no checksum vouches for, is damage: where it was taken from
+        there is a gap now."""
+        self.lose(found.offset, found.offset + found.size, what)
+        self.lost += found.size
+        self.gap = found.offset
+
     def _place_of(self, found: Found, queue: ConsumeQueue | None) -> ConsumeQueue | None:
         """The queue that the record is next in, made if need be and with gaps for what was lost in front of it; None
         for a record that belongs to no queue."""
@@ -289,7 +282,7 @@ class QueueSteps:
                 first = position if self.rebuilding and removed else 0
                 queue = self._queue(topic, found.queue_id, first)
         except (UnicodeDecodeError, UsageError) as error:
-            self.lose(found.offset, found.offset + found.size, str(error))
+            self._reject(found, str(error))
             return None
         if position == queue.next_offset:
             return queue
@@ -301,13 +294,28 @@ class QueueSteps:
         if not self.rebuilding:
             raise QueuesDoNotFitError(what)
         if position != 0 and not (self.compacted and position > queue.next_offset):
-            self.lose(found.offset, found.offset + found.size, what)
+            self._reject(found, what)
             return None
         # The topic was deleted and made again, and the checkpoint that knew it is lost; or compaction removed what was
         # in between.
         if self.disk.exists(queue.directory):
             remove_queue(self.disk, queue.directory)
         return self._queue(topic, found.queue_id, position)
+
+
+def _unit(disk: Disk, path: str, index: int) -> tuple[int, int, int]:
+    base = index * UNIT_SIZE // FILE_SIZE * FILE_SIZE
+    try:
+        file = disk.open(f"{path}/{base:020d}")
+    except FileNotFoundError:
+        raise QueuesDoNotFitError(f"{path} lacks a file") from None
+    try:
+        unit = file.pread(UNIT_SIZE, index * UNIT_SIZE - base)
+    finally:
+        file.close()
+    if len(unit) != UNIT_SIZE:
+        raise QueuesDoNotFitError(f"{path} lacks units")
+    return UNIT.unpack(unit)
 
 
 def code_of(found: Found, codes: Codes, topic: str) -> int:

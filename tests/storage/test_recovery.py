@@ -399,3 +399,17 @@ async def test_a_mutated_store_opens_and_takes_messages() -> None:
         assert recovery.end <= 2 * 65_536
         await put(again, "other")
         await again.close()
+
+
+async def test_without_checksums_a_record_of_a_wrong_queue_costs_itself_only() -> None:
+    env, store, places = await filled(40, checkpoint_at=10)
+    image = copy_of(env)
+    await store.close()
+    disk = disk_of(image)
+    disk.files[f"/{LOG}/{0:020d}"][places[20] + 15] ^= 4  # queue 0 says 4; heads of format 1 have no checksum
+    del disk.files[f"/{LOG}/{0:020d}.sums"]
+    again, recovery = await reopen(image)
+    assert recovery.damaged and recovery.damaged[0].offset == places[20]
+    assert sorted(intact(again, "T", 0)) == [offset for offset in range(20) if offset != 10]
+    assert len(intact(again, "T", 1)) == 20
+    await again.close()
