@@ -58,13 +58,13 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "aiorocket.storage.walk:_careful", "view.physical_offset != base + position", "False", power_cuts
     ),
     "recovery that does not zero the rest": Breakage(
-        "aiorocket.storage.recovery:_Steps.finish", "segment.cut(position)", "None", power_cuts
+        "aiorocket.storage.recovery:LogSteps.finish", "segment.cut(position)", "None", power_cuts
     ),
     "recovery that does not sync what it found": Breakage(
-        "aiorocket.storage.recovery:_Steps.finish", "if self.records:", "if False:", power_cuts
+        "aiorocket.storage.recovery:LogSteps.finish", "if self.records:", "if False:", power_cuts
     ),
     "a torn tail taken for damage": Breakage(
-        "aiorocket.storage.recovery:_Steps.scan", "durable is not None and item.offset >= durable", "False", power_cuts
+        "aiorocket.storage.recovery:LogSteps.scan", "durable is not None and item.offset >= durable", "False", power_cuts
     ),
     "a segment used before its directory is synced": Breakage(
         "aiorocket.storage.segment:Segment.prepare", "disk.fsync_dir(self.directory)", "None", power_cuts
@@ -134,7 +134,9 @@ BREAKAGES: Final[dict[str, Breakage]] = {
     "a lock granted while another holds it": Breakage(
         f"{_LOCKS}.lock", "elif not entry.owner or entry.until <= now:", "elif True:"
     ),
-    "a stale epoch accepted": Breakage(f"{_LOCKS}.is_stale", "0 < entry.epoch != epoch", "False"),
+    "a stale epoch accepted": Breakage(
+        f"{_LOCK_HANDLERS}.stale", "queue = QueueKey(topic, self._broker, queue_id)", "return None"
+    ),
     "an overtaken unlock": Breakage(
         f"{_LOCK_HANDLERS}._is_overtaken", "self._server.number(connection) < last[0]", "False"
     ),
@@ -211,6 +213,17 @@ FOUND: Final[dict[str, int]] = {
     "state saved in place": 13,
     "topics saved with the rest": 10,
     "delay progress before its copy is stored": 23,
+    "timers begin behind what waits": 14,
+    "offsets never flushed": 1,
+    "locks forgotten at a restart": 2,
+    "a lock granted before it is recorded": 18,
+    "a lock granted while another holds it": 2,
+    "an overtaken unlock": 12,
+    "a lease counted from the answer": 4,
+    "a lease that is never renewed": 4,
+    "a dropped queue that still delivers": 1,
+    "a send-back that failed counted as done": 7,
+    "a late result that finishes another assignment's message": 1,
 }
 
 

@@ -6,6 +6,9 @@ import pytest
 
 from aiorocket.testing.swarm import FAULTS, swarm
 
+# A killed process's coroutine that held a lock is collected when its loop is closed.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 
 @pytest.mark.parametrize("seed", [6, 15])
 def test_what_is_promised_holds_where_few_faults_meet(seed: int) -> None:
