@@ -64,7 +64,8 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "aiorocket.storage.recovery:LogSteps.finish", "if self.records:", "if False:", power_cuts
     ),
     "a torn tail taken for damage": Breakage(
-        "aiorocket.storage.recovery:LogSteps.scan", "durable is not None and item.offset >= durable", "False", power_cuts
+        "aiorocket.storage.recovery:LogSteps.scan", "durable is not None and item.offset >= durable", "False",
+        power_cuts,
     ),
     "a segment used before its directory is synced": Breakage(
         "aiorocket.storage.segment:Segment.prepare", "disk.fsync_dir(self.directory)", "None", power_cuts
@@ -201,7 +202,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
 #: Seeds tried until it was found. What is not here was not found yet, or only other protections stand in for it.
 FOUND: Final[dict[str, int]] = {
     "ack before fsync": 1,
-    "recovery without CRC": 1,
+    "recovery without CRC": 3,
     "recovery that does not zero the rest": 15,
     "recovery that does not sync what it found": 1,
     "a torn tail taken for damage": 1,
@@ -219,10 +220,13 @@ FOUND: Final[dict[str, int]] = {
     "a lock granted before it is recorded": 18,
     "a lock granted while another holds it": 2,
     "an overtaken unlock": 12,
-    "a lease counted from the answer": 4,
+    "a lease counted from the answer": 18,
     "a lease that is never renewed": 4,
     "a dropped queue that still delivers": 1,
     "a send-back that failed counted as done": 7,
+    "commits that run ahead": 1,
+    "a stale epoch accepted": 10,
+    "timer progress before its copy is stored": 10,
     "a late result that finishes another assignment's message": 1,
 }
 
