@@ -220,7 +220,6 @@ FOUND: Final[dict[str, int]] = {
     "a lock granted before it is recorded": 18,
     "a lock granted while another holds it": 2,
     "an overtaken unlock": 12,
-    "a lease counted from the answer": 18,
     "a lease that is never renewed": 4,
     "a dropped queue that still delivers": 1,
     "a send-back that failed counted as done": 7,
