@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os.path
 import shutil
 import sys
@@ -151,6 +152,8 @@ class _Demo:
 
     @contextlib.asynccontextmanager
     async def _consumers(self, mq: Embedded) -> AsyncIterator[None]:
+        # Lines are given up on purpose here, and each is accounted for.
+        logging.getLogger("aiorocket.client").setLevel(logging.ERROR)
         config = ConsumerConfig(max_attempts=MAX_ATTEMPTS, offset_flush_interval=LOOK)
         async with contextlib.AsyncExitStack() as stack:
             for number in range(CONSUMERS):

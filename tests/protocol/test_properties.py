@@ -78,8 +78,18 @@ def test_user_properties() -> None:
     for properties in ({"TAGS": "x"}, {"__RMQ.TRANSIENT.a": "x"}, {"a": ""}, {"a": "\x01"}, {"a": 5}, {5: "a"}):
         with pytest.raises(ProtocolError):
             check_user_properties(properties)  # type: ignore[arg-type]
-    assert {"KEYS", "TAGS", "WAIT", "DELAY", "UNIQ_KEY", "__SHARDINGKEY", "1ST_POP_TIME", "__CRC32#"} <= RESERVED
-    assert len(RESERVED) == 60
+    assert {
+        "KEYS",
+        "TAGS",
+        "WAIT",
+        "DELAY",
+        "UNIQ_KEY",
+        "__SHARDINGKEY",
+        "1ST_POP_TIME",
+        "__CRC32#",
+        "DLQ_REASON",
+    } <= RESERVED
+    assert len(RESERVED) == 63
 
 
 # ---- ids -----------------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def test_a_deliver_timestamp_that_the_broker_refuses_is_the_row_s_error(nameserv
     frame = pa.RecordBatch.from_pydict(
         {"body": ["now", "later"], "deliverTimestamp": [None, datetime(2040, 1, 1, tzinfo=UTC)]}
     )
-    with pytest.raises(SendError, match=r"partition 0, row 1 .*does not serve timer messages") as failed:
+    with pytest.raises(SendError, match=r"partition 0, row 1 .*not be bigger than the max delay") as failed:
         write_batch(nameserver, frame, schema(body="string", deliverTimestamp="timestamp"), topic=topic)
     assert not failed.value.may_be_stored
     assert values(nameserver, topic) == ["now"]  # the others have ended; the failed task sends them again
@@ -112,7 +112,7 @@ def test_a_broker_that_does_not_know_timers_gets_no_row_with_one(
     nameserver: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_topic(nameserver, topic)
-    monkeypatch.setattr("aiorocket.spark.sink_sending.VERSION_WITH_TIMERS", 9999)
+    monkeypatch.setattr("aiorocket.client.sending.timed.VERSION_WITH_TIMERS", 9999)
     frame = pa.RecordBatch.from_pydict({"body": ["1", "2"], "deliverTimestamp": pa.array([None, 2_000_000_000_000])})
     with pytest.raises(RowError, match=r"row 1, column deliverTimestamp: .* it would deliver at once"):
         write_batch(nameserver, frame, schema(body="string", deliverTimestamp="bigint"), topic=topic)

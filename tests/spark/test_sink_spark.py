@@ -50,7 +50,7 @@ def test_a_batch_write_of_all_columns(spark: SparkSession, nameserver: str, topi
     assert (one.body, one.keys, one.tag, one.properties["p"], one.queue_id) == (b"one", ["k1", "k2"], "t", "v", 3)
     assert (two.body, two.properties["__SHARDINGKEY"]) == (b"two", "s")
     bad = spark.createDataFrame([(*rows[0][:7], datetime(2040, 1, 1, tzinfo=UTC))], columns)
-    with pytest.raises(Exception, match=r"SendError.*row 0.*does not serve timer messages"):
+    with pytest.raises(Exception, match=r"SendError.*row 0.*not be bigger than the max delay"):
         bad.write.format("rocketmq").mode("append").options(nameServer=nameserver, topic=topic).save()
 
 
