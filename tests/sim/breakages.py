@@ -220,6 +220,7 @@ FOUND: Final[dict[str, int]] = {
     "a lock granted before it is recorded": 18,
     "a lock granted while another holds it": 2,
     "an overtaken unlock": 12,
+    "a lease counted from the answer": 122,
     "a lease that is never renewed": 4,
     "a dropped queue that still delivers": 1,
     "a send-back that failed counted as done": 7,
