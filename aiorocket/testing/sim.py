@@ -78,6 +78,7 @@ def simulate(main: Callable[[Simulation], Awaitable[T]], seed: int = 0) -> T:
     finally:
         try:
             _cancel_rest(loop)
+            loop.drop_dead_tasks()
         finally:
             loop.close()
             if collecting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -118,6 +119,25 @@ def test_anyio_runs_on_it() -> None:
         await asyncio.sleep(1)
 
     simulate(main)
+
+
+def test_what_a_killed_host_held_is_dropped_before_the_end() -> None:
+    """Else the collector closes it after the end of the loop, where a lock cannot wake its waiter."""
+
+    async def main(simulation: Simulation) -> None:
+        host, lock = simulation.host("10.0.0.1"), asyncio.Lock()
+
+        async def work() -> None:
+            async with lock:
+                await asyncio.sleep(3600)
+
+        host.start(work())
+        host.start(work())
+        await asyncio.sleep(1)
+        host.kill()
+
+    simulate(main)
+    gc.collect()
 
 
 def test_a_killed_host_runs_nothing_more() -> None:
