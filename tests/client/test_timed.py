@@ -57,9 +57,12 @@ def test_arguments_that_can_never_be_kept() -> None:
     async def scenario(cluster: SimCluster, producer: Producer) -> None:
         later = timedelta(seconds=1)
         timed = OutgoingMessage(topic="t", body=b"x", after=later)
+        seconds: Any = 1.5
         calls: list[tuple[Callable[[], Awaitable[Any]], str]] = [
             (lambda: producer.send("t", b"x", at=datetime(2030, 1, 1)), "zone"),
+            (lambda: producer.send("t", b"x", at=seconds), "zone"),
             (lambda: producer.send("t", b"x", after=-later), "0 or more"),
+            (lambda: producer.send("t", b"x", after=seconds), r"after=1.5: .*timedelta\(seconds=5\)"),
             (lambda: producer.send("t", b"x", after=later, delay_level=1), "one of them"),
             (lambda: producer.send("t", b"x", after=later, at=datetime.now(UTC)), "one of them"),
             (lambda: producer.send(timed, after=later), "has them itself|itself"),

@@ -42,12 +42,11 @@ def _timer(message: OutgoingMessage) -> dict[str, str]:
     if message.delay_level or (message.at is not None and message.after is not None):
         _one_of(message)
     if message.at is not None:
-        if message.at.utcoffset() is None:
+        if not isinstance(message.at, datetime) or message.at.utcoffset() is None:
             raise UsageError(f"at={message.at}: a time with its zone is needed, such as datetime.now(UTC) + ...")
         return {PROPERTY_TIMER_DELIVER_MS: str(-((_EPOCH - message.at) // _MS))}
-    assert message.after is not None
-    if message.after < timedelta(0):
-        raise UsageError(f"after={message.after}: 0 or more")
+    if not isinstance(message.after, timedelta) or message.after < timedelta(0):
+        raise UsageError(f"after={message.after}: a timedelta of 0 or more is needed, such as timedelta(seconds=5)")
     return {PROPERTY_TIMER_DELAY_MS: str(-(-message.after // _MS))}
 
 
