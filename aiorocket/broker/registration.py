@@ -35,6 +35,7 @@ from aiorocket_protocol import (
 if TYPE_CHECKING:
     from aiorocket.access.security import Security
     from aiorocket.config import BrokerConfig
+    from aiorocket.remoting.connection import Connection
     from aiorocket.runtime.env import Env
 
 __all__ = ("Registration",)
@@ -147,8 +148,9 @@ class Registration:
             self._wake.clear()  # before the round: what changes during it needs another one
             await self.register()
 
-    def _lost(self, _connection: object) -> None:
-        if not self._closing:
+    def _lost(self, connection: Connection) -> None:
+        # One that did not know us is tried again in its time: else one that only hangs up would be called without end.
+        if not self._closing and connection.data.get("address") not in self.failures:
             self._wake.set()
 
     async def _register(self, nameserver: str) -> None:

@@ -168,6 +168,23 @@ async def test_a_name_server_that_comes_later_or_comes_back_learns_of_the_broker
     await env.disk.close()
 
 
+async def test_a_name_server_that_hangs_up_is_called_once_a_second() -> None:
+    calls: list[int] = []
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls.append(len(await reader.read(1)))
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    env = real_env()
+    async with running(nameservers=(f"127.0.0.1:{server.sockets[0].getsockname()[1]}",), env=env):
+        await asyncio.sleep(0.3)
+    assert 1 <= len(calls) <= 4, len(calls)  # without a pause it is hundreds
+    server.close()
+    await server.wait_closed()
+    await env.disk.close()
+
+
 async def test_a_port_in_use_a_directory_in_use_and_a_directory_that_is_none(tmp_path: Path) -> None:
     env = real_env()
     config = BrokerConfig(port=0, data=str(tmp_path / "store"))
