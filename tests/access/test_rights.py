@@ -28,6 +28,7 @@ from aiorocket_protocol import (
     JSON,
     MSGPACK,
     ROCKETMQ,
+    AckMessageRequestHeader,
     ConsumerData,
     HeartbeatData,
     LockBatchBody,
@@ -221,7 +222,7 @@ def command_of(code: int) -> RemotingCommand:
 
 
 #: What everybody who has signed in may.
-FREE = {RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2, RequestCode.CHECK_CLIENT_CONFIG}
+FREE = {RequestCode.CHECK_CLIENT_CONFIG}
 
 
 @pytest.mark.parametrize("code", sorted(RULES), ids=lambda code: RequestCode(code).name)
@@ -259,6 +260,28 @@ def test_what_consumers_need() -> None:
     )
     assert refusal(accounts(Rights((group, topic))), signed(beat)) is None
     assert refusal(accounts(Rights((group,))), signed(beat)) is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "field"), [(RequestCode.SEND_REPLY_MESSAGE, "topic"), (RequestCode.SEND_REPLY_MESSAGE_V2, "b")]
+)
+def test_replies_go_to_topics_of_replies(code: RequestCode, field: str) -> None:
+    def reply(topic: str) -> RemotingCommand:
+        return signed(RemotingCommand.request(code, ext={field: topic}))
+
+    assert refusal(accounts(), reply("C_REPLY_TOPIC")) is None
+    assert "Topic:T (Pub)" in (refusal(accounts(), reply("T")) or "")
+    assert refusal(accounts(PUB), reply("T")) is None
+
+
+def test_what_came_back_after_a_pop_is_its_groups_to_acknowledge() -> None:
+    def ack(topic: str) -> RemotingCommand:
+        header = AckMessageRequestHeader("g", topic, 0, "handle", 0)
+        return signed(RemotingCommand.request(RequestCode.ACK_MESSAGE, header))
+
+    mine = accounts(Rights((entry("Group:g", "Sub"),)))
+    assert refusal(mine, ack("%RETRY%g+T")) is None
+    assert "Group:other" in (refusal(mine, ack("%RETRY%other+T")) or "")
 
 
 def test_nothing_shows_a_secret() -> None:

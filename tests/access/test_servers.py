@@ -111,7 +111,7 @@ async def test_who_signs_well_and_may_sends_and_consumes(guarded: Guarded) -> No
 
 
 async def test_every_code_served_has_its_line_and_none_is_served_without_a_right(guarded: Guarded) -> None:
-    free = {RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2, RequestCode.CHECK_CLIENT_CONFIG}
+    free = {RequestCode.CHECK_CLIENT_CONFIG}
     # They ask for something only when they name something.
     free |= {RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT, RequestCode.END_TRANSACTION}
     free |= {RequestCode.BATCH_ACK_MESSAGE}
@@ -126,6 +126,17 @@ async def test_every_code_served_has_its_line_and_none_is_served_without_a_right
             if code not in free:
                 answer = await asked(address, RemotingCommand.request(code, body=body), "guest")
                 assert answer.code == NO_PERMISSION, code
+
+
+async def test_a_reply_is_no_way_to_send(guarded: Guarded) -> None:
+    await guarded.ask("ops", RequestCode.UPDATE_AND_CREATE_TOPIC, {
+        "topic": "orders", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6",
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+    })  # fmt: skip
+    fields = {"a": "p", "b": "orders", "c": "TBW102", "d": "1", "e": "0", "f": "0", "g": "1", "h": "0", "j": "0"}
+    answer = await guarded.ask("guest", RequestCode.SEND_REPLY_MESSAGE_V2, fields, "forged")
+    assert answer.code == NO_PERMISSION
+    assert guarded.broker.store.max_offset("orders", 0) == 0
 
 
 async def test_who_may_register(guarded: Guarded) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from aiorocket.access.core.rights import Want
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
+    REPLY_SUFFIX,
     RETRY_PREFIX,
     TRACE_TOPIC,
     HeartbeatData,
@@ -44,9 +45,9 @@ class Rule(NamedTuple):
 
 
 def _topic(name: str, actions: tuple[str, ...]) -> Want:
-    """A retry topic belongs to its group."""
+    """A retry topic belongs to its group, POP's ``%RETRY%GROUP+TOPIC`` too: no group has a ``+`` in its name."""
     if name.startswith(RETRY_PREFIX):
-        return Want("Group", name.removeprefix(RETRY_PREFIX), actions)
+        return Want("Group", name.removeprefix(RETRY_PREFIX).partition("+")[0], actions)
     return Want("Topic", name, actions)
 
 
@@ -106,10 +107,22 @@ def _send(topic: str) -> Needs:
     return needs
 
 
+def _reply(topic: str) -> Needs:
+    """A reply goes to who asked: whoever could read the question may. It is stored too, which in a topic that is not
+    for replies would be a message like any other."""
+
+    def needs(_command: RemotingCommand, fields: Fields) -> Iterator[Want]:
+        name = fields.get(topic) or ""
+        if not name.endswith(REPLY_SUFFIX):
+            yield _topic(name, _PUB)
+
+    return needs
+
+
 def _route(_command: RemotingCommand, fields: Fields) -> Iterator[Want]:
     name = fields.get("topic") or ""
     if name.startswith(RETRY_PREFIX):
-        yield _group(name, _SUB_OR_GET)
+        yield _topic(name, _SUB_OR_GET)
     elif name not in (AUTO_CREATE_TOPIC, TRACE_TOPIC):  # where a topic may be made, or a trace go, shows nothing
         yield Want("Topic", name, ("Pub", "Sub", "Get"))
 
@@ -188,9 +201,8 @@ RULES: dict[int, Rule] = {
     _R.SEND_BATCH_MESSAGE: Rule(_send("b")),
     _R.END_TRANSACTION: Rule(_on_named(topic="topic", actions=_PUB)),
     _R.RECALL_MESSAGE: Rule(_on(topic="topic", actions=_PUB)),
-    # A reply goes to who asked: whoever could read the question may.
-    _R.SEND_REPLY_MESSAGE: Rule(_nothing),
-    _R.SEND_REPLY_MESSAGE_V2: Rule(_nothing),
+    _R.SEND_REPLY_MESSAGE: Rule(_reply("topic")),
+    _R.SEND_REPLY_MESSAGE_V2: Rule(_reply("b")),
     # consumers
     _R.PULL_MESSAGE: Rule(_on(topic="topic", group="consumerGroup", actions=_SUB)),
     _R.LITE_PULL_MESSAGE: Rule(_on(topic="topic", group="consumerGroup", actions=_SUB)),
