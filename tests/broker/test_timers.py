@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.timers import ROLL, TimerSchedule, due_of, is_rolled, wait_code
+from aiorocket.broker.core.timers import ROLL, TimerSchedule, deletes, due_of, is_rolled, wait_code
 from aiorocket.config import StoreConfig
 from aiorocket.testing import SimDisk, Simulation, simulate
 from aiorocket_protocol import (
@@ -126,6 +126,19 @@ STEPS = st.one_of(
     st.tuples(st.just("deliver"), st.integers(1, 8)),
     st.tuples(st.just("stop"), st.just(0)),
 )
+
+
+def test_a_recall_is_known_over_a_stop_between_it_and_its_message() -> None:
+    model = Model()
+    model.schedule.start(0, 0)
+    model.queue = [(0, 9, 2000 << 2 | 2), (1, 9, 2000 << 2 | 1)]
+    model.schedule.add(model.queue)
+    ((code, place),) = model.schedule.take(2000, 1)  # there is room for one
+    model.schedule.recall(deletes("T", "u"), 2000)
+    model.schedule.stored(code, place)
+    model.restart(model.schedule.to_dict())
+    ((_, place),) = model.schedule.take(2000, 9)
+    assert place == 0 and model.schedule.is_recalled({"UNIQ_KEY": "u"}, "T")
 
 
 @given(steps=st.lists(STEPS, max_size=60))

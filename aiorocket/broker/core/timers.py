@@ -247,11 +247,14 @@ class TimerSchedule:
             "from": first,
             "upto": self.next,
             "delivered": [[offset, *_unpacked(key)] for offset, key in self._parts],
+            # Met, and so delivered; what they are about may not be.
+            "recalled": dict(self._recalled),
         }
 
     def load(self, data: Mapping[str, Any]) -> None:
         self.next, self._known = int(data["from"]), int(data["upto"])
         self._parts = [(int(offset), int(code) << _PLACE | int(place)) for offset, code, place in data["delivered"]]
+        self._recalled = {str(name): int(upto) for name, upto in data.get("recalled", {}).items()}
 
 
 def _unpacked(key: int) -> tuple[int, int]:
