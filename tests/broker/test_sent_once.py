@@ -12,7 +12,7 @@ from aiorocket.config import ProducerConfig
 from aiorocket.model import SendReceipt
 from aiorocket.testing import SimCluster, Simulation, simulate
 from aiorocket_protocol import RemotingCommand, SendMessageResponseHeader
-from tests.broker.peer import send_header
+from tests.broker.peer import Peer, send_header
 from tests.broker.test_sim import SimPeer, config, started
 
 
@@ -92,3 +92,13 @@ def test_a_producer_whose_answers_are_lost(idempotent: bool) -> None:
             assert len(set(found)) == 20 and (len(found) == 20) == idempotent
 
     simulate(main)
+
+
+async def test_a_message_that_cannot_be_stored_leaves_no_other_attempt_waiting(peer: Peer) -> None:
+    text = '{"code":310,"opaque":%d,"extFields":{"a":"p","b":"T","c":"TBW102","d":"4","e":"0","f":"0","g":"0","h":"0",'
+    text += '"i":"UNIQ_KEY\\u0001u\\u0002k\\u0001\\ud800\\u0002","_once":"broker-a"}}'
+    await peer.send(b"the topic is there")
+    for opaque in (1, 2):
+        header = (text % opaque).encode()
+        peer.writer._stream.write((len(header) + 4).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header)
+        assert (await asyncio.wait_for(peer.answer(), 5)).code != 0

@@ -240,6 +240,7 @@ class SendHandlers:
             )
             connection.reply(command, RemotingCommand(0, 0, 1, LANGUAGE_PYTHON, VERSION, None, None, header))
 
+        data = (properties + self._added).encode()  # raises before anything waits for the message
         stored: PutDone = done
         ext = command.ext
         once = ext is not None and EXT_ONCE in ext
@@ -256,7 +257,7 @@ class SendHandlers:
                 topic,
                 queue_id,
                 command.body,
-                (properties + self._added).encode(),
+                data,
                 flag=header.flag,
                 sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
                 born_timestamp=header.born_timestamp,
