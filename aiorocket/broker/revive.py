@@ -87,6 +87,8 @@ class PopRevival:
         self._driver = DeadlineDriver(loop, self._next_deadline, self._due)
         self._reviving = 0
         self._rewriting = False
+        #: Pops whose record the store did not take.
+        self._unrecorded: list[Pop] = []
         self.free: Callable[[str, str], None] = lambda topic, group: None
         self.table = PopTable()
 
@@ -139,18 +141,23 @@ class PopRevival:
         self, key: QueueKey, offsets: list[int], pop_time: int, done: Callable[[PutResult], None] | None
     ) -> bool:
         """Those of ``offsets`` that are out in that pop are done; ``done`` says when that is durable. False when none
-        was out: nothing is stored then, and ``done`` is not called. StoreError when it cannot be stored; they are
-        done all the same, until a restart."""
-        landed = []
-        for offset in offsets:
-            committed = self.table.acknowledge(key, offset, pop_time)
-            if committed is not None:
-                landed.append(offset)
-                self._offsets.commit(key.group, key.topic, key.queue_id, committed)
+        was out: nothing is stored then, and ``done`` is not called. StoreError when it cannot be stored; they are out
+        as before then."""
+        landed = [offset for offset in offsets if self.table.is_out_in(key, offset, pop_time)]
         if not landed:
             return False
-        self._save_begin()
+        unrecorded, self._unrecorded = self._unrecorded, []
+        for pop in unrecorded:  # what is acknowledged of it would mean nothing
+            if pop.taken:
+                self._unrecorded.append(pop)
+            elif pop.left:
+                self._record_pop(pop)
         self._append(encode_acknowledged(key, landed, pop_time), None, done)
+        for offset in landed:
+            committed = self.table.acknowledge(key, offset, pop_time)
+            if committed is not None:
+                self._offsets.commit(key.group, key.topic, key.queue_id, committed)
+        self._save_begin()
         return True
 
     def changed(self, pop: Pop, done: Callable[[PutResult], None]) -> None:
@@ -191,35 +198,50 @@ class PopRevival:
             if result.status is _OK:
                 self.table.recorded(pop, result.queue_offset)
                 self._save_begin()
-                self._write_anew()
+                if not self._rewriting and self.table.outdated() is not None:
+                    self._rewriting = True  # what is stored meanwhile does not begin the next
+                    self._loop.call_soon(self._write_anew)
+            else:
+                self._not_recorded(pop)
             if done is not None:
                 done(result)
 
-        self.store.append(
-            self._log_topic,
-            0,
-            record,
-            b"",
-            flag=0,
-            sys_flag=0,
-            born_timestamp=self._clock.wall_ms(),
-            born_host=self.store.store_host,
-            tags_code=0,
-            done=stored,
-        )
+        try:
+            self.store.append(
+                self._log_topic,
+                0,
+                record,
+                b"",
+                flag=0,
+                sys_flag=0,
+                born_timestamp=self._clock.wall_ms(),
+                born_host=self.store.store_host,
+                tags_code=0,
+                done=stored,
+            )
+        except StoreError:
+            self._not_recorded(pop)
+            raise
+
+    def _not_recorded(self, pop: Pop | None) -> None:
+        if pop is not None:
+            if len(self._unrecorded) > 1024 + 2 * self.table.count:
+                self._unrecorded = [one for one in self._unrecorded if one.left]
+            self._unrecorded.append(pop)
 
     def _save_begin(self) -> None:
         self._offsets.commit(REVIVE_GROUP, self._log_topic, 0, self.table.begin())
 
     def _write_anew(self) -> None:
         """One old record for each new one: the log behind stays short, whatever is kept out how long."""
-        pop = None if self._rewriting else self.table.outdated()
-        if pop is not None:
-            self._rewriting = True  # what is stored meanwhile does not begin the next
-            try:
-                self._append(self.table.encode_pop(pop), pop, self._written_anew)
-            except StoreError:
-                self._rewriting = False  # with the next record, then
+        pop = self.table.outdated()
+        if pop is None:
+            self._rewriting = False
+            return
+        try:
+            self._append(self.table.encode_pop(pop), pop, self._written_anew)
+        except StoreError:
+            self._rewriting = False  # with the next record, then
 
     def _written_anew(self, result: PutResult) -> None:
         self._rewriting = False
@@ -272,11 +294,15 @@ class PopRevival:
             self._topics_changed()
         if dead:
             self._counters.dead_letters[key.group] += 1
+        try:
+            encoded = encode_properties(properties)
+        except ProtocolError:  # too long: the message is worth more than what is said of it
+            encoded = view.raw_properties
         return Copy(
             view,
             name,
             0,
-            encode_properties(properties),
+            encoded,
             sys_flag=view.sys_flag & ~NOT_COPIED,
             reconsume_times=failed + 1,
         )

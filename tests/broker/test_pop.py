@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aiorocket.broker import Broker
+from aiorocket.storage.results import StoreBusyError
 from aiorocket.storage.store import MessageStore
 from aiorocket.testing import SimDisk, Simulation, simulate
 from aiorocket_protocol import (
@@ -26,14 +27,16 @@ from aiorocket_protocol import (
     RecordView,
     RemotingCommand,
     decode_properties,
+    encode_batch,
     encode_body,
+    encode_properties,
     read_offset_lists,
     read_offsets,
     retry_mark,
     set_of_offsets,
     split_records,
 )
-from tests.broker.peer import Peer, heartbeat
+from tests.broker.peer import Peer, heartbeat, send_header
 from tests.broker.test_sim import SimPeer, config, started
 
 
@@ -168,6 +171,33 @@ async def test_a_batch_of_acknowledgements(peer: Peer) -> None:
     ]
     assert (await peer.call(200151, body=encode_body({"acks": acks, "brokerName": "broker-a"}, 0))).code == 0
     assert [await peer.committed("g", "T", queue_id) for queue_id in range(2)] == [9, 9]
+
+
+async def test_a_batch_that_names_a_message_twice_or_too_late_is_answered(peer: Peer, broker: Broker) -> None:
+    await peer.send(b"x")
+    await peer.send(b"y")
+    one, two = popped(await peer.call(200050, pop_header()))
+
+    def batch(at: int) -> bytes:
+        ack = BatchAck("g", "T", "0", 0, 0, 0, one.handle.pop_time, 60_000, set_of_offsets(0, [at])).to_plain()
+        return encode_body({"acks": [ack, ack], "brokerName": "broker-a"}, 0)
+
+    assert (await asyncio.wait_for(peer.call(200151, body=batch(0)), 5)).code == 0
+    assert broker._parts is not None
+    (being_revived,) = broker._parts.revival.table.take_due(float("inf"), 1)
+    assert being_revived[1] == [two.handle.offset]
+    assert (await asyncio.wait_for(peer.call(200151, body=batch(1)), 5)).code == 0
+    broker._parts.revival.table.give_back(being_revived[0], None)
+
+
+async def test_an_attempt_may_have_any_name(peer: Peer, broker: Broker) -> None:
+    await peer.send(b"x")
+    text = '{"code":200050,"opaque":7,"extFields":{"consumerGroup":"g","topic":"T","queueId":"0","maxMsgNums":"1",'
+    text += '"invisibleTime":"60000","pollTime":"0","bornTime":"0","initMode":"0","attemptId":"\\ud800"}}'
+    header = text.encode()
+    frame = (len(header) + 4).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
+    peer.writer._stream.write(frame)
+    assert len(popped(await asyncio.wait_for(peer.answer(), 5))) == 1
 
 
 async def test_a_parked_pop_is_answered_when_a_message_arrives_the_oldest_first(peer: Peer, broker: Broker) -> None:
@@ -387,6 +417,63 @@ def test_a_group_that_began_at_the_end_loses_nothing_to_a_kill(monkeypatch: pyte
         for number in range(3, 6):
             await peer.send(b"%d" % number, properties="TAGS\x01a\x02")
         assert bodies(await peer.pop(init_mode=1, exp="a")) == [b"3", b"4", b"5"]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("refused", ["pop", "ack"])
+def test_what_was_done_stays_done_although_the_store_took_no_record_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    append = MessageStore.append
+    busy = False
+
+    def refuse(store: MessageStore, topic: str, *arguments: Any, **more: Any) -> None:
+        if busy and topic.startswith("rmq_sys_REVIVE"):
+            raise StoreBusyError("too much waits")
+        append(store, topic, *arguments, **more)
+
+    monkeypatch.setattr(MessageStore, "append", refuse)
+
+    async def main(sim: Simulation) -> None:
+        nonlocal busy
+        disk = sim.disk()
+        host, broker = await started(sim, sim.env(disk=disk), config())
+        peer = Popper(sim, broker.address)
+        for body in (b"0", b"1"):
+            await peer.send(body)
+        busy = refused == "pop"
+        first, second = await peer.pop()
+        if refused == "ack":
+            busy = True
+            assert await peer.ack(second) != 0
+        busy = False
+        assert await peer.ack(second) == 0
+        await host.run(broker.close())
+        host, broker = await started(sim, sim.env(disk=disk), config())
+        peer = await peer.again(sim, broker)
+        await asyncio.sleep(61)
+        assert bodies(await peer.pop()) == [first.body]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_a_message_with_no_room_for_another_property_comes_again_too() -> None:
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config(retry_max_times=1))
+        peer = Popper(sim, broker.address)
+        item = b"x", 0, encode_properties({"UNIQ_KEY": "U", "n": "n" * 32_750})
+        assert (await peer.call(320, send_header(batch=True), encode_batch([item]))).code == 0
+        (one,) = await peer.pop(invisible_time=1000)
+        await asyncio.sleep(2)
+        (one,) = await peer.pop(invisible_time=1000)
+        assert one.view.reconsume_times == 1 and one.body == b"x"
+        await asyncio.sleep(2)
+        assert broker.popped == 0 and broker.counters.dead_letters["g"] == 1
         await peer.close()
         await host.run(broker.close())
 

@@ -134,9 +134,17 @@ class PopTable:
         return 0 if queue is None else len(queue.out)
 
     def out_in(self, key: QueueKey, pop_time: int) -> list[int]:
-        """What is out in the pop of that time."""
+        """What is out in the pop of that time and may be acknowledged."""
         queue = self._queues.get(key)
-        return [] if queue is None else [offset for offset, pop in queue.out.items() if pop.pop_time == pop_time]
+        if queue is None:
+            return []
+        return [offset for offset, pop in queue.out.items() if pop.pop_time == pop_time and not pop.taken]
+
+    def is_out_in(self, key: QueueKey, offset: int, pop_time: int) -> bool:
+        """Whether it is among them."""
+        queue = self._queues.get(key)
+        pop = None if queue is None else queue.out.get(offset)
+        return pop is not None and pop.pop_time == pop_time and not pop.taken
 
     def is_out(self, key: QueueKey, offset: int) -> bool:
         queue = self._queues.get(key)
@@ -276,9 +284,10 @@ class PopTable:
                 self._recorded[at] = pop
 
     def outdated(self) -> Pop | None:
-        """The pop with the oldest record, when that is so far behind that it should be written anew."""
+        """The pop with the oldest record, when that is so far behind that it should be written anew. Not one that is
+        ``taken``: it may be on record already that its messages are stored elsewhere."""
         for at, pop in self._recorded.items():
-            return pop if self.end - at > max(FAR_BEHIND, 4 * len(self._recorded)) else None
+            return pop if not pop.taken and self.end - at > max(FAR_BEHIND, 4 * len(self._recorded)) else None
         return None
 
     def encode_pop(self, pop: Pop) -> bytes:
@@ -399,4 +408,5 @@ def _members(key: QueueKey) -> dict[str, Any]:
 
 
 def _encode(members: dict[str, Any]) -> bytes:
-    return json.dumps(members, separators=(",", ":"), ensure_ascii=False).encode()
+    # Escaped, for an attempt is any text, also one that is not Unicode.
+    return json.dumps(members, separators=(",", ":")).encode()

@@ -86,20 +86,22 @@ class AckHandlers:
                 ResponseCode.INVALID_PARAMETER, remark=f"{len(items)} acks in one batch: {MAX_BATCH} at most"
             )
         table = self._revival.table
-        found: list[tuple[QueueKey, list[int], BatchAck]] = []
+        # By pop, for what is named twice can be done once.
+        pops: dict[tuple[QueueKey, int], set[int]] = {}
         for ack in [BatchAck.from_plain(item) for item in items]:
             key = QueueKey(popped_topic(ack.retry, ack.group, ack.topic), ack.group, ack.queue_id)
             offsets = [offset for offset in table.out_in(key, ack.pop_time) if ack.has(offset)]
             if offsets:
-                found.append((key, offsets, ack))
-        if not found:
+                pops.setdefault((key, ack.pop_time), set()).update(offsets)
+        if not pops:
             return RemotingCommand.response()
+        found = [(key, sorted(some), pop_time) for (key, pop_time), some in pops.items()]
         try:
-            for key, offsets, ack in found[:-1]:
-                self._revival.acknowledge(key, offsets, ack.pop_time, None)
+            for key, offsets, pop_time in found[:-1]:
+                self._revival.acknowledge(key, offsets, pop_time, None)
             # The records become durable in their order, so the last one answers for all.
-            key, offsets, ack = found[-1]
-            self._land(connection, command, key, offsets, ack.pop_time)
+            key, offsets, pop_time = found[-1]
+            self._land(connection, command, key, offsets, pop_time)
         except StoreError as error:
             return refuse(store_refusal(error))
         finally:
