@@ -76,11 +76,13 @@ class Scrub:
             await self._make(segment)
             return
         for low in range(0, sums.last[0], _PIECE):
-            data, wrong = await self._disk.run(_compare, self._disk, segment.path, sums, low)
+            differs = await self._disk.run(_differs, self._disk, segment.path, sums, low)
             if segment not in self._log.segments:
                 return  # retention took it
-            if wrong:
-                self._log.locate(segment, low, data, wrong, sums.last[0])
+            if differs:
+                # Compaction may have exchanged both files meanwhile; on the loop they fit each other.
+                self._log.checked(segment.base + low, _PIECE)
+                sums = await self._disk.run(load, self._disk, sums_path(segment.path), segment.base) or sums
             await asyncio.sleep(_PIECE / self._rate)
 
     async def _make(self, segment: Segment) -> None:
@@ -116,8 +118,8 @@ def _next(items: Generator[Found | Bad]) -> list[Found | Bad]:
     return list(islice(items, _RECORDS))
 
 
-def _compare(disk: Disk, path: str, sums: Checksums, low: int) -> tuple[bytes, list[int]]:
-    """Blocking: a piece of a segment and which of its pages are wrong."""
+def _differs(disk: Disk, path: str, sums: Checksums, low: int) -> bool:
+    """Blocking: whether a piece of a segment is not what was written."""
     size = min(_PIECE, sums.last[0] - low)
     try:
         file = disk.open(path)
@@ -129,7 +131,7 @@ def _compare(disk: Disk, path: str, sums: Checksums, low: int) -> tuple[bytes, l
         finally:
             file.close()
     data += bytes(size - len(data))
-    return data, sums.wrong(data, low, sums.last)
+    return bool(sums.wrong(data, low, sums.last))
 
 
 def _cover(disk: Disk, path: str, sums: Checksums, low: int, size: int) -> list[int]:

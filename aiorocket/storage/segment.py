@@ -159,7 +159,9 @@ class Segment:
         ``restore`` comes first."""
         file = self.file
         assert file is not None and self._sums_file is not None
+        # First and durably: what it said of the bytes that go would make later ones at their places look torn.
         self._sums_file.truncate(self._sums_at)
+        self._sums_file.fdatasync()
         file.truncate(position)
         try:
             file.allocate(self.capacity)

@@ -201,6 +201,32 @@ def test_a_full_disk_refuses_loses_nothing_and_recovers_when_space_returns() -> 
         run(scenario, seed)
 
 
+def test_a_power_cut_after_a_full_disk_brings_no_old_checksums_back() -> None:
+    """The group that did not fit had closed its segment, checksums and all; what stands there later has others."""
+    for seed in range(20):
+
+        async def scenario(simulation: Simulation) -> None:
+            disk = simulation.disk()
+            env = simulation.env(disk=disk)
+            store = await opened(env, checkpoint_interval=1e9)
+            outcomes: Outcomes = [(0, b"first", put(store, "T", 0, b"first"))]
+            await outcomes[0][2]
+            disk.capacity = disk.capacity - disk.room() + 20_000  # no second segment
+            await asyncio.sleep(2)
+            large = [put(store, "T", 0, bytes([number]) * 6000) for number in range(12)]
+            assert {result.status for result in await asyncio.gather(*large)} == {PutStatus.FULL}
+            disk.capacity = 1 << 40
+            await asyncio.sleep(0.5)
+            outcomes.append((0, b"second" * 500, put(store, "T", 0, b"second" * 500)))
+            assert (await outcomes[1][2]).status is PutStatus.OK
+            disk.process_died()
+            await store.close()
+            disk.crash()
+            await after(env, outcomes)
+
+        run(scenario, seed)
+
+
 def test_a_slow_disk_gathers_and_the_loop_goes_on() -> None:
     async def scenario(simulation: Simulation) -> None:
         disk = simulation.disk()
