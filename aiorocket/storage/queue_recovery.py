@@ -150,7 +150,7 @@ class QueueSteps:
                 else:
                     self._fit_files(queue)
         for queue in self.queues.values():
-            if queue.max_offset and queue.directory not in kept:
+            if queue.min_offset < queue.max_offset and queue.directory not in kept:
                 raise QueuesDoNotFitError(f"{queue.directory} is missing")
 
     def _fit_files(self, queue: ConsumeQueue) -> None:

@@ -142,17 +142,21 @@ class Retention:
         before = now - config.file_reserved_time * _HOUR if config.file_reserved_time and timely else None
         aged = full = log.start_offset
         for segment, after in zip(log.segments, log.segments[1:], strict=False):
+            if before is None or segment.end > log.written:
+                break
             # Store timestamps never go back in the log.
             newest = self._reader.time_at(after.base)
-            if before is None or newest is None or newest >= before:
+            if newest is None:
+                continue  # damaged; a later one says enough
+            if newest >= before:
                 break
             aged = segment.end
         if config.max_log_bytes:
             for segment in log.segments[:-1]:
-                if log.written - segment.base <= config.max_log_bytes:
+                if segment.end > log.written or log.written - segment.base <= config.max_log_bytes:
                     break
                 full = segment.end
-        if config.clean_file_forcibly and used > _FORCED and len(log.segments) > 1:
+        if config.clean_file_forcibly and used > _FORCED and log.segments and log.segments[0].end < log.written:
             full = max(full, log.segments[0].end)
         return aged, full
 
@@ -205,19 +209,29 @@ class Retention:
                 floor = self._reader.offset_by_time(*key, now - int(hours * _HOUR), False)
             floor = max(floor, self._at_place(queue, full))
             floor = min(floor, needed.get(key, floor))
+            if floor > low or key in needed or hours is not None:
+                # What goes hangs on these units: one that is damaged is made again first (StoreBusyError).
+                self._reader.entries(*key, max(low, floor - 1), 2)
             if floor > low:
                 floors[queue] = floor
         return floors
 
     def _place(self, queue: ConsumeQueue, offset: int) -> int | None:
-        unit = queue.units(self._files, offset, 1)
+        """The place of a message in the log by its unit; None when that cannot be read."""
+        try:
+            unit = queue.units(self._files, offset, 1)
+        except OSError:
+            return None
         return UNIT.unpack(unit)[0] if unit else None
 
     def _at_place(self, queue: ConsumeQueue, place: int) -> int:
         """The first offset of a queue that stands at or behind a place of the log."""
         low, high = queue.min_offset, queue.max_offset
         first = self._place(queue, low)
-        if first is None or first >= place:
+        if first is None:
+            self._reader.entries(queue.topic, queue.queue_id, low, 1)  # has it made again
+            return low
+        if first >= place:
             return low
         while low < high:
             middle = (low + high) // 2
@@ -235,8 +249,7 @@ class Retention:
                 await asyncio.sleep(0)
             if queue.min_offset < queue.max_offset:
                 place = self._place(queue, queue.min_offset)
-                if place is not None:
-                    end = min(end, place)
+                end = min(end, self._log.start_offset if place is None else place)
         return end
 
     # ---- removing
@@ -248,8 +261,12 @@ class Retention:
         for number, queue in enumerate(list(self._queues.values())):
             if number % _TURN == _TURN - 1:
                 await asyncio.sleep(0)
-            place = self._place(queue, queue.min_offset) if queue.min_offset < queue.max_offset else None
-            if place is not None and place < segment.end:
+            if queue.min_offset == queue.max_offset:
+                continue
+            place = self._place(queue, queue.min_offset)
+            if place is None:
+                return
+            if place < segment.end:
                 wanted[queue.topic_bytes, queue.queue_id] = queue.min_offset
                 count += self._at_place(queue, segment.end) - self._at_place(queue, segment.base)
         kept = await self._kept_messages()

@@ -13,7 +13,7 @@ import pytest
 from aiorocket.errors import StoreError
 from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.env import Env, real_env
-from aiorocket.storage import MessageStore, ReadStatus
+from aiorocket.storage import MessageStore, ReadStatus, StoreBusyError
 from aiorocket.testing import SimClock, SimDisk, SimLoop
 from tests.storage.stores import bodies, everything, opened, put
 
@@ -304,6 +304,97 @@ def test_a_damaged_segment_is_not_compacted(world: World, caplog: pytest.LogCapt
     world.run(fill_up, retention_interval=1e9)
     world.disk.files[world.files()[0]][500] ^= 1
     world.run(work, tail_cache=0)
+
+
+def test_a_scrub_that_a_compaction_overtakes_finds_no_damage(world: World) -> None:
+    async def fill_up(store: MessageStore) -> None:
+        for number in range(120):
+            await put(store, "T", 0, LARGE)
+            if number % 3 == 0:
+                await put(store, "long", 0, b"%d|" % (number // 3))
+        await asyncio.sleep(11 * HOUR)
+
+    async def work(store: MessageStore) -> None:
+        store.retention.reserved = {"long": 1000.0}.get
+        scrub = asyncio.ensure_future(store._scrub.once())
+        await asyncio.sleep(0.01)  # it waits between the pieces of the first segment
+        assert not scrub.done()
+        await store.retention.sweep()
+        await scrub
+        assert not store.damaged and numbers(store, "long") == list(range(40))
+
+    world.run(fill_up, segment_size=600_000, retention_interval=1e9)
+    world.run(work, segment_size=600_000, tail_cache=0)
+
+
+def test_damage_where_a_segment_begins_does_not_keep_the_rest(world: World) -> None:
+    async def fill_up(store: MessageStore) -> None:
+        await fill(store, 40)
+
+    async def work(store: MessageStore) -> None:
+        await asyncio.sleep(11 * HOUR)
+        assert store.min_offset("T", 0) == 35 and len(world.files()) <= 2
+
+    world.run(fill_up, retention_interval=1e9)
+    world.disk.files[world.files()[2]][60] ^= 1
+    world.run(work)
+
+
+@pytest.mark.parametrize("unit", [bytes(20), b"\x10" * 20])
+def test_a_damaged_unit_takes_no_message_that_is_young_or_needed(world: World, unit: bytes) -> None:
+    async def fill_up(store: MessageStore) -> None:
+        await fill(store, 1, "needed")
+        await fill(store, 20)
+        await asyncio.sleep(11 * HOUR)
+        await fill(store, 20)
+        await fill(store, 1, "needed")
+
+    async def work(store: MessageStore) -> None:
+        store.retention.needed = lambda: {("needed", 0): 0}
+        for _ in range(9):  # what is busy is being made again
+            with contextlib.suppress(StoreBusyError):
+                await store.retention.sweep()
+                numbers(store)
+            await asyncio.sleep(1)
+        assert numbers(store, "needed") == [0, 1] and store.min_physical == 0
+        assert numbers(store)[0] in range(21) and numbers(store)[-1] == 39
+
+    world.run(fill_up, retention_interval=1e9)
+    for path, at in (("needed", 0), ("T", 20), ("T", 24), ("T", 30)):
+        world.disk.files[f"/store/consumequeue/{path}/0/{0:020d}"][at * 20 : at * 20 + 20] = unit
+    world.run(work, retention_interval=1e9, tail_cache=0)
+
+
+def test_the_segment_that_is_written_stays_when_the_next_has_begun(world: World) -> None:
+    async def work(store: MessageStore) -> None:
+        await fill(store, 3)
+        results = [put(store, "T", 0, b"%d|" % number + LARGE) for number in range(3, 7)]  # roll, but are not written
+        assert len(store._log.segments) == 2
+        assert await store.retention.sweep() == 0
+        await asyncio.gather(*results)
+        assert numbers(store) == list(range(7))
+
+    world.run(work, max_log_bytes=1, retention_interval=1e9, tail_cache=0)
+
+
+def test_a_queue_that_is_empty_costs_no_second_rebuild(world: World) -> None:
+    async def work(store: MessageStore) -> None:
+        await fill(store, 3, "quiet")
+        await fill(store, 20, "busy")
+        await asyncio.sleep(20 * HOUR)
+        assert (store.min_offset("quiet", 0), store.max_offset("quiet", 0)) == (3, 3)
+
+    rebuilt: list[bool] = []
+
+    async def again(store: MessageStore) -> None:
+        rebuilt.append(store.recovery.rebuilt)
+        assert (store.min_offset("quiet", 0), store.max_offset("quiet", 0)) == (3, 3)
+
+    world.run(work)
+    del world.disk.files[f"/store/consumequeue/busy/0/{0:020d}"]
+    world.run(again)
+    world.run(again)
+    assert rebuilt == [True, False]
 
 
 async def test_a_file_system_gets_the_space_back(tmp_path: Path) -> None:
