@@ -20,7 +20,7 @@ from aiorocket.config import StoreConfig
 from aiorocket.errors import ProtocolError
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checkpoint import QueueTable, checkpoint_state, load_checkpoint
-from aiorocket.storage.checksums import PAGE, Entries, encode_block, encode_head, read_entries, sums_path
+from aiorocket.storage.checksums import FORMAT, PAGE, Entries, encode_block, encode_head, read_entries, sums_path
 from aiorocket.storage.queue_recovery import Codes, QueuesDoNotFitError, QueueSteps, sync_queue
 from aiorocket.storage.results import Recovery
 from aiorocket.storage.segment import Segment
@@ -103,6 +103,11 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
         _LOG.warning(
             "%s: %d bytes behind log offset %d had not been promised and were cut off (%s)",
             directory, steps.truncated, steps.end, steps.reason,
+        )  # fmt: skip
+    if steps.segments and steps.state.get("format", FORMAT) == 1 and config.file_reserved_time:
+        _LOG.warning(
+            "%s kept all messages so far; from now on those older than %g hours go (file_reserved_time, 0 keeps them)",
+            directory, config.file_reserved_time,
         )  # fmt: skip
     return Recovered(
         steps.segments, steps.end, steps.queues, steps.timestamp, steps.deleted, snapshot, steps.damage, report

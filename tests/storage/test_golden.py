@@ -48,6 +48,18 @@ async def test_a_store_of_each_version_opens(path: Path, left: str, tmp_path: Pa
     await env.disk.close()
 
 
+async def test_a_store_that_kept_everything_says_once_that_it_will_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with zipfile.ZipFile(GOLDEN[0]) as archive:
+        archive.extractall(tmp_path)
+    env = real_env()
+    for _ in range(2):
+        await (await opened(env, str(tmp_path))).close()
+    assert caplog.text.count("older than 72 hours go (file_reserved_time, 0 keeps them)") == 1
+    await env.disk.close()
+
+
 @pytest.mark.parametrize("where", ["checkpoint", "checksums"])
 async def test_a_newer_version_is_refused_in_words(where: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(GOLDEN[-1]) as archive:
