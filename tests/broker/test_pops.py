@@ -101,6 +101,14 @@ def test_what_was_acknowledged_long_before_its_time_takes_no_memory() -> None:
     assert len(table._due) <= 1100
 
 
+def test_a_changed_time_costs_no_look_at_everything_that_is_out() -> None:
+    table = PopTable()
+    take(table, list(range(100)))
+    out = table._queues[KEY].out
+    table.change(KEY, 50, 1000, wall_ms=1001, invisible_ms=9000, now=1.0)
+    assert table._queues[KEY].out is out and list(out) == list(range(100))
+
+
 def test_a_deleted_topic_is_forgotten() -> None:
     table = PopTable()
     take(table, [0, 1])

@@ -133,12 +133,14 @@ class PopTable:
         queue = self._queues.get(key)
         return 0 if queue is None else len(queue.out)
 
-    def out_in(self, key: QueueKey, pop_time: int) -> list[int]:
-        """What is out in the pop of that time and may be acknowledged."""
+    def out_by_time(self, key: QueueKey) -> dict[int, list[int]]:
+        """What is out and may be acknowledged, by the time of its pop."""
+        found: dict[int, list[int]] = {}
         queue = self._queues.get(key)
-        if queue is None:
-            return []
-        return [offset for offset, pop in queue.out.items() if pop.pop_time == pop_time and not pop.taken]
+        for offset, pop in () if queue is None else queue.out.items():
+            if not pop.taken:
+                found.setdefault(pop.pop_time, []).append(offset)
+        return found
 
     def is_out_in(self, key: QueueKey, offset: int, pop_time: int) -> bool:
         """Whether it is among them."""
@@ -355,13 +357,15 @@ class PopTable:
         if queue is None:
             queue = self._queues[pop.key] = PopQueue(next_offset)
         newest = next(reversed(queue.out), -1)
+        behind = False
         for offset in pop.offsets:
             old = queue.out.get(offset)
+            behind = behind or (old is None and offset < newest)
             queue.out[offset] = pop
             self.count += 1
             if old is not None:
                 self._leave(old)
-        if pop.offsets[0] < newest and len(queue.out) > 1:  # again in order, or from a record that was written anew
+        if behind:  # from a record that was written anew
             queue.out = OrderedDict(sorted(queue.out.items()))
         queue.next = max(queue.next, next_offset)
         self._schedule(pop, pop.due)

@@ -86,11 +86,14 @@ class AckHandlers:
                 ResponseCode.INVALID_PARAMETER, remark=f"{len(items)} acks in one batch: {MAX_BATCH} at most"
             )
         table = self._revival.table
-        # By pop, for what is named twice can be done once.
+        # By pop, for what is named twice can be done once. Of a queue much may be out, so it is looked through once.
         pops: dict[tuple[QueueKey, int], set[int]] = {}
+        out: dict[QueueKey, dict[int, list[int]]] = {}
         for ack in [BatchAck.from_plain(item) for item in items]:
             key = QueueKey(popped_topic(ack.retry, ack.group, ack.topic), ack.group, ack.queue_id)
-            offsets = [offset for offset in table.out_in(key, ack.pop_time) if ack.has(offset)]
+            if key not in out:
+                out[key] = table.out_by_time(key)
+            offsets = [offset for offset in out[key].get(ack.pop_time, ()) if ack.has(offset)]
             if offsets:
                 pops.setdefault((key, ack.pop_time), set()).update(offsets)
         if not pops:
