@@ -72,12 +72,14 @@ def from_toml(config: type[C], path: str | os.PathLike[str], section: str) -> C:
     try:
         with open(path, "rb") as file:
             found: Any = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # no file, no UTF-8, no TOML
         raise ConfigError(f"settings file {os.fspath(path)}: {error}") from error
     for name in filter(None, section.split(".")):
         if not isinstance(found, dict) or name not in found:
             raise ConfigError(f"settings file {os.fspath(path)} has no section [{section}]")
         found = found[name]
+    if not isinstance(found, dict):
+        raise ConfigError(f"settings file {os.fspath(path)}: {section} is a value, a section [{section}] is needed")
     known = {each.path: each for each in options(config)}
     values: dict[str, Any] = {}
 
@@ -91,6 +93,7 @@ def from_toml(config: type[C], path: str | os.PathLike[str], section: str) -> C:
                 near = get_close_matches(".".join(place), [".".join(each) for each in known], 1)
                 raise ConfigError(f"{where} is no option" + (f": is {near[0]} meant?" if near else ""))
             else:
+                _check(known[place].kind, value, where)
                 _put(values, place, tuple(value) if isinstance(value, list) else value, where)
 
     walk(found, ())
@@ -117,10 +120,25 @@ def _made(config: type[C], values: Mapping[str, Any]) -> C:
     })  # fmt: skip
 
 
+def _plain(kind: Any) -> Any:
+    """``kind`` without its None."""
+    kinds = get_args(kind)
+    return next(each for each in kinds if each is not type(None)) if type(None) in kinds else kind
+
+
+def _check(kind: Any, value: Any, where: str) -> None:
+    """ConfigError, without the value, unless one from TOML is of ``kind``; the config itself looks at numbers."""
+    kind = _plain(kind)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ConfigError(f"{where}: a list of texts is needed")
+    elif kind in (str, bool) and not isinstance(value, kind):
+        raise ConfigError(f"{where}: {'text in quotes' if kind is str else 'true or false'} is needed")
+
+
 def _read(kind: Any, text: str, name: str) -> Any:
     """``text`` as a value of ``kind``; ConfigError names the variable, and never holds the value of a secret."""
-    kinds = [each for each in get_args(kind) if each is not type(None)] if type(None) in get_args(kind) else [kind]
-    kind = kinds[0]
+    kind = _plain(kind)
     if get_origin(kind) is Literal or kind is str:
         return text  # the config says which texts there are
     if get_origin(kind) is tuple:

@@ -70,6 +70,23 @@ def test_a_section_of_a_file(tmp_path: Path) -> None:
         ClientConfig.from_toml(path)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (b"aiorocket = 5", "aiorocket is a value"),
+        (b"[aiorocket]\nnameservers = 'a:1'", "nameservers: a list of texts"),
+        (b"[aiorocket]\nnameservers = [9876]", "nameservers: a list of texts"),
+        (b"[aiorocket]\naccess_key = 'k'\nsecret_key = 5000123", "secret_key: text in quotes is needed$"),
+        (b"[aiorocket.tls]\nverify = 'no'", "tls.verify: true or false"),
+        (b"[aiorocket]\nnamespace = '\xff'", "x.toml: .*utf-8"),
+    ],
+)
+def test_values_of_the_wrong_kind_in_a_file(tmp_path: Path, given: bytes, said: str) -> None:
+    (tmp_path / "x.toml").write_bytes(given)
+    with pytest.raises(ConfigError, match=said):
+        ClientConfig.from_toml(tmp_path / "x.toml")
+
+
 def table() -> str:
     """The table of docs/settings.md. ``python -m tests.client.test_settings`` prints it."""
     rows = ["| option | variable |", "| --- | --- |"]
