@@ -415,10 +415,8 @@ class Connection(asyncio.BufferedProtocol):
             )
             self.close(str(self._fault))
 
-    # Bounded work, of a turn and in flight. Above the bound nothing more is read or begun: a turn's rest goes on in the
-    # next turn, and above max_in_flight answers let it go on.
-
     def _hold(self) -> None:
+        """Read and begin nothing more: the rest of a turn goes on in the next, above max_in_flight answers let it."""
         if not self._held and self._transport is not None:
             self._held = True
             self._transport.pause_reading()
@@ -497,7 +495,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def recount(self) -> None:
         """Bring ``HeldBytes.total`` up to date with what the peer has read."""
-        if self._memory is not None and self._transport is not None and not self.closed:
+        if self._memory is not None and self._transport is not None:
             waiting = self._transport.get_write_buffer_size()
             self._memory.total += waiting - self._unsent
             self._unsent = waiting
@@ -530,6 +528,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_client and not self._frames:
             ended += ", having said nothing (does it want TLS, or a certificate?)"
         self._end(f"{type(exc).__name__}: {exc}" if exc is not None else ended)
+        if self._memory is not None:
+            self._memory.total -= self._unsent
         if not self._ended.done():
             self._ended.set_result(None)
         if self._on_lost is not None:
@@ -548,7 +548,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = True
         self.close_reason = reason
         if self._memory is not None:
-            self._memory.total -= self._unread + self._unsent
+            self._memory.total -= self._unread  # what is not sent stays until the transport is rid of it
         self._out = []
         self._held_frames.clear()
         self._timeouts.close()
@@ -594,9 +594,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def sweep(self, now: float) -> None:
         """Close when idle, stuck within a frame, or not reading. Called every now and then by the owner's one timer."""
-        if self.closed or self._transport is None:
+        if self._transport is None:
             return
         config = self.config
+        waiting = self._transport.get_write_buffer_size()
+        if not waiting or waiting != self._write_mark:
+            self._write_mark = waiting
+            self._since_stalled = now
+        elif now - self._since_stalled >= config.partial_frame_timeout:
+            self.misbehaved = True
+            self.abort(f"{self.peer} has not read for {config.partial_frame_timeout:g} s, {waiting} bytes wait")
+        if self.closed:  # and what was queued before may be read still
+            return
         if self._heard:
             self._heard = False
             self._since_quiet = now
@@ -609,11 +618,3 @@ class Connection(asyncio.BufferedProtocol):
         elif now - self._since_partial >= config.partial_frame_timeout:
             self.misbehaved = True
             self.close(f"{self.peer} began a frame and did not finish it within {config.partial_frame_timeout:g} s")
-            return
-        waiting = self._transport.get_write_buffer_size()
-        if not waiting or waiting != self._write_mark:
-            self._write_mark = waiting
-            self._since_stalled = now
-        elif now - self._since_stalled >= config.partial_frame_timeout:
-            self.misbehaved = True
-            self.abort(f"{self.peer} has not read for {config.partial_frame_timeout:g} s, {waiting} bytes wait")

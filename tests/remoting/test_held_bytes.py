@@ -49,6 +49,22 @@ def test_answers_that_many_peers_do_not_read_are_bounded_together() -> None:
     served(scenario, max_held=8 << 20, write_high_water=1 << 20, write_limit=4 << 20)
 
 
+def test_who_is_sent_away_and_does_not_read_is_counted_until_it_is_cut_off() -> None:
+    async def scenario(service: Served) -> None:
+        writers = []
+        for _ in range(30):  # a lawful part, and what closes the connection with its answers unread
+            _, writer = await service.raw()
+            writer.transport.pause_reading()
+            writer.write(encode(RemotingCommand.request(LARGE), JSON) * 10 + b"GET / HTTP/1.1\r\n\r\n")
+            writers.append(writer)
+            await asyncio.sleep(0.1)
+            assert service.server._held is not None and held(service) <= (8 << 20) + 4_000_000
+        await asyncio.sleep(10)
+        assert len(service.ended) == 30 and service.server._held.total == held(service)
+
+    served(scenario, max_held=8 << 20, write_high_water=4 << 20, write_limit=4 << 20, partial_frame_timeout=3.0)
+
+
 def test_peers_that_read_are_never_counted_for_what_they_have_read() -> None:
     async def scenario(service: Served) -> None:
         for _ in range(200):  # 40 MB pass through a server that may hold 2
