@@ -250,7 +250,7 @@ class NameServer:
 
     def _unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = command.read(UnRegisterBrokerRequestHeader)
-        if self.routes.unregister(header.broker_name, header.broker_id, header.broker_addr):
+        if self.routes.unregister(header.broker_name, header.broker_id, header.broker_addr, header.cluster_name):
             _log.info("broker %s id %d unregistered", header.broker_name, header.broker_id)
         self._rearm()
         return RemotingCommand.response()

@@ -45,6 +45,19 @@ def test_the_same_address_on_a_new_connection_is_the_same_broker() -> None:
     assert table.topic_route("T") is not None
 
 
+def test_who_registers_in_one_cluster_has_no_say_about_brokers_of_another() -> None:
+    table = RouteInfo(120)
+    table.register(registration(), connection=1, now=0)
+    for report in (registration(cluster="D"), registration(cluster="D", broker_id=1, address="10.0.0.9:1")):
+        why = table.register(report, connection=2, now=1)
+        assert why is not None and "cluster C" in why
+    assert not table.unregister("a", 0, "10.0.0.1:10911", "D")
+    assert table.lost(2) == [] and table.holder("a", 0) == "10.0.0.1:10911"
+    assert table.register(registration(cluster="D"), connection=1, now=1) is None  # its own change of mind
+    assert table.lost(1) == ["10.0.0.1:10911"]
+    assert table.register(registration(cluster="E"), connection=2, now=2) is None
+
+
 def test_a_broker_that_does_not_register_in_time_is_dropped_at_its_deadline() -> None:
     table = RouteInfo(120)
     table.register(registration(), connection=1, now=0)
@@ -87,8 +100,8 @@ def test_an_unchanged_version_renews_the_lease_without_touching_permissions() ->
 def test_only_the_holder_can_unregister() -> None:
     table = RouteInfo(120)
     table.register(registration(), connection=1, now=0)
-    assert not table.unregister("a", 0, "10.0.0.9:1")
-    assert table.unregister("a", 0, "10.0.0.1:10911")
+    assert not table.unregister("a", 0, "10.0.0.9:1", "C")
+    assert table.unregister("a", 0, "10.0.0.1:10911", "C")
     assert table.topic_route("T") is None
 
 

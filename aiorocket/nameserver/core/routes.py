@@ -64,6 +64,13 @@ class RouteInfo:
                 f"broker name {what.name} with id {what.broker_id} is held by {known.address}, still connected; "
                 f"{what.address} needs another name, or the other broker must stop first"
             )
+        other = next((held for (name, _), held in self._brokers.items() if name == what.name), None)
+        if other is not None and other.cluster != what.cluster and other.connection != connection:
+            # Who may register in one cluster has no say in another, not even about a broker at the address it gives.
+            return (
+                f"broker name {what.name} is one of cluster {other.cluster}, held by {other.address}, still connected; "
+                f"one of cluster {what.cluster} needs another name, or the other broker must stop first"
+            )
         if known is None and what.topics is not None and len(what.topics) == 1:
             return (
                 f"broker {what.name} is not registered and sends exactly one topic, which is an incremental update; "
@@ -117,10 +124,10 @@ class RouteInfo:
         if known is not None:
             known.seen = now
 
-    def unregister(self, name: str, broker_id: int, address: str) -> bool:
+    def unregister(self, name: str, broker_id: int, address: str, cluster: str) -> bool:
         """A broker says goodbye; one that no longer holds the name changes nothing."""
         known = self._brokers.get((name, broker_id))
-        if known is None or known.address != address:
+        if known is None or (known.address, known.cluster) != (address, cluster):
             return False
         self._remove((name, broker_id))
         return True
