@@ -386,6 +386,21 @@ async def test_a_group_whose_offset_would_not_be_kept_cannot_pop() -> None:
         assert messages(await peer.call(200050, pop_header(queue_id=0))) == []
 
 
+async def test_of_pops_that_wait_their_filters_are_counted_and_nothing_else_is_kept() -> None:
+    async with broker(parked_pulls=999, parked_per_queue=999, offsets=999) as (server, peer):
+        await peer.create_topic("T")
+        await peer.ask(200050, pop_header(poll_time=60_000), body=bytes(1_000_000), junk="j" * 10_000)
+        await peer.call(28)
+        assert server._parts is not None
+        (pull,) = server._parts.pops.polls.waiting(("T", "g"))
+        kept = pull.request.command
+        assert kept.body == b"" and "junk" not in (kept.ext or {})
+        for number in range(50):
+            await peer.ask(200050, pop_header(poll_time=60_000, exp=f"tag{number:050d}||b||c"))
+        assert "filter_memory=20000" in ((await peer.answer()).remark or "")
+        await peer.close()
+
+
 async def test_pops_that_waited_once_leave_nothing_behind() -> None:
     async with broker(offsets=5000, groups=5000, topics=100) as (server, peer):
         await peer.send()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiorocket.broker.answers import refuse
-from aiorocket.broker.core.groups import GroupConfig, Subscription
+from aiorocket.broker.core.groups import GroupConfig, Subscription, weight_of
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal, full
 from aiorocket.broker.core.pop_answer import Found, Wanted
@@ -26,6 +26,7 @@ from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import ReadResult, ReadStatus
 from aiorocket_protocol import (
     ANY_QUEUE,
+    EXT_ACCEPT,
     INIT_MIN,
     MAX_POP,
     ORDER_REVIVE_QUEUE,
@@ -143,19 +144,20 @@ class PopHandlers:
             return _bad(f"invisibleTime is {invisible}: 1 to {MAX_INVISIBLE_MS} ms are allowed")
         if self._table.count >= self._most:
             return refuse(full("popped", self._most, f"group {header.consumer_group} gets nothing more for now"))
-        accept = None
+        accept, own = None, 0
         if header.exp:
             subscription = self._subscription(header.topic, header.exp, header.exp_type)
             if isinstance(subscription, Refusal):
                 return refuse(subscription)
             accept = subscription.accept
+            own = 0 if accept is None else weight_of(subscription.data)
         wanted = Wanted(
             header.consumer_group, checked, header.queue_id, count, invisible, header.init_mode,
             bool(header.order), (header.attempt_id or "")[:64], accept,
         )  # fmt: skip
         if self._serve(connection, command, wanted):
             return None
-        return self._park(connection, command, wanted, header.poll_time)
+        return self._park(connection, command, wanted, header.poll_time, own)
 
     def notification(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Code 200054: says when a pop would find something."""
@@ -247,14 +249,17 @@ class PopHandlers:
             parked.connection.reply(parked.command, self._nothing(parked.wanted))
 
     def _park(
-        self, connection: Connection, command: RemotingCommand, wanted: Wanted, hold_ms: int
+        self, connection: Connection, command: RemotingCommand, wanted: Wanted, hold_ms: int, own: int = 0
     ) -> RemotingCommand | None:
         if hold_ms <= 0:
             return self._nothing(wanted)
         key = (wanted.topic.name, wanted.group)
         if self.polls.count >= MAX_PARKED or len(self.polls.waiting(key)) >= MAX_PARKED_HERE:
             return self._nothing(wanted, full=True)
-        pull = ParkedPull(key, 0, None, connection, _Parked(connection, command, wanted))
+        # It may wait for half a minute: nothing is kept of it that is not needed.
+        command.body, command.fields = b"", None
+        command.ext = {EXT_ACCEPT: accepts} if (accepts := command.ext_value(EXT_ACCEPT)) else None
+        pull = ParkedPull(key, 0, None, connection, _Parked(connection, command, wanted), own)
         if (refusal := self.polls.refusal(pull)) is not None:
             return refuse(refusal)
         for name in (wanted.topic.name, pop_retry_topic(wanted.group, wanted.topic.name)):
