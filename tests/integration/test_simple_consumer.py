@@ -160,3 +160,14 @@ async def test_a_cancelled_receive_takes_nothing(mq: Embedded) -> None:
         await send(mq, b"x")
         (message,) = await consumer.receive(timeout=5)
         assert await message.ack()
+
+
+async def test_a_broker_that_is_away_is_told_of_once(mq: Embedded, caplog: pytest.LogCaptureFixture) -> None:
+    await send(mq, b"one")
+    async with mq.simple_consumer("g") as consumer:
+        await consumer.subscribe("orders", start_from="first")
+        assert len(await consumer.receive()) == 1
+        await mq.broker.close()
+        for _ in range(4):
+            assert await consumer.receive(timeout=0.05) == []
+        assert len([each for each in caplog.messages if each.startswith("popping ")]) == 1, caplog.messages

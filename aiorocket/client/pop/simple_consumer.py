@@ -79,6 +79,8 @@ class SimpleConsumer:
         self._turn = 0
         #: Who has been asked to say when there is something, one question each.
         self._asked: dict[Queue, asyncio.Task[bool]] = {}
+        #: Where the latest pop failed.
+        self._failing: set[Queue] = set()
         self._ended = asyncio.Event()
 
     # -- life --
@@ -209,8 +211,12 @@ class SimpleConsumer:
             except UsageError:
                 raise
             except (RocketError, ProtocolError) as error:
-                log.warning("nothing can be popped from %s: %s", place, error)
+                self._failing.add(place)
+                self.client.outages.failed(place.broker_name, f"popping {place}", error)
             else:
+                if self.client.outages.open:
+                    self.client.outages.answered(place.broker_name, everything=place in self._failing)
+                self._failing.discard(place)
                 if found:
                     return found
         return []
