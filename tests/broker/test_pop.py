@@ -365,6 +365,23 @@ def test_in_order_the_next_message_comes_after_the_one_before() -> None:
     simulate(main)
 
 
+def test_in_order_a_new_filter_does_not_stop_the_queue() -> None:
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config())
+        peer = Popper(sim, broker.address)
+        await peer.send(b"a", properties="TAGS\x01a\x02")
+        assert bodies(await peer.pop(order=True, invisible_time=1000, exp="a")) == [b"a"]
+        await peer.send(b"b", properties="TAGS\x01b\x02")
+        await asyncio.sleep(2)
+        (one,) = await peer.pop(order=True, exp="b")
+        assert one.body == b"a" and await peer.ack(one) == 0
+        assert bodies(await peer.pop(order=True, exp="b")) == [b"b"]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("in_order", [False, True])
 def test_a_kill_forgets_neither_what_is_out_nor_what_is_done(power: bool, in_order: bool) -> None:

@@ -390,6 +390,7 @@ class PopHandlers:
             return  # where it begins would not be kept, and it would begin there each time
         offset = table.next_offset(key, self._start(key, wanted.init_mode, first=True))
         count = min(found.count, self._most - table.count)
+        again = None
         if wanted.in_order:
             if table.is_blocked(key, wanted.attempt, now):
                 return  # what is behind does not count as rest: nobody can have it
@@ -401,7 +402,8 @@ class PopHandlers:
         if count <= 0 or found.size <= 0:
             found.rest += max(0, self._store.max_offset(key.topic, key.queue_id) - offset)
             return
-        accept = wanted.accept if key.topic == wanted.topic.name else None  # a retry was wanted once
+        # A retry was wanted once, and what goes out again in order would stop the queue if it was not any more.
+        accept = wanted.accept if key.topic == wanted.topic.name and again is None else None
         result = self._read(found, key, offset, count, accept)
         found.rest += max(0, result.max_offset - result.next_offset)
         if result.status is not ReadStatus.FOUND:
