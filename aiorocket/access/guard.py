@@ -35,6 +35,8 @@ class GuardedProcessors(ProcessorTable):
 
     def dispatch(self, connection: Connection, request: RemotingCommand) -> None:
         """As of ``ProcessorTable``, for those who may."""
+        if self.is_too_large(connection, request):  # before it is looked at
+            return
         try:
             verdict = judge(self._accounts, request, host_of(connection.peer), self._cluster)
         except ProtocolError as error:

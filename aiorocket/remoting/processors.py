@@ -78,8 +78,7 @@ class ProcessorTable:
         if handler is None:
             self._answer(connection, request, _not_supported(request.code))
             return
-        if len(request.body) > _MOST_PACKED and request.code not in _LARGE_BODIES and _is_too_large(request):
-            self._answer(connection, request, _too_large(request))
+        if len(request.body) > _MOST_PACKED and self.is_too_large(connection, request):
             return
         try:
             result = handler(connection, request)
@@ -93,6 +92,13 @@ class ProcessorTable:
             return
         awaitable = cast(Awaitable[RemotingCommand | None], result)
         connection.tasks.start(self._await(connection, request, awaitable), name=f"request-{request.code}")
+
+    def is_too_large(self, connection: Connection, request: RemotingCommand) -> bool:
+        """Whether the body is larger than any of its code; it is answered then."""
+        if len(request.body) <= _MOST_PACKED or request.code in _LARGE_BODIES or not _is_too_large(request):
+            return False
+        self._answer(connection, request, _too_large(request))
+        return True
 
     async def _await(
         self, connection: Connection, request: RemotingCommand, result: Awaitable[RemotingCommand | None]
@@ -151,6 +157,7 @@ _LARGE_BODIES = frozenset(
         RequestCode.SEND_REPLY_MESSAGE_V2,
         RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
         RequestCode.CHECK_TRANSACTION_STATE,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
         RequestCode.REGISTER_BROKER,
     )
 )

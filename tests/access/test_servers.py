@@ -128,6 +128,12 @@ async def test_every_code_served_has_its_line_and_none_is_served_without_a_right
                 assert answer.code == NO_PERMISSION, code
 
 
+async def test_a_body_that_is_too_large_is_not_looked_at(guarded: Guarded) -> None:
+    for name in ("", "guest", "ops"):
+        answer = await guarded.ask(name, RequestCode.HEART_BEAT, None, {"consumerDataSet": [], "more": "x" * (1 << 20)})
+        assert "the limit MAX_CONTROL_BODY" in (answer.remark or "")
+
+
 async def test_a_reply_is_no_way_to_send(guarded: Guarded) -> None:
     await guarded.ask("ops", RequestCode.UPDATE_AND_CREATE_TOPIC, {
         "topic": "orders", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6",

@@ -15,7 +15,7 @@ from aiorocket.errors import BackPressureError, ConfigError, ConnectionLostError
 from aiorocket.remoting import Connection, ProcessorTable, RemotingClient, RemotingServer
 from aiorocket.runtime import memory_env
 from aiorocket.testing import Simulation, simulate
-from aiorocket_protocol import JSON, MSGPACK, RemotingCommand, encode
+from aiorocket_protocol import JSON, MSGPACK, RemotingCommand, RequestCode, encode
 
 ECHO, LARGE, PARK = 10, 11, 12
 
@@ -368,3 +368,12 @@ def test_a_client_whose_peer_takes_nothing_is_told_before_memory_is_gone() -> No
         await asyncio.sleep(30)
 
     simulate(main)
+
+
+def test_a_message_that_is_to_be_consumed_at_once_may_be_as_large_as_any() -> None:
+    async def scenario(service: Served) -> None:
+        service.server.processors.add(RequestCode.CONSUME_MESSAGE_DIRECTLY, service.echo)
+        request = RemotingCommand.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, body=bytes(4 << 20))
+        assert len((await service.client.request(service.server.address, request)).body) == 4 << 20
+
+    served(scenario)
