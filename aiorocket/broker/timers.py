@@ -7,7 +7,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.copies import Copy
-from aiorocket.broker.core.timers import TimerSchedule, is_rolled, wait_code
+from aiorocket.broker.core.timers import TimerSchedule, deletes, is_rolled, wait_code
 from aiorocket.broker.due import MAX_IN_FLIGHT, DueDelivery
 from aiorocket_protocol import (
     PROPERTY_REAL_QID,
@@ -73,7 +73,10 @@ class TimerDelivery(DueDelivery):
             values[PROPERTY_TIMER_ROLL_TIMES] = str(int(values.get(PROPERTY_TIMER_ROLL_TIMES, "0")) + 1)
             return Copy(view, TIMER_TOPIC, 0, encode_properties(values), wait_code(values, now))
         if PROPERTY_TIMER_DEL_UNIQKEY in values:
-            self._schedule.recall(values[PROPERTY_TIMER_DEL_UNIQKEY], int(values[PROPERTY_TIMER_OUT_MS]))
+            name = values[PROPERTY_TIMER_DEL_UNIQKEY]
+            # Whoever may send to one topic recalls nothing of another.
+            if name.startswith(deletes(values[PROPERTY_REAL_TOPIC], "")):
+                self._schedule.recall(name, int(values[PROPERTY_TIMER_OUT_MS]))
             return None
         topic = values[PROPERTY_REAL_TOPIC]
         if self._schedule.is_recalled(values, topic):

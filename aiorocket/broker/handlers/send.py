@@ -40,6 +40,7 @@ from aiorocket_protocol import (
     PROPERTY_MSG_REGION,
     PROPERTY_POP_CK,
     PROPERTY_TAGS,
+    PROPERTY_TIMER_ROLL_TIMES,
     PROPERTY_TRACE_ON,
     PROPERTY_TRAN_MSG,
     PROPERTY_UNIQ_KEY,
@@ -342,6 +343,7 @@ class SendHandlers:
             name, store_queue = SCHEDULE_TOPIC, level - 1
             code = self._delays.due_at(level, self._clock.wall_ms())
         elif due:
+            values.pop(PROPERTY_TIMER_ROLL_TIMES, None)  # counted from here
             values.update(TIMER_OUT_MS=str(due), REAL_TOPIC=name, REAL_QID=str(queue_id))
             name, store_queue = TIMER_TOPIC, 0
             code = wait_code(values, self._clock.wall_ms())
