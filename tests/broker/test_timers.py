@@ -367,12 +367,16 @@ def test_a_recalled_message_is_not_delivered_also_when_the_broker_slept_over_bot
 
 def test_what_a_sender_writes_into_properties_stops_no_timer() -> None:
     async def main(sim: Simulation) -> None:
-        host, broker = await started(sim, sim.env(), config())
+        env = sim.env()
+        host, broker = await started(sim, env, config())
         peer = SimPeer(sim, broker.address)
-        delay = f"TIMER_DELAY_SEC\x01{10 * 86_400}\x02"
-        await peer.send(b"kept", properties=f"{delay}UNIQ_KEY\x01u\x02TIMER_ROLL_TIMES\x01many\x02")
-        await peer.send(b"", topic="U", properties=f"{delay}TIMER_DEL_UNIQKEY\x01T+u\x02")
+        due = f"TIMER_DELIVER_MS\x01{env.clock.wall_ms() + 10 * 86_400_000}\x02"
+        await peer.send(b"kept", properties=f"{due}UNIQ_KEY\x01u\x02TIMER_ROLL_TIMES\x01many\x02")
+        await peer.send(b"another's", topic="U", properties=f"{due}TIMER_DEL_UNIQKEY\x01T+u\x02")
+        await host.run(broker.close())
         await asyncio.sleep(11 * 86_400)
+        host, broker = await started(sim, env, config())
+        await asyncio.sleep(5)
         assert await peer.drain() == [b"kept"]
         await peer.close()
         await host.run(broker.close())
