@@ -284,6 +284,20 @@ def test_what_came_back_after_a_pop_is_its_groups_to_acknowledge() -> None:
     assert "Group:other" in (refusal(mine, ack("%RETRY%other+T")) or "")
 
 
+@pytest.mark.parametrize(
+    ("code", "body"),
+    [
+        (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {"groupName": 7}),
+        (RequestCode.QUERY_ASSIGNMENT, {"topic": "T", "consumerGroup": 7}),
+        (RequestCode.BATCH_ACK_MESSAGE, {"acks": [{"c": 7, "t": "T"}]}),
+    ],
+)
+def test_a_number_in_a_body_is_the_name_that_it_is_read_as(code: RequestCode, body: dict[str, Any]) -> None:
+    kept_out = accounts(Rights((entry("Group:7", "All", allow=False), entry("*", "All"))))
+    command = signed(RemotingCommand.request(code, body=encode_body(body, JSON)))
+    assert "Group:7 denies it" in (refusal(kept_out, command) or "")
+
+
 def test_nothing_shows_a_secret() -> None:
     shown = repr(Account("me", SECRET)) + repr(accounts().get("me")) + repr(signed(send()).remark)
     assert SECRET not in shown

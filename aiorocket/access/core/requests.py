@@ -22,6 +22,7 @@ from aiorocket_protocol import (
     RequestCode,
     decode_body,
     decode_plain,
+    forms,
 )
 
 __all__ = ("RULES", "Rule", "is_administration", "is_registration", "wants_of")
@@ -142,7 +143,11 @@ def _body(command: RemotingCommand) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    """As handlers read it: a number is a name too."""
+    try:
+        return forms.text(value) or ""
+    except ValueError:
+        return ""
 
 
 def _members(value: object) -> list[dict[str, Any]]:
