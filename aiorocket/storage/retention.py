@@ -24,6 +24,7 @@ from aiorocket.storage.consume_queue import FILE_SIZE, UNIT, UNIT_SIZE, ConsumeQ
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.key_index import KeyIndex
 from aiorocket.storage.reader import Reader
+from aiorocket.storage.results import StoreBusyError
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.snapshots import Snapshot
 
@@ -141,23 +142,26 @@ class Retention:
         timely = by_hand or pressed or not hours or now // _HOUR % 24 in hours
         before = now - config.file_reserved_time * _HOUR if config.file_reserved_time and timely else None
         aged = full = log.start_offset
-        for segment, after in zip(log.segments, log.segments[1:], strict=False):
-            if before is None or segment.end > log.written:
-                break
-            # Store timestamps never go back in the log.
-            newest = self._reader.time_at(after.base)
-            if newest is None:
-                continue  # damaged; a later one says enough
-            if newest >= before:
-                break
-            aged = segment.end
+        complete = [segment for segment in log.segments[:-1] if segment.end <= log.written]
+        # Store timestamps never go back in the log, so halving finds the first that is not old.
+        low, high = 0, len(complete) if before is not None else 0
+        while low < high:
+            middle = at = (low + high) // 2
+            # Damage where the next segment begins: the one behind says enough.
+            while (newest := self._reader.time_at(complete[at].end)) is None and at < high - 1:
+                at += 1
+            if before is None or newest is None or newest >= before:
+                high = middle
+            else:
+                low = at + 1
+                aged = complete[at].end
         if config.max_log_bytes:
-            for segment in log.segments[:-1]:
-                if segment.end > log.written or log.written - segment.base <= config.max_log_bytes:
+            for segment in complete:
+                if log.written - segment.base <= config.max_log_bytes:
                     break
                 full = segment.end
-        if config.clean_file_forcibly and used > _FORCED and log.segments and log.segments[0].end < log.written:
-            full = max(full, log.segments[0].end)
+        if config.clean_file_forcibly and used > _FORCED and complete:
+            full = max(full, complete[0].end)
         return aged, full
 
     async def _sweep(self, *, by_hand: bool) -> int:
@@ -167,9 +171,9 @@ class Retention:
         before = {queue: queue.min_offset for queue in floors}
         for queue, floor in floors.items():
             queue.min_offset = max(queue.min_offset, floor)
-        upto = max(aged, full)
-        if upto > log.start_offset:
-            upto = await self._lowest(upto)
+        old = upto = max(aged, full)
+        holders = await self._holders(upto) if upto > log.start_offset else {}
+        upto = min(holders.values(), default=upto)
         doomed = [segment for segment in log.segments[:-1] if segment.end <= upto]
         if not floors and not doomed:
             return 0
@@ -188,8 +192,11 @@ class Retention:
         for queue, low in before.items():
             if low * UNIT_SIZE // FILE_SIZE < queue.min_offset * UNIT_SIZE // FILE_SIZE:
                 await self._remove_units(queue)
-        for segment in [segment for segment in log.segments[:-1] if segment.end <= max(aged, full)]:
-            await self._compact(segment)
+        for segment in [segment for segment in log.segments[:-1] if segment.end <= old]:
+            if self._closed:
+                break
+            await self._compact(segment, holders)
+            await asyncio.sleep(0)
         return len(doomed)
 
     async def _floors(self, aged: int, full: int) -> dict[ConsumeQueue, int]:
@@ -242,30 +249,27 @@ class Retention:
                 high = middle
         return low
 
-    async def _lowest(self, end: int) -> int:
-        """The lowest place of the log before ``end`` that a queue still has a message at."""
+    async def _holders(self, end: int) -> dict[ConsumeQueue, int]:
+        """The queues that still have a message before ``end`` of the log, and where their first one is."""
+        found: dict[ConsumeQueue, int] = {}
         for number, queue in enumerate(list(self._queues.values())):
             if number % _TURN == _TURN - 1:
                 await asyncio.sleep(0)
-            if queue.min_offset < queue.max_offset:
+            if queue.min_offset < queue.max_offset and not queue.deleted:
                 place = self._place(queue, queue.min_offset)
-                end = min(end, self._log.start_offset if place is None else place)
-        return end
+                if place is None:
+                    raise StoreBusyError(f"the units of {queue.directory} cannot be read")
+                if place < end:
+                    found[queue] = place
+        return found
 
     # ---- removing
 
-    async def _compact(self, segment: Segment) -> None:
+    async def _compact(self, segment: Segment, holders: dict[ConsumeQueue, int]) -> None:
         """Take what nobody keeps out of a segment that has to stay, if at least half of it goes."""
         wanted: dict[tuple[bytes, int], int] = {}
         count = 0
-        for number, queue in enumerate(list(self._queues.values())):
-            if number % _TURN == _TURN - 1:
-                await asyncio.sleep(0)
-            if queue.min_offset == queue.max_offset:
-                continue
-            place = self._place(queue, queue.min_offset)
-            if place is None:
-                return
+        for queue, place in holders.items():
             if place < segment.end:
                 wanted[queue.topic_bytes, queue.queue_id] = queue.min_offset
                 count += self._at_place(queue, segment.end) - self._at_place(queue, segment.base)

@@ -290,6 +290,30 @@ def test_what_is_kept_stays_in_its_place_and_the_rest_is_given_back(world: World
     world.run(shorter)
 
 
+def test_a_look_at_much_that_is_old_and_kept_is_short_and_ends_with_the_store(world: World) -> None:
+    async def work(store: MessageStore) -> None:
+        store.retention.needed = lambda: {("T", 0): 0}
+        await fill(store, 1)
+        await fill(store, 200, "U")
+        await asyncio.sleep(11 * HOUR)
+        sweep = asyncio.ensure_future(store.retention.sweep())
+        await asyncio.sleep(0.01)
+        assert not sweep.done()
+        await store.close()
+        assert sweep.done() and store.min_physical == 0 and store.min_offset("U", 0) == 199
+        assert len(store.retention._kept or ()) < 20
+
+    async def again(store: MessageStore) -> None:
+        store.retention.needed = lambda: {("T", 0): 0}
+        assert len(store._log.segments) == 41
+        calls = world.disk.calls
+        assert await store.retention.sweep() == 0
+        assert world.disk.calls - calls < 60
+
+    world.run(work, retention_interval=1e9, scrub_rate=0)
+    world.run(again, retention_interval=1e9, scrub_rate=0)
+
+
 def test_a_damaged_segment_is_not_compacted(world: World, caplog: pytest.LogCaptureFixture) -> None:
     async def work(store: MessageStore) -> None:
         store.retention.needed = lambda: {("long", 0): 0}
