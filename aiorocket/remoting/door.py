@@ -60,10 +60,12 @@ class Door(asyncio.Protocol):
         self._limit = limit
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._peer = ""
         self._said = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._peer = format_address(transport.get_extra_info("peername"))  # later uvloop may not know it any more
         if not self._doors.enter(self):
             self._transport.abort()
             return
@@ -82,7 +84,7 @@ class Door(asyncio.Protocol):
         elif self._tls.plain:
             self._hand_over(self._transport, data)
         else:
-            self._doors.refused(self._transport, "it speaks no TLS")
+            self._doors.refused(self._peer, "it speaks no TLS")
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -109,7 +111,7 @@ class Door(asyncio.Protocol):
             loop.call_soon(_feed, transport.get_protocol(), bytes(self._said))
             encrypted = await upgrade
         except (OSError, ssl.SSLError) as error:
-            self._doors.refused(transport, str(error))
+            self._doors.refused(self._peer, str(error))
             transport.abort()
             return
         finally:
@@ -166,11 +168,10 @@ class Doors:
         for door in list(self._open):
             door.close()
 
-    def refused(self, transport: asyncio.Transport, why: str) -> None:
+    def refused(self, peer: str, why: str) -> None:
         """One line for the first, and then for every thousandth."""
         self._refused += 1
         if self._refused == 1 or self._refused % 1000 == 0:
-            peer = format_address(transport.get_extra_info("peername"))
             _log.warning("TLS connection from %s refused: %.200s (%d so far)", peer, why, self._refused)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -298,6 +300,25 @@ def test_who_says_nothing_or_no_handshake_is_shown_out(
 
     run(main)
     assert len([record for record in caplog.records if "refused" in record.getMessage()]) == 1
+
+
+def test_who_resets_a_handshake_is_shown_out_without_an_error(run: Callable[[Main], None]) -> None:
+    async def main() -> None:
+        errors: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        async with pair(ServerTls(settings_of()), TRUSTING, handshake_timeout=0.3) as (client, server):
+            for said in (b"\x16", b"\x16\x03\x01\x02\x00\x01"):
+                peer = socket.create_connection(("127.0.0.1", server.port))
+                peer.sendall(said)
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                peer.close()
+            await client.request(server.address, echo())
+            async with asyncio.timeout(5):
+                while server._doors._open:
+                    await asyncio.sleep(0.01)
+        assert not errors
+
+    run(main)
 
 
 def test_doors_count_as_connections(run: Callable[[Main], None]) -> None:
