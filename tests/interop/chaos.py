@@ -57,11 +57,17 @@ class Chaos:
             pass
         finally:
             writer.transport.abort()
-            if late:
-                await asyncio.wait(late)
-                await asyncio.sleep(0.5)
-            far_writer.transport.abort()
-            self._links.discard(task)
+            try:
+                if late:
+                    await asyncio.wait(late)
+                    await asyncio.sleep(0.5)
+            except asyncio.CancelledError:
+                pass  # the end of the proxy, which is the end of this task
+            finally:
+                for each in late:
+                    each.cancel()
+                far_writer.transport.abort()
+                self._links.discard(task)
 
     async def _pump(
         self,
