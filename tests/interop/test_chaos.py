@@ -59,6 +59,8 @@ async def keyed(server: Server, proxy: Chaos, trouble: Callable[[], Awaitable[No
 
     async def send(producer: Producer, key: str) -> None:
         number = 0
+        # Half of them mostly wait for no answer, so that trouble always finds requests that are still to be sent.
+        pause = 0.005 if key < "k4" else 0.3
         while not ended.is_set():
             number += 1
             try:
@@ -68,7 +70,7 @@ async def keyed(server: Server, proxy: Chaos, trouble: Callable[[], Awaitable[No
                     unsure[key].add(number)
                 continue
             sent[key].append(number)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(pause)
 
     consumer = Consumer("keyed-consumer", nameservers=(server.nameserver,))
 
