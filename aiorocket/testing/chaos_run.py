@@ -16,7 +16,6 @@ from typing import Any, Final, TypedDict
 
 from aiorocket import DeadLetter, Message, Retry
 from aiorocket.config import ConsumerConfig
-from aiorocket.errors import RocketError
 from aiorocket.testing.checkers import (
     CLUSTER,
     HistoryError,
@@ -28,7 +27,7 @@ from aiorocket.testing.checkers import (
 )
 from aiorocket.testing.cluster import SimCluster
 from aiorocket.testing.history import History
-from aiorocket.testing.machines import SimMember, SimSender, key_of
+from aiorocket.testing.machines import SimSender, key_of
 from aiorocket.testing.sim import Simulation, simulate
 
 __all__ = ("ChaosReport", "SCENARIOS", "Size", "chaos", "size_for")
@@ -40,7 +39,6 @@ MAX_ATTEMPTS = 4
 #: After everything has healed: a broker misses a silent member after 120 s, and two rebalance periods follow.
 _QUIET = 180.0
 #: A start that fails under a fault is tried again after this long.
-_START_AGAIN = 5.0
 
 Fault = Callable[["_Run"], Awaitable[None]]
 
@@ -206,16 +204,7 @@ class _Run:
                 await broker.start()
         for member in cluster.members:
             if not member.running:
-                await self.start(member)
-
-    async def start(self, member: SimMember) -> None:
-        """Start a member, as a supervisor does: again and again until it works."""
-        while True:
-            try:
-                await member.start()
-                return
-            except RocketError:
-                await asyncio.sleep(_START_AGAIN)
+                await member.start_again()
 
     def _ownership(self, groups: Iterable[str]) -> list[Violation]:
         found = []
@@ -240,7 +229,7 @@ async def _kill_member(run: _Run) -> None:
     member = run.draw.choice(running)
     member.kill(power_cut=run.draw.random() < 0.5)
     await asyncio.sleep(run.draw.uniform(0.0, 90.0))
-    await run.start(member)
+    await member.start_again()
 
 
 async def _restart_member(run: _Run) -> None:
@@ -250,7 +239,7 @@ async def _restart_member(run: _Run) -> None:
     member = run.draw.choice(running)
     await member.stop()
     await asyncio.sleep(run.draw.uniform(0.0, 30.0))
-    await run.start(member)
+    await member.start_again()
 
 
 async def _restart_broker(run: _Run) -> None:

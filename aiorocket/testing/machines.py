@@ -42,6 +42,8 @@ Handler = Callable[[Message], Awaitable[None]]
 
 #: A client takes a lock for valid this long, counted from before its request (``ConsumerConfig.lock_validity``).
 _LEASE = 30.0
+#: Seconds until a supervisor starts again what did not start.
+_START_AGAIN = 5.0
 
 
 def body_of(key: str, size: int = 0) -> bytes:
@@ -334,6 +336,15 @@ class SimMember(_Machine):
             self._site.history.add("joined", self.address, topic, group=self.group)
         await self.host.run(self._start())
         self.running = True
+
+    async def start_again(self) -> None:
+        """Start it as a supervisor does: until it works."""
+        while True:
+            try:
+                await self.start()
+                return
+            except RocketError:
+                await asyncio.sleep(_START_AGAIN)
 
     async def _start(self) -> None:
         await self.client.start()

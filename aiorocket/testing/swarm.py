@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from aiorocket import DeadLetter, Message, Retry
 from aiorocket.config import BrokerConfig, ConsumerConfig, StoreConfig
-from aiorocket.errors import RocketError
 from aiorocket.testing import checkers
 from aiorocket.testing.checkers import HistoryError, Violation
 from aiorocket.testing.cluster import SimCluster
@@ -34,7 +33,6 @@ MAX_ATTEMPTS = 3
 _QUIET = 160.0
 #: Offsets and progress are on the disk after this long: the client's flush every 10 s, the broker's every 5.
 _SAVED = 20.0
-_START_AGAIN = 5.0
 _FAST = (0.00005, 0.0005)
 _STORE = StoreConfig(segment_size=256 * 1024, min_free=256 * 1024, tail_cache=64 * 1024, checkpoint_interval=2.0)
 
@@ -172,16 +170,7 @@ class _Swarm:
                 await broker.start()
         for member in cluster.members:
             if not member.running:
-                await self.start(member)
-
-    async def start(self, member: SimMember) -> None:
-        """Start a member, as a supervisor does: again and again until it works."""
-        while True:
-            try:
-                await member.start()
-                return
-            except RocketError:
-                await asyncio.sleep(_START_AGAIN)
+                await member.start_again()
 
     def _ownership(self) -> list[Violation]:
         return [
@@ -239,14 +228,14 @@ async def _kill_member(run: _Swarm) -> None:
     if (member := run.member()) is not None:
         member.kill(power_cut=run.draw.random() < 0.5)
         await asyncio.sleep(run.draw.uniform(0.0, 40.0))
-        await run.start(member)
+        await member.start_again()
 
 
 async def _rejoin(run: _Swarm) -> None:
     if (member := run.member()) is not None:
         await member.stop()
         await asyncio.sleep(run.draw.uniform(0.0, 20.0))
-        await run.start(member)
+        await member.start_again()
 
 
 async def _pause(run: _Swarm) -> None:

@@ -103,7 +103,7 @@ def test_a_start_says_what_is_open(
     disk = MemoryDisk()
     disk.replace("a.toml", b"users.me.secret = 'me-s3cret'")
     caplog.set_level(logging.WARNING)
-    guards = Security(disk, NameServerConfig(host=host, **config))  # type: ignore[arg-type]
+    guards = Security(disk, NameServerConfig(host=host, **config))  # type: ignore[arg-type]  # of any type
     guards.say_what_is_open(host, "the name server")
     if said is None:
         assert not caplog.records

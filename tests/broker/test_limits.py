@@ -350,7 +350,7 @@ def test_a_body_that_holds_no_messages_is_bounded_before_it_is_read() -> None:
             table.add(code, never)
             for size, kind in ((MAX_CONTROL_BODY + 1, JSON), (MAX_CONTROL_BODY // 4 + 1, MSGPACK)):
                 request = RemotingCommand(code, body=bytes(size), serialize_type=kind)
-                table.dispatch(Link(), request)  # type: ignore[arg-type]
+                table.dispatch(Link(), request)  # type: ignore[arg-type]  # a double
 
     asyncio.run(main())
     assert all("MAX_CONTROL_BODY=1048576" in (answer.remark or "") for answer in answers[:2])

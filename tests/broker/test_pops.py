@@ -150,12 +150,13 @@ def test_the_records_from_begin_on_make_the_table_again(steps: list[tuple[object
     for name, *args in steps:
         wall += 7
         keys = [QueueKey("T" if number < 2 else "U", "g", number) for number in range(3)]
-        key = keys[args[0]] if name in ("take", "ack", "change", "reset") else KEY  # type: ignore[index]
+        key = keys[args[0]] if name in ("take", "ack", "change", "reset") else KEY  # type: ignore[index]  # drawn
         if name == "take":
             again = table.again(key) if args[2] else None
             if args[2] and table.is_blocked(key, "", wall / 1000):
                 continue
             first = again[0] if again else table.next_offset(key, committed.get(key, 0))
+            # The arguments are drawn, and so objects for the type checker.
             offsets = list(range(first, first + (min(args[1], again[1]) if again else args[1])))  # type: ignore[call-overload,type-var]
             pop = table.take(
                 key, offsets, offsets[-1] + 1, pop_time=wall, invisible_ms=300, now=wall / 1000, in_order=bool(args[2])
