@@ -60,12 +60,12 @@ class Door(asyncio.Protocol):
         self._limit = limit
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._peer = ""
+        self.peer = ""
         self._said = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._peer = format_address(transport.get_extra_info("peername"))  # later uvloop may not know it any more
+        self.peer = format_address(transport.get_extra_info("peername"))  # later uvloop may not know it any more
         if not self._doors.enter(self):
             self._transport.abort()
             return
@@ -84,7 +84,7 @@ class Door(asyncio.Protocol):
         elif self._tls.plain:
             self._hand_over(self._transport, data)
         else:
-            self._doors.refused(self._peer, "it speaks no TLS")
+            self._doors.refused(self.peer, "it speaks no TLS")
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -111,7 +111,7 @@ class Door(asyncio.Protocol):
             loop.call_soon(_feed, transport.get_protocol(), bytes(self._said))
             encrypted = await upgrade
         except (OSError, ssl.SSLError) as error:
-            self._doors.refused(self._peer, str(error))
+            self._doors.refused(self.peer, str(error))
             transport.abort()
             return
         finally:
@@ -148,21 +148,24 @@ class _Inside(asyncio.Protocol):
 
 
 class Doors:
-    """Those of one server. ``room`` says whether one more may be opened."""
+    """Those of one server. ``comes`` says whether there is room for one more from a peer, ``goes`` gives it back."""
 
-    def __init__(self, room: Callable[[int], bool]) -> None:
-        self._room = room
+    def __init__(self, comes: Callable[[str], bool], goes: Callable[[str], None]) -> None:
+        self._comes = comes
+        self._goes = goes
         self._open: set[Door] = set()
         self._refused = 0
 
     def enter(self, door: Door) -> bool:
-        if not self._room(len(self._open)):
+        if not self._comes(door.peer):
             return False
         self._open.add(door)
         return True
 
     def leave(self, door: Door) -> None:
-        self._open.discard(door)
+        if door in self._open:
+            self._open.remove(door)
+            self._goes(door.peer)
 
     def close(self) -> None:
         for door in list(self._open):

@@ -28,6 +28,8 @@ __all__ = ("RemotingServer",)
 
 _log = logging.getLogger("aiorocket.remoting")
 _BACKLOG = 1024
+#: What asyncio takes of the queue in one turn of the loop is called its backlog too: a thousand held it for 0.1 s.
+_ACCEPTED_AT_ONCE = 4
 #: Seconds between two lines about peers that misbehave: strangers must not fill the log.
 _WARN_EVERY = 10.0
 
@@ -56,6 +58,8 @@ class RemotingServer:
         self._listening: list[asyncio.Server] = []
         self._shared = memoryview(b"")
         self._held: HeldBytes | None = None
+        #: Connections and doors, in all and by host.
+        self._open = 0
         self._per_host: Counter[str] = Counter()
         self._sweeper: Sweeper | None = None
         self._tasks = TaskScope("remoting-server")
@@ -64,7 +68,7 @@ class RemotingServer:
         self._address = ""
         self._port = 0
         self._tls = ServerTls(tls) if isinstance(tls, ssl.SSLContext) else tls
-        self._doors = Doors(self._has_room)
+        self._doors = Doors(self._comes, self._goes)
 
     @property
     def port(self) -> int:
@@ -116,45 +120,53 @@ class RemotingServer:
         if self._tls is not None:
             factory = partial(Door, self._tls, connection, self._tasks, self._doors, self.config.handshake_timeout)
         try:
-            server = await loop.create_server(factory, host, port, backlog=_BACKLOG)
+            server = await loop.create_server(factory, host, port, backlog=_ACCEPTED_AT_ONCE)
         except OSError as error:
             raise UsageError(_why_not_bound(host, port, error)) from error
+        for listening in server.sockets:
+            if hasattr(listening, "dup"):  # a simulated one has no queue
+                with listening.dup() as same:
+                    same.listen(_BACKLOG)
         self._listening.append(server)
         return server
 
-    def _has_room(self, more: int = 0) -> bool:
-        sweeper = self._sweeper
-        return (
-            sweeper is not None and not self._closing and len(sweeper.connections) + more < self.config.max_connections
-        )
+    def _comes(self, peer: str) -> bool:
+        """Whether there is room for one more from ``peer``, who is counted then until ``_goes``."""
+        config, host = self.config, host_of(peer)
+        there = self._per_host[host]
+        if not self._closing and self._open < config.max_connections and there < config.max_per_host:
+            self._open += 1
+            self._per_host[host] += 1
+            return True
+        self.refused += 1
+        if self.refused == 1 or self.refused % 1000 == 0:
+            _log.warning(
+                "connection from %s refused: %d are open (max_connections=%d), %d from there (max_per_host=%d), "
+                "%d refused so far",
+                peer, self._open, config.max_connections, there, config.max_per_host, self.refused,
+            )  # fmt: skip
+        return False
+
+    def _goes(self, peer: str) -> None:
+        host = host_of(peer)
+        self._open -= 1
+        self._per_host[host] -= 1
+        if not self._per_host[host]:
+            del self._per_host[host]
 
     def _made(self, connection: Connection) -> None:
-        sweeper, config = self._sweeper, self.config
-        host = host_of(connection.peer)
-        if sweeper is None or not self._has_room() or self._per_host[host] >= config.max_per_host:
-            self.refused += 1
-            if self.refused == 1 or self.refused % 1000 == 0:
-                _log.warning(
-                    "connection from %s refused: %d are open (max_connections=%d), %d from there (max_per_host=%d), "
-                    "%d refused so far",
-                    connection.peer, len(self.connections), config.max_connections, self._per_host[host],
-                    config.max_per_host, self.refused,
-                )  # fmt: skip
+        if self._sweeper is None or not self._comes(connection.peer):
             connection.data["refused"] = True
             connection.abort("too many connections")
             return
-        self._per_host[host] += 1
-        sweeper.add(connection)
+        self._sweeper.add(connection)
         if self._on_connect is not None:
             self._on_connect(connection)
 
     def _lost(self, connection: Connection) -> None:
         if connection.data.get("refused"):
             return
-        host = host_of(connection.peer)
-        self._per_host[host] -= 1
-        if not self._per_host[host]:
-            del self._per_host[host]
+        self._goes(connection.peer)
         if self._sweeper is not None:
             self._sweeper.discard(connection)
         if connection.misbehaved:

@@ -321,17 +321,23 @@ def test_who_resets_a_handshake_is_shown_out_without_an_error(run: Callable[[Mai
     run(main)
 
 
-def test_doors_count_as_connections(run: Callable[[Main], None]) -> None:
+@pytest.mark.parametrize("limit", ["max_connections", "max_per_host"])
+def test_doors_count_as_connections(run: Callable[[Main], None], limit: str) -> None:
     async def main() -> None:
-        async with pair(ServerTls(settings_of()), TRUSTING, max_connections=2) as (client, server):
+        async with pair(ServerTls(settings_of()), TRUSTING, **{limit: 2}) as (client, server):
             host, port = server.address.split(":")
             waiting = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
             while len(server._doors._open) < 2:
                 await asyncio.sleep(0.01)
             with pytest.raises(NotConnectedError):
                 await client.connect(server.address)
+            assert server.refused == 1
             for _, writer in waiting:
                 writer.close()
+            while server._per_host:
+                await asyncio.sleep(0.01)
+            await client.request(server.address, echo())
+            assert server._per_host == {"127.0.0.1": 1}
 
     run(main)
 

@@ -1,0 +1,40 @@
+"""Many who come at once, on both loops: few are let in in one turn of the loop, and all of them in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from aiorocket.config import RemotingConfig
+from aiorocket.remoting import Connection, ProcessorTable, RemotingServer
+from aiorocket.runtime import memory_env, new_event_loop
+
+#: More than one turn lets in, fewer than the kernel lets wait.
+COMING, A_TURN = 100, 4
+
+
+@pytest.mark.parametrize("make_loop", [new_event_loop, asyncio.new_event_loop], ids=["uvloop", "stdlib"])
+def test_a_storm_is_let_in_little_by_little(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    turns = [0]
+
+    def came(connection: Connection) -> None:
+        turns[-1] += 1
+
+    async def main() -> None:
+        server = RemotingServer(memory_env(), ProcessorTable(), RemotingConfig(), came)
+        await server.start()
+        peers = [socket.create_connection(("127.0.0.1", server.port), 30) for _ in range(COMING)]  # the loop stands
+        async with asyncio.timeout(30):
+            while sum(turns) < COMING:
+                await asyncio.sleep(0)
+                turns.append(0)
+        for peer in peers:
+            peer.close()
+        await server.close(0.1)
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(main())
+    assert max(turns) <= A_TURN
