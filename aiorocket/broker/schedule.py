@@ -35,6 +35,7 @@ class DelayDelivery(DueDelivery):
 
     def start(self) -> None:
         for level in self._schedule.levels:
+            self._schedule.cut(level, self._store.max_offset(SCHEDULE_TOPIC, level - 1))
             self._deliver(level)
         self._driver.update()
 

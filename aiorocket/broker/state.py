@@ -3,14 +3,15 @@ changed.
 
 Topics are saved at once, in the disk's one writer thread, and so with ``flush="sync"`` before the first message of a
 new topic can be acknowledged. A queue lock is granted when it is saved. The rest is saved every few seconds and at the
-end: a crash costs repeated deliveries, never a lost message.
+end: a crash costs repeated deliveries, never a lost message. What says how far something has come (``behind``) is saved
+behind a sync of the log: with ``flush="async"`` it would outlive the copies that it passes in a power cut.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Protocol
 
 from aiorocket.errors import StoreCorruptedError
@@ -43,14 +44,23 @@ class _Saved:
 
 
 class BrokerState:
-    """Named tables in one directory. Those named ``replaceable`` start anew when their file cannot be trusted."""
+    """Named tables in one directory. Those named ``replaceable`` start anew when their file cannot be trusted; those
+    named ``behind`` are saved by ``behind_sync`` (``MessageStore.behind_sync``), the others by the disk at once."""
 
     def __init__(
-        self, disk: Disk, directory: str, tables: Mapping[str, Table], replaceable: Container[str] = ()
+        self,
+        disk: Disk,
+        directory: str,
+        tables: Mapping[str, Table],
+        replaceable: Container[str] = (),
+        behind: Container[str] = (),
+        behind_sync: Callable[..., asyncio.Future[None]] | None = None,
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._replaceable = replaceable
+        self._behind = behind
+        self._behind_sync = behind_sync or disk.run
         #: Tables whose newest state was not found by ``load``: there is no file, or one of its generations is damaged.
         self.lost: set[str] = set()
         #: ``load`` found no file at all, good or bad.
@@ -98,7 +108,8 @@ class BrokerState:
         if version == saved.version:
             return saved.running if saved.running is not None else _done()
         saved.version = version
-        job = self._disk.run(saved.snapshot.save, saved.table.to_dict())
+        run = self._behind_sync if name in self._behind else self._disk.run
+        job = run(saved.snapshot.save, saved.table.to_dict())
         saved.running = job
         job.add_done_callback(lambda job: self._finished(saved, name, job))
         return job

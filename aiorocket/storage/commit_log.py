@@ -447,6 +447,15 @@ class CommitLog(WrittenLog):
         elif self._flushing is None:  # else the writer's thread is at the file
             segment.stamp(self.synced, replay)
 
+    def behind_sync(self, work: Callable[..., None], *args: object) -> asyncio.Future[None]:
+        """See MessageStore."""
+        segment = self._unsynced() if self.synced < self.written else None
+        if segment is None:
+            return self._disk.run(work, *args)
+        job = self._disk.run(segment.sync_then, work, args)
+        job.add_done_callback(lambda _: None if segment.failed is None else self.broken(segment.failed))
+        return job
+
     async def sync(self) -> None:
         """Make everything that is written durable. A failure ends up in ``refusal``."""
         segment, upto = self._unsynced(), self.written

@@ -8,7 +8,7 @@ always kept free.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checksums import Checksums, encode_block, encode_head, sums_path
@@ -35,6 +35,7 @@ class Segment:
         "capacity",
         "directory",
         "end",
+        "failed",
         "file",
         "path",
         "sums",
@@ -49,6 +50,8 @@ class Segment:
         self.end = base + capacity
         self.file: File | None = None
         self.sums: Checksums | None = None
+        #: The error of its first sync that failed: one that succeeds later proves nothing.
+        self.failed: OSError | None = None
         #: The checksum file has bytes that no sync covers.
         self.unsynced_sums = False
         self._sums_file: File | None = None
@@ -138,8 +141,19 @@ class Segment:
     def sync(self) -> None:
         """Make everything written so far durable, the checksums too."""
         assert self.file is not None
-        self.file.fdatasync()
-        self.sync_sums()
+        if self.failed is not None:
+            raise OSError(errno.EIO, "an earlier sync failed", self.path)
+        try:
+            self.file.fdatasync()
+            self.sync_sums()
+        except OSError as error:
+            self.failed = error
+            raise
+
+    def sync_then(self, work: Callable[..., None], args: Sequence[object]) -> None:
+        """``work(*args)``, unless what was written so far cannot be made durable."""
+        self.sync()
+        work(*args)
 
     def sync_sums(self) -> None:
         if self.unsynced_sums and self._sums_file is not None:

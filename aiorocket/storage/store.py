@@ -91,6 +91,9 @@ class MessageStore:
         for bad in log.damage:
             self._mending.report(bad, known=bad not in self.recovery.damaged)
         self._scrub = Scrub(env.disk, config, log)
+        #: Runs a job of the disk's thread once what was acknowledged so far survives a power cut: for what must not
+        #: outlive it. OSError, with nothing done, when the disk fails.
+        self.behind_sync = log.behind_sync
         #: Looks messages up by their keys.
         self.keys = KeyIndex(env.disk, log, files, opened.parts, self._reader.read_record)
         self._behind = Housekeeping(
@@ -129,8 +132,7 @@ class MessageStore:
         return cls(env, opened.config, directory, store_host, opened, codes)
 
     async def close(self) -> None:
-        """Write and acknowledge what waits, save a checkpoint that makes the next start scan nothing, give the lock
-        back."""
+        """Write and acknowledge what waits, save a checkpoint that makes the next start scan nothing, unlock."""
         if self._closed:
             return
         self._closed = True

@@ -354,6 +354,46 @@ def test_a_message_that_can_never_be_delivered_stops_nothing_behind_it(caplog: p
     assert caplog.text.count("cannot be delivered") == 3
 
 
+@pytest.mark.parametrize("timer", [False, True], ids=["level", "timer"])
+@pytest.mark.parametrize("seed", range(3))
+def test_progress_of_delays_never_outlives_their_copies(seed: int, timer: bool) -> None:
+    """``flush="async"``: a power cut may take what came last. A message that was durable for long and became due just
+    before is none of that, although its copy is gone and its progress had been saved."""
+    lazy = StoreConfig(
+        segment_size=64 * 1024, min_free=64 * 1024, flush="async", flush_interval=100, checkpoint_interval=600
+    )
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        settings = config(store=lazy, offset_flush_interval=1.0)
+        host, broker = await started(sim, env, settings)
+        peer = SimPeer(sim, broker.address)
+        due = "TIMER_DELAY_SEC\x01300\x02" if timer else "DELAY\x019\x02"
+        assert (await peer.send(b"waits", properties=due)).code == 0
+        await asyncio.sleep(306)  # due, and progress saved
+        assert await peer.drain() == [b"waits"]
+        for number in range(3):
+            assert (await peer.send(b"%d" % number, properties="DELAY\x011\x02")).code == 0
+            await asyncio.sleep(2.5)
+        assert broker.store._log.synced < broker.store._log.written
+        host.kill(power_cut=True)
+        disk.crash()
+        host, broker = await started(sim, env, settings)
+        await peer.close()
+        peer = SimPeer(sim, broker.address, "10.0.0.8")
+        await asyncio.sleep(2)
+        assert b"waits" in await peer.drain()
+        # Offsets that are given again are waited for again.
+        assert (await peer.send(b"new", properties="DELAY\x011\x02")).code == 0
+        await asyncio.sleep(2)
+        assert b"new" in await peer.drain()
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main, seed)
+
+
 def test_delayed_messages_wait_for_room_on_a_full_disk() -> None:
     async def main(sim: Simulation) -> None:
         disk: SimDisk = sim.disk(capacity=1_000_000)

@@ -94,6 +94,11 @@ class DelaySchedule:
         entry = self._levels[level - 1]
         entry.next = max(entry.next, first)
 
+    def cut(self, level: int, end: int) -> None:
+        """The queue ends at ``end``: what was delivered behind it is lost, and its offsets will be others'."""
+        entry = self._levels[level - 1]
+        entry.next = min(entry.next, end)
+
     def defer(self, level: int, now_ms: int) -> None:
         """The head of ``level`` could not be read: look again in a second, or after its delay if that is less."""
         entry = self._levels[level - 1]
