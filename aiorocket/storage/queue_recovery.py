@@ -76,6 +76,8 @@ class QueueSteps:
         self.queues: QueueTable = {}
         self.by_bytes: dict[tuple[bytes, int], ConsumeQueue] = {}
         self.rebuilding = False
+        #: The newest checkpoint was found, and it names every topic that was deleted.
+        self.all_deletions_known = False
         #: The log has filler: what was in front of a record may have been removed by compaction.
         self.compacted = False
         self.records = self.scanned = 0
@@ -293,7 +295,8 @@ class QueueSteps:
         what = f"record {position} of queue {found.queue_id} of topic {topic} follows {queue.next_offset - 1}"
         if not self.rebuilding:
             raise QueuesDoNotFitError(what)
-        if position != 0 and not (self.compacted and position > queue.next_offset):
+        known = self.all_deletions_known and found.offset >= self.trusted
+        if (position != 0 or known) and not (self.compacted and position > queue.next_offset):
             self._reject(found, what)
             return None
         # The topic was deleted and made again, and the checkpoint that knew it is lost; or compaction removed what was

@@ -58,6 +58,7 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
     for problem in problems:
         _LOG.error("%s; what it said is taken from elsewhere", problem)
     steps = LogSteps(disk, directory, config, state, codes)
+    steps.all_deletions_known = state is not None and not problems
     steps.find_segments()
     rebuilt = False
     try:
@@ -312,7 +313,9 @@ class LogSteps(QueueSteps):
         untouched = self.clean and not self.records and not read_pages(file, position, 8).strip(b"\0")
         if not untouched:
             self.clean = False
-            last = _last_written(file, position)
+            entries = self.entries(segment.base)
+            # What its checksums tell of may be gone without a trace.
+            last = max(_last_written(file, position), 0 if entries is None else entries.end)
             if last > position:
                 self.truncated = last - position
                 segment.cut(position)

@@ -55,3 +55,43 @@ async def test_the_scrub_makes_checksums_where_there_are_none() -> None:
     store = await opened(env)
     assert sorted(intact(store))[0] > 0
     await store.close()
+
+
+async def test_a_record_that_says_it_is_the_first_of_another_queue_takes_nothing_of_that_along() -> None:
+    """Without checksums its head is not protected; but a topic that was deleted and made again would be known."""
+    env = memory_env()
+    assert isinstance(env.disk, MemoryDisk)
+    store = await opened(env)
+    for number in range(10):
+        damaged = await put(store, "T", number % 2, b"%d" % number)
+    await put(store, "T", 0, b"behind")
+    await store.close()
+    first = "/store/commitlog/" + "0" * 20
+    del env.disk.files[first + ".sums"]
+    head = damaged.physical_offset
+    env.disk.files[first][head + 12 : head + 28] = bytes(8) + env.disk.files[first][head + 20 : head + 28]
+    env.disk.files[first][head + 20 : head + 28] = bytes(8)  # queue 0, offset 0
+    for _ in range(2):
+        store = await opened(env)
+        assert intact(store, "T", 0) == {**{at: b"%d" % (2 * at) for at in range(5)}, 5: b"behind"}
+        assert intact(store, "T", 1) == {at: b"%d" % (2 * at + 1) for at in range(4)}
+        assert store.max_offset("T", 1) == 5
+        await store.close()
+
+
+async def test_what_only_the_checksums_tell_of_is_said_to_be_cut() -> None:
+    """A file that ends where a record ends looks whole; its checksums say that more was written."""
+    env = memory_env()
+    assert isinstance(env.disk, MemoryDisk)
+    store = await opened(env, flush="async", flush_interval=100, checkpoint_interval=100)
+    for number in range(5):
+        last = await put(store, "T", 0, b"%d" % number)
+    first = "/store/commitlog/" + "0" * 20
+    whole = len(env.disk.files[first])
+    del env.disk.files[first][last.physical_offset :]
+    env.disk.locks.clear()
+    again = await opened(env)
+    assert again.recovery.truncated_bytes == whole - last.physical_offset
+    assert sorted(intact(again)) == [0, 1, 2, 3]
+    await again.close()
+    await store.close()
