@@ -412,7 +412,7 @@ class CommitLog(WrittenLog):
 
     # ---- syncing behind the writes (flush="async")
 
-    def _unsynced(self) -> Segment | None:
+    def unsynced(self) -> Segment | None:
         """The one segment with bytes that are written and not synced; rolling synced all before it."""
         segment = self.segment_at(self.written - 1)
         if segment is None or segment.file is None:
@@ -421,7 +421,7 @@ class CommitLog(WrittenLog):
 
     def _sync_due(self) -> None:
         self._sync_timer = None
-        segment = self._unsynced()
+        segment = self.unsynced()
         if segment is not None and not isinstance(self.refusal, StoreBrokenError):
             self._disk.run(segment.sync).add_done_callback(partial(self._synced, self.written))
 
@@ -447,18 +447,9 @@ class CommitLog(WrittenLog):
         elif self._flushing is None:  # else the writer's thread is at the file
             segment.stamp(self.synced, replay)
 
-    def behind_sync(self, work: Callable[..., None], *args: object) -> asyncio.Future[None]:
-        """See MessageStore."""
-        segment = self._unsynced() if self.synced < self.written else None
-        if segment is None:
-            return self._disk.run(work, *args)
-        job = self._disk.run(segment.sync_then, work, args)
-        job.add_done_callback(lambda _: None if segment.failed is None else self.broken(segment.failed))
-        return job
-
     async def sync(self) -> None:
         """Make everything that is written durable. A failure ends up in ``refusal``."""
-        segment, upto = self._unsynced(), self.written
+        segment, upto = self.unsynced(), self.written
         if segment is None:
             return
         try:

@@ -159,6 +159,16 @@ class Housekeeping:
                 return False
             return True
 
+    def behind_sync(self, work: Callable[..., None], *args: object) -> asyncio.Future[None]:
+        """See MessageStore."""
+        log = self._log
+        segment = log.unsynced() if log.synced < log.written else None
+        if segment is None:
+            return self._disk.run(work, *args)
+        job = self._disk.run(segment.sync_then, work, args)
+        job.add_done_callback(lambda _: None if segment.failed is None else log.broken(segment.failed))
+        return job
+
     # ---- deleted topics
 
     def remove(self, topic: str, queues: list[ConsumeQueue]) -> asyncio.Future[None]:

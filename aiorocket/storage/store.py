@@ -91,14 +91,14 @@ class MessageStore:
         for bad in log.damage:
             self._mending.report(bad, known=bad not in self.recovery.damaged)
         self._scrub = Scrub(env.disk, config, log)
-        #: Runs a job of the disk's thread once what was acknowledged so far survives a power cut: for what must not
-        #: outlive it. OSError, with nothing done, when the disk fails.
-        self.behind_sync = log.behind_sync
         #: Looks messages up by their keys.
         self.keys = KeyIndex(env.disk, log, files, opened.parts, self._reader.read_record)
         self._behind = Housekeeping(
             env.disk, config, log, files, found.snapshot, self._queues, found.deleted, lambda: self._timestamp
         )
+        #: Runs a job of the disk's thread once what was acknowledged so far survives a power cut: for what must not
+        #: outlive it. OSError, with nothing done, when the disk fails.
+        self.behind_sync = self._behind.behind_sync
         #: Removes what is old.
         self.retention = Retention(
             env.disk, config, f"{directory}/commitlog", log, files, self._queues, self._reader, self.keys,
