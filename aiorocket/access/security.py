@@ -7,6 +7,7 @@ import logging
 import ssl
 from typing import TYPE_CHECKING, Protocol
 
+from aiorocket.access.admin_door import AdminDoor, HasAdminDoor
 from aiorocket.access.core.accounts import Accounts
 from aiorocket.access.file import read_access_file
 from aiorocket.access.guard import GuardedProcessors
@@ -30,7 +31,7 @@ _log = logging.getLogger("aiorocket.access")
 LOOK_EVERY = 10.0
 
 
-class HasSecurity(Protocol):
+class HasSecurity(HasAdminDoor, Protocol):
     """What configs of servers have in common."""
 
     @property
@@ -47,8 +48,8 @@ class AsksNameServers(HasCredentials, Protocol):
 
 
 class Security:
-    """``accounts`` is who may do what, None without access control; ``tls`` is how the server speaks TLS, None when it
-    does not; ``signer`` and ``client_tls`` are for what it asks itself.
+    """``accounts`` is who may do what, None without access control; ``door`` is who may administer then; ``tls`` is how
+    the server speaks TLS, None when it does not; ``signer`` and ``client_tls`` are for what it asks itself.
 
     Reads the files that the settings name (blocking, once); ConfigError. ``accounts`` take the place of those of
     ``config``'s file: two servers of one process may share them.
@@ -62,6 +63,7 @@ class Security:
         if accounts is None and config.acl is not None:
             accounts = Accounts(read_access_file(disk, config.acl))
         self.accounts = accounts
+        self.door = AdminDoor(config, judged=accounts is not None)
         self.tls = ServerTls(config.tls) if config.tls is not None else None
         self.signer: Signer | None = signer_of(asks, disk) if asks is not None else None
         self.client_tls = client_context(asks.nameserver_tls) if asks is not None else None

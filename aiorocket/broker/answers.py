@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiorocket.broker.core.names import Refusal
 from aiorocket.errors import StoreError, StoreFullError
@@ -18,10 +18,7 @@ from aiorocket_protocol import (
     encode_body,
 )
 
-if TYPE_CHECKING:
-    from aiorocket.remoting.connection import Connection
-
-__all__ = ("keyed", "only_local", "plain_body", "put_refusal", "refuse", "store_refusal", "unknown_topic")
+__all__ = ("keyed", "plain_body", "put_refusal", "refuse", "store_refusal", "unknown_topic")
 
 
 def refuse(refusal: Refusal) -> RemotingCommand:
@@ -50,16 +47,6 @@ def put_refusal(result: PutResult) -> Refusal:
     return Refusal(
         ResponseCode.SYSTEM_ERROR,
         f"the broker's disk failed ({result.status.name}); the message may or may not be stored",
-    )
-
-
-def only_local(connection: Connection, command: RemotingCommand) -> RemotingCommand:
-    """To every administrative code of a broker that other machines can reach: without authentication, everybody who
-    can reach the port could delete topics."""
-    return RemotingCommand.response(
-        ResponseCode.NO_PERMISSION,
-        remark="this broker is reachable from other machines and has no authentication, so it serves no "
-        f"administration (request code {command.code}); bind it to 127.0.0.1 to administer it",
     )
 
 

@@ -136,6 +136,7 @@ class Broker:
             # The store first: whoever reaches the port is served at once.
             await self.server.start(config.host, config.port)
             await self._listen_vip(config.port - 2)
+        await self._security.door.listen(self.server)
         started.callback(parts.pulls.close)  # answers them, so that the server need not wait
         started.callback(parts.pops.close)
         parts.delivery.start()

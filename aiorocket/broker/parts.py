@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from aiorocket.access.core.requests import is_administration
 from aiorocket.access.handlers import AccessHandlers
 from aiorocket.access.security import Security
-from aiorocket.broker.answers import only_local
 from aiorocket.broker.core.counters import SendBack
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
@@ -41,7 +39,6 @@ from aiorocket.broker.timers import TimerDelivery
 from aiorocket.broker.traffic import TrafficMeter
 from aiorocket.broker.transaction_check import TransactionChecks
 from aiorocket.config import BrokerConfig
-from aiorocket.remoting.address import is_loopback
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import RequestHandler
 from aiorocket.remoting.server import RemotingServer
@@ -133,11 +130,10 @@ class Parts:
             ModeHandler(tables, save=lambda: state.save("modes")),
             StatisticsHandlers(env.clock, config.name, tables, store, self.traffic, boot=boot),
         )
-        trusted = is_loopback(config.host) or security.accounts is not None
 
         def add(codes: Mapping[int, RequestHandler]) -> None:
             for code, handler in codes.items():
-                server.processors.add(code, handler if trusted or not is_administration(code) else only_local)
+                server.processors.add(code, security.door.guarded(code, handler))
 
         for each in serving:
             add(each.codes())

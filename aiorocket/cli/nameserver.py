@@ -28,6 +28,8 @@ def nameserver(
     port: int,
     advertise: str | None,
     acl: str | None,
+    admin_bind: str | None,
+    admin_token: str | None,
     tls_cert: str | None,
     tls_key: str | None,
     tls_client_ca: str | None,
@@ -46,6 +48,8 @@ def nameserver(
         port=port,
         data=data,
         acl=acl,
+        admin_bind=admin_bind,
+        admin_token=admin_token,
         tls=server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive),
         open_registration=open_registration,
     )

@@ -136,6 +136,8 @@ def _client_config(
     keys: tuple[str | None, str | None] = (None, None)
     if credentials is None:
         keys = os.environ.get("AIOROCKET_ACCESS_KEY") or None, os.environ.get("AIOROCKET_SECRET_KEY") or None
+        if keys == (None, None) and (token := os.environ.get("AIOROCKET_ADMIN_TOKEN")):
+            keys = "admin", token
     try:
         if tls_ca is not None or tls_cert is not None or tls_key is not None or tls_insecure:
             encrypted = TlsConfig(ca=tls_ca, cert=tls_cert, key=tls_key, verify=not tls_insecure)
@@ -158,6 +160,14 @@ def server_options(port: int, port_help: str) -> Callable[[F], F]:
         function = click.option(
             "--acl", metavar="FILE", envvar="AIOROCKET_ACL", show_envvar=True,
             help="Access control: users and what they may do, in TOML (aiorocket/access/README.md).",
+        )(function)  # fmt: skip
+        function = click.option(
+            "--admin-token-file", "admin_token", metavar="FILE", callback=_read_token, help="Serve administration to "
+            "requests signed with the access key admin and the token in this file. Or AIOROCKET_ADMIN_TOKEN.",
+        )(function)  # fmt: skip
+        function = click.option(
+            "--admin-bind", metavar="HOST:PORT|unix:PATH", envvar="AIOROCKET_ADMIN_BIND", show_envvar=True,
+            help="Serve administration here too: for a --bind that other machines reach.",
         )(function)  # fmt: skip
         for name, help_text in (
             ("--tls-client-ca", "Authorities whose certificates clients have to show."),
@@ -183,6 +193,16 @@ def server_options(port: int, port_help: str) -> Callable[[F], F]:
         )(function)
 
     return decorate
+
+
+def _read_token(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return os.environ.get("AIOROCKET_ADMIN_TOKEN") or None
+    try:
+        with open(value, encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError as error:
+        raise click.BadParameter(f"{value}: {error.strerror or error}") from None
 
 
 def store_options(function: Callable[..., None]) -> Callable[..., None]:

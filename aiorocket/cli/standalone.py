@@ -50,6 +50,8 @@ def standalone(
     port: int,
     advertise: str | None,
     acl: str | None,
+    admin_bind: str | None,
+    admin_token: str | None,
     tls_cert: str | None,
     tls_key: str | None,
     tls_client_ca: str | None,
@@ -70,6 +72,8 @@ def standalone(
     _check_folders(data, name, brokers)
     if several and (acl or tls_cert):
         raise click.UsageError("--brokers with --acl or --tls-cert: start a nameserver and each broker by itself")
+    if several and (admin_bind or ctx.get_parameter_source("admin_token") is ParameterSource.COMMANDLINE):
+        raise click.UsageError("--brokers with --admin-bind or --admin-token-file: give AIOROCKET_ADMIN_TOKEN to all")
     host = advertised(bind, advertise)
     tls = server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive)
     # To itself, which need not prove who it is.
@@ -80,7 +84,11 @@ def standalone(
         env = real_env()
         accounts, key = _administration(env.disk, acl) if acl is not None else (None, None)
         names = NameServer(
-            env, NameServerConfig(host=bind, port=port, data=os.path.join(data, "nameserver"), tls=tls), accounts
+            env,
+            NameServerConfig(
+                host=bind, port=port, data=os.path.join(data, "nameserver"), tls=tls, admin_token=admin_token
+            ),
+            accounts,
         )
         instance: Broker | None = None
         try:
@@ -117,6 +125,8 @@ def standalone(
                     access_key=key.name if key is not None else None,
                     secret_key=key.secret if key is not None else None,
                     acl=acl,
+                    admin_bind=admin_bind,
+                    admin_token=admin_token,
                     tls=tls,
                     nameserver_tls=itself,
                     data=data,

@@ -99,6 +99,10 @@ class NameServerConfig:
     acl: str | None = None
     #: How it speaks TLS; None speaks plain text.
     tls: ServerTlsConfig | ssl.SSLContext | None = None
+    #: Where administration is served besides, ``HOST:PORT`` or ``unix:PATH``, and the token that gives it on every
+    #: address: for a server that other machines reach and that has no ``acl`` (``access/README.md``).
+    admin_bind: str | None = None
+    admin_token: str | None = field(default=None, repr=False)
     #: Let brokers of other machines register, whoever they are. Without it only those on this machine may: who may
     #: register can take any topic's messages to itself.
     open_registration: bool = False
@@ -127,6 +131,9 @@ class BrokerConfig:
     #: Access control and TLS, as of ``NameServerConfig``.
     acl: str | None = None
     tls: ServerTlsConfig | ssl.SSLContext | None = None
+    #: Administration where other machines reach it, as of ``NameServerConfig``.
+    admin_bind: str | None = None
+    admin_token: str | None = field(default=None, repr=False)
     #: Data directory; None keeps messages in memory.
     data: str | None = None
     #: What the broker lets clients do with any of its topics (brokerPermission): 6 read and write, 4 only read, so that

@@ -1,4 +1,4 @@
-"""What a name server without authentication serves to its own machine only."""
+"""Who registers with a name server without authentication: brokers on its own machine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import RequestHandler
 from aiorocket_protocol import RemotingCommand, ResponseCode
 
-__all__ = ("from_here", "only_local")
-
-
-def only_local(connection: Connection, command: RemotingCommand) -> RemotingCommand:
-    return RemotingCommand.response(
-        ResponseCode.NO_PERMISSION,
-        remark="this name server is reachable from other machines and has no authentication, so it serves no "
-        "administration; bind it to 127.0.0.1 to administer it",
-    )
+__all__ = ("from_here",)
 
 
 def from_here(handler: RequestHandler, connection: Connection, command: RemotingCommand) -> Any:

@@ -9,17 +9,16 @@ from functools import partial
 from typing import Any
 
 from aiorocket.access.core.accounts import Accounts
-from aiorocket.access.core.requests import is_administration, is_registration
+from aiorocket.access.core.requests import is_registration
 from aiorocket.access.handlers import AccessHandlers
 from aiorocket.access.security import Security
 from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
-from aiorocket.nameserver.local import from_here, only_local
+from aiorocket.nameserver.local import from_here
 from aiorocket.nameserver.settings import SettingsHandlers
 from aiorocket.nameserver.state_file import StateFile
 from aiorocket.nameserver.topic_lists import TopicLists
-from aiorocket.remoting.address import is_loopback
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import RequestHandler
 from aiorocket.remoting.server import RemotingServer
@@ -86,7 +85,6 @@ class NameServer:
         self._tasks = TaskScope("nameserver")
         self._expiry: DeadlineDriver | None = None
         self._heard = False  # of any broker since the start
-        trusted = is_loopback(config.host) or security.accounts is not None
         #: Of users made by command, when they are this server's own.
         self._access_file: StateFile | None = None
         if config.data is not None and accounts is None and security.accounts is not None:
@@ -95,11 +93,9 @@ class NameServer:
             for code, handler in access.codes().items():
                 processors.add(code, handler)
         for code, handler in self._codes().items():
-            if is_registration(code) and not trusted and not config.open_registration:
+            if is_registration(code) and not security.door.open and not config.open_registration:
                 handler = partial(from_here, handler)
-            elif is_administration(code) and not trusted:
-                handler = only_local
-            processors.add(code, handler)
+            processors.add(code, security.door.guarded(code, handler))
 
     async def start(self) -> None:
         """Load the key-values and listen."""
@@ -110,6 +106,7 @@ class NameServer:
         loop = asyncio.get_running_loop()
         self._expiry = DeadlineDriver(loop, self.routes.next_deadline, self._expire)
         await self._server.start(self.config.host, self.config.port)
+        await self._security.door.listen(self._server)
         opened = ("every broker's word is taken",) if self.config.open_registration else ()
         self._security.say_what_is_open(self.config.host, "the name server", *opened)
         if self._security.changes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aiorocket.config import RemotingConfig
 from aiorocket.errors import NotConnectedError
-from aiorocket.remoting.address import parse_address
+from aiorocket.remoting.address import parse_address, unix_path
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.sweeper import Sweeper
@@ -100,7 +100,7 @@ class RemotingClient:
         return max(0.0, failures.not_before - asyncio.get_running_loop().time())
 
     async def connect(self, address: str, timeout: float | None = None) -> Connection:
-        """The connection to ``address`` (``host:port``), dialled if there is none.
+        """The connection to ``address`` (``host:port`` or ``unix:PATH``), dialled if there is none.
 
         Waits out the back-off after earlier failures first, for ``timeout`` seconds (default: connect_timeout) in all.
         Raises NotConnectedError with the address and the cause.
@@ -110,7 +110,8 @@ class RemotingClient:
             return connection
         if self._closed:
             raise NotConnectedError(f"this client is closed, it does not connect to {address} any more")
-        parse_address(address)
+        if unix_path(address) is None:
+            parse_address(address)
         loop = asyncio.get_running_loop()
         if timeout is None:
             timeout = self.config.connect_timeout
@@ -155,7 +156,6 @@ class RemotingClient:
         failures = self._failures.get(address)
         if failures is not None and failures.not_before > loop.time():
             await asyncio.sleep(failures.not_before - loop.time())
-        host, port = parse_address(address)
         if self._sweeper is None:
             self._sweeper = Sweeper(loop, self.config)
 
@@ -174,7 +174,10 @@ class RemotingClient:
         connection: Connection | None = None
         try:
             async with asyncio.timeout(self.config.connect_timeout):
-                _, made = await loop.create_connection(factory, host, port, **self._tls)
+                if (path := unix_path(address)) is not None:
+                    _, made = await loop.create_unix_connection(factory, path)
+                else:
+                    _, made = await loop.create_connection(factory, *parse_address(address), **self._tls)
                 connection = cast(Connection, made)
         except TimeoutError:
             with_tls = " (with its TLS handshake)" if self._tls else ""

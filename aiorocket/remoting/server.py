@@ -12,7 +12,7 @@ from functools import partial
 
 from aiorocket.config import RemotingConfig
 from aiorocket.errors import UsageError
-from aiorocket.remoting.address import format_address, host_of
+from aiorocket.remoting.address import format_address, host_of, unix_path
 from aiorocket.remoting.client import end_all
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.door import Door, Doors, ServerTls
@@ -22,6 +22,7 @@ from aiorocket.remoting.rarely import Rarely
 from aiorocket.remoting.sweeper import Sweeper
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope
+from aiorocket.runtime.unix_socket import unix_socket
 from aiorocket_protocol import READ_SIZE
 
 __all__ = ("RemotingServer",)
@@ -99,12 +100,13 @@ class RemotingServer:
         self._port = int(name[1])
         self._address = format_address(name)
 
-    async def listen(self, host: str, port: int) -> asyncio.Server:
-        """Accept on one more address, once started. UsageError as of ``start``."""
+    async def listen(self, host: str, port: int, *, mark: str | None = None) -> asyncio.Server:
+        """Accept on one more address, once started; ``unix:PATH`` as host is a unix socket, for this user only, without
+        TLS. The ``data`` of connections that come this way has ``mark``. UsageError as of ``start``."""
         loop = asyncio.get_running_loop()
 
         def connection() -> Connection:
-            return Connection(
+            made = Connection(
                 loop,
                 self.config,
                 self.processors.dispatch,
@@ -115,12 +117,19 @@ class RemotingServer:
                 on_lost=self._lost,
                 held=self._held,
             )
+            if mark is not None:
+                made.data[mark] = True
+            return made
 
         factory: Callable[[], asyncio.BaseProtocol] = connection
-        if self._tls is not None:
+        path = unix_path(host)
+        if self._tls is not None and path is None:
             factory = partial(Door, self._tls, connection, self._tasks, self._doors, self.config.handshake_timeout)
         try:
-            server = await loop.create_server(factory, host, port, backlog=_ACCEPTED_AT_ONCE)
+            if path is not None:
+                server = await loop.create_unix_server(factory, sock=unix_socket(path), backlog=_ACCEPTED_AT_ONCE)
+            else:
+                server = await loop.create_server(factory, host, port, backlog=_ACCEPTED_AT_ONCE)
         except OSError as error:
             raise UsageError(_why_not_bound(host, port, error)) from error
         for listening in server.sockets:
@@ -214,6 +223,9 @@ class RemotingServer:
 
 
 def _why_not_bound(host: str, port: int, error: OSError) -> str:
+    if (path := unix_path(host)) is not None:
+        in_use = "another server listens there" if error.errno == errno.EADDRINUSE else error.strerror or error
+        return f"cannot listen on the unix socket {path}: {in_use}"
     if error.errno == errno.EADDRINUSE:
         return (
             f"port {port} on {host} is in use: another process listens there (perhaps this server, started twice); "

@@ -1,0 +1,104 @@
+"""Administration of servers that other machines reach and that have no access control."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from aiorocket.config import BrokerConfig, ClientConfig, NameServerConfig
+from aiorocket.errors import ConfigError, NotConnectedError, UsageError
+from aiorocket.nameserver import NameServer
+from aiorocket.remoting import RemotingClient
+from aiorocket.runtime.env import memory_env
+from aiorocket_protocol import RemotingCommand, RequestCode
+from aiorocket_protocol.signing import Signer
+from tests.broker.peer import running
+
+OPEN = {"host": "0.0.0.0", "advertise": "127.0.0.1", "port": 0}
+TOKEN = "sixteen characters at least"
+LIST = int(RequestCode.GET_ALL_TOPIC_CONFIG)
+
+
+async def answer(address: str, code: int = LIST, signer: Signer | None = None) -> RemotingCommand:
+    client = RemotingClient(memory_env(), ClientConfig().remoting, signer=signer)
+    try:
+        return await client.request(address, RemotingCommand.request(code), 5.0)
+    finally:
+        await client.close()
+
+
+async def test_a_stranger_is_told_the_three_ways() -> None:
+    async with running(**OPEN) as broker:
+        refused = await answer(broker.address)
+    assert refused.code == 16
+    for way in ("--admin-bind", "--admin-token-file", "--acl", "code 21"):
+        assert way in (refused.remark or "")
+
+
+async def test_an_administration_listener_on_tcp_and_on_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    async with running(**OPEN, admin_bind="127.0.0.1:0") as broker, running(**OPEN, admin_bind=f"unix:{path}") as unix:
+        assert (await answer(broker._security.door.address)).code == 0
+        assert (await answer(broker.address)).code == 16, "the other listener serves what it did"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert (await answer(f"unix:{path}")).code == 0
+        assert (await answer(unix.address)).code == 16
+        with pytest.raises(UsageError, match="another server listens there"):
+            async with running(**OPEN, admin_bind=f"unix:{path}"):
+                pass
+        assert (await answer(f"unix:{path}")).code == 0, "who came second took nothing away"
+    with pytest.raises(NotConnectedError, match="unix:"):
+        await answer(f"unix:{path}")
+
+
+async def test_what_an_ended_server_left_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    left, file = tmp_path / "left.sock", tmp_path / "file"
+    with socket.socket(socket.AF_UNIX) as ended:
+        ended.bind(str(left))
+    file.write_text("mine")
+    async with running(**OPEN, admin_bind=f"unix:{left}"):
+        assert (await answer(f"unix:{left}")).code == 0
+    with pytest.raises(UsageError, match="unix socket"):
+        async with running(**OPEN, admin_bind=f"unix:{file}"):
+            pass
+    assert file.read_text() == "mine"
+
+
+async def test_a_token_gives_administration_to_who_signs_with_it() -> None:
+    async with running(**OPEN, admin_token=TOKEN) as broker:
+        assert (await answer(broker.address, signer=Signer("admin", TOKEN))).code == 0
+        for signer in (None, Signer("admin", "sixteen characters at most."), Signer("root", TOKEN)):
+            assert (await answer(broker.address, signer=signer)).code == 16
+
+
+async def test_a_name_server_has_the_same(tmp_path: Path) -> None:
+    ask = int(RequestCode.GET_NAMESRV_CONFIG)
+    env = memory_env()
+    config = NameServerConfig(host="0.0.0.0", port=0, admin_token=TOKEN, admin_bind=f"unix:{tmp_path / 'n'}")
+    server = NameServer(env, config)
+    await server.start()
+    try:
+        address = f"127.0.0.1:{server.port}"
+        assert (await answer(address, ask)).code == 16
+        assert (await answer(address, ask, Signer("admin", TOKEN))).code == 0
+        assert (await answer(f"unix:{tmp_path / 'n'}", ask)).code == 0
+    finally:
+        await server.close()
+        await env.disk.close()
+
+
+@pytest.mark.parametrize("bind", ["10912", "host:", "unix:", ":1", "a:99999"])
+async def test_an_address_that_is_none_is_refused(bind: str) -> None:
+    with pytest.raises(ConfigError, match="admin_bind"):
+        async with running(BrokerConfig(**OPEN, admin_bind=bind)):  # type: ignore[arg-type]  # OPEN has texts and numbers
+            pass
+
+
+async def test_a_short_token_is_refused_and_no_token_is_shown() -> None:
+    with pytest.raises(ConfigError, match="at least 16"):
+        async with running(**OPEN, admin_token="short"):
+            pass
+    assert TOKEN not in repr(BrokerConfig(admin_token=TOKEN)) + repr(NameServerConfig(admin_token=TOKEN))
