@@ -14,6 +14,8 @@ from aiorocket.broker.core.traffic import (
     BROKER_PUT_NUMS,
     GROUP_GET_NUMS,
     SAMPLE,
+    TOPIC_PUT_NUMS,
+    Growth,
     Key,
     Traffic,
 )
@@ -40,6 +42,7 @@ class TrafficMeter:
     ) -> None:
         self._loop = loop
         self._clock = clock
+        self._topics = tables.topics
         self._counters = tables.counters
         self._store = store
         self.put: Key = (BROKER_PUT_NUMS, cluster)
@@ -61,6 +64,24 @@ class TrafficMeter:
         if self._loop.time() - self._counted >= _FRESH or not self._traffic.totals:
             self._count()
         return self._traffic
+
+    def grown(self, key: Key) -> tuple[Growth, Growth, Growth] | None:
+        """In the last minute, hour and day; None for what never grew. What the totals do not have is looked at now:
+        they may be a second old, and a topic that has a message is not unknown."""
+        traffic = self.now()
+        if key not in traffic.totals and self._has_grown(*key):
+            self._count()
+        return traffic.grown(key, self._loop.time())
+
+    def _has_grown(self, kind: str, name: str) -> bool:
+        if kind == TOPIC_PUT_NUMS:
+            known = self._topics.get(name)
+            queues = range(known.max_queues) if known is not None else ()
+            return sum(self._store.max_offset(name, queue_id) for queue_id in queues) != self._traffic.stored(name)
+        if kind == GROUP_GET_NUMS:
+            topic, _, group = name.partition("@")
+            return (topic, group) in self._counters.delivered
+        return (kind, name) in (self.put, self.got)
 
     async def keep_sampling(self) -> None:
         while True:

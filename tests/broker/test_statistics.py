@@ -208,6 +208,16 @@ async def test_statistics_of_one_topic_and_of_a_group_in_it(peer: Peer) -> None:
     assert b'"consumeTps":0.0' not in (await peer.call(208, None, consumerGroup="g")).body
 
 
+async def test_what_has_come_since_the_totals_were_made_is_not_unknown(peer: Peer) -> None:
+    await peer.send(topic="before")
+    await runtime(peer)
+    await peer.send()
+    await peer.pull("T", 0)
+    for name, key in (("TOPIC_PUT_NUMS", "T"), ("GROUP_GET_NUMS", "T@g"), ("BROKER_GET_NUMS", "DefaultCluster")):
+        answer = await peer.call(315, None, statsName=name, statsKey=key)
+        assert answer.code == 0 and json.loads(answer.body)["statsDay"]["sum"] == 1, (name, answer.remark)
+
+
 async def test_what_waits_in_delay_levels_is_shown(peer: Peer) -> None:
     await peer.send(properties={"DELAY": "4"})
     before = (await runtime(peer))["scheduleMessageOffset_4"]

@@ -85,6 +85,10 @@ class Traffic:
                 self.add((TOPIC_PUT_NUMS, topic), grown[topic])
         return grown
 
+    def stored(self, topic: str) -> int:
+        """Where the queues of ``topic`` ended at the last call of ``count_stored``, in sum."""
+        return self._stored.get(topic, 0)
+
     def add(self, key: Key, count: int) -> None:
         self.totals[key] = self.totals.get(key, 0) + count
 

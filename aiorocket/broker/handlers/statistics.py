@@ -224,7 +224,7 @@ class StatisticsHandlers:
         """Code 315: what came in or went out in the last minute, hour and day. The average per call (avgpt) is left
         out: nothing counts the calls."""
         header = command.read(ViewBrokerStatsDataRequestHeader)
-        grown = self._traffic.now().grown((header.stats_name, header.stats_key), self._traffic.time())
+        grown = self._traffic.grown((header.stats_name, header.stats_key))
         if grown is None:
             return RemotingCommand.response(
                 ResponseCode.SYSTEM_ERROR,
@@ -235,7 +235,7 @@ class StatisticsHandlers:
 
     def _per_second(self, key: Key) -> float:
         """In the last minute."""
-        grown = self._traffic.now().grown(key, self._traffic.time())
+        grown = self._traffic.grown(key)
         return 0.0 if grown is None else grown[0].per_second
 
     def runtime_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
