@@ -13,6 +13,7 @@ from aiorocket.access.core.requests import is_registration
 from aiorocket.access.handlers import AccessHandlers
 from aiorocket.access.security import Security
 from aiorocket.config import NameServerConfig
+from aiorocket.nameserver.broker_lists import BrokerLists
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
 from aiorocket.nameserver.local import from_here
@@ -30,7 +31,6 @@ from aiorocket_protocol import (
     AddWritePermOfBrokerRequestHeader,
     AddWritePermOfBrokerResponseHeader,
     BrokerHeartbeatRequestHeader,
-    ClusterInfo,
     DataVersion,
     DeleteKVConfigRequestHeader,
     DeleteTopicFromNamesrvRequestHeader,
@@ -147,9 +147,9 @@ class NameServer:
         return {
             RequestCode.GET_KV_CONFIG: self._get_kv,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
-            RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
             RequestCode.GET_KVLIST_BY_NAMESPACE: self._kv_list,
             **TopicLists(self.routes).codes(),
+            **BrokerLists(self.routes).codes(),
             RequestCode.REGISTER_BROKER: self._register,
             RequestCode.UNREGISTER_BROKER: self._unregister,
             RequestCode.QUERY_DATA_VERSION: self._query_data_version,
@@ -178,13 +178,6 @@ class NameServer:
                 ResponseCode.TOPIC_NOT_EXIST, remark=f"No topic route info in name server for the topic: {topic:.200}"
             )
         return _body(connection, command, route)
-
-    def _cluster_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        brokers = {data.broker_name: data for data in self.routes.brokers()}
-        clusters: dict[str, list[str]] = {}
-        for data in brokers.values():
-            clusters.setdefault(data.cluster, []).append(data.broker_name)
-        return _body(connection, command, ClusterInfo(brokers, clusters))
 
     def _delete_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = command.read(DeleteTopicFromNamesrvRequestHeader)

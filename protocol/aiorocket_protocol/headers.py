@@ -84,6 +84,8 @@ __all__ = (
     "QueryConsumeTimeSpanRequestHeader",
     "GetConsumeStatsInBrokerHeader",
     "QueryCorrectionOffsetHeader",
+    "UpdateGroupForbiddenRequestHeader",
+    "GetBrokerMemberGroupRequestHeader",
     "CloneGroupOffsetRequestHeader",
     "QueryTopicsByConsumerRequestHeader",
     "QuerySubscriptionByConsumerRequestHeader",
@@ -674,6 +676,21 @@ class QueryCorrectionOffsetHeader(NamedTuple):
     filter_groups: str | None = None
 
 
+class UpdateGroupForbiddenRequestHeader(NamedTuple):
+    """Request header of UPDATE_AND_GET_GROUP_FORBIDDEN (353)."""
+
+    group: str
+    topic: str
+    readable: bool | None = None
+
+
+class GetBrokerMemberGroupRequestHeader(NamedTuple):
+    """Request header of GET_BROKER_MEMBER_GROUP (901)."""
+
+    cluster_name: str
+    broker_name: str
+
+
 class CloneGroupOffsetRequestHeader(NamedTuple):
     """Request header of CLONE_GROUP_OFFSET (314)."""
 
@@ -1229,6 +1246,15 @@ SPECS: dict[type[tuple[Any, ...]], tuple[FieldSpec, ...]] = {
         FieldSpec("topic", "topic", "str", True),
         FieldSpec("filter_groups", "filterGroups", "str", False),
     ),
+    UpdateGroupForbiddenRequestHeader: (
+        FieldSpec("group", "group", "str", True),
+        FieldSpec("topic", "topic", "str", True),
+        FieldSpec("readable", "readable", "bool", False),
+    ),
+    GetBrokerMemberGroupRequestHeader: (
+        FieldSpec("cluster_name", "clusterName", "str", True),
+        FieldSpec("broker_name", "brokerName", "str", True),
+    ),
     CloneGroupOffsetRequestHeader: (
         FieldSpec("src_group", "srcGroup", "str", True),
         FieldSpec("dest_group", "destGroup", "str", True),
@@ -1415,8 +1441,10 @@ REQUEST_HEADERS: dict[int, type[tuple[Any, ...]]] = {
     345: QuerySubscriptionByConsumerRequestHeader,
     351: GetTopicConfigRequestHeader,
     352: GetSubscriptionGroupConfigRequestHeader,
+    353: UpdateGroupForbiddenRequestHeader,
     361: PullMessageRequestHeader,
     370: RecallMessageRequestHeader,
+    901: GetBrokerMemberGroupRequestHeader,
     904: BrokerHeartbeatRequestHeader,
     3001: CreateUserRequestHeader,
     3002: UpdateUserRequestHeader,

@@ -13,7 +13,8 @@ import pytest
 
 from aiorocket.broker import Broker
 from aiorocket.broker.core.counters import SendBack
-from aiorocket.broker.core.groups import GroupConfigs, GroupTable
+from aiorocket.broker.core.group_configs import GroupConfigs
+from aiorocket.broker.core.groups import GroupTable
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.topics import UNIT, UNIT_SUB
 from aiorocket.config import NameServerConfig

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorocket.broker.core.delay import DelaySchedule
-from aiorocket.broker.core.groups import ConsumerGroup, GroupConfig, GroupConfigs, Subscription
+from aiorocket.broker.core.group_configs import GroupConfig, GroupConfigs
+from aiorocket.broker.core.groups import ConsumerGroup, Subscription
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.pull_checks import check_access, parse_subscription, registered_subscription

@@ -1,4 +1,4 @@
-"""What administrators look at and change besides: 18, 225, 305, 314, 321, 328, 343, 345, 907 and 908."""
+"""What administrators look at and change besides: 18, 43, 45, 225, 305, 308, 314, 321, 328, 343, 345, 353, 907, 908."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from aiorocket.broker import Broker
+from aiorocket.runtime.env import memory_env
 from aiorocket_protocol import CloneGroupOffsetRequestHeader, RemotingCommand, tags_code
-from tests.broker.peer import Peer, heartbeat
+from tests.broker.peer import Peer, heartbeat, records, running
 
 
 async def asked(peer: Peer, code: int, **ext: Any) -> Any:
@@ -110,3 +111,63 @@ async def test_a_master_without_slaves(peer: Peer) -> None:
     status = await asked(peer, 907)
     assert status["master"] is True and status["masterCommitLogMaxOffset"] > 0 and status["haConnectionInfo"] == []
     assert (await peer.call(908, None, masterFlushOffset="0")).code == 0
+
+
+async def commit(peer: Peer, group: str, queue_id: int, offset: int) -> None:
+    answer = await peer.call(15, None, consumerGroup=group, topic="T", queueId=str(queue_id), commitOffset=str(offset))
+    assert answer.code == 0
+
+
+async def test_all_offsets(peer: Peer) -> None:
+    await peer.create_topic("T")
+    await commit(peer, "g", 1, 5)
+    found = await asked(peer, 43)
+    assert found["offsetTable"]["T@g"] == {"1": 5} and found["dataVersion"]["counter"] > 0
+
+
+async def test_how_far_delay_levels_are(peer: Peer) -> None:
+    await peer.send(properties={"DELAY": "2"})
+    assert (await asked(peer, 45))["offsetTable"] == {}
+    assert records(await peer.pull("T", 0))
+    assert (await asked(peer, 45))["offsetTable"] == {"2": 1}
+
+
+async def test_how_far_the_slowest_group_is(peer: Peer) -> None:
+    await peer.create_topic("T")
+    for group, queue_id, offset in (("slow", 0, 3), ("fast", 0, 9), ("fast", 1, 4), ("odd", 1, 1)):
+        await commit(peer, group, queue_id, offset)
+
+    async def found(**ext: str) -> Any:
+        return (await asked(peer, 308, topic="T", **ext))["correctionOffsets"]
+
+    assert await found(compareGroup="fast") == await found(compareGroup="new") == {"0": 3, "1": 1}
+    assert await found(compareGroup="fast", filterGroups="odd,other") == {"0": 3, "1": 4}
+    assert await found(compareGroup="slow", filterGroups="odd,slow") == {"0": 2**63 - 1, "1": 4}
+    assert await peer.committed("odd", "T", 1) == 1
+
+
+async def test_a_group_that_may_not_read_a_topic() -> None:
+    may = {"group": "g", "topic": "T"}
+    env = memory_env()
+    async with running(env=env, data="store") as broker:
+        peer = await Peer.connect(broker.port)
+        await peer.send()
+        assert await asked(peer, 353, **may) == {**may, "readable": True}
+        assert await asked(peer, 353, **may, readable="false") == {**may, "readable": False}
+        refused = await peer.pull("T", 0)
+        assert refused.code == 16 and refused.remark == "the consumer group[g] is forbidden for topic[T]"
+        assert records(await peer.pull("T", 0, consumer_group="other"))
+        assert (await asked(peer, 201))["forbiddenTable"] == {"g": {"T": 4}}
+        for wrong in ({"group": "no good", "topic": "T"}, {"group": "g", "topic": ""}):
+            assert (await peer.call(353, None, **wrong, readable="false")).code in (1, 29)
+        await peer.close()
+    async with running(env=env, data="store") as broker:
+        peer = await Peer.connect(broker.port)
+        assert (await peer.pull("T", 0)).code == 16
+        assert await asked(peer, 353, **may, readable="true") == {**may, "readable": True}
+        assert records(await peer.pull("T", 0))
+        await asked(peer, 353, **may, readable="false")
+        assert (await peer.call(207, None, groupName="g")).code == 0
+        assert (await asked(peer, 201))["forbiddenTable"] == {}
+        await peer.close()
+    await env.disk.close()

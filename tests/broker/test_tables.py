@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiorocket.broker.core.groups import GroupConfig, GroupConfigs, GroupTable
+from aiorocket.broker.core.group_configs import GroupConfig, GroupConfigs
+from aiorocket.broker.core.groups import GroupTable
 from aiorocket.broker.core.names import FORBIDDEN_TOPICS, Refusal, is_topic_name
 from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.topics import Topic, TopicTable

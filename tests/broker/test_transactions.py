@@ -32,6 +32,7 @@ from aiorocket_protocol import (
     HeartbeatData,
     RecordView,
     RemotingCommand,
+    ResumeCheckHalfMessageRequestHeader,
     SendMessageResponseHeader,
     encode_body,
     encode_properties,
@@ -299,6 +300,38 @@ async def test_an_ordinary_message_cannot_be_committed(peer: Peer) -> None:
     receipt = answer.read(SendMessageResponseHeader)
     assert (await end(peer, receipt, COMMIT)).code == 1
     assert len(await stored(peer, "T")) == 1
+
+
+async def test_a_transaction_that_was_given_up_begins_anew() -> None:
+    changes = {"transaction_timeout": 0.05, "transaction_check_interval": 0.05, "transaction_check_max": 1}
+    async with running(**changes) as broker:
+        peer = await Peer.connect(broker.port)
+        await half(peer, properties=transactional(mine="1"))
+        async with asyncio.timeout(30):
+            while not (found := records(await peer.pull(TOO_OFTEN, 0))):
+                await asyncio.sleep(0.01)
+        (dead,) = found
+        data = HeartbeatData("c1", ["shop"], [])
+        assert (await peer.call(34, body=encode_body(data, 0))).code == 0
+        resumed = ResumeCheckHalfMessageRequestHeader(msg_id=dead.offset_msg_id)
+        assert (await peer.call(323, resumed)).code == 0
+        asked = await peer.read()
+        check = asked.read(CheckTransactionStateRequestHeader)
+        (record,) = split_records(asked.body)
+        assert asked.code == 39 and record.properties["TRANSACTION_CHECK_TIMES"] == "1"
+        place = check.tran_state_table_offset, check.commit_log_offset
+        assert (await peer.call(37, EndTransactionRequestHeader("shop", *place, COMMIT, "K1", True))).code == 0
+        (paid,) = await stored(peer, "T", 2)
+        assert paid.body == b"paid" and paid.properties["mine"] == "1" and len(broker.transactions) == 0
+        await peer.close()
+
+
+@pytest.mark.parametrize("wrong", ["", "7F", "7F00000100002A9F00000000000F4240", "a half message"])
+async def test_only_what_was_given_up_is_asked_about_again(peer: Peer, wrong: str) -> None:
+    receipt = await half(peer)
+    header = ResumeCheckHalfMessageRequestHeader(msg_id=receipt.msg_id if " " in wrong else wrong)
+    answer = await peer.call(323, header)
+    assert answer.code == 1 and "msgId" in (answer.remark or "")
 
 
 async def test_ends_that_come_together_deliver_once(peer: Peer) -> None:

@@ -175,6 +175,10 @@ async def test_lists_of_topics_and_brokers(peer: Peer) -> None:
     clusters = decode_body(ClusterInfo, (await peer.call(106)).body, 0)
     assert clusters.cluster_addr_table == {"C": ["a"]}
     assert clusters.broker_addr_table["a"].broker_addrs == {0: "10.0.0.1:10911"}
+    answer = await peer.call(901, None, clusterName="C", brokerName="a")
+    assert answer.body == b'{"brokerMemberGroup":{"brokerAddrs":{"0":"10.0.0.1:10911"},"brokerName":"a","cluster":"C"}}'
+    answer = await peer.call(901, None, clusterName="C", brokerName="x")
+    assert b'"brokerAddrs":{},' in answer.body
 
 
 async def test_permissions_topic_deletion_and_data_versions(peer: Peer) -> None:

@@ -8,157 +8,30 @@ the first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, full, is_group_name
 from aiorocket.broker.core.record_filter import RecordFilter
-from aiorocket.broker.core.topics import MAX_QUEUES
 from aiorocket.config import Limits
 from aiorocket_protocol import (
     CLUSTERING,
     CONSUME_FROM_LAST_OFFSET,
     CONSUME_PASSIVELY,
     RETRY_PREFIX,
-    SYSTEM_GROUP_PREFIX,
-    SYSTEM_GROUPS,
     TAG,
     ResponseCode,
     SubscriptionData,
     retry_topic,
 )
-from aiorocket_protocol.plain import Plain
 
 __all__ = (
     "ConsumerGroup",
-    "GroupConfig",
-    "GroupConfigs",
     "GroupTable",
     "Member",
     "Subscription",
     "filter_refusal",
     "weight_of",
 )
-
-
-class GroupConfig(NamedTuple):
-    """What an administrator can set for a consumer group; the defaults are RocketMQ's."""
-
-    name: str
-    consume_enable: bool = True
-    consume_from_min_enable: bool = True
-    consume_broadcast_enable: bool = True
-    retry_queues: int = 1
-    retry_max_times: int = 16
-    notify_changes: bool = True
-    attributes: Mapping[str, str] = {}
-
-    def to_dict(self) -> dict[str, Any]:
-        """The keys of RocketMQ's SubscriptionGroupConfig JSON."""
-        return {
-            "attributes": dict(self.attributes),
-            "brokerId": 0,
-            "consumeBroadcastEnable": self.consume_broadcast_enable,
-            "consumeEnable": self.consume_enable,
-            "consumeFromMinEnable": self.consume_from_min_enable,
-            "consumeMessageOrderly": False,
-            "consumeTimeoutMinute": 15,
-            "groupName": self.name,
-            "groupRetryPolicy": {"type": "CUSTOMIZED"},
-            "groupSysFlag": 0,
-            "notifyConsumerIdsChangedEnable": self.notify_changes,
-            "retryMaxTimes": self.retry_max_times,
-            "retryQueueNums": self.retry_queues,
-            "whichBrokerWhenConsumeSlowly": 1,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> GroupConfig:
-        """ProtocolError names the member that is of another type."""
-        plain = Plain(dict(data), "SubscriptionGroupConfig")
-        return cls(
-            name=plain.text("groupName"),
-            consume_enable=plain.flag("consumeEnable", True),
-            consume_from_min_enable=plain.flag("consumeFromMinEnable", True),
-            consume_broadcast_enable=plain.flag("consumeBroadcastEnable", True),
-            retry_queues=plain.number("retryQueueNums", 1),
-            retry_max_times=plain.number("retryMaxTimes", 16),
-            notify_changes=plain.flag("notifyConsumerIdsChangedEnable", True),
-            attributes=plain.text_table("attributes"),
-        )
-
-
-class GroupConfigs:
-    """Name → GroupConfig; an unknown group is made with defaults on first use, unless ``auto_create`` is off
-    (autoCreateSubscriptionGroup)."""
-
-    def __init__(self, retry_max_times: int, auto_create: bool = True, most: int = Limits().groups) -> None:
-        self._most = most
-        self.auto_create = auto_create
-        self._retry_max_times = retry_max_times
-        self._configs: dict[str, GroupConfig] = {}
-        self.version = 0
-        #: Bound once: the pull path calls it per request.
-        self.get = self._configs.get
-
-    def __iter__(self) -> Iterator[GroupConfig]:
-        return iter(self._configs.values())
-
-    def ensure(self, group: str) -> GroupConfig | Refusal:
-        config = self._configs.get(group)
-        if config is not None:
-            return config
-        if not is_group_name(group):
-            return Refusal(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"group {group!r:.300}: 1 to {LONGEST_GROUP} of the characters % | a-z A-Z 0-9 _ - are allowed",
-            )
-        if not self.auto_create and group not in SYSTEM_GROUPS and not group.startswith(SYSTEM_GROUP_PREFIX):
-            return Refusal(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{group}] does not exist, and groups are not created by being used here: "
-                "create it first",
-            )
-        if len(self._configs) >= self._most:
-            return full("groups", self._most, f"group {group} is not made")
-        config = GroupConfig(group, retry_max_times=self._retry_max_times)
-        self._configs[group] = config
-        self.version += 1
-        return config
-
-    def put(self, config: GroupConfig) -> Refusal | None:
-        if not is_group_name(config.name):
-            return Refusal(ResponseCode.INVALID_PARAMETER, f"group {config.name!r:.300}: illegal characters or length")
-        if not _in_range(config):
-            return Refusal(
-                ResponseCode.INVALID_PARAMETER,
-                f"retryQueueNums {config.retry_queues} for group {config.name}: 0 to {MAX_QUEUES} are allowed",
-            )
-        if config.name not in self._configs and len(self._configs) >= self._most:
-            return full("groups", self._most, f"group {config.name} is not made")
-        if self._configs.get(config.name) != config:
-            self._configs[config.name] = config
-            self.version += 1
-        return None
-
-    def delete(self, group: str) -> bool:
-        if group in SYSTEM_GROUPS or self._configs.pop(group, None) is None:
-            return False
-        self.version += 1
-        return True
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"groups": [config.to_dict() for config in self._configs.values()]}
-
-    def load(self, data: Mapping[str, Any]) -> None:
-        for item in data.get("groups", ()):
-            config = GroupConfig.from_dict(item)
-            if is_group_name(config.name) and _in_range(config):
-                self._configs[config.name] = config
-
-
-def _in_range(config: GroupConfig) -> bool:
-    return 0 <= config.retry_queues <= MAX_QUEUES
 
 
 class Subscription:

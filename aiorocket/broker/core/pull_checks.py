@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from aiorocket.broker.core.groups import ConsumerGroup, GroupConfig, Subscription, is_tag_type
+from collections.abc import Container
+
+from aiorocket.broker.core.group_configs import GroupConfig
+from aiorocket.broker.core.groups import ConsumerGroup, Subscription, is_tag_type
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.topics import Topic
 from aiorocket_protocol import ALL_TAGS, BROADCASTING, SQL92, ResponseCode, SubscriptionData
@@ -15,7 +18,9 @@ __all__ = (
 )
 
 
-def check_access(config: GroupConfig, topic: Topic | None, name: str, queue_id: int) -> Refusal | None:
+def check_access(
+    config: GroupConfig, topic: Topic | None, name: str, queue_id: int, forbidden: Container[tuple[str, str]]
+) -> Refusal | None:
     """May this group read this queue at all? The first checks of a pull."""
     if not config.consume_enable:
         return Refusal(ResponseCode.NO_PERMISSION, f"subscription group no permission, {config.name}")
@@ -28,6 +33,8 @@ def check_access(config: GroupConfig, topic: Topic | None, name: str, queue_id: 
             ResponseCode.INVALID_PARAMETER,
             f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}]",
         )
+    if (config.name, name) in forbidden:
+        return Refusal(ResponseCode.NO_PERMISSION, f"the consumer group[{config.name}] is forbidden for topic[{name}]")
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from aiorocket.broker.core.groups import GroupConfig
+from aiorocket.broker.core.group_configs import GroupConfig
 from aiorocket_protocol import FIRST_RETRY_LEVEL, VERSION_WITH_MAX_RECONSUME, dlq_topic, retry_topic
 
 __all__ = ("Destination", "after_failure", "for_retry_send")

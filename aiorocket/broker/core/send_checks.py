@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from aiorocket.broker.core.groups import GroupConfigs
+from aiorocket.broker.core.group_configs import GroupConfigs
 from aiorocket.broker.core.names import Refusal, is_forbidden
 from aiorocket.broker.core.retry_policy import for_retry_send
 from aiorocket.broker.core.topics import Topic, TopicTable

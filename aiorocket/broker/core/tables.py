@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from aiorocket.broker.core.counters import GroupCounters
 from aiorocket.broker.core.delay import DelaySchedule
-from aiorocket.broker.core.groups import GroupConfigs, GroupTable
+from aiorocket.broker.core.group_configs import GroupConfigs
+from aiorocket.broker.core.groups import GroupTable
 from aiorocket.broker.core.locks import LockTable
 from aiorocket.broker.core.modes import ModeTable
 from aiorocket.broker.core.offsets import ConsumerOffsets

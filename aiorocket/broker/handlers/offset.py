@@ -1,9 +1,9 @@
-"""Offsets: of groups (14, 15) and of queues (29, 30, 31, 32)."""
+"""Offsets: of groups (14, 15), of queues (29, 30, 31, 32), and all of them for administrators (43, 45, 308)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import refuse, unknown_topic
 from aiorocket.broker.core.names import Refusal
@@ -11,6 +11,7 @@ from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.lower_commits import warn_of_lower
 from aiorocket_protocol import (
     EXT_EPOCH,
+    DataVersion,
     GetEarliestMsgStoretimeRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,
     GetMaxOffsetRequestHeader,
@@ -19,12 +20,14 @@ from aiorocket_protocol import (
     GetMinOffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
     QueryConsumerOffsetResponseHeader,
+    QueryCorrectionOffsetHeader,
     RemotingCommand,
     RequestCode,
     ResponseCode,
     SearchOffsetRequestHeader,
     SearchOffsetResponseHeader,
     UpdateConsumerOffsetRequestHeader,
+    encode_body,
 )
 
 if TYPE_CHECKING:
@@ -34,9 +37,12 @@ if TYPE_CHECKING:
 
 __all__ = ("OffsetHandlers",)
 
+#: Java's Long.MAX_VALUE.
+NOWHERE = (1 << 63) - 1
+
 
 class OffsetHandlers:
-    """Handlers for 14, 15, 29, 30, 31 and 32. ``stale(connection, group, topic, queue id, epoch)`` refuses the commit
+    """Handlers for these. ``stale(connection, group, topic, queue id, epoch)`` refuses the commit
     of somebody who no longer owns the queue."""
 
     def __init__(
@@ -45,6 +51,7 @@ class OffsetHandlers:
         self._topics = tables.topics
         self._configs = tables.configs
         self._offsets = tables.offsets
+        self._delays = tables.delays
         self._store = store
         self._stale = stale
 
@@ -56,6 +63,9 @@ class OffsetHandlers:
             RequestCode.GET_MAX_OFFSET: self.maximum,
             RequestCode.GET_MIN_OFFSET: self.minimum,
             RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
+            RequestCode.GET_ALL_DELAY_OFFSET: self.delay_offsets,
+            RequestCode.QUERY_CORRECTION_OFFSET: self.correction,
         }
 
     def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -135,3 +145,38 @@ class OffsetHandlers:
         first = self._store.min_offset(header.topic, header.queue_id)
         stamp = self._store.store_time(header.topic, header.queue_id, first)
         return RemotingCommand.response(header=GetEarliestMsgStoretimeResponseHeader(-1 if stamp is None else stamp))
+
+    # ---- for administrators
+
+    def all_offsets(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 43: how far every group has come in every queue, as slaves of Apache's read it."""
+        return _table(connection, command, self._offsets.to_dict()["offsetTable"], self._offsets.version)
+
+    def delay_offsets(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 45: up to where each delay level has delivered."""
+        return _table(connection, command, self._delays.to_dict()["offsetTable"], self._delays.version)
+
+    def correction(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 308: for each queue how far the group has come that is least far, of all whose next message is still
+        there; 2^63 - 1 where that is further than ``compareGroup``. ``filterGroups`` (separated by commas) do not
+        count; Apache's forgets their offsets, this one does not."""
+        header = command.read(QueryCorrectionOffsetHeader)
+        topic = header.topic
+        left_out = (header.filter_groups or "").split(",")
+        least: dict[int, int] = {}
+        for group in self._offsets.groups(topic):
+            if group in left_out:
+                continue
+            for queue_id, offset in self._offsets.queues(group, topic).items():
+                if offset >= self._store.min_offset(topic, queue_id):
+                    least[queue_id] = min(offset, least.get(queue_id, offset))
+        for queue_id, offset in self._offsets.queues(header.compare_group, topic).items():
+            if least.get(queue_id, offset) > offset:
+                least[queue_id] = NOWHERE
+        plain = {"correctionOffsets": {str(queue_id): offset for queue_id, offset in least.items()}}
+        return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
+
+
+def _table(connection: Connection, command: RemotingCommand, table: dict[Any, Any], version: int) -> RemotingCommand:
+    plain = {"dataVersion": DataVersion(0, version).to_plain(), "offsetTable": table}
+    return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiorocket.broker.answers import refuse
-from aiorocket.broker.core.groups import GroupConfig, Subscription, weight_of
+from aiorocket.broker.core.group_configs import GroupConfig
+from aiorocket.broker.core.groups import Subscription, weight_of
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal, full
 from aiorocket.broker.core.pop_answer import Found, Wanted
@@ -311,7 +312,7 @@ class PopHandlers:
         if isinstance(config, Refusal):
             return config
         topic = self._topics.get(name)
-        refusal = check_access(config, topic, name, max(queue_id, 0))
+        refusal = check_access(config, topic, name, max(queue_id, 0), self._configs.forbidden)
         if refusal is not None or topic is None:
             return refusal or Refusal(ResponseCode.TOPIC_NOT_EXIST, name)
         longest = _LONGEST_TOPIC - len(pop_retry_topic("", ""))

@@ -105,6 +105,7 @@ class PullHandlers:
         self._group = tables.consumers.get
         self._configs = tables.configs
         self._group_config = tables.configs.get
+        self._forbidden = tables.configs.forbidden
         self._offsets = tables.offsets
         self._counters = tables.counters
         self._delivered = tables.counters.delivered
@@ -141,8 +142,11 @@ class PullHandlers:
                 return refuse(made)
             config = made
         topic = self._topic(topic_name)
-        if topic is None or not topic.readable or not 0 <= queue_id < topic.read_queues or not config.consume_enable:
-            refusal = check_access(config, topic, topic_name, queue_id)
+        if (
+            topic is None or not topic.readable or not 0 <= queue_id < topic.read_queues
+            or not config.consume_enable or self._forbidden
+        ):  # fmt: skip
+            refusal = check_access(config, topic, topic_name, queue_id, self._forbidden)
             if refusal is not None:
                 return refuse(refusal)
         flags = header.sys_flag

@@ -1,4 +1,4 @@
-"""Administration of topics and groups: 17, 18, 215, 21, 351 and 200, 225, 201, 207, 352; 314 copies offsets."""
+"""Administration of topics and groups: 17, 18, 215, 21, 351 and 200, 225, 201, 207, 352, 353; 314 copies offsets."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import plain_body, refuse
-from aiorocket.broker.core.groups import GroupConfig
-from aiorocket.broker.core.names import Refusal, is_system_topic
+from aiorocket.broker.core.group_configs import GroupConfig
+from aiorocket.broker.core.names import Refusal, is_group_name, is_system_topic, is_topic_name
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket_protocol import (
@@ -22,6 +22,7 @@ from aiorocket_protocol import (
     RequestCode,
     ResponseCode,
     TopicConfig,
+    UpdateGroupForbiddenRequestHeader,
     encode_body,
 )
 from aiorocket_protocol.plain import Plain
@@ -69,6 +70,7 @@ class TopicHandlers:
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.group_config,
             RequestCode.CLONE_GROUP_OFFSET: self.clone_offsets,
+            RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: self.group_forbidden,
         }
 
     async def create_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -168,7 +170,7 @@ class TopicHandlers:
         """Code 201."""
         plain = {
             "dataVersion": DataVersion(0, self._configs.version).to_plain(),
-            "forbiddenTable": {},
+            "forbiddenTable": self._configs.forbidden_table(),
             "subscriptionGroupTable": {config.name: config.to_dict() for config in self._configs},
         }
         return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
@@ -189,6 +191,24 @@ class TopicHandlers:
         if isinstance(config, Refusal):
             return refuse(config)
         return RemotingCommand.response(body=encode_body(config.to_dict(), connection.reply_type(command)))
+
+    async def group_forbidden(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Code 353: may a group read a topic? With ``readable`` the answer is set; it holds for pulls and pops."""
+        header = command.read(UpdateGroupForbiddenRequestHeader)
+        group, topic = header.group, header.topic
+        if not is_group_name(group) or not is_topic_name(topic):
+            why = f"group {group!r:.300}, topic {topic!r:.300}: illegal characters or length"
+            return refuse(Refusal(ResponseCode.INVALID_PARAMETER, why))
+        version = self._configs.version
+        if header.readable:
+            self._configs.allow(group, topic)
+        elif header.readable is False and (refusal := self._configs.forbid(group, topic)) is not None:
+            return refuse(refusal)
+        if self._configs.version != version:
+            await self._save()
+        readable = (group, topic) not in self._configs.forbidden
+        plain = {"group": group, "readable": readable, "topic": topic}
+        return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
 
 
 def _topic(value: Any) -> Topic:

@@ -1,4 +1,4 @@
-"""END_TRANSACTION (37), and the sends that open a transaction.
+"""END_TRANSACTION (37), the sends that open a transaction, and RESUME_CHECK_HALF_MESSAGE (323).
 
 A message with TRAN_MSG=true is stored as a half message in a queue that consumers do not know; its receipt carries that
 queue's offset and the offset id of the half message, and the producer names both when it ends the transaction.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
+from aiorocket.broker.copies import Copy, store_copy
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.send_checks import SendHeader, added_properties, check_sizes
 from aiorocket.broker.core.transactions import HalfState, immunity
@@ -18,6 +19,7 @@ from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     DEFAULT_REGION,
     HALF_TOPIC,
+    MAX_CHECKS_TOPIC,
     PROPERTY_DELAY,
     PROPERTY_PGROUP,
     PROPERTY_TAGS,
@@ -33,9 +35,11 @@ from aiorocket_protocol import (
     RemotingCommand,
     RequestCode,
     ResponseCode,
+    ResumeCheckHalfMessageRequestHeader,
     SendMessageResponseHeader,
     encode_properties,
     offset_msg_id,
+    parse_offset_msg_id,
     tags_code,
 )
 
@@ -57,7 +61,7 @@ _GONE = "Find prepared transaction message failed"
 
 
 class TransactionHandlers:
-    """Handler for 37; ``store_half`` is called by the send handlers."""
+    """Handler for 37 and 323; ``store_half`` is called by the send handlers."""
 
     def __init__(self, env: Env, config: BrokerConfig, store: MessageStore, checks: TransactionChecks) -> None:
         self._clock = env.clock
@@ -67,7 +71,7 @@ class TransactionHandlers:
         self._cluster = config.cluster
 
     def codes(self) -> dict[int, RequestHandler]:
-        return {RequestCode.END_TRANSACTION: self.end}
+        return {RequestCode.END_TRANSACTION: self.end, RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume}
 
     def store_half(
         self,
@@ -171,6 +175,35 @@ class TransactionHandlers:
             self._checks.commit(half, view, ended)
         else:
             self._checks.rollback(half, ended)
+        return None
+
+    def resume(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """Code 323: a message that nobody answered for, and that lies in TRANS_CHECK_MAX_TIME_TOPIC, is a half message
+        once more: its producers are asked about it from the beginning. Each call stores it anew."""
+        text = command.read(ResumeCheckHalfMessageRequestHeader).msg_id or ""
+        try:
+            _, _, offset = parse_offset_msg_id(text)
+        except ProtocolError as error:
+            return _refused(ResponseCode.SYSTEM_ERROR, f"msgId {text!r:.80}: {error}")
+        data = self._store.read_record(offset)
+        view = None if data is None else RecordView(data, 0, len(data))
+        if view is None or view.topic != MAX_CHECKS_TOPIC:
+            return _refused(ResponseCode.SYSTEM_ERROR, f"msgId {text}: no message of {MAX_CHECKS_TOPIC}")
+        values = dict(view.properties)
+        for name in (PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET):
+            values.pop(name, None)
+
+        def done(result: PutResult) -> None:
+            if result.status is PutStatus.OK:
+                self._checks.stored(result, immunity(values))
+                connection.reply(command, RemotingCommand.response())
+            else:
+                connection.reply(command, refuse(put_refusal(result)))
+
+        try:
+            store_copy(self._store, Copy(view, HALF_TOPIC, 0, encode_properties(values)), done)
+        except StoreError as error:
+            return refuse(store_refusal(error))
         return None
 
     def _check(self, header: EndTransactionRequestHeader, view: RecordView) -> Refusal | None:
