@@ -3,6 +3,7 @@
     python -m bench.calls                  compare with bench/results/calls.json; exit 1 when a count grew by over 10 %
     python -m bench.calls --record         make this run's counts the recorded ones
     python -m bench.calls --functions 15   show which functions the calls are
+    python -m bench.calls --inside         the gate of .ci/run: ``bench.inside`` instead of processes, exit 1 beyond 3 %
 
 Each of the three processes counts the frames that its loop's thread enters (a resumed coroutine counts again) between
 two marks, in cProfile's C code. Work per loop turn or per group commit is shared by more or fewer messages from run to
@@ -20,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import scenarios
+from bench import inside_cost, scenarios
 from bench.processes import ROOT, BenchError
 
 RECORDED = ROOT / "bench" / "results" / "calls.json"
@@ -112,8 +113,12 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--functions", type=int, default=0, metavar="N", help="list the N most called functions")
     parser.add_argument("--data", default=tempfile.gettempdir(), help="directory for stores")
+    parser.add_argument("--inside", action="store_true", help="in one process, the same to the last call on every run")
     options = parser.parse_args()
     console = Console()
+    if options.inside:
+        inside_cost.gate(console, record=options.record)
+        return
     try:
         counts = measure(options.repeat, options.data)
     except BenchError as error:

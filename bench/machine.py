@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import sysconfig
 import tempfile
 import time
 from datetime import datetime
@@ -20,6 +21,7 @@ def facts(data: str) -> dict[str, Any]:
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "commit": commit(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "interpreter": interpreter(),
         "packages": {name: version(name) for name in ("uvloop", "msgpack")},
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": processor(),
@@ -28,6 +30,18 @@ def facts(data: str) -> dict[str, Any]:
         "load_at_start": [round(each, 2) for each in os.getloadavg()],
         "file_system": file_system(data),
         "fdatasync_ms": fdatasync(data),
+    }
+
+
+def interpreter() -> dict[str, bool]:
+    """How CPython was built. Without profile-guided optimisation (``--enable-optimizations``) it takes a third more
+    cycles."""
+    arguments = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
+    return {
+        "pgo": "--enable-optimizations" in arguments,
+        "lto": "--with-lto" in arguments,
+        "shared": bool(sysconfig.get_config_var("Py_ENABLE_SHARED")),
+        "debug": bool(sysconfig.get_config_var("Py_DEBUG")),
     }
 
 
