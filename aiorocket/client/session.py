@@ -23,7 +23,6 @@ from aiorocket.client.registered import GroupMember, GroupProducer
 from aiorocket.client.route_table import RouteTable
 from aiorocket.config import ClientConfig
 from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, UsageError
-from aiorocket.remoting.address import parse_address
 from aiorocket.remoting.client import RemotingClient
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.credentials import signer_of
@@ -104,9 +103,7 @@ class Session:
 
     async def start(self) -> None:
         """Begin heartbeats and route refreshes; the first use of a topic is the first request. ConfigError when
-        credentials or certificates cannot be read, UsageError for a name server's address that is none."""
-        for address in self.config.nameservers:
-            parse_address(address)
+        credentials or certificates cannot be read."""
         signer, tls = signer_of(self.config, self.env.disk), client_context(self.config.tls)
         self._lifecycle.move("start")
         self._loop = asyncio.get_running_loop()

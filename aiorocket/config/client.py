@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from aiorocket.config.addresses import check_nameservers
 from aiorocket.config.credentials import check_credentials
 from aiorocket.config.limits import Limits
 from aiorocket.config.remoting import MIB, RemotingConfig, check_numbers, check_positive
@@ -96,8 +97,9 @@ class ClientConfig:
         check_positive(self, "heartbeat_interval", "route_interval", "start_timeout")
         if self.missing_topics not in ("wait", "create", "error"):
             raise ConfigError(f"missing_topics={self.missing_topics!r}: 'wait', 'create' or 'error'")
-        if not self.nameservers or isinstance(self.nameservers, str):
+        if not self.nameservers:
             raise ConfigError(f"nameservers={self.nameservers!r}: a tuple with at least one HOST:PORT")
+        check_nameservers(self.nameservers)
         if self.instance is not None and not re.fullmatch(r"[^\s/\\]+", str(self.instance)):
             raise ConfigError(f"instance={self.instance!r}: a name without blanks and slashes; None makes one up")
         if not isinstance(self.tls, bool | TlsConfig | ssl.SSLContext):

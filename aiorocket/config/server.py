@@ -6,6 +6,7 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Literal
 
+from aiorocket.config.addresses import check_nameservers
 from aiorocket.config.limits import Limits
 from aiorocket.config.remoting import MIB, RemotingConfig, check_positive
 from aiorocket.config.tls import ServerTlsConfig, TlsConfig
@@ -191,6 +192,7 @@ class BrokerConfig:
             "max_pull_messages", "lock_lease", "lock_grace", "client_call_timeout", "transaction_timeout",
             "transaction_check_interval", "transaction_check_max", "timer_max_delay", "max_timers",
         )  # fmt: skip
+        check_nameservers(self.nameservers)
         if self.permission not in (PERM_READ, PERM_READ_WRITE):
             raise ConfigError(f"permission={self.permission}: {PERM_READ_WRITE} (read and write) or {PERM_READ} (read)")
         if self.lock_lease < self.lock_grace:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiorocket.errors import UsageError
+from aiorocket.config.addresses import parse_address
 
 __all__ = ("format_address", "host_of", "is_loopback", "parse_address", "unix_path")
 
@@ -12,18 +12,6 @@ _UNIX = "unix:"
 def unix_path(address: str) -> str | None:
     """The path in ``unix:PATH``, the address of a unix socket; None for every other address."""
     return address.removeprefix(_UNIX) if address.startswith(_UNIX) else None
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[v6]:port``. UsageError names what is wrong with it."""
-    host, colon, port = address.strip().rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise UsageError(f"address {address!r:.200}: an IPv6 host stands in brackets, as in [::1]:9876")
-    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"address {address!r:.200}: HOST:PORT is needed, with a port from 1 to 65535")
-    return host, int(port)
 
 
 def host_of(address: str) -> str:

@@ -471,6 +471,8 @@ def test_a_number_that_is_none_or_out_of_range_is_named(config: Any, name: str) 
     [
         ({"nameservers": "a:1;b:2"}, "nameservers='a:1;b:2': a tuple"),
         ({"nameservers": ()}, "at least one HOST:PORT"),
+        ({"nameservers": ("foo",)}, "'foo': HOST:PORT is needed"),
+        ({"nameservers": "foo:1"}, "a tuple of HOST:PORT"),
         # Not another one at each start, for a broadcasting member's file is named after it; nor another directory.
         ({"instance": ""}, "instance='': a name"),
         ({"instance": "../x"}, "instance='../x': a name"),
@@ -483,12 +485,10 @@ def test_names_of_a_client_are_checked(options: dict[str, Any], says: str) -> No
 
 
 @pytest.mark.parametrize("address", ["localhost", "h:99999", "h:x", "::1:9876"])
-async def test_an_address_that_is_none_is_refused_at_once(address: str) -> None:
+def test_an_address_that_is_none_is_refused_at_once(address: str) -> None:
     for make in (Consumer, PullConsumer, Producer):
-        member: Any = make("g", nameservers=address)
         with pytest.raises(UsageError, match=f"address '{address}'"):
-            await member.start()
-        assert not member.client.started
+            make("g", nameservers=address)
 
 
 def test_compression_levels_are_those_of_the_type() -> None:
