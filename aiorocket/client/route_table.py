@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from aiorocket.client.core.retry import remote_error
 from aiorocket.client.core.routes import TopicRoute, check_route
 from aiorocket.config import DEFAULT_NAMESERVER, ClientConfig
-from aiorocket.errors import NotConnectedError, RocketError, TopicNotFoundError
+from aiorocket.errors import NotConnectedError, RemoteError, RocketError, TopicNotFoundError
 from aiorocket.remoting.client import RemotingClient
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import (
@@ -28,6 +29,7 @@ log = logging.getLogger("aiorocket.client")
 
 _SUCCESS = int(ResponseCode.SUCCESS)
 _NO_ROUTE = int(ResponseCode.TOPIC_NOT_EXIST)
+_NO_PERMISSION = int(ResponseCode.NO_PERMISSION)
 
 
 class RouteTable:
@@ -81,7 +83,8 @@ class RouteTable:
         return unwatch
 
     async def get(self, topic: str, *, refresh: bool = False) -> TopicRoute:
-        """TopicNotFoundError when a name server says so, NotConnectedError when none answers."""
+        """TopicNotFoundError when a name server says so, RemoteError when one says that it is not for us,
+        NotConnectedError when none answers."""
         route = self._routes.get(topic)
         if route is not None and not refresh:
             return route
@@ -146,6 +149,7 @@ class RouteTable:
         servers = self._config.nameservers
         said: list[str] = []
         unknown = False
+        refused: RemoteError | None = None
         for turn in range(len(servers)):
             index = (self._preferred + turn) % len(servers)
             address = servers[index]
@@ -166,12 +170,17 @@ class RouteTable:
                     unknown = True
                     said.append(f"{address} has no route")
                 else:
-                    said.append(f"{address} answered {response.code} {response.remark or ''}".rstrip())
+                    error = remote_error(response.code, response.remark, request="GET_ROUTEINFO", address=address)
+                    if response.code == _NO_PERMISSION:
+                        refused = error
+                    said.append(str(error))
             except (RocketError, ProtocolError) as error:
                 said.append(f"{address}: {error}")
         text = f"topic {topic!r}: " + ", ".join(said)
         if unknown:
             return TopicNotFoundError(text)
+        if refused is not None:
+            return refused
         self.trouble = f"no name server answers for {text}"
         if servers == (DEFAULT_NAMESERVER,):
             self.trouble += (

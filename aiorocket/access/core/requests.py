@@ -250,7 +250,7 @@ RULES: dict[int, Rule] = {
     _R.DELETE_SUBSCRIPTIONGROUP: _admin(_on(group="groupName", actions=("Delete",))),
     _R.GET_SUBSCRIPTIONGROUP_CONFIG: _admin(_on(group="group", actions=_GET)),
     _R.UPDATE_AND_GET_GROUP_FORBIDDEN: _admin(_on(topic="topic", group="group", actions=_UPDATE)),
-    _R.GET_CONSUMER_CONNECTION_LIST: _admin(_on(group="consumerGroup", actions=_GET)),
+    _R.GET_CONSUMER_CONNECTION_LIST: _admin(_on(group="consumerGroup", actions=_SUB_OR_GET)),
     _R.GET_CONSUME_STATS: _admin(_on(group="consumerGroup", actions=_GET)),
     _R.GET_CONSUMER_RUNNING_INFO: _admin(_on(group="consumerGroup", actions=_GET)),
     _R.QUERY_TOPICS_BY_CONSUMER: _admin(_on(group="group", actions=_GET)),
