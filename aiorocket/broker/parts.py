@@ -121,8 +121,14 @@ class Parts:
         )
         administration = (
             TopicHandlers(
-                tables, store, topic_version=self._topic_version, save=self._save_admin, deleted=self._topic_deleted
-            ),
+                tables,
+                store,
+                self.revival,
+                topic_version=self._topic_version,
+                save=self._save_admin,
+                deleted=self._topic_deleted,
+                save_offsets=lambda: state.save("offsets"),
+            ),  # fmt: skip
             CleaningHandlers(tables, store),
             InspectionHandlers(loop, env.clock, config, tables, store, address=address),
             SettingsHandlers(tables, save=self._save_settings, port=server.port or config.port, boot=boot),
@@ -172,7 +178,6 @@ class Parts:
     def _topic_deleted(self, topic: Topic) -> None:
         self.pulls.withdraw(topic.name, topic.read_queues)
         self.pops.withdraw(topic.name)
-        self.revival.forget(topic.name)
 
     def _reset(self, group: str, topic: str, queue_id: int) -> None:
         self.pulls.reset(group, topic, queue_id)

@@ -171,11 +171,11 @@ class PopRevival:
         self._offsets.commit(key.group, key.topic, key.queue_id, offset)
         self._append_or_log(encode_reset(key, offset))
 
-    def forget(self, topic: str) -> None:
-        """A topic is deleted."""
-        if self.table.forget(topic):
+    def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
+        """A topic, or a group with its offsets, is deleted."""
+        if self.table.forget(topic=topic, group=group):
             self._save_begin()
-            self._append_or_log(encode_forgotten(topic))
+            self._append_or_log(encode_forgotten(topic=topic, group=group))
 
     # ---- records
 

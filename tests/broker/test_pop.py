@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 
 from aiorocket.broker import Broker
+from aiorocket.config import BrokerConfig
+from aiorocket.runtime.env import real_env
 from aiorocket.storage.results import StoreBusyError
 from aiorocket.storage.store import MessageStore
 from aiorocket.testing import SimDisk, Simulation, simulate
@@ -16,6 +21,8 @@ from aiorocket_protocol import (
     BatchAck,
     ChangeInvisibleTimeRequestHeader,
     ChangeInvisibleTimeResponseHeader,
+    DeleteSubscriptionGroupRequestHeader,
+    DeleteTopicRequestHeader,
     NotificationRequestHeader,
     NotificationResponseHeader,
     PeekMessageRequestHeader,
@@ -26,6 +33,7 @@ from aiorocket_protocol import (
     PopMessageResponseHeader,
     RecordView,
     RemotingCommand,
+    UpdateConsumerOffsetRequestHeader,
     decode_properties,
     encode_batch,
     encode_body,
@@ -36,7 +44,7 @@ from aiorocket_protocol import (
     set_of_offsets,
     split_records,
 )
-from tests.broker.peer import Peer, heartbeat, send_header
+from tests.broker.peer import Peer, heartbeat, running, send_header
 from tests.broker.test_sim import SimPeer, config, started
 
 
@@ -530,3 +538,33 @@ def test_an_administrators_reset_moves_poppers_too() -> None:
         await host.run(broker.close())
 
     simulate(main)
+
+
+@pytest.mark.parametrize("deleted", ["topic", "group"])
+async def test_what_is_deleted_stays_deleted_after_a_kill(deleted: str, tmp_path: Path) -> None:
+    """Old offsets would pass over what a topic of the same name begins with; old pops would make new ones."""
+    env = real_env()
+    config = BrokerConfig(port=0, data=str(tmp_path / "store"), offset_flush_interval=3600)
+    async with running(config, env) as broker:
+        peer = await Peer.connect(broker.port)
+        await peer.create_topic("T", 1)
+        for number in range(5):
+            await peer.send(b"%d" % number)
+        assert (await peer.call(15, UpdateConsumerOffsetRequestHeader("h", "T", 0, 5))).code == 0
+        first = popped(await peer.call(200050, pop_header()))[0]
+        assert (await peer.call(200051, first.ack)).code == 0
+        await peer.close()
+    async with running(config, env) as broker:  # all of that is saved
+        assert broker.popped == 4 and broker.offsets.query("g", "T", 0) == 1
+        peer = await Peer.connect(broker.port)
+        if deleted == "topic":
+            assert (await peer.call(215, DeleteTopicRequestHeader("T"))).code == 0
+            await peer.create_topic("T", 1)
+        else:
+            assert (await peer.call(207, DeleteSubscriptionGroupRequestHeader("g", clean_offset=True))).code == 0
+        await peer.close()
+        copytree(tmp_path / "store", tmp_path / "killed")
+    async with running(replace(config, data=str(tmp_path / "killed")), env) as broker:
+        assert broker.popped == 0 and broker.offsets.query("g", "T", 0) is None
+        assert broker.offsets.query("h", "T", 0) == (5 if deleted == "group" else None)
+    await env.disk.close()

@@ -238,9 +238,9 @@ class PopTable:
             for pop in list(queue.out.values()):
                 self._leave(pop)
 
-    def forget(self, topic: str) -> bool:
-        """A topic is deleted; whether anything of it was out."""
-        gone = [key for key in self._queues if key.topic == topic]
+    def forget(self, *, topic: str | None = None, group: str | None = None) -> bool:
+        """A topic, or a group with its offsets, is deleted; whether anything of it was out."""
+        gone = [key for key in self._queues if key.topic == topic or key.group == group]
         for key in gone:
             self.reset(key)
         return bool(gone)
@@ -315,12 +315,11 @@ class PopTable:
         """What a record at ``at`` says; the group's offset in that queue afterwards, None when it says nothing of it.
         ValueError, TypeError or LookupError when it is no such record."""
         members = json.loads(record)
-        topic = str(members["t"])
         if "fg" in members:
-            self.forget(topic)
+            self.forget(topic=members.get("t"), group=members.get("c"))
             self.recorded(None, at)
             return None
-        key = QueueKey(topic, str(members["c"]), int(members["q"]))
+        key = QueueKey(str(members["t"]), str(members["c"]), int(members["q"]))
         if "rs" in members:
             self.reset(key)
             self.recorded(None, at)
@@ -403,8 +402,8 @@ def encode_reset(key: QueueKey, offset: int) -> bytes:
     return _encode({**_members(key), "rs": offset})
 
 
-def encode_forgotten(topic: str) -> bytes:
-    return _encode({"t": topic, "fg": 1})
+def encode_forgotten(*, topic: str | None = None, group: str | None = None) -> bytes:
+    return _encode({"t": topic, "c": group, "fg": 1})
 
 
 def _members(key: QueueKey) -> dict[str, Any]:

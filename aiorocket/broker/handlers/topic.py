@@ -28,6 +28,7 @@ from aiorocket_protocol import (
 from aiorocket_protocol.plain import Plain
 
 if TYPE_CHECKING:
+    from aiorocket.broker.revive import PopRevival
     from aiorocket.remoting.connection import Connection
     from aiorocket.remoting.processors import RequestHandler
     from aiorocket.storage.store import MessageStore
@@ -36,17 +37,19 @@ __all__ = ("TopicHandlers",)
 
 
 class TopicHandlers:
-    """``save`` returns when topics and groups are durable and name servers know the topics; admins are answered
-    after."""
+    """``save`` returns when topics and groups are durable and name servers know the topics, ``save_offsets`` when
+    offsets are; admins are answered after."""
 
     def __init__(
         self,
         tables: Tables,
         store: MessageStore,
+        revival: PopRevival,
         *,
         topic_version: Callable[[], DataVersion],
         save: Callable[[], Awaitable[None]],
         deleted: Callable[[Topic], None],
+        save_offsets: Callable[[], Awaitable[None]],
     ) -> None:
         self._topics = tables.topics
         self._configs = tables.configs
@@ -56,6 +59,8 @@ class TopicHandlers:
         self._topic_version = topic_version
         self._save = save
         self._deleted = deleted
+        self._revival = revival
+        self._save_offsets = save_offsets
 
     def codes(self) -> dict[int, RequestHandler]:
         return {
@@ -112,7 +117,10 @@ class TopicHandlers:
             return RemotingCommand.response()
         self._topics.delete(name)
         self._offsets.delete_topic(name)
+        self._revival.forget(topic=name)
         self._deleted(topic)
+        # First: offsets that a crash brings back would pass over what a new topic of this name begins with.
+        await self._save_offsets()
         await self._store.delete_topic(name)
         await self._save()
         return RemotingCommand.response()
@@ -181,6 +189,8 @@ class TopicHandlers:
         if self._configs.delete(header.group_name):
             if header.clean_offset or header.remove_offset:
                 self._offsets.delete_group(header.group_name)
+                self._revival.forget(group=header.group_name)
+                await self._save_offsets()
             await self._save()
         return RemotingCommand.response()
 
