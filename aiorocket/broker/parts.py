@@ -121,14 +121,8 @@ class Parts:
         )
         administration = (
             TopicHandlers(
-                tables,
-                store,
-                self.revival,
-                topic_version=self._topic_version,
-                save=self._save_admin,
-                deleted=self._topic_deleted,
-                save_offsets=lambda: state.save("offsets"),
-            ),  # fmt: skip
+                tables, store, self.revival, version=self._topic_version, save=self._save_admin, deleted=self._deleted
+            ),
             CleaningHandlers(tables, store),
             InspectionHandlers(loop, env.clock, config, tables, store, address=address),
             SettingsHandlers(tables, save=self._save_settings, port=server.port or config.port, boot=boot),
@@ -175,7 +169,7 @@ class Parts:
         if self._topics.make_orderly(names):
             self._topics_changed()
 
-    def _topic_deleted(self, topic: Topic) -> None:
+    def _deleted(self, topic: Topic) -> None:
         self.pulls.withdraw(topic.name, topic.read_queues)
         self.pops.withdraw(topic.name)
 
@@ -183,8 +177,8 @@ class Parts:
         self.pulls.reset(group, topic, queue_id)
         self.pops.wake(topic, group)
 
-    async def _save_admin(self) -> None:
-        for name in ("topics", "groups"):
+    async def _save_admin(self, *more: str) -> None:
+        for name in (*more, "topics", "groups"):
             await self._state.save(name)
         await self.registration.register()
 

@@ -37,8 +37,8 @@ __all__ = ("TopicHandlers",)
 
 
 class TopicHandlers:
-    """``save`` returns when topics and groups are durable and name servers know the topics, ``save_offsets`` when
-    offsets are; admins are answered after."""
+    """``save`` returns when topics and groups are durable, and the tables it names, and name servers know the topics;
+    admins are answered after."""
 
     def __init__(
         self,
@@ -46,21 +46,19 @@ class TopicHandlers:
         store: MessageStore,
         revival: PopRevival,
         *,
-        topic_version: Callable[[], DataVersion],
-        save: Callable[[], Awaitable[None]],
+        version: Callable[[], DataVersion],
+        save: Callable[..., Awaitable[None]],
         deleted: Callable[[Topic], None],
-        save_offsets: Callable[[], Awaitable[None]],
     ) -> None:
         self._topics = tables.topics
         self._configs = tables.configs
         self._offsets = tables.offsets
         self._consumers = tables.consumers
         self._store = store
-        self._topic_version = topic_version
+        self._topic_version = version
         self._save = save
         self._deleted = deleted
         self._revival = revival
-        self._save_offsets = save_offsets
 
     def codes(self) -> dict[int, RequestHandler]:
         return {
@@ -119,10 +117,9 @@ class TopicHandlers:
         self._offsets.delete_topic(name)
         self._revival.forget(topic=name)
         self._deleted(topic)
-        # First: offsets that a crash brings back would pass over what a new topic of this name begins with.
-        await self._save_offsets()
+        # Offsets too: those that a crash brings back would pass over what a new topic of this name begins with.
+        await self._save("offsets")
         await self._store.delete_topic(name)
-        await self._save()
         return RemotingCommand.response()
 
     def all_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -190,8 +187,7 @@ class TopicHandlers:
             if header.clean_offset or header.remove_offset:
                 self._offsets.delete_group(header.group_name)
                 self._revival.forget(group=header.group_name)
-                await self._save_offsets()
-            await self._save()
+            await self._save("offsets")
         return RemotingCommand.response()
 
     def group_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
