@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 import pytest_asyncio
 
+from aiorocket.config import ProducerConfig, RemotingConfig
 from aiorocket.runtime import new_event_loop
 from aiorocket.testing import SimLoop
 
@@ -130,6 +131,18 @@ async def nothing_left_on_the_loop() -> AsyncIterator[None]:
     # As an error, uvloop's warning about an unclosed server makes its own close() hang; ours says the same.
     warnings.simplefilter("ignore", ResourceWarning)
     raise AssertionError(f"the test left behind: {left!r}")
+
+
+@pytest.fixture(autouse=True)
+def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What gives up after 3 s by default waits for a minute in real time: a machine may have other things to do."""
+    function: Any = getattr(request, "function", None)
+    if function is not None and inspect.iscoroutinefunction(function):
+        for config, name in (
+            (RemotingConfig, "connect_timeout"), (RemotingConfig, "request_timeout"), (ProducerConfig, "send_timeout"),
+        ):  # fmt: skip
+            defaults: Any = config.__init__.__kwdefaults__
+            monkeypatch.setitem(defaults, name, 60.0)
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ async def test_messages_through_servers_that_speak_nothing_but_tls() -> None:
         await broker.start()
         config = ClientConfig(nameservers=(address,), tls=SHOWING)
         async with Client(config=config) as client, client.producer("p") as producer:
-            assert (await producer.send("t", b"1", timeout=10)).offset == 0
+            assert (await producer.send("t", b"1", timeout=30)).offset == 0
         async with Client(config=ClientConfig(nameservers=(address,), tls=TlsConfig(ca=CA))) as client:
             with pytest.raises(RocketError):
                 await client.route("t", timeout=2)
@@ -56,7 +56,7 @@ async def test_embedded_servers_speak_tls_too() -> None:
     async with aiorocket.embed(broker={"tls": SERVER}, client=client) as mq:
         await mq.create_topic("t")
         async with mq.client() as own, own.producer("p") as producer:
-            assert (await producer.send("t", b"1", timeout=10)).offset == 0
+            assert (await producer.send("t", b"1", timeout=30)).offset == 0
 
 
 def test_a_file_that_changed_is_read_again_and_one_with_a_fault_changes_nothing(

@@ -1,6 +1,6 @@
 """A small FastAPI service: POST /orders takes an order, a listener bakes it, GET /orders/{id} says how far it is.
 
-``python bakery.py NAMESERVER`` serves it on a free port, which it prints.
+``python bakery.py NAMESERVER [START [DRAIN]]`` serves it on a free port, which it prints.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from pydantic import BaseModel
 import aiorocket
 from aiorocket.web.fastapi import MQ, readiness, rocketmq_lifespan
 
-DRAIN = 3.0
-#: Patience with servers that are not there, at the start.
-START = 2.0
+#: Patience with servers that are not there, at the start, and with listeners, at the end.
+START = DRAIN = 30.0
 
 router = aiorocket.Router()
 
@@ -39,12 +38,12 @@ async def bake(message: aiorocket.Message, state: Any) -> None:
     state.orders[order.id] = "baked"
 
 
-def create(nameserver: str) -> FastAPI:
+def create(nameserver: str, start: float = START, drain: float = DRAIN) -> FastAPI:
     lifespan = rocketmq_lifespan(
         group="bakery",
         routers=[router],
-        drain_timeout=DRAIN,
-        config=aiorocket.ClientConfig(nameservers=(nameserver,), start_timeout=START),
+        drain_timeout=drain,
+        config=aiorocket.ClientConfig(nameservers=(nameserver,), start_timeout=start),
     )
     app = FastAPI(lifespan=lifespan)
     app.state.orders = {}
@@ -67,6 +66,6 @@ def create(nameserver: str) -> FastAPI:
 if __name__ == "__main__":
     with socket.create_server(("127.0.0.1", 0)) as listening:
         print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-        server = uvicorn.Server(uvicorn.Config(create(sys.argv[1]), ws="none"))
+        server = uvicorn.Server(uvicorn.Config(create(sys.argv[1], *map(float, sys.argv[2:])), ws="none"))
         server.run(sockets=[listening])
         sys.exit(0 if server.started else 3)

@@ -1,7 +1,7 @@
 """A small aiohttp service: POST /clicks/{page} reports a click, a listener counts them, GET /clicks/{page} shows the
 count.
 
-``python clicks.py NAMESERVER`` serves it on a free port, which it prints.
+``python clicks.py NAMESERVER [START [DRAIN]]`` serves it on a free port, which it prints.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from aiohttp import web
 import aiorocket
 from aiorocket.web.aiohttp import MQ, readiness, rocketmq_ctx
 
-DRAIN = 3.0
-#: Patience with servers that are not there, at the start.
-START = 2.0
+#: Patience with servers that are not there, at the start, and with listeners, at the end.
+START = DRAIN = 30.0
 COUNTS: web.AppKey[Counter[str]] = web.AppKey("counts", Counter)
 
 router = aiorocket.Router("counting")
@@ -44,11 +43,11 @@ async def show(request: web.Request) -> web.Response:
     return web.json_response({"clicks": request.app[COUNTS][request.match_info["page"]]})
 
 
-def create(nameserver: str) -> web.Application:
+def create(nameserver: str, start: float = START, drain: float = DRAIN) -> web.Application:
     app = web.Application()
     app[COUNTS] = Counter()
-    config = aiorocket.ClientConfig(nameservers=(nameserver,), start_timeout=START)
-    app.cleanup_ctx.append(rocketmq_ctx(group="web", routers=[router], drain_timeout=DRAIN, config=config))
+    config = aiorocket.ClientConfig(nameservers=(nameserver,), start_timeout=start)
+    app.cleanup_ctx.append(rocketmq_ctx(group="web", routers=[router], drain_timeout=drain, config=config))
     app.router.add_post("/clicks/{page}", click)
     app.router.add_get("/clicks/{page}", show)
     app.router.add_get("/readyz", readiness)
@@ -58,4 +57,4 @@ def create(nameserver: str) -> web.Application:
 if __name__ == "__main__":
     with socket.create_server(("127.0.0.1", 0)) as listening:
         print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-        web.run_app(create(sys.argv[1]), sock=listening, print=None)
+        web.run_app(create(sys.argv[1], *map(float, sys.argv[2:])), sock=listening, print=None)

@@ -31,19 +31,19 @@ class Apps:
     def __init__(self) -> None:
         self._processes: list[asyncio.subprocess.Process] = []
 
-    async def start(self, name: str, nameserver: str) -> Process:
+    async def start(self, name: str, nameserver: str, *seconds: float) -> Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(HERE / name), nameserver,
+            sys.executable, str(HERE / name), nameserver, *map(str, seconds),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip
         self._processes.append(process)
         assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 20)
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
         return Process(process, line.decode().strip())
 
     @staticmethod
-    async def end_of(process: asyncio.subprocess.Process, timeout: float = 20) -> tuple[int, str]:
+    async def end_of(process: asyncio.subprocess.Process, timeout: float = 60) -> tuple[int, str]:
         """Exit code and standard error of a process that ends by itself."""
         _, err = await asyncio.wait_for(process.communicate(), timeout)
         assert process.returncode is not None
@@ -74,16 +74,16 @@ async def apps() -> AsyncIterator[Apps]:
 
 @pytest_asyncio.fixture
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(10)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session:
         yield session
 
 
 @pytest.fixture
 def eventually() -> Eventually:
-    """Ask until the answer is yes; 20 s at most."""
+    """Ask until the answer is yes; 60 s at most."""
 
     async def wait(question: Callable[[], Awaitable[bool]]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await question():
                 await asyncio.sleep(0.02)
 

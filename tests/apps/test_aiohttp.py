@@ -65,9 +65,9 @@ async def test_a_start_that_fails_fails_the_application(apps: Apps) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         address = f"127.0.0.1:{gone.getsockname()[1]}"
     with pytest.raises(NotConnectedError, match=address):
-        async with served(clicks.create(address)):
+        async with served(clicks.create(address, 1)):
             pytest.fail("it started")
-    app = await apps.start("clicks.py", address)
+    app = await apps.start("clicks.py", address, 1)
     code, err = await apps.end_of(app.process)
     assert code == 1 and "NotConnectedError" in err and address in err
 
@@ -85,7 +85,7 @@ async def test_a_termination_waits_for_the_listener_that_runs(
 
     await eventually(is_being_counted)
     app.process.send_signal(signal.SIGTERM)
-    code, err = await apps.end_of(app.process, timeout=clicks.DRAIN + 5)
+    code, err = await apps.end_of(app.process)
     assert code == 0, err
     assert await stored(mq, "counted") == 1
     assert await committed(mq, "counting", "clicks") == 1
@@ -94,7 +94,7 @@ async def test_a_termination_waits_for_the_listener_that_runs(
 async def test_a_listener_that_does_not_end_is_not_waited_for_longer_than_promised(
     mq: Embedded, apps: Apps, http: aiohttp.ClientSession, eventually: Eventually
 ) -> None:
-    app = await apps.start("clicks.py", mq.nameserver_address)
+    app = await apps.start("clicks.py", mq.nameserver_address, clicks.START, 1)
     async with http.post(f"{app.url}/clicks/endless", params={"seconds": "600"}) as answer:
         assert answer.status == 202
 
@@ -105,7 +105,7 @@ async def test_a_listener_that_does_not_end_is_not_waited_for_longer_than_promis
     await eventually(is_being_counted)
     began = asyncio.get_running_loop().time()
     app.process.send_signal(signal.SIGTERM)
-    code, err = await apps.end_of(app.process, timeout=clicks.DRAIN + 8)
-    assert asyncio.get_running_loop().time() - began >= clicks.DRAIN - 0.1
+    code, err = await apps.end_of(app.process)
+    assert asyncio.get_running_loop().time() - began >= 0.9
     assert code == 0, err
     assert (await stored(mq, "counted"), await committed(mq, "counting", "clicks")) == (0, 0)  # the next member gets it

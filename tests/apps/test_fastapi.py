@@ -29,7 +29,7 @@ async def served(app: Any) -> AsyncIterator[str]:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
-            await asyncio.wait_for(serving, 15)
+            await asyncio.wait_for(serving, 30)
 
 
 async def test_a_listener_and_the_requests_share_the_state(
@@ -75,7 +75,7 @@ async def test_readiness_follows_the_broker(mq: Embedded, http: aiohttp.ClientSe
 async def test_a_start_that_fails_fails_the_application(apps: Apps) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         address = f"127.0.0.1:{gone.getsockname()[1]}"
-    app = await apps.start("bakery.py", address)
+    app = await apps.start("bakery.py", address, 1)
     code, err = await apps.end_of(app.process)
     assert code == 3, err
     assert "NotConnectedError" in err and address in err and "Application startup failed" in err
@@ -94,7 +94,7 @@ async def test_a_termination_waits_for_the_listener_that_runs(
 
     await eventually(is_in_the_oven)
     app.process.send_signal(signal.SIGTERM)
-    code, err = await apps.end_of(app.process, timeout=bakery.DRAIN + 5)
+    code, err = await apps.end_of(app.process)
     assert code == -signal.SIGTERM, err  # uvicorn has shut down in order, then dies of the signal, as servers do
     assert "Application shutdown complete" in err
     assert await stored(mq, "baked") == 1  # the listener came to its end, and could send
@@ -104,7 +104,7 @@ async def test_a_termination_waits_for_the_listener_that_runs(
 async def test_a_listener_that_does_not_end_is_not_waited_for_longer_than_promised(
     mq: Embedded, apps: Apps, http: aiohttp.ClientSession, eventually: Eventually
 ) -> None:
-    app = await apps.start("bakery.py", mq.nameserver_address)
+    app = await apps.start("bakery.py", mq.nameserver_address, bakery.START, 1)
     async with http.post(f"{app.url}/orders", json={"id": "endless", "seconds": 600}) as answer:
         assert answer.status == 202
 
@@ -115,8 +115,8 @@ async def test_a_listener_that_does_not_end_is_not_waited_for_longer_than_promis
     await eventually(is_in_the_oven)
     began = asyncio.get_running_loop().time()
     app.process.send_signal(signal.SIGTERM)
-    code, err = await apps.end_of(app.process, timeout=bakery.DRAIN + 8)
-    assert asyncio.get_running_loop().time() - began >= bakery.DRAIN - 0.1
+    code, err = await apps.end_of(app.process)
+    assert asyncio.get_running_loop().time() - began >= 0.9
     assert code == -signal.SIGTERM, err
     assert (await stored(mq, "baked"), await committed(mq, "bakery", "orders")) == (0, 0)  # the next member gets it
 

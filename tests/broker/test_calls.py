@@ -464,7 +464,7 @@ async def test_an_order_configuration_makes_an_order_topic_and_rides_on_its_rout
             await client.call(100, None, namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
             route = json.loads((await client.call(105, None, topic="T")).body)
             assert route["orderTopicConf"] == "broker-a:4"
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while not (topic := broker.topics.get("T")) or not topic.order:
                     await asyncio.sleep(0.01)
             # An administrator's order flag needs no entry at the name server.

@@ -161,7 +161,7 @@ async def test_a_name_server_that_comes_later_or_comes_back_learns_of_the_broker
         for _ in range(2):
             nameserver = NameServer(env, NameServerConfig(port=port))
             await nameserver.start()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while nameserver.routes.holder("broker-a", 0) != broker.address:
                     await asyncio.sleep(0.01)
             await nameserver.close()
@@ -177,9 +177,11 @@ async def test_a_name_server_that_hangs_up_is_called_once_a_second() -> None:
 
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     env = real_env()
+    began = asyncio.get_running_loop().time()
     async with running(nameservers=(f"127.0.0.1:{server.sockets[0].getsockname()[1]}",), env=env):
         await asyncio.sleep(0.3)
-    assert 1 <= len(calls) <= 4, len(calls)  # without a pause it is hundreds
+    seconds = asyncio.get_running_loop().time() - began
+    assert 1 <= len(calls) <= 4 + seconds, len(calls)  # without a pause it is hundreds
     server.close()
     await server.wait_closed()
     await env.disk.close()
@@ -228,7 +230,7 @@ async def test_garbage_ends_its_own_connection_only(broker: Broker, peer: Peer, 
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
     writer.write(data)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await reader.read() == b""
     except ConnectionError:
         pass  # the broker closed with our bytes unread

@@ -190,11 +190,11 @@ async def test_a_batch_that_names_a_message_twice_or_too_late_is_answered(peer: 
         ack = BatchAck("g", "T", "0", 0, 0, 0, one.handle.pop_time, 60_000, set_of_offsets(0, [at])).to_plain()
         return encode_body({"acks": [ack, ack], "brokerName": "broker-a"}, 0)
 
-    assert (await asyncio.wait_for(peer.call(200151, body=batch(0)), 5)).code == 0
+    assert (await asyncio.wait_for(peer.call(200151, body=batch(0)), 30)).code == 0
     assert broker._parts is not None
     (being_revived,) = broker._parts.revival.table.take_due(float("inf"), 1)
     assert being_revived[1] == [two.handle.offset]
-    assert (await asyncio.wait_for(peer.call(200151, body=batch(1)), 5)).code == 0
+    assert (await asyncio.wait_for(peer.call(200151, body=batch(1)), 30)).code == 0
     broker._parts.revival.table.give_back(being_revived[0], None)
 
 
@@ -205,7 +205,7 @@ async def test_an_attempt_may_have_any_name(peer: Peer, broker: Broker) -> None:
     header = text.encode()
     frame = (len(header) + 4).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
     peer.writer._stream.write(frame)
-    assert len(popped(await asyncio.wait_for(peer.answer(), 5))) == 1
+    assert len(popped(await asyncio.wait_for(peer.answer(), 30))) == 1
 
 
 async def test_a_parked_pop_is_answered_when_a_message_arrives_the_oldest_first(peer: Peer, broker: Broker) -> None:

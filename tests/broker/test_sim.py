@@ -13,8 +13,8 @@ from aiorocket.nameserver import NameServer
 from aiorocket.remoting import RemotingClient
 from aiorocket.runtime.env import Env
 from aiorocket.testing import SimDisk, Simulation, simulate
-from aiorocket_protocol import RemotingCommand, UpdateConsumerOffsetRequestHeader, split_records
-from tests.broker.peer import heartbeat, pull_header, send_header
+from aiorocket_protocol import RemotingCommand, UpdateConsumerOffsetRequestHeader, encode_batch, split_records
+from tests.broker.peer import heartbeat, pull_header, send_header, span
 
 SMALL = StoreConfig(segment_size=64 * 1024, min_free=64 * 1024)
 
@@ -72,6 +72,27 @@ def test_many_holds_that_end_together_all_end(subscription: str) -> None:
         assert {answer.code for answer in answers} == {19}
         assert sim.loop.time() - start <= 15.2
         await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_a_hold_is_not_ended_by_what_the_filter_drops_and_tells_how_far_it_has_looked() -> None:
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config())
+        peer, other = SimPeer(sim, broker.address), SimPeer(sim, broker.address, "10.0.0.8")
+        await peer.send(properties="TAGS\x01A")
+        held = asyncio.ensure_future(other.pull("T", 0, 1, subscription="B"))
+        await asyncio.sleep(1)
+        await peer.send(properties="TAGS\x01A")
+        batch = encode_batch([(b"1", 0, b""), (b"2", 0, b"")])
+        assert (await peer.call(320, send_header(batch=True), batch)).code == 0
+        await asyncio.sleep(1)
+        assert broker.parked_pulls == 1
+        answer = await held
+        assert answer.code in (19, 20) and span(answer).next_begin_offset == 4
+        await peer.close()
+        await other.close()
         await host.run(broker.close())
 
     simulate(main)

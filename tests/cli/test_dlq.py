@@ -37,7 +37,7 @@ def bury(nameserver: str, *bodies: str, **options: Any) -> None:
             raise rocket.DeadLetter("not for us")
 
         async with consumer:
-            await asyncio.wait_for(left.wait(), 20)
+            await asyncio.wait_for(left.wait(), 30)
 
     rocket.run(main())
 

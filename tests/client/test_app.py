@@ -52,7 +52,7 @@ class Seen:
         self._more.set()
 
     async def some(self, count: int) -> list[tuple[bytes, Any]]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(self.calls) < count:
                 self._more.clear()
                 await self._more.wait()
@@ -199,7 +199,7 @@ async def test_leaving_waits_for_listeners_up_to_the_bound(mq: Embedded) -> None
             client.include(router, state=client)
             async with client.running(drain_timeout=bound):
                 await client.send("t", body)
-                await asyncio.wait_for(began.wait(), 10)
+                await asyncio.wait_for(began.wait(), 30)
                 left = client.loop.time()
             return client.loop.time() - left
 
@@ -237,7 +237,7 @@ async def test_health_is_plain_and_names_what_is_wrong(mq: Embedded) -> None:
             assert json.loads(json.dumps(health.as_dict()))["consumers"][0]["group"] == "g"
             assert health.ready and health.client_id == client.client_id
             await mq.broker.close()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while (health := client.health()).ready:
                     await asyncio.sleep(0.01)
             assert f"no broker is connected: {mq.broker.address}" in health.reasons
@@ -249,7 +249,7 @@ async def test_a_connection_to_a_broker_without_topics_in_use_makes_nobody_ready
         await client.connection(other.broker.address)
         assert [each.address for each in client.health().brokers] == [mq.broker.address]
         await mq.broker.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (health := client.health()).ready:
                 await asyncio.sleep(0.01)
         assert health.reasons == (f"no broker is connected: {mq.broker.address}",)
@@ -271,7 +271,7 @@ async def test_everything_a_client_makes_is_of_its_group_and_counts_for_its_heal
             health = client.health()
             assert health.ready and {(each.group, each.queues) for each in health.consumers} == {("g", 2), ("h", 0)}
             await mq.broker.close()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while sum("reads none of its 2 queues" in reason for reason in client.health().reasons) != 1:
                     await asyncio.sleep(0.01)
         assert client.health().consumers == ()

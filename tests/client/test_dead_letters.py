@@ -67,7 +67,7 @@ async def bury(mq: Embedded, *bodies: bytes, topic: str = "orders", **options: A
     async with consumer, mq.producer() as producer:
         for body in bodies:
             await producer.send(topic, body, **options)
-        await asyncio.wait_for(left.wait(), 10)
+        await asyncio.wait_for(left.wait(), 30)
 
 
 async def bodies(mq: Embedded, topic: str, *, attribute: Callable[[Message], Any] = lambda m: m.body) -> list[Any]:
@@ -86,7 +86,7 @@ async def bodies(mq: Embedded, topic: str, *, attribute: Callable[[Message], Any
             end.set()
 
     async with consumer:
-        await asyncio.wait_for(end.wait(), 10)
+        await asyncio.wait_for(end.wait(), 30)
     return sorted(value for body, value in found if body != b"end")
 
 
@@ -250,7 +250,7 @@ async def test_to_the_retry_topic_only_the_group_gets_it(mq: Embedded, admin: Ad
             got.set_result((message.topic, message.body, message.attempt))
 
     async with consumer:
-        assert await asyncio.wait_for(got, 10) == ("orders", b"x", 1)
+        assert await asyncio.wait_for(got, 30) == ("orders", b"x", 1)
 
 
 async def test_in_another_topic_a_copy_belongs_to_that_topic(mq: Embedded, admin: Admin) -> None:
@@ -298,7 +298,7 @@ async def test_within_a_namespace(mq: Embedded) -> None:
 
         async with consumer, client.producer("p") as producer:
             await producer.send("orders", b"x")
-            await asyncio.wait_for(left.wait(), 10)
+            await asyncio.wait_for(left.wait(), 30)
         async with Admin(client=client) as admin:
             (dead,) = await all_of(admin)
             assert (dead.origin_topic, dead.queue.topic) == ("orders", "%DLQ%billing")

@@ -63,11 +63,11 @@ async def test_once_uncertain_always_uncertain(scripted: Scripted) -> None:
 async def test_silence_ends_at_the_timeout(scripted: Scripted, timeout: float) -> None:
     scripted.on_send = lambda connection, command: None
     loop = asyncio.get_running_loop()
-    async with Producer("p", nameservers=scripted.address) as producer:
+    async with Producer("p", nameservers=scripted.address, config=ProducerConfig(send_timeout=100)) as producer:
         started = loop.time()
         with pytest.raises(SendError, match="did not answer") as caught:
             await producer.send("t", b"x", timeout=timeout)
-        assert timeout - 0.01 <= loop.time() - started < 2.5  # without timeout= it would be 3 s
+        assert timeout - 0.01 <= loop.time() - started < 50
     assert caught.value.may_be_stored
 
 
@@ -82,7 +82,7 @@ async def test_a_late_loss_of_the_connection_does_not_start_the_time_anew(script
         started = loop.time()
         with pytest.raises(SendError) as caught:
             await producer.send("t", b"x", timeout=0.4)
-        assert loop.time() - started < 10  # a hundred times a quarter of a second otherwise
+        assert loop.time() - started < 20  # a hundred times a quarter of a second otherwise
     assert caught.value.may_be_stored
 
 
@@ -177,23 +177,24 @@ async def test_many_first_sends_ask_for_the_route_once(scripted: Scripted) -> No
 
 async def test_no_name_server() -> None:
     loop = asyncio.get_running_loop()
-    async with Producer("p", nameservers="127.0.0.1:1;127.0.0.1:2") as producer:
+    config = ProducerConfig(send_timeout=100)
+    async with Producer("p", nameservers="127.0.0.1:1;127.0.0.1:2", config=config) as producer:
         started = loop.time()
         with pytest.raises(SendError, match=r"127\.0\.0\.1:1.*127\.0\.0\.1:2") as caught:
             await producer.send("t", b"x", timeout=0.5)
-        assert loop.time() - started < 2.5
+        assert loop.time() - started < 50
     assert not caught.value.may_be_stored
 
 
 async def test_a_broker_that_is_away_is_waited_for_until_the_timeout(scripted: Scripted) -> None:
     loop = asyncio.get_running_loop()
-    async with Producer("p", nameservers=scripted.address) as producer:
+    async with Producer("p", nameservers=scripted.address, config=ProducerConfig(send_timeout=100)) as producer:
         await producer.send("t", b"x")
         await scripted.brokers[0].close(0.0)
         started = loop.time()
         with pytest.raises(SendError, match="is not stored") as caught:
             await producer.send("t", b"x", timeout=0.6)
-        assert loop.time() - started < 2.5
+        assert loop.time() - started < 50
     assert not caught.value.may_be_stored
 
 

@@ -80,7 +80,7 @@ def test_no_bytes_of_a_peer_make_a_traceback(asked: list[tuple[int, dict[str, An
         async with running(client_call_timeout=0.05) as broker:
             peer = await Peer.connect(broker.port)
             for request in asked:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     await raw(peer, *request)
             await peer.close()
         return failures

@@ -34,10 +34,10 @@ async def durable(tmp_path: Path) -> AsyncIterator[Embedded]:
 
 @pytest.fixture
 def until() -> Until:
-    """Wait for something that nobody announces; 10 s at most."""
+    """Wait for something that nobody announces; 30 s at most."""
 
     async def wait(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not condition():
                 await asyncio.sleep(0.005)
 

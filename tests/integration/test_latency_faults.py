@@ -15,7 +15,7 @@ from aiorocket.testing.faults import WireFaults
 from aiorocket_protocol import CreateTopicRequestHeader, RequestCode
 
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
-TOLERANT = ProducerConfig(send_latency_fault=True)
+TOLERANT = ProducerConfig(send_latency_fault=True, send_timeout=60)
 
 
 @pytest_asyncio.fixture

@@ -224,8 +224,10 @@ async def test_by_key_a_plain_function_that_is_too_slow_is_not_overtaken(mq: Emb
     await send(mq, "t", b"0", b"1")
     async with consumer:
         await until(lambda: consumer.state().counters.consumed == 2)
-        assert consumer.state().counters.timed_out == 1
-    assert events == [(what, *which) for which in ((b"0", 1), (b"0", 2), (b"1", 1)) for what in ("begin", "end")]
+        late = consumer.state().counters.timed_out
+    # On a machine that has other things to do the second call may be too late as well.
+    calls = [*((b"0", attempt) for attempt in range(1, late + 2)), (b"1", 1)]
+    assert late >= 1 and events == [(what, *call) for call in calls for what in ("begin", "end")]
 
 
 async def test_hooks_and_statistics(mq: Embedded, until: Until) -> None:
@@ -255,7 +257,7 @@ async def test_hooks_and_statistics(mq: Embedded, until: Until) -> None:
         consumer.stats.sample(loop.time())
         status = consumer.stats.status("t")
         assert (status.consume_ok_tps, status.consume_failed_tps, status.consume_failed_msgs) == (0.1, 0.1, 1)
-        assert 4 < status.consume_rt < 1000
+        assert 4 < status.consume_rt < 30_000
         assert status.pull_tps == pytest.approx(0.2)
         assert consumer.stats.status("%RETRY%g").consume_ok_tps == 0.1
     assert sorted(contexts[:2]) == [("t", 1, False, "FAILED"), ("t", 1, True, "SUCCESS")]

@@ -30,7 +30,7 @@ async def test_a_service_that_sends_and_consumes_one_topic_starts_on_a_fresh_bro
             assert health.ready and health.consumers[0].missing_topics == ("orders",)
             assert health.as_dict()["consumers"][0]["missing_topics"] == ("orders",)
             await client.send("orders", b"first")
-            assert await asyncio.wait_for(got.get(), 10) == b"first"
+            assert await asyncio.wait_for(got.get(), 30) == b"first"
             assert client.health().consumers[0].missing_topics == ()
     (said, came) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert "'orders' does not exist" in said and "'billing'" in said and "missing_topics='create'" in said
@@ -69,11 +69,11 @@ async def test_missing_topics_are_created(mq: Embedded) -> None:
             topic = mq.broker.topics.get("orders")
             assert topic is not None and topic.read_queues == 4
             await client.send("orders", b"first")
-            assert await asyncio.wait_for(got.get(), 10) == b"first"
+            assert await asyncio.wait_for(got.get(), 30) == b"first"
 
 
 async def test_each_subscription_decides_for_itself(mq: Embedded) -> None:
-    config = ClientConfig(nameservers=mq.nameservers, start_timeout=0.3)
+    config = ClientConfig(nameservers=mq.nameservers, start_timeout=1)
     async with Client(config=config, group="etl") as client, client.pull_consumer() as etl:
         await etl.subscribe("waited-for")
         await etl.subscribe("created", missing_topics="create")
@@ -113,7 +113,7 @@ async def test_an_administrator_creates_topics(mq: Embedded) -> None:
 async def test_where_no_broker_is_nothing_is_ensured() -> None:
     async with embed() as mq:
         await mq.broker.close()
-        config = ClientConfig(nameservers=mq.nameservers, start_timeout=0.3)
+        config = ClientConfig(nameservers=mq.nameservers, start_timeout=1)
         with pytest.raises(aiorocket.NotConnectedError, match="no broker is registered"):
             async with Client(config=config, ensure_topics=["orders"]):
                 pytest.fail("it started")

@@ -106,7 +106,7 @@ async def test_popped_messages_by_iterator_and_in_batches(mq: Embedded, until: U
     found: list[bytes] = []
     async with by_batch, consumer:
         await send(mq, 20)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             async for message in consumer.messages():
                 async with message.process():
                     found.append(message.body)

@@ -32,7 +32,7 @@ def calculator(mq: Embedded, answers: Producer, seen: list[Message]) -> Consumer
 async def test_a_question_and_its_answer(mq: Embedded) -> None:
     await mq.create_topic("sums")
     async with mq.producer("calculator-answers") as answers, calculator(mq, answers, []), mq.producer("shop") as shop:
-        reply = await shop.request("sums", b"21", timeout=5)
+        reply = await shop.request("sums", b"21", timeout=30)
         assert reply.body == b"42"
         assert reply.properties["unit"] == "EUR"
         assert reply.properties["MSG_TYPE"] == "reply"
@@ -41,7 +41,7 @@ async def test_a_question_and_its_answer(mq: Embedded) -> None:
 async def test_many_questions_at_once(mq: Embedded) -> None:
     await mq.create_topic("sums")
     async with mq.producer("calculator-answers") as answers, calculator(mq, answers, []), mq.producer("shop") as shop:
-        replies = await asyncio.gather(*(shop.request("sums", b"%d" % number, timeout=5) for number in range(200)))
+        replies = await asyncio.gather(*(shop.request("sums", b"%d" % number, timeout=30) for number in range(200)))
     assert [int(reply.body) for reply in replies] == [2 * number for number in range(200)]
 
 
@@ -55,7 +55,7 @@ async def test_large_answers_travel_compressed(mq: Embedded) -> None:
             await answers.reply(message, message.body)
 
         async with consumer:
-            assert (await shop.request("echo", b"again " * 20_000, timeout=5)).body == b"again " * 20_000
+            assert (await shop.request("echo", b"again " * 20_000, timeout=30)).body == b"again " * 20_000
 
 
 async def test_who_does_not_answer_has_done_the_work_all_the_same(mq: Embedded, until: Until) -> None:
@@ -68,7 +68,7 @@ async def test_who_does_not_answer_has_done_the_work_all_the_same(mq: Embedded, 
         # Late answers are counted and otherwise forgotten.
         await answers.reply(seen[0], b"2")
         await until(lambda: shop.late_replies == 1)
-        assert (await shop.request("sums", b"2", timeout=5)).body == b"4"
+        assert (await shop.request("sums", b"2", timeout=30)).body == b"4"
 
 
 async def test_the_replier_learns_that_the_requester_has_gone(mq: Embedded, until: Until) -> None:
@@ -76,7 +76,7 @@ async def test_the_replier_learns_that_the_requester_has_gone(mq: Embedded, unti
     seen: list[Message] = []
     async with mq.producer("calculator-answers") as answers, calculator(mq, answers, seen):
         async with mq.producer("shop") as shop:
-            with pytest.raises(RequestTimeoutError):
+            with pytest.raises((RequestTimeoutError, SendError)):
                 await shop.request("sums", b"1", tag="silent", timeout=0.2)
         await until(lambda: len(seen) == 1)
         with pytest.raises(SendError, match="the reply to request"):
@@ -98,7 +98,7 @@ async def test_requester_and_replier_may_share_a_client(mq: Embedded, namespace:
 
         await shop.send("sums", b"0")  # so that the topic is there
         async with consumer:
-            assert (await shop.request("sums", b"4", timeout=5)).body == b"8"
+            assert (await shop.request("sums", b"4", timeout=30)).body == b"8"
 
 
 async def test_a_topic_that_the_request_creates() -> None:
@@ -109,6 +109,6 @@ async def test_a_topic_that_the_request_creates() -> None:
         async def answer(message: Message) -> None:
             await answers.reply(message, b"pong")
 
-        asking = asyncio.ensure_future(shop.request("new", b"ping", timeout=10))
+        asking = asyncio.ensure_future(shop.request("new", b"ping", timeout=30))
         async with consumer:
             assert (await asking).body == b"pong"

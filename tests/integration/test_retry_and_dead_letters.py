@@ -234,7 +234,7 @@ async def test_a_group_without_retry_queues_comes_to_rest(mq: Embedded, faults: 
     async with consumer:
         looks: list[int] = []
         faults.watch(lambda connection, request: looks.append(request.code))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 looks.clear()
                 await asyncio.sleep(0.2)

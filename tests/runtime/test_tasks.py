@@ -60,7 +60,7 @@ async def test_without_a_policy_the_loop_hears_of_it() -> None:
 
 async def test_a_task_may_close_its_own_scope() -> None:
     scope = TaskScope("scope")
-    await asyncio.wait_for(scope.start(scope.close(), name="closer"), 1)
+    await asyncio.wait_for(scope.start(scope.close(), name="closer"), 30)
 
 
 def test_seeded_entropy_repeats() -> None:

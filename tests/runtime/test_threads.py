@@ -22,7 +22,7 @@ def exhausted() -> object:
 def test_a_function_that_raises_stop_iteration_fails_as_a_coroutine_does(beside: Beside) -> None:
     async def main(sim: Simulation | None = None) -> None:
         with pytest.raises(RuntimeError, match="raised StopIteration") as caught:
-            await asyncio.wait_for(beside(exhausted), 5)
+            await asyncio.wait_for(beside(exhausted), 30)
         assert isinstance(caught.value.__cause__, StopIteration)
 
     simulate(main)

@@ -159,7 +159,7 @@ async def test_offsets_of_a_group() -> None:
 
 async def test_a_wait_ends_with_the_first_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_LONGEST_WAIT", 30.0)
-    async with asyncio.timeout(20), started() as (mq, client):
+    async with asyncio.timeout(29), started() as (mq, client):
         await mq.create_topic("t", 2)
         queues = numbered("t", 0, 1)
         loop = asyncio.get_running_loop()

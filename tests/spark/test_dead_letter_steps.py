@@ -94,7 +94,7 @@ def bury(nameserver: str, group: str, topic: str, bodies: list[str]) -> None:
             raise DeadLetter("not for us")
 
         async with consumer:
-            await asyncio.wait_for(done.wait(), 20)
+            await asyncio.wait_for(done.wait(), 30)
 
     run(give_up())
 
