@@ -67,13 +67,23 @@ def smoke_classes(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def apache(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with apache_server(jars, tmp_path_factory.mktemp("apache")) as server:
+    """It manages users and rights and asks nobody for them."""
+    auth = "org.apache.rocketmq.auth"
+    users = {
+        "authenticationMetadataProvider": f"{auth}.authentication.provider.LocalAuthenticationMetadataProvider",
+        "authorizationMetadataProvider": f"{auth}.authorization.provider.LocalAuthorizationMetadataProvider",
+    }
+    with apache_server(jars, tmp_path_factory.mktemp("apache"), more=users) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def apache_older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with apache_server(fetch_jars(OLDER), tmp_path_factory.mktemp("apache-older")) as server:
+    """With access control, from which this machine is exempt."""
+    place = tmp_path_factory.mktemp("apache-older")
+    (place / "conf").mkdir()
+    (place / "conf" / "plain_acl.yml").write_text("globalWhiteRemoteAddresses:\n- 127.0.0.*\naccounts: []\n")
+    with apache_server(fetch_jars(OLDER), place, more={"aclEnable": "true"}) as server:
         yield server
 
 

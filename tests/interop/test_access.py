@@ -61,10 +61,10 @@ OVER_TLS = (
 PROVIDER = "org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider"
 
 
-def signed(fields: dict[str, str]) -> dict[str, str]:
+def signed(fields: dict[str, str], body: bytes = b"") -> dict[str, str]:
     """As the administrator; written without our protocol package, so that it can judge both sides."""
     fields = {**fields, "AccessKey": "ops"}
-    content = "".join(fields[key] for key in sorted(fields)).encode()
+    content = "".join(fields[key] for key in sorted(fields)).encode() + body
     return {**fields, "Signature": base64.b64encode(hmac.digest(SECRETS["ops"].encode(), content, "sha1")).decode()}
 
 

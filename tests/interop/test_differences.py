@@ -7,27 +7,36 @@ import json
 import re
 import time
 import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from aiorocket_protocol import ProtocolError, encode_batch, encode_properties, fastjson
-from tests.interop.peers import NEWEST, OLDER, Server
+from tests.interop.peers import NEWEST, OLDER, Server, our_server
 from tests.interop.raw import Answer, Raw
+from tests.interop.test_access import access_file, credentials, signed
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
 TABLE = Path(__file__).resolve().parent / "differences.toml"
 
 
+#: What was answered to the cases before, by name.
+Answers = Mapping[str, Answer | None]
+
+
 class Case(NamedTuple):
-    """``name`` begins with the code; what varies follows it. ``at`` is "broker" or "nameserver"."""
+    """``name`` begins with the code; what varies follows it. What depends on earlier answers is a function of them.
+    ``at`` is "broker" or "nameserver", or "guarded": a broker of ours with access control. Of the field ``exact`` the
+    value counts too."""
 
     name: str
-    fields: dict[str, Any] | None = None
-    body: bytes = b""
+    fields: dict[str, Any] | Callable[[Answers], dict[str, Any]] | None = None
+    body: bytes | Callable[[Answers], bytes] = b""
     at: str = "broker"
+    exact: str = ""
 
     @property
     def code(self) -> int:
@@ -80,7 +89,64 @@ def lock(group: str) -> bytes:
         {"topic": "D", "brokerName": "broker-a", "queueId": 0}]})  # fmt: skip
 
 
-NS = "nameserver"
+def pop(name: str = "P", **changes: Any) -> Callable[[Answers], dict[str, Any]]:
+    """A pop that is too old when it comes is not served."""
+    return lambda _: {"consumerGroup": "popper", "topic": name, "queueId": 0, "maxMsgNums": 1, "invisibleTime": 60_000,
+                      "pollTime": 0, "bornTime": round(time.time() * 1000), "initMode": 0, "expType": "TAG",
+                      "exp": "*", "order": "false", **changes}  # fmt: skip
+
+
+def popped(answers: Answers) -> dict[str, str]:
+    """Fields of the pop that found a message; made up where nobody pops."""
+    found = answers["200050 found"]
+    return found.fields if found is not None and found.code == 0 else {"popTime": "1", "reviveQid": "0"}
+
+
+def handle(**changes: Any) -> Callable[[Answers], dict[str, Any]]:
+    """Of the message that was popped."""
+
+    def fields(answers: Answers) -> dict[str, Any]:
+        words = 0, popped(answers)["popTime"], 60_000, popped(answers)["reviveQid"], 0, "broker-a", 0, 0
+        return {"consumerGroup": "popper", "topic": "P", "queueId": 0, "offset": 0,
+                "extraInfo": " ".join(map(str, words)), **changes}  # fmt: skip
+
+    return fields
+
+
+def acks(answers: Answers) -> bytes:
+    found = popped(answers)
+    ack = {"c": "popper", "t": "P", "r": "0", "so": 0, "q": 0, "rq": int(found["reviveQid"]),
+           "pt": int(found["popTime"]), "it": 60_000, "b": "AQ=="}  # fmt: skip
+    return body({"brokerName": "broker-a", "acks": [ack]})
+
+
+def assignment(**changes: Any) -> bytes:
+    return body({"topic": "D", "consumerGroup": "diff", "clientId": "diff-client", "strategyName": "AVG",
+                 "messageModel": "CLUSTERING", **changes})  # fmt: skip
+
+
+def recall_of(answers: Answers) -> str:
+    """The handle of the timer message."""
+    sent = answers["310 timer"]
+    return sent.fields.get("recallHandle", "none") if sent is not None else "none"
+
+
+def acl(subject: str = "User:u", *, actions: Any = ("Pub",), decision: str = "Allow") -> bytes:
+    entry = {"resource": "Topic:D", "actions": list(actions), "decision": decision, "sourceIps": []}
+    return body({"subject": subject, "policies": [{"policyType": "Custom", "entries": [entry]}]})
+
+
+def just_after_the_first(answers: Answers) -> dict[str, Any]:
+    """A millisecond after the first message of the topic, which is long before its second."""
+    first = answers["32 first of two"]
+    assert first is not None
+    return {"topic": "Times", "queueId": 0, "timestamp": int(first.fields["timestamp"]) + 1}
+
+
+NS, GUARDED = "nameserver", "guarded"
+LATE = 9_999_999_999_999
+TIMER = encode_properties({"TIMER_DELAY_SEC": "600", "UNIQ_KEY": "00112233445566778899AABBCCDDEEFF"}).decode()
+REPLY = encode_properties({"REPLY_TO_CLIENT": "nobody", "CORRELATION_ID": "c", "MSG_TYPE": "reply"}).decode()
 TAGGED = encode_properties({"TAGS": "a", "KEYS": "diff-key", "UNIQ_KEY": "0123456789ABCDEF0123456789ABCDEF"}).decode()
 HALF = encode_properties({"TRAN_MSG": "true", "PGROUP": "p"}).decode()
 CASES = (
@@ -90,6 +156,9 @@ CASES = (
     Case("17 illegal name", topic("no good")),
     Case("17 no name", {"readQueueNums": 2}),
     Case("17 system topic", topic("SCHEDULE_TOPIC_XXXX")),
+    Case("17 for times", topic("Times")),
+    Case("310 first of two", send("Times"), b"1"),
+    Case("17 for pops", topic("P", readQueueNums=1, writeQueueNums=1)),
     Case("351 known", {"topic": "D"}),
     Case("351 unknown", {"topic": "Unknown"}),
     Case("21"),
@@ -162,7 +231,65 @@ CASES = (
                                 "unitMode": "false", "maxReconsumeTimes": 3}),
     Case("36", {"offset": 0, "group": "diff", "delayLevel": 0, "originTopic": "D", "unitMode": "false",
                 "maxReconsumeTimes": 3}),
+    # ---- by time
+    Case("310 second of two", send("Times"), b"2"),
+    Case("32 first of two", {"topic": "Times", "queueId": 0}),
+    Case("29 before the first", {"topic": "Times", "queueId": 0, "timestamp": 1}, exact="offset"),
+    Case("29 nearer the first", just_after_the_first, exact="offset"),
+    Case("29 after the last", {"topic": "Times", "queueId": 0, "timestamp": LATE}, exact="offset"),
+    Case("29 upper", {"topic": "Times", "queueId": 0, "timestamp": LATE, "boundaryType": "UPPER"}, exact="offset"),
+    # ---- POP
+    Case("200050 empty", pop(queueId=0)),
+    Case("310 to be popped", send("P"), b"1"),
+    Case("200050 found", pop()),
+    Case("200050 all are out", pop()),
+    Case("200050 unknown topic", pop("Unknown")),
+    Case("200050 queue out of range", pop(queueId=99)),
+    Case("200050 too many", pop(maxMsgNums=33)),
+    Case("200050 broken sql", pop(expType="SQL92", exp="a > >")),
+    Case("200050 too old", pop(bornTime=1, pollTime=1000)),
+    Case("200052", {"consumerGroup": "popper", "topic": "P", "queueId": 0, "maxMsgNums": 1}),
+    Case("200053", handle(invisibleTime=30_000)),
+    Case("200053 no handle", handle(invisibleTime=30_000, extraInfo="x")),
+    Case("200053 unknown topic", handle(invisibleTime=30_000, topic="Unknown")),
+    Case("200051", handle()),
+    Case("200051 again", handle()),
+    Case("200051 no handle", handle(extraInfo="x")),
+    Case("200051 unknown topic", handle(topic="Unknown")),
+    Case("200051 queue out of range", handle(queueId=99)),
+    Case("200051 offset out of range", handle(offset=99)),
+    Case("200151", None, acks),
+    Case("200151 nothing", None, body({"brokerName": "broker-a", "acks": []})),
+    Case("200054", {"consumerGroup": "popper", "topic": "P", "queueId": 0, "pollTime": 0, "bornTime": 1}),
+    Case("200055", {"consumerGroup": "popper", "topic": "P", "queueId": 0}),
+    Case("400", None, assignment()),
+    Case("400 nobody's", None, assignment(consumerGroup="nobody")),
+    Case("400 unknown strategy", None, assignment(strategyName="BEST")),
+    Case("400 broadcasting", None, assignment(messageModel="BROADCASTING")),
+    Case("401", None, body({"topic": "D", "consumerGroup": "modes", "mode": "POP", "popShareQueueNum": 0})),
+    Case("401 retry topic", None, body({"topic": "%RETRY%diff", "consumerGroup": "modes", "mode": "POP"})),
+    # ---- replies, recalls
+    Case("324 nobody waits", {**long_send("DefaultCluster_REPLY_TOPIC"), "properties": REPLY}, b"x"),
+    Case("325 nobody waits", send("DefaultCluster_REPLY_TOPIC", i=REPLY), b"x"),
+    Case("325 to no one", send("DefaultCluster_REPLY_TOPIC"), b"x"),
+    Case("310 timer", send(i=TIMER), b"x"),
+    Case("370", lambda answers: {"producerGroup": "p", "topic": "D", "recallHandle": recall_of(answers)}),
+    Case("370 no handle", {"producerGroup": "p", "topic": "D", "recallHandle": "x"}),
+    Case("370 unknown topic", lambda answers: {"topic": "Unknown", "recallHandle": recall_of(answers)}),
+    Case("370 another's topic", lambda answers: {"topic": "P", "recallHandle": recall_of(answers)}),
     # ---- what administrators ask
+    Case("43"),
+    Case("45"),
+    Case("308", {"compareGroup": "diff", "topic": "D"}),
+    Case("308 unknown topic", {"compareGroup": "diff", "topic": "Unknown"}),
+    Case("323 no such message", {"msgId": "7F00000100002A9F00000000075BCD15"}),
+    Case("323 no id", {"msgId": "x"}),
+    Case("353", {"group": "diff", "topic": "D"}),
+    Case("353 forbid", {"group": "kept-out", "topic": "D", "readable": "false"}),
+    Case("11 forbidden", pull(consumerGroup="kept-out")),
+    Case("201 with one kept out"),
+    Case("353 allow", {"group": "kept-out", "topic": "D", "readable": "true"}),
+    Case("353 no topic", {"group": "diff"}),
     Case("28"),
     Case("202", {"topic": "D"}),
     Case("202 unknown", {"topic": "Unknown"}),
@@ -205,6 +332,32 @@ CASES = (
     Case("207 unknown", {"groupName": "nobody"}),
     Case("215", {"topic": "MadeByUse"}),
     Case("215 unknown", {"topic": "Unknown"}),
+    # ---- users and their rights
+    Case("3001", {"username": "u"}, body({"username": "u", "password": "a-s3cret", "userType": "Normal"}), GUARDED),
+    Case("3001 again", {"username": "u"}, body({"username": "u", "password": "a-s3cret"}), GUARDED),
+    Case("3001 no password", {"username": "v"}, body({"username": "v"}), GUARDED),
+    Case("3002", {"username": "u"}, body({"username": "u", "userStatus": "disable"}), GUARDED),
+    Case("3002 unknown", {"username": "x"}, body({"username": "x", "password": "a-s3cret"}), GUARDED),
+    Case("3004", {"username": "u"}, at=GUARDED),
+    Case("3004 unknown", {"username": "x"}, at=GUARDED),
+    Case("3005", {"filter": "u"}, at=GUARDED),
+    Case("3006", {"subject": "User:u"}, acl(), GUARDED),
+    Case("3006 unknown user", {"subject": "User:x"}, acl("User:x"), GUARDED),
+    Case("3006 unknown action", {"subject": "User:u"}, acl(actions=["Fly"]), GUARDED),
+    Case("3007", {"subject": "User:u"}, acl(decision="Deny"), GUARDED),
+    Case("3009", {"subject": "User:u"}, at=GUARDED),
+    Case("3009 unknown", {"subject": "User:x"}, at=GUARDED),
+    Case("3010", {"subjectFilter": "u"}, at=GUARDED),
+    Case("3008", {"subject": "User:u", "policyType": "Custom", "resource": "Topic:D"}, at=GUARDED),
+    Case("3008 unknown", {"subject": "User:x"}, at=GUARDED),
+    Case("3003", {"username": "u"}, at=GUARDED),
+    Case("3003 unknown", {"username": "x"}, at=GUARDED),
+    Case("50", {"accessKey": "user-four", "secretKey": "a-s3cret", "topicPerms": "D=PUB"}, at=GUARDED),
+    Case("50 short secret", {"accessKey": "user-five", "secretKey": "x", "admin": "false"}, at=GUARDED),
+    Case("52", at=GUARDED),
+    Case("53", {"globalWhiteAddrs": "127.0.0.*"}, at=GUARDED),
+    Case("51", {"accessKey": "user-four"}, at=GUARDED),
+    Case("51 unknown", {"accessKey": "nobody"}, at=GUARDED),
     Case("9999"),
     # ---- name servers
     Case("105", {"topic": "D"}, at=NS),
@@ -214,6 +367,8 @@ CASES = (
     Case("224", {"cluster": "DefaultCluster"}, at=NS),
     Case("224 unknown", {"cluster": "Unknown"}, at=NS),
     Case("304", at=NS),
+    Case("901", {"clusterName": "DefaultCluster", "brokerName": "broker-a"}, at=NS),
+    Case("901 unknown", {"clusterName": "DefaultCluster", "brokerName": "nobody"}, at=NS),
     Case("311", at=NS),
     Case("312", at=NS),
     Case("313", at=NS),
@@ -234,7 +389,8 @@ CASES = (
 
 
 #: Members that are tables: their keys are names of topics, groups and brokers, and masked like values.
-TABLES = {"topicConfigTable", "subscriptionGroupTable", "brokerAddrTable", "clusterAddrTable", "data", "brokerAddrs"}
+TABLES = {"topicConfigTable", "subscriptionGroupTable", "brokerAddrTable", "clusterAddrTable", "data", "brokerAddrs",
+          "offsetTable", "pullOffsetTable", "groupTopicMap"}  # fmt: skip
 PATH = re.compile(r"_/.*")
 
 
@@ -262,8 +418,8 @@ def _merged(values: Any) -> Any:
     return merged
 
 
-def said(answer: Answer | None) -> dict[str, Any]:
-    """Code, names of the fields and shape of the body."""
+def said(answer: Answer | None, exact: str = "") -> dict[str, Any]:
+    """Code, names of the fields, one of them with its value, and shape of the body."""
     if answer is None:
         return {"code": "none", "fields": [], "body": "none"}
     found: Any = "none"
@@ -272,20 +428,31 @@ def said(answer: Answer | None) -> dict[str, Any]:
             found = shape(fastjson.loads(answer.body))
         except ProtocolError:
             found = "properties" if b"=" in answer.body[:200] else "bytes"
-    return {"code": answer.code, "fields": sorted(answer.fields), "body": found}
+    fields = [f"{name}={answer.fields[name]}" if name == exact else name for name in sorted(answer.fields)]
+    return {"code": answer.code, "fields": fields, "body": found}
 
 
-def all_said(server: Server) -> dict[str, dict[str, Any]]:
-    broker, names = Raw(server.broker), Raw(server.nameserver)
+def all_said(server: Server, guarded: Server | None = None) -> dict[str, dict[str, Any]]:
+    """Requests to a ``guarded`` broker are signed."""
+    places = {
+        "broker": Raw(server.broker),
+        NS: Raw(server.nameserver, timeout=3),
+        GUARDED: Raw((guarded or server).broker),
+    }
+    answers: dict[str, Answer | None] = {}
+    found = {}
     try:
-        found = {}
         for case in CASES:
-            asked = names if case.at == NS else broker
-            found[case.name] = said(asked.ask(case.code, case.fields, case.body))
+            fields = case.fields(answers) if callable(case.fields) else case.fields
+            data = case.body(answers) if callable(case.body) else case.body
+            if case.at == GUARDED and guarded is not None:
+                fields = signed({name: str(value) for name, value in (fields or {}).items()}, data)
+            answers[case.name] = answer = places[case.at].ask(case.code, fields, data)
+            found[case.name] = said(answer, case.exact)
         return found
     finally:
-        broker.close()
-        names.close()
+        for place in places.values():
+            place.close()
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -312,8 +479,15 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def ours_said(ours: Server) -> dict[str, dict[str, Any]]:
-    return all_said(ours)
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    place = tmp_path_factory.mktemp("guarded")
+    with our_server(place, both=access_file(place), only_broker=credentials(place), signed=signed) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def ours_said(ours: Server, guarded: Server) -> dict[str, dict[str, Any]]:
+    return all_said(ours, guarded)
 
 
 @pytest.fixture(scope="module", params=[NEWEST, OLDER])
