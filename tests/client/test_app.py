@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -168,19 +167,20 @@ async def test_when_one_consumer_cannot_start_none_runs(mq: Embedded) -> None:
         assert not client.health().ready
 
 
-async def test_nobody_there_fails_the_start() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        address = f"127.0.0.1:{gone.getsockname()[1]}"
-    router = Router("g")
+def test_nobody_there_fails_the_start() -> None:
+    router, address = Router("g"), "10.0.0.1:9876"
 
     @router.listener("t")
     async def never(message: Message) -> None: ...
 
-    async with Client(config=ClientConfig(nameservers=(address,), start_timeout=2)) as client:
-        client.include(router)
-        with pytest.raises(NotConnectedError, match=address):
-            async with client.running():
-                pytest.fail("it started")
+    async def start(sim: Simulation) -> None:
+        async with Client(config=ClientConfig(nameservers=(address,)), env=sim.env()) as client:
+            client.include(router)
+            with pytest.raises(NotConnectedError, match=address):
+                async with client.running():
+                    pytest.fail("it started")
+
+    simulate(lambda sim: sim.host("10.2.0.1").run(start(sim)))
 
 
 async def test_leaving_waits_for_listeners_up_to_the_bound(mq: Embedded) -> None:

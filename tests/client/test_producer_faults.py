@@ -16,6 +16,8 @@ from aiorocket import (
     TopicNotFoundError,
 )
 from aiorocket_protocol import RemotingCommand, ResponseCode
+from tests.client.fake_broker import FakeCluster, Kept
+from tests.client.test_selectors import run
 
 if TYPE_CHECKING:
     from tests.client.conftest import Scripted
@@ -71,19 +73,21 @@ async def test_silence_ends_at_the_timeout(scripted: Scripted, timeout: float) -
     assert caught.value.may_be_stored
 
 
-async def test_a_late_loss_of_the_connection_does_not_start_the_time_anew(scripted: Scripted) -> None:
-    loop = asyncio.get_running_loop()
+def test_a_late_loss_of_the_connection_does_not_start_the_time_anew() -> None:
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        loop = asyncio.get_running_loop()
 
-    def drop(connection: object, command: RemotingCommand) -> None:
-        loop.call_later(0.25, connection.abort, "scripted")  # type: ignore[attr-defined]
+        def drop(kept: Kept) -> None:
+            loop.call_later(0.25, kept.connection.abort, "scripted")
 
-    scripted.on_send = drop
-    async with Producer("p", nameservers=scripted.address, config=ProducerConfig(retries=100)) as producer:
+        cluster.brokers[0].on_send = drop
         started = loop.time()
         with pytest.raises(SendError) as caught:
             await producer.send("t", b"x", timeout=0.4)
-        assert loop.time() - started < 20  # a hundred times a quarter of a second otherwise
-    assert caught.value.may_be_stored
+        assert 0.4 <= loop.time() - started < 0.6  # a hundred times a quarter of a second otherwise
+        assert caught.value.may_be_stored
+
+    run(scenario, brokers=1, config=ProducerConfig(retries=100))
 
 
 async def test_the_other_broker_takes_over(scripted_pair: Scripted) -> None:
@@ -111,9 +115,10 @@ async def test_keyed_and_pinned_messages_stay_on_their_queue(scripted_pair: Scri
     assert len(scripted_pair.sends) == 6
 
 
-async def test_the_second_of_a_key_waits_for_the_first(scripted: Scripted) -> None:
-    scripted.by_turns(None)
-    async with Producer("p", nameservers=scripted.address) as producer:
+def test_the_second_of_a_key_waits_for_the_first() -> None:
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        broker = cluster.brokers[0]
+        broker.on_send = lambda kept: broker.stored() if len(broker.kept) > 1 else None
         first = asyncio.ensure_future(producer.send("t", b"1", sharding_key="k", timeout=0.3))
         await asyncio.sleep(0.05)
         second = asyncio.ensure_future(producer.send("t", b"2", sharding_key="k", timeout=0.1))
@@ -127,6 +132,8 @@ async def test_the_second_of_a_key_waits_for_the_first(scripted: Scripted) -> No
             await first
         assert (await third).offset == 3
         assert producer.in_flight == 0
+
+    run(scenario, brokers=1)
 
 
 async def test_cancelled_senders_of_a_key_do_not_block_it(scripted: Scripted) -> None:

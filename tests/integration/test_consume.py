@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 
@@ -27,6 +27,7 @@ from aiorocket import (
     UsageError,
 )
 from aiorocket.client.push.settlement import Settlement
+from aiorocket.testing import SimCluster, Simulation, simulate
 
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
@@ -471,19 +472,23 @@ async def test_a_group_is_used_once_per_client(mq: Embedded) -> None:
             await second.start()
 
 
-async def test_a_start_that_cannot_settle_says_what_is_missing(mq: Embedded) -> None:
-    config = ClientConfig(nameservers=mq.nameservers, start_timeout=2)
-    async with Client(config=config) as client:
-        consumer = client.consumer("g")
-        consumer.listener("nowhere", missing_topics="error")(nothing)
-        with pytest.raises(TopicNotFoundError, match=r"after 2 s.*'nowhere'.*create topics at the first send"):
+def test_a_start_that_cannot_settle_says_what_is_missing() -> None:
+    async def start(sim: Simulation, nameservers: Iterable[str]) -> None:
+        config = ClientConfig(nameservers=tuple(nameservers), start_timeout=2)
+        async with Client(config=config, env=sim.env()) as client:
+            consumer = client.consumer("g")
+            consumer.listener("nowhere", missing_topics="error")(nothing)
             await consumer.start()
-    away = Client(config=ClientConfig(nameservers=("127.0.0.1:1",), start_timeout=2))
-    async with away:
-        consumer = away.consumer("g")
-        consumer.listener("t")(nothing)
-        with pytest.raises(NotConnectedError, match="no name server answers"):
-            await consumer.start()
+
+    async def scenario(sim: Simulation) -> None:
+        async with SimCluster(sim) as cluster:
+            host = sim.host("10.2.0.1")
+            with pytest.raises(TopicNotFoundError, match=r"after 2 s.*'nowhere'.*create topics at the first send"):
+                await host.run(start(sim, cluster.endpoints))
+            with pytest.raises(NotConnectedError, match="no name server answers"):
+                await host.run(start(sim, ["10.0.0.99:1"]))
+
+    simulate(scenario)
 
 
 async def test_many_starts_and_stops_leave_nothing(mq: Embedded) -> None:
