@@ -1,14 +1,16 @@
 """A broker that is killed again and again under load, and what its clients saw.
 
-    python -m tests.harness.crash --cycles 2000 --data DIR       goes on where an earlier run in DIR stopped
+    python -m tests.harness.crash --cycles 10000 --data DIR       goes on where an earlier run in DIR stopped
 
-The broker is a process; name server, producers and consumers live in this one and see only the wire. Producers send
-single messages, keyed ones and delayed ones; one group consumes concurrently, one in order. Every outcome and every
-delivery is a line of ``history.jsonl``; the checks at the end know nothing else:
+The broker is a process (``crash_broker.py``); name server, producers and consumers live in this one and see only the
+wire. A cycle ends with SIGKILL at a random moment, or at a named place when it is reached for the n-th time; now and
+then the broker, or all its clients, stand still for longer than every lease (SIGSTOP, a blocked loop), and with
+``--clocks`` the next broker's wall clock is an hour off.
 
-* what was acknowledged is delivered to both groups, and what surely was not stored is not;
-* a queue offset is one message, whoever gets it and how often;
-* the orderly group gets the messages of a queue for the first time in the order of their offsets.
+Eight producers send single messages, keyed ones, delayed ones, timers, transactions and idempotent ones; two members
+consume concurrently, two in order, two pop, forget and give back. Every outcome and every delivery is a line of
+``history-N.jsonl``; ``check`` knows nothing else. After ``ROUND`` cycles everything has to have arrived, the history
+is checked, and the next round begins with a topic of its own in the same store.
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TextIO
 
 from aiorocket import (
     Client,
+    Consumer,
     ConsumerConfig,
     Message,
     NameServerConfig,
@@ -37,38 +41,24 @@ from aiorocket import (
     ProducerConfig,
     RocketError,
     SendError,
+    SimpleConsumer,
+    TransactionProducer,
+    TxState,
 )
 from aiorocket.nameserver import NameServer
 from aiorocket.runtime import memory_env
+from tests.harness.crash_broker import POINTS
 
-__all__ = ("check", "run")
+__all__ = ("ROUND", "check", "run")
 
-TOPIC = "crash"
-GROUPS = ("concurrent", "in-order")
-_PRODUCERS = 8
-
-_BROKER = """
-import sys
-from aiorocket import BrokerConfig, run
-from aiorocket.broker import Broker
-from aiorocket.config import StoreConfig
-from aiorocket.runtime import real_env
-import asyncio
-
-async def main():
-    port, nameserver, data, flush = sys.argv[1:]
-    store = StoreConfig(flush=flush, segment_size=1 << 20, min_free=1 << 20, checkpoint_interval=0.5)
-    config = BrokerConfig(
-        port=int(port), nameservers=(nameserver,), data=data, register_interval=0.5, store=store, delay_levels=(0.3,),
-        default_topic_queues=4, offset_flush_interval=0.5,
-    )
-    broker = Broker(real_env(), config)
-    await broker.start()
-    print(broker.port, flush=True)
-    await asyncio.Event().wait()
-
-run(main())
-"""
+#: Cycles until everything has to have arrived.
+ROUND = 50
+GROUPS = ("concurrent", "in-order", "popping")
+_HOUR = 3600.0
+#: Longer than every lease of the configuration: locks 4 s, invisible times 2 s.
+_STOP = 4.5
+#: Messages that may be under way before the producers wait: retention must not overtake a consumer.
+_UNDER_WAY = 400
 
 
 class _History:
@@ -81,150 +71,373 @@ class _History:
             self.rows = [json.loads(line) for line in whole.splitlines()]
             path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
         self._file: TextIO = path.open("a")
+        #: Acknowledged and due at once, and not delivered so far, by group.
+        self.waiting: dict[str, set[str]] = {group: set() for group in GROUPS}
+        for row in self.rows:
+            self._note(row)
 
     def add(self, *row: Any) -> None:
         self.rows.append(list(row))
         self._file.write(json.dumps(row) + "\n")
+        self._note(row)
+
+    def _note(self, row: Any) -> None:
+        if row[0] == "ok" and row[2] is not None:
+            for waiting in self.waiting.values():
+                waiting.add(row[1])
+        elif row[0] == "got":
+            self.waiting[row[2]].discard(row[1])
+
+    def missing(self) -> set[str]:
+        """What was acknowledged and has not reached every group."""
+        acked = {row[1] for row in self.rows if row[0] == "ok"}
+        return acked - set.intersection(
+            *({row[1] for row in self.rows if row[0] == "got" and row[2] == group} for group in GROUPS)
+        )
 
     def close(self) -> None:
         self._file.close()
 
 
 def check(rows: list[list[Any]]) -> list[str]:
-    """What a history breaks."""
+    """What a history breaks:
+
+    * what was acknowledged, or whose local transaction was committed, reaches every group;
+    * what surely was not stored, or was rolled back, reaches nobody, and so does what was never sent;
+    * a queue offset is one message, whoever gets it and how often;
+    * what an idempotent producer sent is stored once;
+    * the orderly group gets the messages of a queue for the first time in the order of their offsets;
+    * what was acknowledged after a pop is not popped again (but delays, timers and transactions may be stored twice);
+    * a timer message does not come early, unless a clock was set.
+
+    Rows are [what, body, ...]: ok and got with the place, due, once, acked, clock; unknown and fail."""
     broken: list[str] = []
     acked = {body for what, body, *_ in rows if what == "ok"}
     never = {body for what, body, *_ in rows if what == "fail"}
     sent = {body for what, body, *_ in rows if what in ("ok", "fail", "unknown")}
+    once = {body for what, body, *_ in rows if what == "once"}
+    single = {body for what, body, *rest in rows if what == "ok" and rest[0] is not None}
+    due = {body: rest[0] for what, body, *rest in rows if what == "due"}
+    if any(what == "clock" for what, *_ in rows):
+        due.clear()
     places: dict[tuple[int, int], str] = {}
+    stored: dict[str, tuple[int, int]] = {}
     delivered: dict[str, set[str]] = {group: set() for group in GROUPS}
     last: dict[int, int] = {}
+    done: set[str] = set()
     for what, body, *rest in rows:
         if what == "ok" and rest[0] is not None:
-            queue, offset = rest
+            queue, offset = rest[:2]
         elif what == "got":
-            group, queue, offset = rest
+            group, queue, offset, at = rest
             delivered[group].add(body)
             if body not in sent:
                 broken.append(f"{body} was delivered and never sent")
+            if at < due.get(body, 0):
+                broken.append(f"{body} came {due[body] - at} ms before its time")
+            if group == "popping":
+                if body in done:
+                    broken.append(f"{body} was popped again after it had been acknowledged")
+                continue  # its retries have places of their own
             if group == "in-order":
                 if offset > last.get(queue, -1) + 1 and queue in last:
                     broken.append(f"queue {queue}: offset {offset} came first after {last[queue]}")
                 last[queue] = max(last.get(queue, -1), offset)
         else:
+            if what == "acked" and body in single:
+                done.add(body)
             continue
         if places.setdefault((queue, offset), body) != body:
             broken.append(f"queue {queue} offset {offset} is {places[queue, offset]} and {body}")
+        if body in once and stored.setdefault(body, (queue, offset)) != (queue, offset):
+            broken.append(f"{body} is stored at {stored[body]} and at {(queue, offset)}")
     for group, bodies in delivered.items():
         broken += [f"{body} was acknowledged and never reached {group}" for body in sorted(acked - bodies)[:20]]
         broken += [f"{body} was refused and reached {group}" for body in sorted(never & bodies)[:20]]
     return broken
 
 
+class _Load:
+    """Producers and consumers of one round, and what they tell the history."""
+
+    def __init__(self, history: _History, topic: str, nameserver: str, draw: random.Random) -> None:
+        self.history = history
+        self.topic = topic
+        self._nameserver = nameserver
+        self._draw = draw
+        self._stamp = f"{time.time_ns():x}"
+        self._decided: dict[str, TxState] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Everybody at work; ``stop_sending`` ends the producers, leaving the block the rest."""
+        config = ConsumerConfig(pull_error_delay=0.1, lock_renew_interval=0.5, lock_validity=2.0)
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(Client(nameservers=self._nameserver)) for _ in range(2)]
+            for client in clients:
+                for group in GROUPS[:2]:
+                    consumer = client.consumer(group, config=config)
+                    self._listen(consumer, group)
+                    await stack.enter_async_context(consumer)
+                popper = await stack.enter_async_context(SimpleConsumer("popping", client=client))
+                await popper.subscribe(self.topic, start_from="first")
+                self._tasks.append(asyncio.ensure_future(self._pop(popper)))
+            plain = ProducerConfig(retries=0)
+            sender = await stack.enter_async_context(clients[0].producer("senders", config=plain))
+            once = await stack.enter_async_context(
+                clients[1].producer("once", config=ProducerConfig(retries=5, idempotent=True))
+            )
+            half = TransactionProducer("halves", client=clients[1], config=plain, checker=self._outcome)
+            await stack.enter_async_context(half)
+            kinds: list[tuple[Callable[..., Awaitable[None]], Any]] = [
+                (self._plain, sender), (self._batch, sender), (self._keyed, sender), (self._keyed, sender),
+                (self._delayed, sender), (self._timed, sender), (self._transaction, half), (self._idempotent, once),
+            ]  # fmt: skip
+            sending = [
+                asyncio.ensure_future(self._send(number, kind, producer))
+                for number, (kind, producer) in enumerate(kinds)
+            ]
+            self._sending = sending
+            try:
+                yield
+            finally:
+                for task in (*sending, *self._tasks):
+                    task.cancel()
+                await asyncio.gather(*sending, *self._tasks, return_exceptions=True)
+
+    async def stop_sending(self) -> None:
+        self._stopping = True
+        await asyncio.gather(*self._sending)
+
+    # ---- producers
+
+    async def _send(self, number: int, kind: Callable[..., Awaitable[None]], producer: Any) -> None:
+        count = 0
+        while not self._stopping:
+            body = f"{self._stamp}-{number}-{count}"
+            count += 1
+            try:
+                await kind(producer, body)
+            except SendError as error:
+                self.history.add("unknown" if error.may_be_stored else "fail", body)
+                await asyncio.sleep(0.05)
+            except RocketError:  # there is no route: the broker is away
+                self.history.add("fail", body)
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(0.005)
+            while not self._stopping and max(map(len, self.history.waiting.values())) > _UNDER_WAY:
+                await asyncio.sleep(0.05)
+
+    async def _plain(self, producer: Producer, body: str) -> None:
+        receipt = await producer.send(self.topic, body.encode(), timeout=1.0)
+        self.history.add("ok", body, receipt.queue.queue_id, receipt.offset)
+
+    async def _batch(self, producer: Producer, body: str) -> None:
+        bodies = [f"{body}.{index}" for index in range(3)]
+        try:
+            await producer.send_batch(self.topic, [one.encode() for one in bodies], timeout=1.0)
+        except RocketError as error:
+            unknown = isinstance(error, SendError) and error.may_be_stored
+            for one in bodies:
+                self.history.add("unknown" if unknown else "fail", one)
+            raise
+        for one in bodies:
+            self.history.add("ok", one, None, None)
+
+    async def _keyed(self, producer: Producer, body: str) -> None:
+        receipt = await producer.send(self.topic, body.encode(), sharding_key=body.split("-")[1], timeout=1.0)
+        self.history.add("ok", body, receipt.queue.queue_id, receipt.offset)
+
+    async def _delayed(self, producer: Producer, body: str) -> None:
+        await producer.send(self.topic, body.encode(), delay_level=1, timeout=1.0)
+        self.history.add("ok", body, None, None)
+
+    async def _timed(self, producer: Producer, body: str) -> None:
+        seconds = self._draw.choice([0.2, 1.0, 3.0, 10.0])
+        self.history.add("due", body, round((time.time() + seconds) * 1000) - 2)
+        await producer.send(self.topic, body.encode(), after=timedelta(seconds=seconds), timeout=1.0)
+        self.history.add("ok", body, None, None)
+
+    async def _transaction(self, producer: TransactionProducer, body: str) -> None:
+        end = self._draw.choice([TxState.COMMIT, TxState.COMMIT, TxState.ROLLBACK])
+        try:
+            async with producer.transaction(self.topic, body.encode(), timeout=1.0) as tx:
+                self._decided[body] = end
+                if end is TxState.ROLLBACK:
+                    tx.rollback()
+        except RocketError as error:
+            # Also one whose half message may be stored: whoever asks is told to roll it back.
+            raise SendError(str(error), may_be_stored=False) from error
+        if end is TxState.COMMIT:
+            self.history.add("ok", body, None, None)
+        else:
+            self.history.add("fail", body)
+
+    def _outcome(self, message: Message) -> TxState:
+        return self._decided.get(message.body.decode(), TxState.ROLLBACK)
+
+    async def _idempotent(self, producer: Producer, body: str) -> None:
+        self.history.add("once", body)
+        receipt = await producer.send(self.topic, body.encode(), timeout=5.0)
+        self.history.add("ok", body, receipt.queue.queue_id, receipt.offset)
+
+    # ---- consumers
+
+    def _got(self, message: Any, group: str) -> None:
+        now = round(time.time() * 1000)
+        self.history.add("got", message.body.decode(), group, message.queue.queue_id, message.offset, now)
+
+    def _listen(self, consumer: Consumer, group: str) -> None:
+        async def got(message: Message) -> None:
+            self._got(message, group)
+
+        register = consumer.orderly if group == "in-order" else consumer.listener
+        register(self.topic, start_from="first")(got)
+
+    async def _pop(self, popper: SimpleConsumer) -> None:
+        while True:
+            found = await popper.receive(16, invisible=2.0, timeout=2.0)
+            for message in found:
+                self._got(message, "popping")
+            for message in found:
+                fate = self._draw.random()
+                try:
+                    if fate < 0.05:
+                        continue  # forgotten: it comes again by its retry topic
+                    if fate < 0.1:
+                        await message.retry(after=0.3)
+                    elif await message.ack():
+                        self.history.add("acked", message.body.decode())
+                except RocketError:
+                    pass  # nobody knows
+
+
+class _Process:
+    """The broker of one cycle. ``port`` is 0 when it died before it served."""
+
+    def __init__(self, process: Any, port: int) -> None:
+        self.process = process
+        self.port = port
+
+    async def killed(self, after: float) -> None:
+        """Return when it has died; kill it in ``after`` seconds."""
+        try:
+            async with asyncio.timeout(after):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.send_signal(signal.SIGKILL)
+            await self.process.wait()
+
+
 @asynccontextmanager
-async def _broker(port: int, nameserver: str, data: Path, flush: str) -> AsyncIterator[tuple[Any, int]]:
+async def _broker(
+    port: int, nameserver: str, data: Path, flush: str, skew: float = 0.0, point: str = "", count: int = 0
+) -> AsyncIterator[_Process]:
     search = os.pathsep.join(path for path in sys.path if path)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _BROKER, str(port), nameserver, str(data), flush,
-        stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": search},
+        sys.executable, "-m", "tests.harness.crash_broker", str(port), nameserver, str(data), flush, str(skew), point,
+        str(count), stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": search},
     )  # fmt: skip
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             line = await process.stdout.readline()
-        if not line:
+        if not line and not point:
             raise AssertionError("the broker did not start; what it said is above")
-        yield process, int(line)
+        yield _Process(process, int(line or 0))
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGKILL)
         await process.wait()
 
 
-async def run(cycles: int, data: Path, flush: str, seed: int, *, quiet: bool = False) -> list[str]:
-    """``cycles`` kills; what the history breaks."""
-    draw = random.Random(seed)
+async def run(
+    cycles: int, data: Path, flush: str, seed: int, *, clocks: bool = False, quiet: bool = False
+) -> list[str]:
+    """``cycles`` ends of a broker, those that are on record in ``data`` included; what the histories break."""
     data.mkdir(parents=True, exist_ok=True)
-    history = _History(data / "history.jsonl")
-    stamp = f"{time.time_ns():x}"
+    record = data / "rounds.jsonl"
+    rounds = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    broken: list[str] = [line for each in rounds for line in each["broken"]]
+    while (done := sum(each["cycles"] for each in rounds)) < cycles:
+        number = len(rounds)
+        began = time.perf_counter()
+        report = await _round(number, min(ROUND, cycles - done), data, flush, seed + number, clocks)
+        rounds.append(report)
+        with record.open("a") as file:
+            file.write(json.dumps(report) + "\n")
+        broken += report["broken"]
+        if not report["broken"]:
+            (data / f"history-{number}.jsonl").unlink()
+        if not quiet:
+            ends = sum((Counter(each["ends"]) for each in rounds), Counter[str]())
+            print(
+                f"{done + report['cycles']} cycles, {time.perf_counter() - began:.0f} s for the last"
+                f" {report['cycles']}: {report['rows']}, {len(broken)} broken promises",
+                flush=True,
+            )
+            if done + report["cycles"] >= cycles:
+                print("\n".join(f"{count:6} {end}" for end, count in sorted(ends.items())))
+    return broken
+
+
+async def _round(number: int, cycles: int, data: Path, flush: str, seed: int, clocks: bool) -> dict[str, Any]:
+    draw = random.Random(seed)
+    history = _History(data / f"history-{number}.jsonl")
     env = memory_env()
     names = NameServer(env, NameServerConfig(port=0))
     await names.start()
-    stopping = False
-
-    async def sender(producer: Producer, number: int) -> None:
-        count = 0
-        options: dict[str, Any] = {"timeout": 1.0}
-        if number == 0:
-            options["delay_level"] = 1
-        elif number < 4:
-            options["sharding_key"] = f"k{number}"
-        while not stopping:
-            body = f"{stamp}-{number}-{count}"
-            count += 1
-            try:
-                receipt = await producer.send(TOPIC, body.encode(), **options)
-            except SendError as error:
-                history.add("unknown" if error.may_be_stored else "fail", body)
-                await asyncio.sleep(0.05)
-            except RocketError:  # there is no route: the broker is away
-                history.add("fail", body)
-                await asyncio.sleep(0.05)
-            else:
-                place = (None, None) if number == 0 else (receipt.queue.queue_id, receipt.offset)
-                history.add("ok", body, *place)
-            await asyncio.sleep(0.002)
-
-    began = time.perf_counter()
-    port = 0
+    store = data / "store"
+    topic = f"crash-{number}"
+    ends: Counter[str] = Counter()
+    load = _Load(history, topic, names.address, draw)
     try:
         async with (
-            _broker(0, names.address, data / "store", flush) as (_, port),
+            _broker(0, names.address, store, flush) as broker,
             Client(nameservers=names.address) as client,
             client.producer("p") as producer,
         ):
-            await producer.send(TOPIC, b"first")
+            port = broker.port
+            await producer.send(topic, b"first")
             history.add("ok", "first", None, None)
-        config = ConsumerConfig(pull_error_delay=0.1)
-        async with Client(nameservers=names.address) as client:
-            concurrent, in_order = (client.consumer(group, config=config) for group in GROUPS)
-
-            async def got(message: Message) -> None:
-                history.add("got", message.body.decode(), GROUPS[0], message.queue.queue_id, message.offset)
-
-            async def got_in_order(message: Message) -> None:
-                history.add("got", message.body.decode(), GROUPS[1], message.queue.queue_id, message.offset)
-
-            concurrent.listener(TOPIC, start_from="first")(got)
-            in_order.orderly(TOPIC, start_from="first")(got_in_order)
-            config_p = ProducerConfig(retries=0)
-            async with concurrent, in_order, client.producer("senders", config=config_p) as producer:
-                senders = [asyncio.ensure_future(sender(producer, number)) for number in range(_PRODUCERS)]
-                for cycle in range(cycles):
-                    async with _broker(port, names.address, data / "store", flush) as (process, _):
-                        await asyncio.sleep(draw.random() * 0.6)
-                        process.send_signal(signal.SIGKILL)
-                    if not quiet and (cycle + 1) % 50 == 0:
-                        print(f"{cycle + 1} cycles, {time.perf_counter() - began:.0f} s", flush=True)
-                stopping = True
-                await asyncio.gather(*senders)
-                async with _broker(port, names.address, data / "store", flush):
-                    deadline = time.perf_counter() + 90
-                    while time.perf_counter() < deadline:
-                        await asyncio.sleep(0.5)
-                        acked = {row[1] for row in history.rows if row[0] == "ok"}
-                        if all(
-                            acked <= {row[1] for row in history.rows if row[0] == "got" and row[2] == group}
-                            for group in GROUPS
-                        ):
-                            break
+        async with load.running():
+            for _ in range(cycles):
+                skew = draw.choice([-_HOUR, _HOUR]) if clocks and draw.random() < 0.2 else 0.0
+                if skew:
+                    history.add("clock", "", skew)
+                point, count = "", 0
+                how = draw.random()
+                if how < 0.7:
+                    point = draw.choice(list(POINTS))
+                    count = draw.choice([1, 1, 2, 3, 5, 10, 30, 100])
+                async with _broker(port, names.address, store, flush, skew, point, count) as broker:
+                    if how > 0.98:
+                        broker.process.send_signal(signal.SIGSTOP)
+                        await asyncio.sleep(_STOP)
+                        broker.process.send_signal(signal.SIGCONT)
+                        ends["stopped first"] += 1
+                    elif how > 0.96:
+                        time.sleep(_STOP)  # every client stands still
+                        ends["clients stopped first"] += 1
+                    died = broker.process.returncode is not None or not broker.port
+                    await broker.killed(1.5 if point else draw.random() * 0.8)
+                    alive = not died and not point
+                    ends["at a random moment" if alive else point] += 1
+            await load.stop_sending()
+            # A clock that is ahead of every time that was waited for.
+            async with _broker(port, names.address, store, flush, 2 * _HOUR if clocks else 0.0):
+                deadline = time.perf_counter() + 240
+                while history.missing() and time.perf_counter() < deadline:
+                    await asyncio.sleep(0.5)
+                await asyncio.sleep(1.0)  # what is not to come would come now
     finally:
         await names.close()
         await env.disk.close()
         history.close()
-    if not quiet:
-        print(f"{cycles} kills in {time.perf_counter() - began:.0f} s: {dict(Counter(row[0] for row in history.rows))}")
-    return check(history.rows)
+    rows = dict(Counter(row[0] for row in history.rows))
+    return {"cycles": cycles, "ends": dict(ends), "rows": rows, "broken": check(history.rows)}
 
 
 def main() -> None:
@@ -232,10 +445,12 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=100)
     parser.add_argument("--flush", choices=["sync", "async"], default="sync")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--clocks", action="store_true", help="set the broker's wall clock an hour off now and then")
     parser.add_argument("--data", help="keep store and history here, and go on with what is there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        broken = asyncio.run(run(options.cycles, Path(options.data or temporary), options.flush, options.seed))
+        data = Path(options.data or temporary)
+        broken = asyncio.run(run(options.cycles, data, options.flush, options.seed, clocks=options.clocks))
     for line in broken[:50]:
         print(line)
     print(f"{len(broken)} broken promises")

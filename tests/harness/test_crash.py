@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.harness.crash import check, run
+from tests.harness.crash import GROUPS, check, run
+from tests.harness.crash_broker import POINTS
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize(("flush", "cycles"), [("sync", 50), ("async", 50)])
-async def test_a_broker_killed_fifty_times(flush: str, cycles: int, tmp_path: Path) -> None:
-    assert await run(cycles, tmp_path, flush, seed=cycles, quiet=True) == []
+@pytest.mark.parametrize("flush", ["sync", "async"])
+async def test_a_broker_that_dies_fifty_times(flush: str, tmp_path: Path) -> None:
+    assert await run(50, tmp_path, flush, seed=50, clocks=flush == "async", quiet=True) == []
+
+
+def test_every_place_to_die_at_exists() -> None:
+    for point in POINTS.values():
+        module, _, path = point.function.partition(":")
+        found: Any = importlib.import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)
+        assert callable(found)
 
 
 def test_the_checker_sees_what_is_broken() -> None:
-    whole = [["ok", "a", 0, 0], ["ok", "b", 0, 1], ["fail", "c"]]
-    whole += [
-        ["got", body, group, 0, offset] for group in ("concurrent", "in-order") for offset, body in enumerate("ab")
-    ]
+    whole: list[list[Any]] = [["due", "b", 50], ["ok", "a", 0, 0], ["once", "b"], ["ok", "b", 0, 1], ["fail", "c"]]
+    whole += [["got", body, group, 0, offset, 60] for group in GROUPS for offset, body in enumerate("ab")]
     assert check(whole) == []
-    assert "never reached in-order" in check(whole[:-1])[0]
-    assert "was refused" in check([*whole, ["got", "c", "concurrent", 0, 2]])[0]
-    assert "is a and b" in check([*whole, ["got", "b", "concurrent", 0, 0]])[0]
-    assert "came first" in check([*whole, ["ok", "d", 0, 3], ["got", "d", "in-order", 0, 3]])[0]
-    assert "never sent" in check([*whole, ["got", "x", "concurrent", 1, 0]])[0]
+    assert "never reached popping" in check(whole[:-1])[0]
+    assert "was refused" in check([*whole, ["got", "c", "concurrent", 0, 2, 60]])[0]
+    assert "is a and b" in check([*whole, ["got", "b", "concurrent", 0, 0, 60]])[0]
+    assert "is stored at" in check([*whole, ["got", "b", "concurrent", 0, 7, 60]])[0]
+    late = [["ok", "d", 0, 3], *(["got", "d", group, 0, 3, 60] for group in GROUPS)]
+    assert "came first" in check([*whole, *late])[0]
+    assert "never sent" in check([*whole, ["got", "x", "concurrent", 1, 0, 60]])[0]
+    early = [row if row[0] != "got" else [*row[:-1], 40] for row in whole]
+    assert "before its time" in check(early)[0] and check([*early, ["clock", "", 3600]]) == []
+    again = ["got", "a", "popping", 5, 5, 60]
+    assert check([*whole, again]) == []
+    assert "popped again" in check([*whole, ["acked", "a"], again])[0]
