@@ -19,8 +19,11 @@ from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import (
+    MAX_CONTROL_BODY,
+    MSGPACK,
     LockBatchBody,
     LockBatchResult,
+    MessageQueue,
     RemotingCommand,
     RequestCode,
     ResponseCode,
@@ -131,6 +134,18 @@ def test_locks_are_renewed_every_20_s_in_one_request_per_broker(seed: int) -> No
         assert world.near.locks[-1][1] == [1]
 
     run(scenario, seed)
+
+
+def test_thousands_of_queues_are_asked_for_in_bodies_that_a_broker_reads() -> None:
+    many = [Queue("t", "broker-a", number) for number in range(1201)]
+
+    async def scenario(world: LockCluster) -> None:
+        assert await world.leases.acquire(many) == set(many)
+        assert [len(ids) for _, ids in world.near.locks] == [500, 500, 201]
+
+    run(scenario)
+    longest = [MessageQueue("t" * 255, "b" * 127, number) for number in range(500)]
+    assert len(encode_body(LockBatchBody("c" * 255, "g" * 255, longest), MSGPACK)) <= MAX_CONTROL_BODY // 4
 
 
 def test_a_broker_that_fails_disturbs_no_other() -> None:

@@ -29,6 +29,9 @@ __all__ = ("Leases",)
 
 log = logging.getLogger("aiorocket.client")
 
+#: Queues that one request names: with the longest names these fit into what our broker reads as a body in msgpack.
+AT_ONCE = 500
+
 
 class Leases:
     """The locks of one member of ``group`` (as brokers call it); made and used on its running loop. ``master`` is the
@@ -244,7 +247,8 @@ class Leases:
 
 
 def _by_broker(queues: Collection[Queue]) -> list[list[Queue]]:
-    parts: defaultdict[str, list[Queue]] = defaultdict(list)
+    """What goes into one request each."""
+    brokers: defaultdict[str, list[Queue]] = defaultdict(list)
     for queue in sorted(queues):
-        parts[queue.broker_name].append(queue)
-    return list(parts.values())
+        brokers[queue.broker_name].append(queue)
+    return [part[at : at + AT_ONCE] for part in brokers.values() for at in range(0, len(part), AT_ONCE)]
