@@ -16,7 +16,10 @@ from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable, error_response
 from aiorocket_protocol import ProtocolError, RemotingCommand, RequestCode, ResponseCode
 
-__all__ = ("GuardedProcessors",)
+__all__ = ("USER", "GuardedProcessors")
+
+#: In a connection's data: whose heartbeat it carried last.
+USER = "user"
 
 _NAMES = {code.value: code.name for code in RequestCode}
 
@@ -48,6 +51,8 @@ class GuardedProcessors(ProcessorTable):
             self._note(connection, request, verdict)
             connection.reply(request, RemotingCommand.response(ResponseCode.NO_PERMISSION, remark=verdict.refusal))
             return
+        if request.code == RequestCode.HEART_BEAT:
+            connection.data[USER] = verdict.name
         if is_administration(request.code):
             self._note(connection, request, verdict)
         super().dispatch(connection, request)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.access.admin_door import AdminDoor, HasAdminDoor
 from aiorocket.access.core.accounts import Accounts
+from aiorocket.access.core.judge import may_send
 from aiorocket.access.file import read_access_file
-from aiorocket.access.guard import GuardedProcessors
+from aiorocket.access.guard import USER, GuardedProcessors
 from aiorocket.config import ServerTlsConfig, TlsConfig
 from aiorocket.errors import ConfigError
-from aiorocket.remoting.address import is_loopback
+from aiorocket.remoting.address import host_of, is_loopback
+from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.credentials import HasCredentials, signer_of
 from aiorocket.remoting.door import ServerTls
 from aiorocket.remoting.processors import ProcessorTable
@@ -89,6 +91,12 @@ class Security:
         if self.accounts is None:
             return ProcessorTable()
         return GuardedProcessors(self.accounts, cluster=cluster, server=server)
+
+    def may_send(self, connection: Connection, topic: str) -> bool:
+        """Whether who heartbeats on ``connection`` may send to ``topic``; without accounts everybody may."""
+        if self.accounts is None:
+            return True
+        return may_send(self.accounts, connection.data.get(USER, ""), host_of(connection.peer), topic)
 
     @property
     def changes(self) -> bool:

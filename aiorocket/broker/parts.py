@@ -90,7 +90,9 @@ class Parts:
         store.retention.needed = partial(needed, tables, config.cluster)
         self.delivery = DelayDelivery(loop, env.clock, tables.delays, store)
         self.timers = TimerDelivery(loop, env.clock, tables.timers, store)
-        self.checks = TransactionChecks(loop, env.clock, tables, store, broker=config.name, topics_changed=changed)
+        self.checks = TransactionChecks(
+            loop, env.clock, tables, store, broker=config.name, topics_changed=changed, may_send=security.may_send
+        )
         self.clients = ClientHandlers(loop, config, tables, topics_changed=changed)
         locks = LockHandlers(loop, tables, server, broker=config.name, save=lambda: state.save("locks"))
         self.pulls = PullHandlers(loop, config, tables, store, stale=locks.stale)

@@ -79,7 +79,7 @@ Ended = Callable[[Refusal | None], None]
 
 class TransactionChecks:
     """``start()`` finds the open transactions in the store, ``close()`` asks no more. ``topics_changed`` is called when
-    TRANS_CHECK_MAX_TIME_TOPIC was made."""
+    TRANS_CHECK_MAX_TIME_TOPIC was made. ``may_send`` says whether who is on a connection may send to a topic."""
 
     def __init__(
         self,
@@ -90,6 +90,7 @@ class TransactionChecks:
         *,
         broker: str,
         topics_changed: Callable[[], None],
+        may_send: Callable[[Connection, str], bool],
     ) -> None:
         self._loop = loop
         self._clock = clock
@@ -98,6 +99,7 @@ class TransactionChecks:
         self._producers = tables.producers
         self._topics = tables.topics
         self._topics_changed = topics_changed
+        self._may_send = may_send
         self._driver = DeadlineDriver(loop, self._next_deadline, self._due)
         self._copying = 0
         self._ending = 0
@@ -327,7 +329,7 @@ class TransactionChecks:
         """Send CHECK_TRANSACTION_STATE for a copy that is stored. Without a connection this check is lost, as at
         Apache's."""
         values = view.properties
-        connection = self._connection(values.get(PROPERTY_PGROUP, ""))
+        connection = self._connection(values.get(PROPERTY_PGROUP, ""), topic.decode())
         if connection is None:
             return
         unique = values.get(PROPERTY_UNIQ_KEY)
@@ -363,8 +365,8 @@ class TransactionChecks:
             return  # it is closing, or takes nothing; another one is asked next time
         self.asked += 1
 
-    def _connection(self, group: str) -> Connection | None:
-        """A live connection of a producer of ``group``, the next one each time."""
+    def _connection(self, group: str, topic: str) -> Connection | None:
+        """A live connection of a producer of ``group`` that may send to ``topic``, the next one each time."""
         live = self._producers.get(group)
         if live is None:
             return None
@@ -372,7 +374,7 @@ class TransactionChecks:
         self._turn += 1
         for index in range(len(members)):
             connection = members[(self._turn + index) % len(members)]
-            if not connection.closed:
+            if not connection.closed and self._may_send(connection, topic):
                 return connection
         return None
 

@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +20,21 @@ from aiorocket.access.core.requests import RULES, is_administration
 from aiorocket.broker import Broker
 from aiorocket.client.app import Client
 from aiorocket.client.message import Message
-from aiorocket.config import BrokerConfig, ClientConfig, NameServerConfig
+from aiorocket.config import BrokerConfig, ClientConfig, NameServerConfig, RemotingConfig
 from aiorocket.errors import RemoteError, RocketError, SendError, UsageError
 from aiorocket.nameserver import NameServer
-from aiorocket.remoting import RemotingClient
+from aiorocket.remoting import Connection, ProcessorTable, RemotingClient
 from aiorocket.runtime.env import Env, memory_env, real_env
-from aiorocket_protocol import RemotingCommand, RequestCode, decode_plain
+from aiorocket_protocol import (
+    HeartbeatData,
+    RemotingCommand,
+    RequestCode,
+    decode_plain,
+    encode_body,
+    encode_properties,
+)
 from aiorocket_protocol.signing import Signer
+from tests.broker.peer import send_header
 
 NO_PERMISSION = 16
 SECRETS = {name: f"{name}-s3cret" for name in ("ops", "shop", "guest", "node", "made")}
@@ -79,6 +88,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
     config = BrokerConfig(
         host="0.0.0.0", advertise="127.0.0.1", port=0, data=str(tmp_path / "store"), acl=str(file),
         nameservers=(f"127.0.0.1:{nameserver.port}",), access_key="node", secret_key=SECRETS["node"],
+        transaction_timeout=0.05, transaction_check_interval=0.05,
     )  # fmt: skip
     broker = Broker(env, config)
     try:
@@ -110,6 +120,41 @@ async def test_who_signs_well_and_may_sends_and_consumes(guarded: Guarded, caplo
             # At once, and not as if nobody had answered.
             with pytest.raises(RemoteError, match=r"no permission|check signature failed"):
                 await producer.send("orders", b"2", timeout=30)
+
+
+async def test_a_half_message_is_shown_to_nobody_who_may_not_send_it(guarded: Guarded) -> None:
+    """Whoever signs in may be a producer of any group, as at Apache's. Its brokers then ask it about transactions, with
+    the message, and send it the replies of the client whose id it gives."""
+    asked_about: dict[str, list[bytes]] = {"guest": [], "shop": []}
+    came = asyncio.Event()
+    beat = encode_body(HeartbeatData("an id", ["p"], []), 0)
+    async with AsyncExitStack() as stack:
+
+        async def producer(name: str) -> Connection:
+            def check(connection: Connection, request: RemotingCommand) -> None:
+                asked_about[name].append(request.body)
+                came.set()
+
+            table = ProcessorTable()
+            table.add(RequestCode.CHECK_TRANSACTION_STATE, check)
+            client = RemotingClient(memory_env(), RemotingConfig(), table, signer=Signer(name, SECRETS[name]))
+            stack.push_async_callback(client.close)
+            return await client.connect(guarded.broker.address)
+
+        guest, shop = await producer("guest"), await producer("shop")
+        assert (await guest.request(RemotingCommand.request(34, body=beat), 5)).code == 0
+        half = {"TRAN_MSG": "true", "PGROUP": "p", "UNIQ_KEY": "A1"}
+        header = send_header("orders", sys_flag=4, properties=encode_properties(half).decode())
+        assert (await shop.request(RemotingCommand.request(310, header, body=b"half"), 5)).code == 0
+        taken = await shop.request(RemotingCommand.request(34, body=beat), 5)
+        assert taken.code == NO_PERMISSION and "client id an id is another user's" in (taken.remark or "")
+        other = encode_body(HeartbeatData("another id", ["p"], []), 0)
+        assert (await shop.request(RemotingCommand.request(34, body=other), 5)).code == 0
+        async with asyncio.timeout(30):
+            while len(asked_about["shop"]) < 3:
+                came.clear()
+                await came.wait()
+    assert not asked_about["guest"] and b"half" in asked_about["shop"][0]
 
 
 async def test_every_code_served_has_its_line_and_none_is_served_without_a_right(guarded: Guarded) -> None:

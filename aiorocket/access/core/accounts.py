@@ -90,6 +90,13 @@ class Accounts:
 
     # ---- who asks
 
+    def trusts(self, name: str, source: str) -> bool:
+        """Whether a request in the name of ``name`` from the address ``source`` needs neither signature nor right."""
+        account = self.get(name)
+        return matches_any(self._file.trusted, source) or (
+            account is not None and account.enabled and matches_any(account.trusted, source)
+        )
+
     def sign_in(self, command: RemotingCommand, fields: Mapping[str, str | None], source: str) -> SignIn:
         """Who sent ``command`` from the address ``source``; ``fields`` are all its fields as text.
 

@@ -9,7 +9,7 @@ from aiorocket.access.core.requests import wants_of
 from aiorocket.access.core.rights import Want, decide
 from aiorocket_protocol import RemotingCommand
 
-__all__ = ("Verdict", "judge")
+__all__ = ("Verdict", "judge", "may_send")
 
 
 class Verdict(NamedTuple):
@@ -38,3 +38,14 @@ def judge(accounts: Accounts, command: RemotingCommand, source: str, cluster: st
         if refusal is not None:
             return Verdict(who.name, f"{who.name} has no permission to access {want} from {source}: {refusal}", wants)
     return Verdict(who.name, None, wants)
+
+
+def may_send(accounts: Accounts, name: str, source: str, topic: str) -> bool:
+    """Whether ``name``, who signed a request from the address ``source``, may send to ``topic``: who may not is not
+    asked about a transaction in it either, for that question holds the message."""
+    if accounts.trusts(name, source):
+        return True
+    account = accounts.get(name)
+    if account is None or not account.enabled:
+        return False
+    return account.admin or decide(account.rights, Want("Topic", topic, ("Pub",)), source) is None

@@ -120,7 +120,10 @@ class ClientHandlers:
                     news = True
                 self._report(live)
         for group in data.producers:
-            if (refused := self._producers.refusal(group, connection, data.client_id)) is not None:
+            refused = self._taken(connection, data.client_id) or self._producers.refusal(
+                group, connection, data.client_id
+            )
+            if refused is not None:
                 refusal = refusal or refused
                 continue
             self._producers.register(
@@ -140,6 +143,13 @@ class ClientHandlers:
         return RemotingCommand.response(
             ext={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if news else "false"}
         )
+
+    def _taken(self, connection: Connection, client_id: str) -> Refusal | None:
+        """Replies go to the client of an id: nobody takes it from another user's connection."""
+        holder = cast("Connection | None", self._producers.find_client(client_id))
+        if holder is None or holder.data.get("user") == connection.data.get("user"):
+            return None
+        return Refusal(ResponseCode.NO_PERMISSION, f"client id {client_id:.100} is another user's, who is connected")
 
     def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 35."""
