@@ -301,6 +301,7 @@ class LogSteps(QueueSteps):
                 # It is full to its last byte, but a process that was killed may not have come to its sync.
                 file = self.disk.open(segment.path)
                 try:
+                    _write_again(file, self.durable - segment.base, segment.capacity)
                     file.fdatasync()
                 finally:
                     file.close()
@@ -313,6 +314,7 @@ class LogSteps(QueueSteps):
         untouched = self.clean and not self.records and not read_pages(file, position, 8).strip(b"\0")
         if not untouched:
             self.clean = False
+            _write_again(file, self.durable - segment.base, position)
             entries = self.entries(segment.base)
             # What its checksums tell of may be gone without a trace.
             last = max(_last_written(file, position), 0 if entries is None else entries.end)
@@ -345,7 +347,8 @@ class LogSteps(QueueSteps):
             return 0
         kept = entries.cut(position)
         at = entries.position
-        if entries.torn or len(kept.ends) < len(entries.ends):
+        # After an unclean stop in a new file: as in ``_write_again``.
+        if entries.torn or len(kept.ends) < len(entries.ends) or not self.clean:
             rows: list[int] = []
             end = 0
             for upto, crc in zip(kept.ends, kept.crcs, strict=True):
@@ -358,6 +361,15 @@ class LogSteps(QueueSteps):
             at = len(data)
         segment.resume(kept.checksums(), at)
         return kept.end
+
+
+def _write_again(file: File, position: int, upto: int) -> None:
+    """The process before this one may have ended because a sync had failed. Then the kernel has its bytes and takes
+    them for clean: no sync would put them on the disk, unless they are written once more."""
+    position = max(0, position)
+    while position < upto and (data := read_pages(file, position, min(_WINDOW, upto - position))):
+        file.pwritev([data], position)
+        position += len(data)
 
 
 def _last_written(file: File, position: int) -> int:

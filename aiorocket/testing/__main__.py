@@ -12,12 +12,13 @@ from aiorocket.testing.chaos_run import SCENARIOS, ChaosReport, chaos, size_for
 from aiorocket.testing.checkers import HistoryError
 from aiorocket.testing.history import History
 from aiorocket.testing.power_cuts import power_cuts
+from aiorocket.testing.store_days import store_days
 from aiorocket.testing.swarm import swarm
 
 __all__ = ("main",)
 
 # Runs of their own kinds, beside the scenarios of ``chaos``.
-_SWARM, _POWER_CUTS = "swarm", "power-cuts"
+_SWARM, _POWER_CUTS, _STORE_DAYS = "swarm", "power-cuts", "store-days"
 #: Power cuts of one seed.
 _CUTS = 50
 
@@ -79,6 +80,8 @@ def _once(seed: int, scenario: str, hours: float) -> tuple[str, History | None]:
     """One run: what it was made of, in words, and its history."""
     if scenario == _POWER_CUTS:
         return f"{_CUTS} power cuts, {power_cuts(seed, _CUTS)} acknowledged", None
+    if scenario == _STORE_DAYS:
+        return f"{store_days(seed)} acknowledged", None
     if scenario == _SWARM:
         found = swarm(seed)
         faults = ", ".join(f"{count} {name}" for name, count in sorted(found.faults.items()))
@@ -130,9 +133,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hours", type=float, default=1.0, help="simulated hours of each run (default: 1)")
     parser.add_argument(
         "--scenario",
-        choices=(*SCENARIOS, "all", _SWARM, _POWER_CUTS),
+        choices=(*SCENARIOS, "all", _SWARM, _POWER_CUTS, _STORE_DAYS),
         default="mixed",
-        help="which faults (default: mixed); swarm: a few kinds in each run; power-cuts: a store alone, 50 cuts a seed",
+        help="which faults (default: mixed); swarm: a few kinds in each run; power-cuts and store-days: a store alone",
     )
     parser.add_argument("--history", metavar="FILE", help="with --seed: write the history as JSON lines")
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first seed that fails")

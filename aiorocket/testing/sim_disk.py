@@ -32,7 +32,7 @@ class _Content:
 
     def __init__(self, data: bytearray) -> None:
         self.data = data
-        self.durable = b""
+        self.durable = bytearray()
         self.dirty: dict[int, None] = {}
 
     def touch(self, start: int, end: int) -> None:
@@ -40,10 +40,15 @@ class _Content:
             self.dirty[sector] = None
 
     def sync(self) -> None:
-        if self.dirty or len(self.durable) != len(self.data):
-            # Whole-file copy: simulated stores are small, and the image must be independent of later writes.
-            self.durable = bytes(self.data)
-            self.dirty.clear()
+        """What was dropped by a sync that failed is not dirty, and stays what it was on the disk."""
+        durable, data = self.durable, self.data
+        del durable[len(data) :]
+        durable.extend(bytes(len(data) - len(durable)))
+        for sector in self.dirty:
+            start = sector * SECTOR
+            piece = data[start : start + SECTOR]
+            durable[start : start + len(piece)] = piece
+        self.dirty.clear()
 
     def after_crash(self, draw: random.Random) -> bytes:
         """The durable image with a drawn subset of the unsynced sectors and one of the two sizes."""
@@ -111,9 +116,9 @@ class _SimFile(MemoryFile):
         self._call("truncate")
         if size - len(self._data) > self._sim.room():
             raise OSError(errno.ENOSPC, "No space left on device", self.path)
+        cut = len(self._data)
         super().truncate(size)
-        for sector in [sector for sector in self._content.dirty if sector * SECTOR >= size]:
-            del self._content.dirty[sector]
+        self._content.touch(size, cut)  # zeros, should it grow again
 
 
 class _Died(BaseException):
@@ -153,6 +158,10 @@ class SimDisk(MemoryDisk):
         """Fail the ``after``-th call from now (1 is the next) with OSError ``code``."""
         self._failures[self.calls + after] = code
 
+    def clear_failures(self) -> None:
+        """Forget those that have not struck."""
+        self._failures.clear()
+
     def crash(self) -> None:
         """Lose power: see the class."""
         self.process_died()
@@ -165,7 +174,7 @@ class SimDisk(MemoryDisk):
         self.files = {}
         for path, image in survivors.items():
             data = self.files[path] = bytearray(image)
-            self._content(data).durable = image
+            self._content(data).durable = bytearray(image)
         self._names = dict(self.files)
 
     def process_died(self) -> None:

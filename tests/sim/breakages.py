@@ -10,6 +10,8 @@ fits the code is an error and not a test that passes. ``FOUND`` says after how m
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import importlib
 import inspect
 import logging
@@ -22,10 +24,23 @@ import pytest
 
 from aiorocket.testing.power_cuts import power_cuts
 from aiorocket.testing.sim_loop import SimDeadlock
+from aiorocket.testing.store_days import store_days
 from aiorocket.testing.swarm import swarm
+from tests.harness import damage
 
 #: Seeds within which each has to be found.
 SEEDS = 200
+
+
+@functools.cache
+def _images() -> list[damage.Image]:
+    return asyncio.run(damage.images())
+
+
+def damaged_stores(seed: int) -> None:
+    """Twenty damaged stores of ``tests/harness/damage.py``."""
+    for place in range(20 * seed, 20 * seed + 20):
+        asyncio.run(damage.one_place(_images(), place))
 
 
 class Breakage(NamedTuple):
@@ -39,6 +54,10 @@ class Breakage(NamedTuple):
 
 _DISK = "aiorocket.runtime.disk"
 _LOG = "aiorocket.storage.commit_log:CommitLog"
+_STORE = "aiorocket.storage.store:MessageStore"
+_READER = "aiorocket.storage.reader:Reader"
+_RETENTION = "aiorocket.storage.retention:Retention"
+_COMPACTION = "aiorocket.storage.compaction:Compaction"
 _LOCKS = "aiorocket.broker.core.locks:LockTable"
 _LOCK_HANDLERS = "aiorocket.broker.handlers.locks:LockHandlers"
 _LEASES = "aiorocket.client.group.leases:Leases"
@@ -55,7 +74,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "aiorocket.storage.walk:_careful", "and _has_lost_sector(view, position)", "and False", power_cuts
     ),
     "recovery that believes a record anywhere": Breakage(
-        "aiorocket.storage.walk:_careful", "view.physical_offset != base + position", "False", power_cuts
+        "aiorocket.storage.walk:_careful", "view.physical_offset != base + position", "False", damaged_stores
     ),
     "recovery that does not zero the rest": Breakage(
         "aiorocket.storage.recovery:LogSteps.finish", "segment.cut(position)", "None", power_cuts
@@ -82,7 +101,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
     ),
     "queues trusted without a look at the log": Breakage(
         "aiorocket.storage.queue_recovery:QueueSteps._check_unit", "place, size, _ = UNIT.unpack(unit)", "return",
-        power_cuts,
+        damaged_stores,
     ),
     "queues that are not cut to the checkpoint": Breakage(
         "aiorocket.storage.queue_recovery:sync_queue", "write_units(", "(lambda *_: None)(", power_cuts
@@ -93,7 +112,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
     ),
     "state saved in place": Breakage(f"{_DISK}:_replace", 'temporary = path + ".tmp"', "temporary = path", power_cuts),
     "state without a checksum": Breakage(
-        "aiorocket.storage.snapshots:_parse", 'checksum != b"%08x" % zlib.crc32(covered)', "False", power_cuts
+        "aiorocket.storage.snapshots:_parse", 'checksum != b"%08x" % zlib.crc32(covered)', "False", damaged_stores
     ),
     "topics saved with the rest": Breakage(
         "aiorocket.broker.parts:Parts._topics_changed", 'self._state.begin("topics")', "None"
@@ -193,9 +212,171 @@ BREAKAGES: Final[dict[str, Breakage]] = {
     "turns of a key not kept": Breakage(
         "aiorocket.client.sending.in_flight:InFlight.turn", "line = self._turns.get((topic, key))", "return",
     ),
+    # -- the store --
     "a read one too far": Breakage(
-        "aiorocket.storage.reader:Reader.read", "queue.min_offset, queue.max_offset",
-        "queue.min_offset, queue.next_offset",
+        f"{_READER}.read", "queue.min_offset, queue.max_offset", "queue.min_offset, queue.next_offset", store_days
+    ),
+    "a read that counts too many": Breakage(
+        f"{_READER}.read", "max(max_messages, 1), high", "max_messages + 1, high", store_days
+    ),
+    "a read without a limit of bytes": Breakage(
+        f"{_READER}.read", "if taken > 1 and total > max_bytes:", "if False:", store_days
+    ),
+    "a filtered read that passes over a message": Breakage(
+        "aiorocket.storage.tail_cache:scan_tail", "return parts, block.first + index + 1",
+        "return parts, block.first + index + 2", store_days,
+    ),
+    "a filtered read that stops at the first": Breakage(
+        f"{_READER}._scan", "following = offsets[taken]", "following = offsets[0]", damaged_stores
+    ),
+    "a rolled-back append keeps its tail": Breakage(
+        "aiorocket.storage.consume_queue:ConsumeQueue.roll_back",
+        "del self.tail[max(0, self.max_offset - self.tail_first) * UNIT_SIZE :]", "None", store_days,
+    ),
+    "a rolled-back append keeps its offset": Breakage(
+        "aiorocket.storage.consume_queue:ConsumeQueue.roll_back", "self.next_offset = self.max_offset", "None",
+        store_days,
+    ),
+    "a rolled-back append stays in memory": Breakage(
+        f"{_STORE}._failed", "self._tail.forget(queue, queue.max_offset)", "None", store_days
+    ),
+    "a rolled-back append keeps its checksum": Breakage(
+        f"{_LOG}._flush_failed", "first.segment.restore(first.mark)", "None", store_days
+    ),
+    "a rolled-back append keeps its segment": Breakage(
+        f"{_LOG}._flush_failed",
+        "self.segments = [segment for segment in self.segments if segment.base <= first.segment.base]", "None",
+        store_days,
+    ),
+    "a rolled-back append stays in the file": Breakage(
+        "aiorocket.storage.commit_log:_cut_back", "first.segment.cut(first.position)", "None", store_days
+    ),
+    "a write that failed is acknowledged": Breakage(f"{_LOG}._ended", "if error is not None:", "if False:", store_days),
+    "a store that goes on after a failed sync": Breakage(
+        f"{_LOG}._flush_failed", "self.broken(error.__cause__ or error)", "None", store_days
+    ),
+    "what a failed sync left is not written again": Breakage(
+        "aiorocket.storage.recovery:_write_again", "while position < upto and", "while False and", store_days
+    ),
+    "a full disk for ever": Breakage(f"{_LOG}.refuse", "self.refusal = None\n            return", "pass", store_days),
+    "bytes that wait are never counted down": Breakage(
+        f"{_LOG}._ended", "self.pending -= group.size", "None", store_days
+    ),
+    "what is written is never synced": Breakage(
+        f"{_LOG}._ended", "elif self._sync_timer is None:", "elif False:", store_days
+    ),
+    "a stop that is not clean": Breakage(
+        "aiorocket.storage.housekeeping:Housekeeping.close", "clean=True", "clean=False", store_days
+    ),
+    "a checkpoint without the units it counts": Breakage(
+        "aiorocket.storage.housekeeping:Housekeeping._checkpoint",
+        "await disk.run(_write_queues, disk, [_unwritten(queue, count) for queue, count in some])", "None", store_days,
+    ),
+    "a checkpoint that forgets where queues begin": Breakage(
+        "aiorocket.storage.checkpoint:checkpoint_state", "queue.min_offset, queue.max_offset", "0, queue.max_offset",
+        store_days,
+    ),
+    "a time that goes back with the clock": Breakage(
+        f"{_STORE}.append", "if now < self._timestamp:", "if False:", store_days
+    ),
+    "a batch that stands beside itself in memory": Breakage(
+        f"{_STORE}.append_batch", "at = places[taken] - start", "at = 0", store_days
+    ),
+    "a batch that rolls over with its old places": Breakage(
+        f"{_STORE}.append_batch", "records, sizes = encoded(physical_offset=start)\n    tail, group", "tail, group",
+        store_days,
+    ),
+    "a record that rolls over with its old place": Breakage(
+        f"{_STORE}.append", "record = _moved(record, physical)", "None", store_days
+    ),
+    "memory that forgets one message too few": Breakage(
+        "aiorocket.storage.tail_cache:TailCache.evict", "queue.cached_first = block.first + len(block.records)",
+        "queue.cached_first = block.first", store_days,
+    ),
+    "a piece of the log as it was once": Breakage(
+        "aiorocket.storage.chunk_cache:ChunkCache._chunk", "len(data) < CHUNK and start + len(data) < offset + size",
+        "not data",
+        store_days,
+    ),
+    "a search by time that ends one too late": Breakage(
+        f"{_READER}.offset_by_time", "low = at + 1", "low = at + 2", store_days
+    ),
+    "a key index that is not kept up": Breakage(
+        "aiorocket.storage.key_index:KeyIndex.find", "if await self._step():", "if False:", store_days
+    ),
+    "a deleted topic that comes back": Breakage(
+        "aiorocket.storage.housekeeping:Housekeeping.remove", "self._deleted[topic] = self._log.end",
+        "self._deleted[topic] = 0", store_days,
+    ),
+    "a deleted topic whose files stay": Breakage(
+        "aiorocket.storage.housekeeping:Housekeeping._remove",
+        "await self._disk.run(_remove_files, self._disk, queue.directory)", "None", store_days,
+    ),
+    # -- what is old --
+    "retention by the oldest message of a segment": Breakage(
+        f"{_RETENTION}._old", "self._reader.time_at(complete[at].end)", "self._reader.time_at(complete[at].base)",
+        store_days,
+    ),
+    "retention takes what is needed": Breakage(
+        f"{_RETENTION}._floors", "floor = min(floor, needed.get(key, floor))", "None", store_days
+    ),
+    "retention forgets the hours of a topic": Breakage(
+        f"{_RETENTION}._floors", "hours = self.reserved(queue.topic)", "hours = None", store_days
+    ),
+    "retention removes a segment that a queue stands in": Breakage(
+        f"{_RETENTION}._sweep", "upto = min(holders.values(), default=upto)", "None", store_days
+    ),
+    "retention that never removes a segment": Breakage(
+        f"{_RETENTION}._sweep", "if segment.end <= upto]", "if False]", store_days
+    ),
+    "files removed before the checkpoint": Breakage(
+        f"{_RETENTION}._sweep", "if not await self._save():", "if False:", store_days
+    ),
+    "a queue that begins in front of its log": Breakage(
+        f"{_RETENTION}._sweep", "queue.min_offset = max(queue.min_offset, floor)", "None", store_days
+    ),
+    "compaction takes the first message that stays": Breakage(
+        f"{_COMPACTION}.step", "view.queue_offset >= kept", "view.queue_offset > kept", store_days
+    ),
+    "compaction mistakes a queue for another": Breakage(
+        f"{_COMPACTION}.step", "(view.raw_topic, view.queue_id)", "(view.raw_topic, 0)", store_days
+    ),
+    "compaction moves what stays": Breakage(
+        f"{_COMPACTION}.step", "self._fill(low + start)\n            self._emit(data[start : start + size])",
+        "self._emit(data[start : start + size])", store_days,
+    ),
+    "compaction under the old checksums": Breakage(f"{_RETENTION}._compact", "segment.sums = None", "None", store_days),
+    # -- damage --
+    "a checksum never checked": Breakage(
+        "aiorocket.storage.written:WrittenLog.checked", "if wrong:", "if False:", damaged_stores
+    ),
+    "a unit that is believed": Breakage(
+        f"{_READER}._records", "or not _belong(data, places, sizes, queue, offsets)", "", damaged_stores
+    ),
+    "a record without checksums that is believed": Breakage(
+        f"{_READER}._records", "if log.unchecked:", "if False:", damaged_stores
+    ),
+    "damage that is served": Breakage(
+        f"{_READER}._undamaged", "if count and damage and", "if False and", damaged_stores
+    ),
+    "a reader that stays in front of damage": Breakage(
+        f"{_READER}._behind", "offset += 1", "return offset", damaged_stores
+    ),
+    "damage that ends the log": Breakage(
+        "aiorocket.storage.recovery:LogSteps.scan", "durable is not None and item.offset >= durable",
+        "durable is not None",
+        damaged_stores,
+    ),
+    "damage that is not said": Breakage(
+        "aiorocket.storage.recovery:LogSteps.scan", "self.lose(item.offset, item.end, item.reason)", "None",
+        damaged_stores,
+    ),
+    "units made again without the last": Breakage(
+        "aiorocket.storage.mending:Mending._mend", "range(low + 1, high)", "range(low + 1, high - 1)", damaged_stores
+    ),
+    "offsets of lost messages given again": Breakage(
+        "aiorocket.storage.recovery:LogSteps._keep_numbers", "if not self.lost and not self.rebuilding:", "if True:",
+        damaged_stores,
     ),
 }  # fmt: skip
 
@@ -203,6 +384,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
 FOUND: Final[dict[str, int]] = {
     "ack before fsync": 1,
     "recovery without CRC": 3,
+    "recovery that believes a record anywhere": 5,
     "recovery that does not zero the rest": 15,
     "recovery that does not sync what it found": 1,
     "a torn tail taken for damage": 1,
@@ -212,22 +394,70 @@ FOUND: Final[dict[str, int]] = {
     "state saved without fsync": 1,
     "state renamed and its directory not synced": 1,
     "state saved in place": 13,
+    "state without a checksum": 1,
     "topics saved with the rest": 10,
     "delay progress before its copy is stored": 23,
+    "timer progress before its copy is stored": 10,
     "timers begin behind what waits": 14,
     "offsets never flushed": 1,
     "locks forgotten at a restart": 2,
     "a lock granted before it is recorded": 18,
     "a lock granted while another holds it": 2,
+    "a stale epoch accepted": 10,
     "an overtaken unlock": 12,
     "a lease counted from the answer": 122,
     "a lease that is never renewed": 4,
     "a dropped queue that still delivers": 1,
     "a send-back that failed counted as done": 7,
     "commits that run ahead": 1,
-    "a stale epoch accepted": 10,
-    "timer progress before its copy is stored": 10,
     "a late result that finishes another assignment's message": 1,
+    "a read one too far": 1,
+    "a read that counts too many": 1,
+    "a read without a limit of bytes": 1,
+    "a filtered read that passes over a message": 2,
+    "a filtered read that stops at the first": 1,
+    "a rolled-back append keeps its tail": 1,
+    "a rolled-back append keeps its offset": 1,
+    "a rolled-back append stays in memory": 2,
+    "a rolled-back append keeps its checksum": 1,
+    "a rolled-back append keeps its segment": 89,
+    "a rolled-back append stays in the file": 1,
+    "a write that failed is acknowledged": 1,
+    "a store that goes on after a failed sync": 1,
+    "what a failed sync left is not written again": 53,
+    "a full disk for ever": 1,
+    "what is written is never synced": 2,
+    "a stop that is not clean": 1,
+    "a checkpoint without the units it counts": 1,
+    "a checkpoint that forgets where queues begin": 1,
+    "a time that goes back with the clock": 10,
+    "a batch that stands beside itself in memory": 28,
+    "a batch that rolls over with its old places": 1,
+    "a record that rolls over with its old place": 1,
+    "memory that forgets one message too few": 1,
+    "a piece of the log as it was once": 1,
+    "a search by time that ends one too late": 1,
+    "a key index that is not kept up": 1,
+    "a deleted topic that comes back": 37,
+    "a deleted topic whose files stay": 1,
+    "retention by the oldest message of a segment": 2,
+    "retention takes what is needed": 1,
+    "retention forgets the hours of a topic": 2,
+    "retention removes a segment that a queue stands in": 1,
+    "retention that never removes a segment": 13,
+    "files removed before the checkpoint": 5,
+    "a queue that begins in front of its log": 1,
+    "compaction takes the first message that stays": 1,
+    "compaction mistakes a queue for another": 2,
+    "compaction moves what stays": 1,
+    "compaction under the old checksums": 1,
+    "a checksum never checked": 1,
+    "a unit that is believed": 2,
+    "a record without checksums that is believed": 2,
+    "damage that is served": 1,
+    "damage that ends the log": 30,
+    "damage that is not said": 11,
+    "units made again without the last": 1,
 }
 
 
@@ -245,10 +475,14 @@ def apply(patch: pytest.MonkeyPatch, breakage: Breakage) -> None:
     made: dict[str, Any] = {}
     exec(compile(source.replace(breakage.old, breakage.new), breakage.where, "exec"), function.__globals__, made)
     patch.setattr(owner, name, made[name])
+    for module in [module for each, module in sys.modules.items() if each.startswith("aiorocket")]:
+        if getattr(module, name, None) is function:  # it was imported by its name
+            patch.setattr(module, name, made[name])
 
 
 def seeds_until_found(breakage: Breakage, most: int = SEEDS) -> int | None:
     """How many seeds it takes, None when ``most`` are not enough."""
+    _images()  # whole ones
     with pytest.MonkeyPatch.context() as patch:
         apply(patch, breakage)
         for seed in range(most):

@@ -143,6 +143,33 @@ def test_every_storage_call_fails_once(flush: str, code: int) -> None:
     assert last > 60, "the script makes more calls than that"
 
 
+@pytest.mark.parametrize("call", [2, 3])  # of pwritev, fdatasync, and perhaps that of the checksums
+def test_what_the_kernel_kept_of_a_failed_sync_is_on_the_disk_after_a_restart(call: int) -> None:
+    """The pages count as clean then, so a sync alone would not bring them there."""
+
+    async def scenario(simulation: Simulation) -> None:
+        disk = simulation.disk()
+        store = await opened(simulation.env(disk=disk), checkpoint_interval=1000)
+        await put(store, body=b"before")
+        disk.fail(call)
+        doomed = put(store, body=b"doomed" * 300)
+        await doomed
+        await asyncio.sleep(2)
+        more = [put(store, body=b"more")] if doomed.result().status is PutStatus.OK else []
+        await asyncio.gather(*more)
+        await store.close()
+        store = await opened(simulation.env(disk=disk), checkpoint_interval=1000)
+        assert (await put(store, body=b"after")).status is PutStatus.OK
+        found = bodies(store)
+        await store.close()
+        disk.crash()
+        store = await opened(simulation.env(disk=disk), checkpoint_interval=1000)
+        assert bodies(store) == found and not store.damaged
+        await store.close()
+
+    run(scenario)
+
+
 def test_a_failed_sync_is_final_until_a_restart() -> None:
     async def scenario(simulation: Simulation) -> None:
         disk = simulation.disk()
