@@ -115,7 +115,9 @@ class Parts:
             AssignmentHandler(tables, broker=config.name, route=self.registration.route),
             self.clients,
             locks,
-            ReplyHandlers(env, config, tables, store, address=address, admit=sends.admit),
+            ReplyHandlers(
+                env, config, tables, store, address=address, admit=sends.admit, awaited=server.processors.awaited
+            ),
             OffsetHandlers(tables, store, stale=locks.stale),
             SendBackHandler(env, tables, store, topics_changed=changed, hooks=hooks),
             RecallHandler(env, config, tables, store),

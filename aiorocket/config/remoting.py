@@ -51,6 +51,9 @@ class RemotingConfig:
     partial_frame_timeout: float = 30.0
     #: Requests one connection may have unanswered at a server; reading pauses above it.
     max_in_flight: int = 8192
+    #: Bytes of requests that a server keeps while their handlers wait for somebody, a quarter of it of one connection.
+    #: Above it the answer is SYSTEM_BUSY.
+    max_in_flight_bytes: int = 256 * MIB
     #: Bytes waiting to be written before senders wait / before a peer that never reads is cut off.
     write_high_water: int = 4 * MIB
     write_limit: int = 64 * MIB
@@ -67,8 +70,8 @@ class RemotingConfig:
         check_numbers(self)
         check_positive(
             self, "connect_timeout", "handshake_timeout", "request_timeout", "idle_timeout", "partial_frame_timeout",
-            "max_in_flight", "write_high_water", "write_limit", "max_connections", "max_per_host", "max_held",
-            "backoff_initial", "backoff_max",
+            "max_in_flight", "max_in_flight_bytes", "write_high_water", "write_limit", "max_connections",
+            "max_per_host", "max_held", "backoff_initial", "backoff_max",
         )  # fmt: skip
         if self.write_limit < self.write_high_water:
             raise ConfigError(f"write_limit={self.write_limit} is below write_high_water={self.write_high_water}")

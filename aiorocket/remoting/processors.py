@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import cast
 
 from aiorocket.errors import BackPressureError, RemoteError, RocketError, StoreFullError
+from aiorocket.remoting.awaited import AwaitedBytes
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.rarely import Rarely
 from aiorocket_protocol import MAX_CONTROL_BODY, MSGPACK, ProtocolError, RemotingCommand, RequestCode, ResponseCode
@@ -54,13 +55,15 @@ class ProcessorTable:
     flight), or an awaitable of either, which costs a task and is for requests off the hot path.
     """
 
-    __slots__ = ("_bugs", "_handlers", "_refusals")
+    __slots__ = ("_bugs", "_handlers", "_refusals", "awaited")
 
     def __init__(self) -> None:
         self._handlers: dict[int, RequestHandler] = {}
         #: By request code (None: all that are no codes).
         self._refusals = Rarely(_WARN_EVERY)
         self._bugs = Rarely(_WARN_EVERY)
+        #: For handlers that keep a request until a peer answers.
+        self.awaited = AwaitedBytes()
 
     def add(self, code: int, handler: RequestHandler) -> None:
         """Serve ``code``. ValueError when it is served already."""
@@ -91,7 +94,15 @@ class ProcessorTable:
             self._failed(connection, request, error)
             return
         awaitable = cast(Awaitable[RemotingCommand | None], result)
-        connection.tasks.start(self._await(connection, request, awaitable), name=f"request-{request.code}")
+        size = len(request.body)
+        if (busy := self.awaited.begin(connection, size)) is not None:
+            if isinstance(awaitable, Coroutine):
+                awaitable.close()
+            self._answer(connection, request, RemotingCommand.response(ResponseCode.SYSTEM_BUSY, remark=busy))
+            return
+        task = connection.tasks.start(self._await(connection, request, awaitable), name=f"request-{request.code}")
+        if size:
+            task.add_done_callback(lambda _: self.awaited.end(connection, size))
 
     def is_too_large(self, connection: Connection, request: RemotingCommand) -> bool:
         """Whether the body is larger than any of its code; it is answered then."""

@@ -9,6 +9,7 @@ import pytest
 
 from aiorocket.broker import Broker
 from aiorocket.broker.core.groups import GroupTable
+from aiorocket.config import RemotingConfig
 from aiorocket.storage.results import StoreBusyError
 from aiorocket_protocol import (
     HeartbeatData,
@@ -173,3 +174,17 @@ def test_where_a_client_id_is_found() -> None:
     assert table.find_client("c") is None
     table.expire(122.0)
     assert table.find_client("d") is None
+
+
+async def test_replies_that_the_asker_leaves_unanswered_are_bounded() -> None:
+    remoting = RemotingConfig(max_in_flight_bytes=400_000)
+    async with running(remoting=remoting, client_call_timeout=0.5) as broker:
+        waiting, peer = await asker(broker), await Peer.connect(broker.port)
+        for _ in range(4):
+            await peer.ask(325, reply_header(), bytes(40_000))
+        answers = [await peer.answer() for _ in range(4)]
+        assert sorted(answer.code for answer in answers) == [1, 1, 2, 2]
+        assert "max_in_flight_bytes=400000" in (answers[0].remark or "")
+        assert broker.server.processors.awaited.total == 0
+        await waiting.close()
+        await peer.close()

@@ -11,7 +11,9 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from tests.harness.mutated_frames import listener, rss
@@ -75,7 +77,43 @@ def commits(dial: Callable[[], socket.socket]) -> None:
         link.sendall(frame(15, fields))
 
 
-ATTACKS = (tag_expressions, lawful_filters, large_fields, groups, commits, half_frames)
+def replies(dial: Callable[[], socket.socket]) -> None:
+    """Replies of 1 MB to somebody who takes them and never says so."""
+    asker = dial()
+    asker.sendall(frame(34, {}, json.dumps({"clientID": "asker", "producerDataSet": [{"groupName": "p"}]}).encode()))
+    asker.recv(1000)
+    Thread(target=_read_all, args=(asker,), daemon=True).start()
+    properties = "REPLY_TO_CLIENT\x01asker\x02"
+    fields = {"a": "p", "b": "DefaultCluster_REPLY_TOPIC", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1",
+              "h": "0", "i": properties, "j": "0", "k": "false", "m": "false"}  # fmt: skip
+    for _ in range(8):
+        link = dial()
+        Thread(target=_read_all, args=(link,), daemon=True).start()
+        for _ in range(100):
+            link.sendall(frame(325, fields, bytes(1_000_000)))
+
+
+def _read_all(link: socket.socket) -> None:
+    with suppress(OSError):
+        while link.recv(1 << 20):
+            pass
+
+
+def slow_readers(dial: Callable[[], socket.socket]) -> None:
+    """Each wants ten times what it lets pile up, and reads nothing of it."""
+    fields = {"a": "p", "b": "TBW102", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0", "i": "",
+              "j": "0", "k": "false", "m": "false"}  # fmt: skip
+    sender = dial()
+    for _ in range(4):
+        sender.sendall(frame(310, fields, bytes(1_000_000)))
+        sender.recv(10_000)
+    for _ in range(4):
+        link = dial()
+        for _ in range(160):
+            link.sendall(pull("*"))
+
+
+ATTACKS = (tag_expressions, lawful_filters, large_fields, groups, commits, replies, slow_readers, half_frames)
 
 
 def run(place: Path) -> dict[str, tuple[float, float]]:

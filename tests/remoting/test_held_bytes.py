@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from aiorocket.errors import ConnectionLostError
+from aiorocket.remoting import Connection, RemotingClient
 from aiorocket_protocol import JSON, RemotingCommand, encode
 from tests.remoting.test_faults import LARGE, Served, served
 
@@ -86,3 +88,39 @@ def test_connections_of_one_host_are_bounded() -> None:
         assert len(service.server.connections) == 1 and service.server._per_host == {"127.0.0.1": 1}
 
     served(scenario, max_per_host=3)
+
+
+def test_requests_that_wait_for_somebody_are_bounded_and_the_rest_is_told_so() -> None:
+    async def scenario(service: Served) -> None:
+        go = asyncio.Event()
+
+        async def wait(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+            await go.wait()
+            return RemotingCommand.response(0)
+
+        service.server.processors.add(13, wait)
+        awaited = service.server.processors.awaited
+        clients = [RemotingClient(service.sim.env(), service.client.config) for _ in range(6)]
+        links = [await client.connect(service.server.address) for client in clients]
+
+        def ask(link: Connection, count: int) -> list[asyncio.Future[RemotingCommand]]:
+            return [link.request(RemotingCommand.request(13, body=bytes(100_000)), 300.0) for _ in range(count)]
+
+        first = ask(links[0], 5)
+        await asyncio.sleep(1)
+        assert [future.done() for future in first] == [False, False, True, True, True] and awaited.total == 200_000
+        busy = first[4].result()
+        assert busy.code == 2 and "max_in_flight_bytes=1000000" in (busy.remark or "")
+        assert (busy.remark or "").startswith("[OVERLOAD]system busy, start flow control for a while")
+        others = [future for link in links[1:] for future in ask(link, 2)]
+        await asyncio.sleep(1)
+        assert awaited.total == 1_000_000 and sum(future.done() for future in others) == 2
+        await clients[1].close()  # its requests are worked off all the same
+        go.set()
+        await asyncio.sleep(1)
+        assert awaited.total == 0 and not awaited._of and first[0].result().code == 0
+        assert {type(future.exception()) for future in others} == {type(None), ConnectionLostError}
+        for client in clients:
+            await client.close()
+
+    served(scenario, max_in_flight_bytes=1_000_000)

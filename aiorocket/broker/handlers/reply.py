@@ -42,6 +42,7 @@ from aiorocket_protocol import (
 
 if TYPE_CHECKING:
     from aiorocket.config import BrokerConfig
+    from aiorocket.remoting.awaited import AwaitedBytes
     from aiorocket.remoting.connection import Connection
     from aiorocket.remoting.processors import RequestHandler
     from aiorocket.runtime.env import Env
@@ -69,19 +70,29 @@ class _Reply(NamedTuple):
     queue_id: int
     values: dict[str, str]
     properties: bytes
+    awaited: AwaitedBytes
 
     def answer(self, error: str | None, msg_id: str = "0", offset: int = 0) -> None:
         """Tell the replier; ``error`` is what went wrong with the push."""
         header = SendMessageResponseHeader(msg_id, self.queue_id, offset, None, None, None, DEFAULT_REGION, "true")
+        self.awaited.end(self.connection, len(self.command.body))
         code = ResponseCode.SUCCESS if error is None else ResponseCode.SYSTEM_ERROR
         self.connection.reply(self.command, RemotingCommand.response(code, header, remark=error))
 
 
 class ReplyHandlers:
-    """Handlers for 324 and 325. ``address`` is what clients are told to connect to."""
+    """Handlers for 324 and 325. ``address`` is what clients are told to connect to; replies count as ``awaited``."""
 
     def __init__(
-        self, env: Env, config: BrokerConfig, tables: Tables, store: MessageStore, *, address: str, admit: Admit
+        self,
+        env: Env,
+        config: BrokerConfig,
+        tables: Tables,
+        store: MessageStore,
+        *,
+        address: str,
+        admit: Admit,
+        awaited: AwaitedBytes,
     ) -> None:
         self._clock = env.clock
         self._config = config
@@ -89,6 +100,7 @@ class ReplyHandlers:
         self._store = store
         self._address = address
         self._admit = admit
+        self._awaited = awaited
 
     def codes(self) -> dict[int, RequestHandler]:
         return {
@@ -118,7 +130,9 @@ class ReplyHandlers:
         refusal = check_sizes(len(command.body), len(properties) + ROOM_FOR_PUSH, self._config.max_message_size)
         if refusal is not None:
             return refuse(refusal)
-        reply = _Reply(connection, command, header, topic.name, queue_id, values, properties)
+        if (busy := self._awaited.begin(connection, len(command.body))) is not None:  # until the asker has answered
+            return refuse(Refusal(ResponseCode.SYSTEM_BUSY, busy))
+        reply = _Reply(connection, command, header, topic.name, queue_id, values, properties, self._awaited)
         # What the replier is told is decided by the push: a reply that arrived and could not be stored has arrived.
         self._push(reply, partial(self._keep, reply) if self._config.store_replies else reply.answer)
         return None
