@@ -10,11 +10,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-ENTRY = (sys.executable, "-c", "from aiorocket.cli.main import main; main()")
+from tests.cli.copies import Copy, Original
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -31,83 +31,75 @@ class Result(NamedTuple):
 class Aiorocket:
     """Runs ``aiorocket`` in a directory of its own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, original: Original, directory: Path) -> None:
         self.directory = directory
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Copy] = []
+        self._original = original
 
-    def run(self, *arguments: str, stdin: bytes = b"", timeout: float = 60, **env: str) -> Result:
-        done = subprocess.run(
-            [*ENTRY, *arguments],
-            input=stdin,
-            capture_output=True,
-            timeout=timeout,
-            cwd=self.directory,
-            env=environment(**env),
-            check=False,
-        )
-        return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+    def run(self, *arguments: str, stdin: bytes = b"", timeout: float = 200, **env: str) -> Result:
+        process = self.start(*arguments, **env)
+        out, err = process.communicate(stdin, timeout)
+        return Result(process.wait(), out.decode(), err.decode())
 
     def python(self, script: str) -> str:
         """What a script prints in a fresh interpreter that finds the same packages as this one."""
         return subprocess.run(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment(), text=True, timeout=60, check=True
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            env=environment(),
+            text=True,
+            timeout=200,
+            check=True,
         ).stdout
 
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [*ENTRY, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=self.directory,
-            env=environment(),
-            **options,
-        )
+    def start(self, *arguments: str, **env: str) -> Copy:
+        process = self._original.start(*arguments, cwd=self.directory, env=environment(**env))
         self.processes.append(process)
         return process
 
-    def server(self, *arguments: str) -> tuple[subprocess.Popen[bytes], str]:
+    def server(self, *arguments: str) -> tuple[Copy, str]:
         """A server that has said it is ready, and the line it said."""
         process = self.start(*arguments)
         line = read_line(process)
-        assert "ready" in line, (
-            line,
-            process.stderr and process.stderr.read().decode() if process.poll() is not None else "",
-        )
+        assert "ready" in line, (line, process.stderr.read().decode() if process.poll() is not None else "")
         return process, line
 
     def end(self) -> None:
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
-            process.wait(10)
+            process.wait(60)
             for pipe in (process.stdin, process.stdout, process.stderr):
-                if pipe is not None:
-                    pipe.close()
+                pipe.close()
 
 
-def read_line(process: subprocess.Popen[bytes], timeout: float = 20) -> str:
-    assert process.stdout is not None
+def read_line(process: Copy, timeout: float = 60) -> str:
     readable, _, _ = select.select([process.stdout], [], [], timeout)
     assert readable, "nothing was printed in time"
     return process.stdout.readline().decode()
 
 
-def stop(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGTERM) -> Result:
+def stop(process: Copy, number: signal.Signals = signal.SIGTERM) -> Result:
     process.send_signal(number)
-    process.wait(20)  # not communicate(): it would close standard input, which ends some commands by itself
-    assert process.stdout is not None and process.stderr is not None
-    return Result(process.returncode, process.stdout.read().decode(), process.stderr.read().decode())
+    code = process.wait(60)  # not communicate(): it would close standard input, which ends some commands by itself
+    return Result(code, process.stdout.read().decode(), process.stderr.read().decode())
 
 
 def ports(line: str) -> list[int]:
     return [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", line)]
 
 
+@pytest.fixture(scope="session")
+def original() -> Iterator[Original]:
+    with Original() as original:
+        yield original
+
+
 @pytest.fixture
-def aiorocket(tmp_path: Path) -> Iterator[Aiorocket]:
+def aiorocket(original: Original, tmp_path: Path) -> Iterator[Aiorocket]:
     directory = tmp_path / "here"
     directory.mkdir()
-    commands = Aiorocket(directory)
+    commands = Aiorocket(original, directory)
     yield commands
     commands.end()
 

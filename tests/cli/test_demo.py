@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +91,7 @@ def test_a_second_run_on_the_same_data_adds_to_the_totals(aiorocket: Any) -> Non
 
 
 async def _until_stored(address: str, count: int) -> None:
-    async with asyncio.timeout(20), Client(nameservers=address) as client:
+    async with asyncio.timeout(60), Client(nameservers=address) as client:
         positions = Positions(client)
         queues = await positions.queues("demo")
         while sum((await positions.ends(queues)).values()) < count:
@@ -103,14 +102,14 @@ async def _until_stored(address: str, count: int) -> None:
 def test_what_an_interrupted_run_left_pending_is_finished_by_the_next(
     aiorocket: Any, read_line: Callable[..., str], number: signal.Signals
 ) -> None:
-    process = aiorocket.start("demo", "-", "--data", "kept", "--fail-every", "3", stdin=subprocess.PIPE)
+    process = aiorocket.start("demo", "-", "--data", "kept", "--fail-every", "3")
     process.stdin.write(b"".join(b"line %d\n" % n for n in range(1, 301)))
     process.stdin.flush()
     address = re.search(r"127\.0\.0\.1:\d+", read_line(process))[0]
     event_loop.run(_until_stored(address, 300))
-    time.sleep(0.1)  # the last receipts are on their way; the retries take almost a second
+    time.sleep(0.2)  # the last receipts are on their way; the retries take almost a second
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == (130 if number == signal.SIGINT else -9), (out, err)
     if number == signal.SIGINT:
         assert b"interrupted: 300 lines sent" in err and b"--data kept" in err

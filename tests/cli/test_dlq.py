@@ -106,7 +106,7 @@ def test_a_killed_replay_repeats_one_message_at_most(
     for _ in range(5):
         assert json.loads(read_line(process))["status"] == "sent"
     process.kill()
-    process.wait(10)
+    process.wait(60)
     rest = dlq_command("replay", "billing")
     assert rest.code == 0, rest
     read = aiorocket.run("consume", "orders", "--group", "audit", "--nameserver", standalone)

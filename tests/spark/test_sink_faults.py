@@ -235,7 +235,7 @@ def test_the_broker_is_killed_in_the_middle(
             bridge.close()
 
 
-def _wait(until: Callable[[], bool], seconds: float = 20.0) -> None:
+def _wait(until: Callable[[], bool], seconds: float = 60.0) -> None:
     """Until something has happened in the broker's thread that it tells nobody."""
     again = threading.Event()
     for _ in range(int(seconds / 0.02)):
