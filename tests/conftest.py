@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("aiorocket", deadline=None)
 hypothesis.settings.load_profile("aiorocket")
 
-#: What each of these shares is dear to start (a JVM, Apache's servers): one worker runs it all. Files of other folders
-#: go to any worker that is free.
-_ONE_WORKER = {"tests/spark", "tests/interop"}
+#: What each of these shares is dear (a JVM, Apache's servers, the syntax trees of all modules): one worker runs it all.
+#: Files of other folders go to any worker that is free.
+_ONE_WORKER = {"tests/spark", "tests/interop", "tests/architecture"}
+
+#: Long ones begin, so that no worker is left with one at the end.
+_FIRST = ("interop", "harness", "spark", "cli", "apps", "sim", "storage", "architecture")
 
 #: ``-m quick``: rules, parts and stories; no clusters for hours, processes or Spark, and not these long files.
 _QUICK = {
@@ -61,6 +64,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
             folder = file.rpartition("/")[0]
             return folder if folder in _ONE_WORKER else file
 
+    config.option.loadscopereorder = False  # it would begin with the files that have the most tests
     return Files(config, log)
 
 
@@ -76,6 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder, file = item.path.parent.name, item.path.name
         if folder in _QUICK and f"{folder}/{file}" not in _LONG and item.get_closest_marker("crash") is None:
             item.add_marker(pytest.mark.quick)
+    items.sort(key=lambda item: _FIRST.index(folder) if (folder := item.path.parent.name) in _FIRST else len(_FIRST))
 
 
 def pytest_collection_finish() -> None:

@@ -25,7 +25,7 @@ def literals(tree: ast.Module) -> Iterator[tuple[int, object]]:
     """Line and value of every constant that a program means: neither documentation nor ``__all__``."""
     silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
             silent.update(map(id, ast.walk(node)))
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and id(node) not in silent:

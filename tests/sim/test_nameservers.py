@@ -20,7 +20,7 @@ def test_known_routes_work_without_any_name_server(seed: int) -> None:
             await sender.send("t", "m")
             for server in cluster.nameservers:
                 server.kill(power_cut=bool(seed % 2))
-            for number in range(120):
+            for number in range(60):
                 await sender.send("t", f"m{number}")
                 await asyncio.sleep(10)
             assert not cluster.history.of("unknown", "rejected")
