@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from aiorocket.client.health import ConsumerHealth as ConsumerHealth
     from aiorocket.client.health import Health as Health
     from aiorocket.client.message import Message as Message
+    from aiorocket.client.middleware import ConsumeNext as ConsumeNext
+    from aiorocket.client.middleware import Middleware as Middleware
+    from aiorocket.client.middleware import PublishNext as PublishNext
     from aiorocket.client.pop.popped import PoppedMessage as PoppedMessage
     from aiorocket.client.pop.simple_consumer import SimpleConsumer as SimpleConsumer
     from aiorocket.client.pull.pull_consumer import PullConsumer as PullConsumer
@@ -67,6 +70,7 @@ if TYPE_CHECKING:
     from aiorocket.embedded import Embedded as Embedded
     from aiorocket.embedded import embed as embed
     from aiorocket.errors import BackPressureError as BackPressureError
+    from aiorocket.errors import BodyError as BodyError
     from aiorocket.errors import BrokerBusyError as BrokerBusyError
     from aiorocket.errors import ConfigError as ConfigError
     from aiorocket.errors import ConnectionLostError as ConnectionLostError
@@ -104,6 +108,7 @@ _HOMES = {
     "client.health": "BrokerHealth ConsumerHealth Health",
     "client.push.hooks": "ConsumeContext ConsumeHook ConsumeReturnType",
     "client.message": "Message",
+    "client.middleware": "ConsumeNext Middleware PublishNext",
     "client.sending.producer": "Producer",
     "client.pop.popped": "PoppedMessage",
     "client.pull.pull_consumer": "PullConsumer",
@@ -124,7 +129,7 @@ _HOMES = {
     ),
     "embedded": "Embedded embed",
     "errors": (
-        "BackPressureError BrokerBusyError ConfigError ConnectionLostError NotConnectedError ProtocolError "
+        "BackPressureError BodyError BrokerBusyError ConfigError ConnectionLostError NotConnectedError ProtocolError "
         "RemoteError RequestTimeoutError RocketError SendError StoreCorruptedError StoreError StoreFullError "
         "StoreLockedError TopicNotFoundError UsageError WrongLoopError"
     ),

@@ -15,6 +15,7 @@ from typing import Any
 from aiorocket.broker.broker import Broker
 from aiorocket.client.app import Client
 from aiorocket.client.group.rebalance_hooks import QueuesHook, RebalanceHooks
+from aiorocket.client.middleware import Middleware
 from aiorocket.client.pop.simple_consumer import SimpleConsumer
 from aiorocket.client.pull.pull_consumer import PullConsumer
 from aiorocket.client.push.consumer import Consumer
@@ -79,11 +80,12 @@ class Embedded:
     def client(
         self, group: str | None = None, *, config: ClientConfig | None = None, env: Env | None = None,
         missing_topics: MissingTopics | None = None, ensure_topics: Iterable[str] = (),
+        middleware: Iterable[Middleware] = (),
     ) -> Client:  # fmt: skip
         """A client, to be started by the caller."""
         return Client(
             nameservers=self.nameservers, group=group, config=config or self._client, env=env,
-            missing_topics=missing_topics, ensure_topics=ensure_topics,
+            missing_topics=missing_topics, ensure_topics=ensure_topics, middleware=middleware,
         )  # fmt: skip
 
     def producer(
@@ -93,9 +95,10 @@ class Embedded:
         config: ProducerConfig | None = None,
         env: Env | None = None,
         hooks: Iterable[SendHook] = (),
+        middleware: Iterable[Middleware] = (),
     ) -> Producer:
         """A ``Producer`` with a client of its own, to be started by the caller."""
-        return Producer(group, nameservers=self.nameservers, config=config, env=env, hooks=hooks)
+        return Producer(group, nameservers=self.nameservers, config=config, env=env, hooks=hooks, middleware=middleware)
 
     def transaction_producer(
         self,
@@ -104,12 +107,14 @@ class Embedded:
         config: ProducerConfig | None = None,
         env: Env | None = None,
         hooks: Iterable[SendHook] = (),
+        middleware: Iterable[Middleware] = (),
         checker: Checker | None = None,
     ) -> TransactionProducer:
         """It needs a checker."""
         return TransactionProducer(
-            group, nameservers=self.nameservers, config=config, env=env, hooks=hooks, checker=checker
-        )
+            group, nameservers=self.nameservers, config=config, env=env, hooks=hooks, middleware=middleware,
+            checker=checker,
+        )  # fmt: skip
 
     def consumer(
         self,
@@ -119,13 +124,14 @@ class Embedded:
         env: Env | None = None,
         router: Router | None = None,
         hooks: Iterable[ConsumeHook] = (),
+        middleware: Iterable[Middleware] = (),
         on_assigned: QueuesHook | None = None,
         on_revoked: QueuesHook | None = None,
     ) -> Consumer:
         """A ``Consumer`` with a client of its own, so that several can be members of one group."""
         return Consumer(
             group, nameservers=self.nameservers, config=config, env=env, router=router, hooks=hooks,
-            on_assigned=on_assigned, on_revoked=on_revoked,
+            middleware=middleware, on_assigned=on_assigned, on_revoked=on_revoked,
         )  # fmt: skip
 
     def simple_consumer(self, group: str, *, max_attempts: int = 17, env: Env | None = None) -> SimpleConsumer:

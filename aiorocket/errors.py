@@ -21,6 +21,7 @@ __all__ = (
     "BrokerBusyError",
     "TopicNotFoundError",
     "SendError",
+    "BodyError",
     "StoreError",
     "StoreLockedError",
     "StoreFullError",
@@ -85,6 +86,10 @@ class SendError(RocketError):
     def __init__(self, text: str, *, may_be_stored: bool) -> None:
         self.may_be_stored = may_be_stored
         super().__init__(f"{text} ({'the message may be stored' if may_be_stored else 'the message is not stored'})")
+
+
+class BodyError(RocketError):
+    """The body of a received message is not what its listener takes."""
 
 
 class StoreError(RocketError):

@@ -8,8 +8,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Unpack
 
+from aiorocket.client.core.typed_body import Body
 from aiorocket.client.group.rebalance_hooks import QueuesHook, RebalanceHooks
 from aiorocket.client.health import Health, look
+from aiorocket.client.middleware import Middleware
 from aiorocket.client.pop.simple_consumer import SimpleConsumer
 from aiorocket.client.pull.pull_consumer import PullConsumer
 from aiorocket.client.push.consumer import Consumer
@@ -21,6 +23,7 @@ from aiorocket.client.sending.send_hooks import SendHook
 from aiorocket.client.sending.sender import OnewayOptions, SendOptions
 from aiorocket.client.sending.transaction import Checker, TransactionProducer
 from aiorocket.client.session import Session
+from aiorocket.client.state import ConsumerState
 from aiorocket.client.topic_admin import ensure_topics as have_topics
 from aiorocket.config import ClientConfig, ConsumerConfig, MissingTopics, ProducerConfig, PullConsumerConfig
 from aiorocket.errors import UsageError
@@ -38,7 +41,7 @@ class Client(Session):
     ``async with``; an object is used once.
 
     ``missing_topics`` wins over the one in ``config``. The start creates those of ``ensure_topics`` that nobody has,
-    with 4 queues on every broker; it raises what prevents that.
+    with 4 queues on every broker; it raises what prevents that. ``middleware`` is for all that this makes.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Client(Session):
         env: Env | None = None,
         missing_topics: MissingTopics | None = None,
         ensure_topics: Iterable[str] = (),
+        middleware: Iterable[Middleware] = (),
     ) -> None:
         if isinstance(ensure_topics, str):
             raise UsageError(f"ensure_topics={ensure_topics!r}: several names, such as [{ensure_topics!r}]")
@@ -58,6 +62,7 @@ class Client(Session):
             config = replace(config or ClientConfig(), missing_topics=missing_topics)
         self.group = None if group is None else check_group(group)
         super().__init__(nameservers=nameservers, config=config, env=env)
+        self.middleware = tuple(middleware)
         self._routers: dict[str, Router] = {}
         self._configs: dict[str, ConsumerConfig] = {}
         self._entered = False
@@ -72,6 +77,8 @@ class Client(Session):
         await super().start()
         try:
             await have_topics(self, self._ensured)
+            for each in self.middleware:
+                each.attached(self)
         except BaseException:
             await self.stop()
             raise
@@ -79,10 +86,15 @@ class Client(Session):
     # -- what it makes --
 
     def producer(
-        self, group: str | None = None, *, config: ProducerConfig | None = None, hooks: Iterable[SendHook] = ()
+        self,
+        group: str | None = None,
+        *,
+        config: ProducerConfig | None = None,
+        hooks: Iterable[SendHook] = (),
+        middleware: Iterable[Middleware] = (),
     ) -> Producer:
         """A ``Producer`` on this client."""
-        return Producer(self._group_for(group), client=self, config=config, hooks=hooks)
+        return Producer(self._group_for(group), client=self, config=config, hooks=hooks, middleware=middleware)
 
     def transaction_producer(
         self,
@@ -90,10 +102,13 @@ class Client(Session):
         *,
         config: ProducerConfig | None = None,
         hooks: Iterable[SendHook] = (),
+        middleware: Iterable[Middleware] = (),
         checker: Checker | None = None,
     ) -> TransactionProducer:
         """A ``TransactionProducer`` on this client."""
-        return TransactionProducer(self._group_for(group), client=self, config=config, hooks=hooks, checker=checker)
+        return TransactionProducer(
+            self._group_for(group), client=self, config=config, hooks=hooks, middleware=middleware, checker=checker
+        )
 
     def consumer(
         self,
@@ -102,13 +117,14 @@ class Client(Session):
         config: ConsumerConfig | None = None,
         router: Router | None = None,
         hooks: Iterable[ConsumeHook] = (),
+        middleware: Iterable[Middleware] = (),
         on_assigned: QueuesHook | None = None,
         on_revoked: QueuesHook | None = None,
     ) -> Consumer:
         """A ``Consumer`` on this client."""
         return Consumer(
-            self._group_for(group), client=self, config=config, router=router, hooks=hooks, on_assigned=on_assigned,
-            on_revoked=on_revoked,
+            self._group_for(group), client=self, config=config, router=router, hooks=hooks, middleware=middleware,
+            on_assigned=on_assigned, on_revoked=on_revoked,
         )  # fmt: skip
 
     def pull_consumer(
@@ -189,14 +205,14 @@ class Client(Session):
             self._entered = False
 
     async def send(
-        self, topic: str | OutgoingMessage, body: bytes | None = None, **options: Unpack[SendOptions]
+        self, topic: str | OutgoingMessage, body: Body | None = None, **options: Unpack[SendOptions]
     ) -> SendReceipt:
         """As ``Producer.send``, through a producer of this Client's group that the first call starts."""
         producer = self._app_producer or await self._start_producer()
         return await producer.send(topic, body, **options)
 
     async def send_oneway(
-        self, topic: str | OutgoingMessage, body: bytes | None = None, **options: Unpack[OnewayOptions]
+        self, topic: str | OutgoingMessage, body: Body | None = None, **options: Unpack[OnewayOptions]
     ) -> str:
         """As ``Producer.send_oneway``, with its options, through the same producer as ``send``."""
         producer = self._app_producer or await self._start_producer()
@@ -207,10 +223,14 @@ class Client(Session):
 
         Counted are those of ``running()``, and any other consumer and pull consumer from its start to its stop.
         """
+        waiting = [group for group in self._routers if not any(each.group == group for each in self._app_consumers)]
+        return look(self, self.consumer_states(), waiting)
+
+    def consumer_states(self) -> list[ConsumerState]:
+        """What those consumers do right now, likewise."""
         run = self._app_consumers
         others = [each for each in self.consumers.values() if each not in run]
-        waiting = [group for group in self._routers if not any(each.group == group for each in run)]
-        return look(self, [each.state() for each in (*run, *others)], waiting)
+        return [each.state() for each in (*run, *others)]
 
     async def _start_producer(self) -> Producer:
         async with self._first_send:

@@ -9,6 +9,7 @@ from typing import Protocol
 from aiorocket.client.core.delays import level_for
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.process_queue import ProcessQueue
+from aiorocket.client.core.typed_body import CONTENT_TYPE
 from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket.model import Queue
 from aiorocket_protocol import (
@@ -22,6 +23,7 @@ from aiorocket_protocol import (
 __all__ = ("Message", "Settler", "Source", "exit_level")
 
 _SHARDING_KEY = PROPERTY_SHARDING_KEY.encode()
+_CONTENT_TYPE = CONTENT_TYPE.encode()
 
 log = logging.getLogger("aiorocket.client")
 
@@ -52,6 +54,10 @@ class Source(Protocol):
 
     @property
     def namespace(self) -> str: ...
+
+    @property
+    def group(self) -> str:
+        """The consumer's, without the namespace."""
 
     #: When a listener last ended with messages of it, in loop time.
     last_consume: float | None
@@ -164,7 +170,7 @@ class Message(RecordView):
     @property
     def properties(self) -> dict[str, str]:
         """All properties, RocketMQ's and the sender's. CONSUME_START_TIME is there from the call of a listener on: when
-        that was, in milliseconds of the wall clock. One dict per message; do not change it."""
+        that was, in milliseconds of the wall clock. One dict per message; only middleware changes it."""
         properties = super().properties
         begun = self.consume_started
         # Worked out for those who look: most messages are never asked, and delivering them must not cost it.
@@ -176,6 +182,16 @@ class Message(RecordView):
     @property
     def sharding_key(self) -> str | None:
         return self._property(PROPERTY_SHARDING_KEY, _SHARDING_KEY)
+
+    @property
+    def content_type(self) -> str | None:
+        """What its sender says the body is, in the property contentType."""
+        return self._property(CONTENT_TYPE, _CONTENT_TYPE)
+
+    @property
+    def group(self) -> str:
+        """The group it is consumed by; "" for what is not consumed, such as a reply."""
+        return self.source.group
 
     @property
     def settled(self) -> bool:

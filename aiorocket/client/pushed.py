@@ -27,12 +27,13 @@ _NO_HOST = bytes(8)
 class Origin:
     """Where a pushed message comes from: a queue that nobody here has assigned. Nothing of it can be settled."""
 
-    __slots__ = ("last_consume", "namespace", "queue", "shown")
+    __slots__ = ("group", "last_consume", "namespace", "queue", "shown")
 
     min_offset = max_offset = None
 
-    def __init__(self, namespace: str, queue: Queue) -> None:
+    def __init__(self, namespace: str, queue: Queue, group: str = "") -> None:
         self.namespace = namespace
+        self.group = group
         self.queue = queue
         self.shown = queue._replace(topic=unwrap(namespace, queue.topic))
         self.last_consume: float | None = None
@@ -53,12 +54,15 @@ class Origin:
         """Nothing is counted."""
 
 
-def from_record(namespace: str, record: bytes, broker_name: str, origin: type[Origin] = Origin) -> Message:
-    """The message of a stored record that a broker sent (39, 309). ProtocolError for damage."""
+def from_record(
+    namespace: str, record: bytes, broker_name: str, origin: type[Origin] = Origin, group: str = ""
+) -> Message:
+    """The message of a stored record that a broker sent (39, 309), to be consumed by ``group``. ProtocolError for
+    damage."""
     messages = split_records(record, Message)
     if len(messages) != 1:
         raise ProtocolError(f"one record is needed, {len(messages)} came", where="pushed message")
-    return _ready(namespace, messages[0], broker_name, origin)
+    return _ready(namespace, messages[0], broker_name, origin, group)
 
 
 def from_reply(
@@ -83,11 +87,11 @@ def broker_of(routes: RouteTable, connection: Connection) -> str:
     return routes.broker_name(address) or address
 
 
-def _ready(namespace: str, message: Message, broker_name: str, origin: type[Origin]) -> Message:
+def _ready(namespace: str, message: Message, broker_name: str, origin: type[Origin], group: str = "") -> Message:
     message.process_queue = None
     # Of a retry this is the retry topic, as of any message that was pulled from there.
     topic = RecordView(message.buffer, message.start, message.end).topic
-    message.source = origin(namespace, Queue(topic, broker_name, message.queue_id))
+    message.source = origin(namespace, Queue(topic, broker_name, message.queue_id), group)
     return message
 
 

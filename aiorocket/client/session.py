@@ -18,6 +18,7 @@ from aiorocket.client.answering import consumer_requests, producer_requests
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.core.routes import TopicRoute, parse_nameservers
+from aiorocket.client.middleware import Middleware
 from aiorocket.client.outage_log import OutageLog
 from aiorocket.client.registered import GroupMember, GroupProducer
 from aiorocket.client.route_table import RouteTable
@@ -89,6 +90,8 @@ class Session:
         self._scope = TaskScope("client")
         self._loop: asyncio.AbstractEventLoop | None = None
         processors = ProcessorTable()
+        #: Around what every producer and consumer of it sends and consumes.
+        self.middleware: tuple[Middleware, ...] = ()
         self.remoting = RemotingClient(self.env, config.remoting, processors, on_close=self._on_close)
         self.routes = RouteTable(config, self.remoting)
         self.outages = OutageLog(lambda: self.loop.time())

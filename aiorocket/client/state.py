@@ -14,13 +14,15 @@ class QueueState:
     """One assigned queue. ``done`` is the offset a commit would store now, ``committed`` the one that is stored (-1 for
     none). What is cached lies between the offsets ``first_cached`` and ``last_cached``, both 0 when it is nothing.
     ``blocked`` says which limit holds back the next pull ("messages", "bytes", "span", "paused", "buffer"); ``dropped``
-    that it is about to be begun anew. ``locked``: the broker's lock is held, as of ``last_lock``. Times are loop times.
+    that it is about to be begun anew. ``behind`` is how many messages the queue has from ``done`` on, as the last pull
+    found it (None before any). ``locked``: the broker's lock is held, as of ``last_lock``. Times are loop times.
     """
 
     queue: Queue
     next_offset: int
     done: int
     committed: int
+    behind: int | None
     cached: int
     cached_bytes: int
     first_cached: int

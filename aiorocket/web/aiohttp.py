@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from aiohttp import web
 
-from aiorocket import Client, Router
+from aiorocket import Client, Middleware, Router
 from aiorocket.config import ClientConfig, MissingTopics
 
 __all__ = ("MQ", "readiness", "rocketmq_ctx")
@@ -27,6 +27,7 @@ def rocketmq_ctx(
     config: ClientConfig | None = None,
     missing_topics: MissingTopics | None = None,
     ensure_topics: Iterable[str] = (),
+    middleware: Iterable[Middleware] = (),
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     """A context for ``app.cleanup_ctx.append(...)``: a Client with the listeners of ``routers``, which get the
     application as their ``state``.
@@ -34,12 +35,13 @@ def rocketmq_ctx(
     On shutdown the listeners that run have ``drain_timeout`` seconds to finish (``Client.running``). Put it behind the
     contexts that make what listeners use: contexts end in the opposite order.
     """
-    listeners, ensured = tuple(routers), tuple(ensure_topics)
+    listeners, ensured, steps = tuple(routers), tuple(ensure_topics), tuple(middleware)
 
     async def context(app: web.Application) -> AsyncIterator[None]:
         async with Client(
-            nameservers=nameservers, group=group, config=config, missing_topics=missing_topics, ensure_topics=ensured
-        ) as mq:
+            nameservers=nameservers, group=group, config=config, missing_topics=missing_topics, ensure_topics=ensured,
+            middleware=steps,
+        ) as mq:  # fmt: skip
             for router in listeners:
                 mq.include(router, state=app)
             app[MQ] = mq  # before the start, because listeners may begin in it

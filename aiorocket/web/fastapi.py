@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypedDict
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from aiorocket import Client, Router
+from aiorocket import Client, Middleware, Router
 from aiorocket.config import ClientConfig, MissingTopics
 from aiorocket.errors import UsageError
 
@@ -35,6 +35,7 @@ def rocketmq_lifespan(
     config: ClientConfig | None = None,
     missing_topics: MissingTopics | None = None,
     ensure_topics: Iterable[str] = (),
+    middleware: Iterable[Middleware] = (),
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[LifespanState]]:
     """A lifespan for ``FastAPI(lifespan=...)``: a Client with the listeners of ``routers``, which get ``app.state`` as
     their ``state``.
@@ -42,13 +43,14 @@ def rocketmq_lifespan(
     On shutdown the listeners that run have ``drain_timeout`` seconds to finish (``Client.running``). An application
     with a lifespan of its own enters ``Client`` and ``running()`` there instead, as this function does.
     """
-    listeners, ensured = tuple(routers), tuple(ensure_topics)
+    listeners, ensured, steps = tuple(routers), tuple(ensure_topics), tuple(middleware)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[LifespanState]:
         async with Client(
-            nameservers=nameservers, group=group, config=config, missing_topics=missing_topics, ensure_topics=ensured
-        ) as mq:
+            nameservers=nameservers, group=group, config=config, missing_topics=missing_topics, ensure_topics=ensured,
+            middleware=steps,
+        ) as mq:  # fmt: skip
             for router in listeners:
                 mq.include(router, state=app.state)
             app.state.mq = mq  # for listeners, which may begin before the next line returns

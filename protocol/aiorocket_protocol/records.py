@@ -193,6 +193,11 @@ class RecordView:
         self._body = body
         return body
 
+    @body.setter
+    def body(self, body: bytes) -> None:
+        """For who unpacks what was sent; the record stays as it is."""
+        self._body = body
+
     @property
     def topic(self) -> str:
         """The topic it is stored under (a retry or schedule topic, when on its way)."""

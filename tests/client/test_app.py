@@ -92,7 +92,7 @@ async def test_one_producer_whoever_is_first(mq: Embedded) -> None:
         assert len({receipt.msg_id for receipt in receipts}) == 20
         assert list(client.producers) == ["g"]
         with pytest.raises(UsageError, match="must be bytes"):
-            await client.send("t", {"a": "dict"})  # type: ignore[arg-type]
+            await client.send("t", "text")  # type: ignore[arg-type]
     with pytest.raises(UsageError):
         await client.send("t", b"late")
     async with mq.client() as nameless:

@@ -47,6 +47,7 @@ class HeldQueue:
         self.member = member
         self.queue = queue
         self.namespace = member.namespace
+        self.group = member.group
         #: The queue as the application knows it, without the namespace.
         (self.shown,) = member.shown([queue])
         self.cache = cache
@@ -163,11 +164,13 @@ class HeldQueue:
         """``committed`` is the offset that is stored, -1 for none."""
         cache, leases = self.cache, self.member.leases
         first, last = cache.bounds()
+        done = cache.committable()
         return QueueState(
             queue=self.shown,
             next_offset=cache.next_offset,
-            done=cache.committable(),
+            done=done,
             committed=committed,
+            behind=None if self.max_offset is None else max(0, self.max_offset - done),
             cached=cache.count,
             cached_bytes=cache.size,
             first_cached=first,

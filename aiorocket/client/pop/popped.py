@@ -60,10 +60,10 @@ class PoppedMessage(Message):
     invisible: float
     invisible_until: float
 
-    def prepare(self, popper: Popper, handle: PopHandle, namespace: str, topic: str, until: float) -> None:
+    def prepare(self, popper: Popper, handle: PopHandle, namespace: str, group: str, topic: str, until: float) -> None:
         """Fill in what does not stand in the record; ``topic`` is the one that was asked for."""
         self.process_queue = None
-        self.source = Origin(namespace, Queue(topic, handle.broker_name, handle.queue_id))
+        self.source = Origin(namespace, Queue(topic, handle.broker_name, handle.queue_id), group)
         self._base = topic
         self._popper = popper
         self._settled = False

@@ -102,7 +102,8 @@ class Pops:
                     starts.get((mark, queue), offset), found.pop_time, found.invisible_time, found.revive_qid, mark,
                     place.broker_name, message.queue_id, offset,
                 )  # fmt: skip
-            message.prepare(self, handle, member.namespace, place.topic, begun + found.invisible_time / 1000)
+            until = begun + found.invisible_time / 1000
+            message.prepare(self, handle, member.namespace, member.group, place.topic, until)
         return messages
 
     async def wait(self, place: Queue, hold: float) -> bool:

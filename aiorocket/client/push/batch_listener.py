@@ -19,7 +19,7 @@ from aiorocket.client.push.status import ConsumeConcurrentlyStatus, Handler
 from aiorocket.errors import UsageError
 from aiorocket.runtime.deadlines import DeadlineDriver
 
-__all__ = ("Batch", "BatchDelivery")
+__all__ = ("Batch", "BatchCall", "BatchDelivery", "part_of")
 
 
 class Batch(Sequence[Message]):
@@ -67,20 +67,24 @@ class Batch(Sequence[Message]):
         if (retry_after is not None) + (delay_level is not None) + dead_letter > 1:
             raise UsageError("one of retry_after, delay_level and dead_letter, not several")
         error = DeadLetter(reason) if dead_letter else Retry(retry_after, delay_level=delay_level)
-        self._mark(indexes, error)
+        self.mark(indexes, error)
 
     def done(self, indexes: Iterable[int]) -> None:
         """These messages are done, also when the listener raises afterwards. UsageError as of ``fail``."""
-        self._mark(indexes, None)
+        self.mark(indexes, None)
 
-    def _mark(self, indexes: Iterable[int], how: Exception | None) -> None:
+    def mark(self, indexes: Iterable[int], how: Exception | None) -> None:
+        """``how`` these ended: as a listener that raises it, None as one that returns. UsageError as of ``fail``."""
         if not self._open:
             raise UsageError("the listener has ended: its batch can no longer be marked")
         wanted = list(indexes)
-        for index in wanted:
+        self._check(wanted)
+        self._marks.update(dict.fromkeys(wanted, how))
+
+    def _check(self, indexes: Iterable[int]) -> None:
+        for index in indexes:
             if not 0 <= index < len(self._messages):
                 raise UsageError(f"index {index} is not in this batch of {len(self._messages)} messages")
-        self._marks.update(dict.fromkeys(wanted, how))
 
     def close(self, rest: Exception | None) -> Failures:
         """The listener has ended, with ``rest`` for what was not marked: what failed."""
@@ -90,6 +94,27 @@ class Batch(Sequence[Message]):
             return ()
         ends = ((message, marks.get(index, rest)) for index, message in enumerate(self._messages))
         return [(message, error) for message, error in ends if error is not None]
+
+
+class _Part(Batch):
+    """Some messages of a batch; what is said of them is said of these of the whole."""
+
+    __slots__ = ("_places", "_whole")
+
+    def __init__(self, whole: Batch, places: Sequence[int]) -> None:
+        super().__init__([whole[place] for place in places])
+        self._whole = whole
+        self._places = places
+
+    def mark(self, indexes: Iterable[int], how: Exception | None) -> None:
+        wanted = list(indexes)
+        self._check(wanted)
+        self._whole.mark([self._places[index] for index in wanted], how)
+
+
+def part_of(batch: Batch, places: Sequence[int]) -> Batch:
+    """The messages at ``places`` as a batch of their own; the whole when it is all of them."""
+    return batch if len(places) == len(batch) else _Part(batch, places)
 
 
 class BatchCall(Call):

@@ -15,6 +15,7 @@ from math import inf
 from aiorocket.client.core.stats import ConsumeStats
 from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket.client.message import Message
+from aiorocket.client.middleware import Middleware
 from aiorocket.client.push.hooks import ConsumeContext, ConsumeHook, ConsumeReturnType, run_after, run_before
 from aiorocket.client.push.settlement import Settlement
 from aiorocket.client.push.status import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, Handler
@@ -106,6 +107,8 @@ class Surroundings:
     #: Whose tasks the workers are.
     scope: TaskScope
     hooks: Sequence[ConsumeHook] = ()
+    #: The client's and the consumer's; listeners have some of their routers' too.
+    middleware: Sequence[Middleware] = ()
     namespace: str = ""
     consume_timeout: float = inf
     #: Called now and then when messages have left the line; see backlog.py.

@@ -20,6 +20,7 @@ from aiorocket.client.group.local_offsets import LocalOffsets, offset_path
 from aiorocket.client.group.member import Member
 from aiorocket.client.group.membership import Membership
 from aiorocket.client.group.rebalance_hooks import QueuesHook
+from aiorocket.client.middleware import Middleware
 from aiorocket.client.push.assigned import Assigned
 from aiorocket.client.push.backlog import Backlog
 from aiorocket.client.push.calls import Surroundings
@@ -70,6 +71,7 @@ class Consumer(Router):
         env: Env | None = None,
         router: Router | None = None,
         hooks: Iterable[ConsumeHook] = (),
+        middleware: Iterable[Middleware] = (),
         on_assigned: QueuesHook | None = None,
         on_revoked: QueuesHook | None = None,
     ) -> None:
@@ -82,6 +84,7 @@ class Consumer(Router):
         super().__init__(group)
         self.config = config or ConsumerConfig()
         self.client = client or Session(nameservers=nameservers, env=env)
+        self._around = (*self.client.middleware, *middleware)
         model = self.config.message_model.upper()
         self.member = member = Member(
             self.client, group, self.config, kind="consumer", consume_type=CONSUME_PASSIVELY, message_model=model
@@ -222,8 +225,9 @@ class Consumer(Router):
             member.leases.watch_lost(self._assigned.lock_lost)
         surroundings = Surroundings(
             group=self.group, settlement=self._settlement, counters=member.counters, stats=self.stats,
-            clock=self.client.env.clock, scope=scope, hooks=self.hooks, namespace=member.namespace,
-            consume_timeout=config.consume_timeout, moved=self._backlog.notify, pools=self._pools,
+            clock=self.client.env.clock, scope=scope, hooks=self.hooks, middleware=self._around,
+            namespace=member.namespace, consume_timeout=config.consume_timeout, moved=self._backlog.notify,
+            pools=self._pools,
         )  # fmt: skip
         for each in self.listeners:
             sink = make_sink(each, config, surroundings, member.leases)
@@ -332,7 +336,9 @@ class Consumer(Router):
     async def consume_directly(self, record: bytes, broker_name: str) -> dict[str, Any]:
         """Give the stored message to its listener, outside of all consumption (309). The body of the answer; UsageError
         when no listener is for its topic."""
-        return await consume_directly(self.member, self.listeners, self.config.batch_size, record, broker_name)
+        return await consume_directly(
+            self.member, self.listeners, self._around, self.config.batch_size, record, broker_name
+        )
 
     # -- inside --
 

@@ -9,12 +9,14 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.exits import DeadLetter, Retry, Skip, failure_of
 from aiorocket.client.group.member import Member
 from aiorocket.client.message import Message
+from aiorocket.client.middleware import Middleware, consuming
 from aiorocket.client.push.batch_listener import BatchCall
 from aiorocket.client.push.calls import Call, SingleCall, StatusCall
 from aiorocket.client.push.hooks import ConsumeReturnType
@@ -63,14 +65,20 @@ def find_listener(listeners: Sequence[Listener], namespace: str, topic: str, tag
 
 
 async def consume_directly(
-    member: Member, listeners: Sequence[Listener], batch_size: int, record: bytes, broker_name: str
+    member: Member,
+    listeners: Sequence[Listener],
+    middleware: Sequence[Middleware],
+    batch_size: int,
+    record: bytes,
+    broker_name: str,
 ) -> dict[str, Any]:
     """Call the listener for the message in ``record`` and say what came of it: the answer's body. ``batch_size`` is for
     listeners that name none. UsageError when no listener is for its topic, ProtocolError for damage."""
-    message = from_record(member.namespace, record, broker_name, Inspected)
+    message = from_record(member.namespace, record, broker_name, Inspected, member.group)
     listener = find_listener(listeners, member.namespace, message.topic, message.tag)
     if listener is None:
         raise UsageError(f"consumer group {member.group} has no listener for topic {message.topic}")
+    listener = replace(listener, handler=consuming((*middleware, *listener.middleware), listener.handler))
     loop = asyncio.get_running_loop()
     began = loop.time()
     context, remark = ConsumeOrderlyContext(message.queue), None
@@ -103,7 +111,7 @@ async def consume_directly(
 
 
 def _kind(listener: Listener, batch_size: int) -> type[Call]:
-    if listener.mode == "batch":
+    if listener.mode == "batch" or listener.takes_batch:
         return BatchCall
     if listener.status:
         return StatusCall

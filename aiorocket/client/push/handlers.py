@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Any, Literal, Protocol, TypedDict, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
+from aiorocket.client.core.typed_body import BodyT
 from aiorocket.client.message import Message
 from aiorocket.client.push.batch_listener import Batch
 from aiorocket.client.push.status import (
@@ -17,16 +18,17 @@ from aiorocket.client.push.status import (
     ConsumeOrderlyContext,
     ConsumeOrderlyStatus,
 )
+from aiorocket.client.push.typed import OnBadBody
 from aiorocket.config import MissingTopics
 
 __all__ = (
-    "BatchHandler",
-    "ListHandler",
     "ListenerOptions",
-    "OneHandler",
     "OrderlyListHandler",
-    "OrderlyOneHandler",
     "OrderlyOptions",
+    "TakesBatch",
+    "TakesList",
+    "TakesOne",
+    "TakesOrderlyOne",
 )
 
 T = TypeVar("T", contravariant=True)
@@ -70,6 +72,43 @@ OrderlyOneHandler = TypeVar("OrderlyOneHandler", bound=_One | _OrderlyStatus)
 OrderlyListHandler = TypeVar("OrderlyListHandler", bound=_One | _List | _OrderlyStatus)
 BatchHandler = TypeVar("BatchHandler", bound=_Takes[Batch] | _TakesState[Batch])
 
+P = ParamSpec("P")
+A = TypeVar("A")
+
+
+class TakesOne(Protocol):
+    """What ``listener`` without ``batch_size`` decorates: a function of a message, or of what its body is read as."""
+
+    @overload
+    def __call__(self, handler: OneHandler, /) -> OneHandler: ...
+    @overload
+    def __call__(self, handler: Callable[Concatenate[BodyT, P], A], /) -> Callable[Concatenate[BodyT, P], A]: ...
+
+
+class TakesList(Protocol):
+    @overload
+    def __call__(self, handler: ListHandler, /) -> ListHandler: ...
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[list[BodyT], P], A], /
+    ) -> Callable[Concatenate[list[BodyT], P], A]: ...
+
+
+class TakesOrderlyOne(Protocol):
+    @overload
+    def __call__(self, handler: OrderlyOneHandler, /) -> OrderlyOneHandler: ...
+    @overload
+    def __call__(self, handler: Callable[Concatenate[BodyT, P], A], /) -> Callable[Concatenate[BodyT, P], A]: ...
+
+
+class TakesBatch(Protocol):
+    @overload
+    def __call__(self, handler: BatchHandler, /) -> BatchHandler: ...
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[list[BodyT], P], A], /
+    ) -> Callable[Concatenate[list[BodyT], P], A]: ...
+
 
 class _Options(TypedDict, total=False):
     concurrency: int | None
@@ -79,6 +118,7 @@ class _Options(TypedDict, total=False):
     suspend: float | None
     sql: str | None
     missing_topics: MissingTopics | None
+    on_bad_body: OnBadBody
 
 
 class ListenerOptions(_Options, total=False):

@@ -8,6 +8,7 @@ from functools import partial, update_wrapper
 from typing import Any
 
 from aiorocket.client.push.status import Handler
+from aiorocket.client.push.typed import TypedHandler
 from aiorocket.runtime.threads import Executor
 
 __all__ = ("PlainHandler", "in_pool")
@@ -39,4 +40,6 @@ def in_pool(handler: Handler, make: Callable[[], Executor]) -> Handler:
     """``handler`` with its plain function, if it is one, in a pool that is made for it."""
     if isinstance(handler, partial):  # it was given its state
         return partial(in_pool(handler.func, make), *handler.args, **handler.keywords)
+    if isinstance(handler, TypedHandler):
+        return handler.calling(lambda inner: in_pool(inner, make))
     return handler.inside(make()) if isinstance(handler, PlainHandler) else handler

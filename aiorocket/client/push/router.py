@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 from aiorocket.client.core.subscriptions import Wanted, wanted
 from aiorocket.client.message import Message
+from aiorocket.client.middleware import Middleware
 from aiorocket.client.push.handlers import (
-    BatchHandler,
     ListenerOptions,
-    ListHandler,
-    OneHandler,
     OrderlyListHandler,
-    OrderlyOneHandler,
     OrderlyOptions,
+    TakesBatch,
+    TakesList,
+    TakesOne,
+    TakesOrderlyOne,
 )
 from aiorocket.client.push.plain import PlainHandler
 from aiorocket.client.push.status import Handler, takes_context
+from aiorocket.client.push.typed import OnBadBody, TypedHandler, TypedListHandler, typed
 from aiorocket.config import MissingTopics
 from aiorocket.errors import UsageError
 from aiorocket.model import check_group
@@ -57,23 +59,28 @@ class Listener:
     suspend: float | None = None
     #: Orderly only: what follows the last attempt, "dead_letter", or "suspend" (try for ever).
     on_exhausted: Literal["dead_letter", "suspend"] = "dead_letter"
+    #: The handler takes a Batch, whatever the mode: it is one of values.
+    takes_batch: bool = False
+    #: Around each call, of the router that it was declared in.
+    middleware: tuple[Middleware, ...] = ()
 
 
 class Router:
     """A group's listeners. ``Consumer(router=...)`` or ``consumer.include(router)`` runs them."""
 
-    def __init__(self, group: str | None = None) -> None:
+    def __init__(self, group: str | None = None, *, middleware: Iterable[Middleware] = ()) -> None:
         self.group = None if group is None else check_group(group)
+        self._middleware = tuple(middleware)
         self.listeners: list[Listener] = []
 
     @overload
     def listener(
         self, topic: str, tags: str = "*", *, batch_size: None = None, **options: Unpack[ListenerOptions]
-    ) -> Callable[[OneHandler], OneHandler]: ...
+    ) -> TakesOne: ...
     @overload
     def listener(
         self, topic: str, tags: str = "*", *, batch_size: int, **options: Unpack[ListenerOptions]
-    ) -> Callable[[ListHandler], ListHandler]: ...
+    ) -> TakesList: ...
     def listener(
         self,
         topic: str,
@@ -88,6 +95,7 @@ class Router:
         suspend: float | None = None,
         sql: str | None = None,
         missing_topics: MissingTopics | None = None,
+        on_bad_body: OnBadBody = "dead_letter",
     ) -> Callable[[H], H]:
         """Decorate ``async def handler(message)`` (a plain function runs in a thread): called for messages of
         ``topic`` with one of ``tags`` (``"a || b"``, ``"*"``), or that match the SQL92 expression ``sql`` over their
@@ -106,6 +114,12 @@ class Router:
         ``suspend`` seconds (default ``ConsumerConfig.suspend``; ``Retry(after=...)`` says it for once) and is tried
         again here, so that nothing of that key overtakes it; meanwhile the queue's committed offset stays behind it.
 
+        A first parameter of another type than Message gets the body: ``async def f(order: Order)`` with an Order that
+        is a dataclass, msgspec's Struct, pydantic's model, a dict or bytes. It is read as JSON, or as msgpack where the
+        property contentType says so; a further parameter of type Message gets the message. With ``batch_size`` that is
+        ``list[Order]``. A body that cannot be read is ``on_bad_body``: a "dead_letter" with the reason, a "skip", or
+        "raise", the listener's failure (BodyError).
+
         A handler that takes ``(messages, context)`` is in status mode, as a Java listener: it gets a list of one
         queue's messages and a ConsumeConcurrentlyContext and returns a ConsumeConcurrentlyStatus.
         """
@@ -118,13 +132,16 @@ class Router:
         what = wanted(topic, tags, sql, start_from, missing_topics)
 
         def register(handler: H) -> H:
+            values = typed(handler, batch_size is not None, on_bad_body)
             self.add(
                 Listener(
                     topic=topic, wanted=what,
                     # By key nothing may overtake a function that was cancelled and runs on.
-                    handler=_awaitable(handler, in_thread_to_end if order_by is not None else in_thread),
-                    concurrency=concurrency, batch_size=batch_size, max_attempts=max_attempts, timeout=timeout,
-                    status=takes_context(handler), order_by=order_by, suspend=suspend,
+                    handler=_awaitable(handler, in_thread_to_end if order_by is not None else in_thread, values),
+                    concurrency=concurrency, batch_size=batch_size or (1 if values else None),
+                    max_attempts=max_attempts, timeout=timeout, status=values is None and takes_context(handler),
+                    order_by=order_by, suspend=suspend, middleware=self._middleware,
+                    takes_batch=isinstance(values, TypedListHandler),
                 )
             )  # fmt: skip
             return handler
@@ -145,7 +162,8 @@ class Router:
         start_from: str | datetime | int = "last",
         sql: str | None = None,
         missing_topics: MissingTopics | None = None,
-    ) -> Callable[[BatchHandler], BatchHandler]:
+        on_bad_body: OnBadBody = "dead_letter",
+    ) -> TakesBatch:
         """Decorate ``async def handler(batch)``: called with a ``Batch`` of up to ``max_messages`` messages, perhaps of
         several queues. A batch is handed over when it is full, when its records fill ``max_bytes`` (as stored, with
         their properties; 0 is no limit), or when its oldest message has waited for ``max_wait`` seconds.
@@ -164,14 +182,15 @@ class Router:
             raise UsageError(f"max_bytes={max_bytes!r}: 0 (no limit) or more")
         what = wanted(topic, tags, sql, start_from, missing_topics)
 
-        def register(handler: BatchHandler) -> BatchHandler:
-            if takes_context(handler):
+        def register(handler: H) -> H:
+            values = typed(handler, True, on_bad_body)
+            if values is None and takes_context(handler):
                 raise UsageError("a batch listener takes one argument, its Batch: what fails is said with batch.fail()")
             self.add(
                 Listener(
-                    topic=topic, wanted=what, handler=_awaitable(handler), concurrency=concurrency,
+                    topic=topic, wanted=what, handler=_awaitable(handler, in_thread, values), concurrency=concurrency,
                     batch_size=max_messages, max_attempts=max_attempts, timeout=timeout, mode="batch",
-                    max_wait=max_wait, max_bytes=max_bytes,
+                    max_wait=max_wait, max_bytes=max_bytes, middleware=self._middleware, takes_batch=values is not None,
                 )
             )  # fmt: skip
             return handler
@@ -181,7 +200,7 @@ class Router:
     @overload
     def orderly(
         self, topic: str, tags: str = "*", *, batch_size: None = None, **options: Unpack[OrderlyOptions]
-    ) -> Callable[[OrderlyOneHandler], OrderlyOneHandler]: ...
+    ) -> TakesOrderlyOne: ...
     @overload
     def orderly(
         self, topic: str, tags: str = "*", *, batch_size: int, **options: Unpack[OrderlyOptions]
@@ -200,6 +219,7 @@ class Router:
         start_from: str | datetime | int = "last",
         sql: str | None = None,
         missing_topics: MissingTopics | None = None,
+        on_bad_body: OnBadBody = "dead_letter",
     ) -> Callable[[H], H]:
         """Decorate ``async def handler(message)``: called for the messages of each queue one at a time, in the order of
         their offsets, by one member of the group at any time (RocketMQ's queue lock).
@@ -223,11 +243,16 @@ class Router:
         what = wanted(topic, tags, sql, start_from, missing_topics)
 
         def register(handler: H) -> H:
+            values = typed(handler, False, on_bad_body)
+            if values is not None and batch_size is not None:
+                raise UsageError(f"batch_size={batch_size}: in order, values come one at a time")
             self.add(
                 Listener(
-                    topic=topic, wanted=what, handler=_awaitable(handler, in_thread_to_end), concurrency=concurrency,
-                    batch_size=batch_size, max_attempts=max_attempts, timeout=timeout, mode="orderly",
-                    status=takes_context(handler), suspend=suspend, on_exhausted=on_exhausted,
+                    topic=topic, wanted=what, handler=_awaitable(handler, in_thread_to_end, values),
+                    concurrency=concurrency, batch_size=batch_size or (1 if values else None),
+                    max_attempts=max_attempts, timeout=timeout, mode="orderly",
+                    status=values is None and takes_context(handler), suspend=suspend, on_exhausted=on_exhausted,
+                    middleware=self._middleware,
                 )
             )  # fmt: skip
             return handler
@@ -250,12 +275,21 @@ def _check_seconds(**durations: float | None) -> None:
             raise UsageError(f"{name}={value!r}: above 0 seconds")
 
 
-def _awaitable(handler: Callable[..., Any], in_thread: Callable[..., Awaitable[object]] = in_thread) -> Handler:
+def _awaitable(
+    handler: Callable[..., Any], in_thread: Callable[..., Awaitable[object]], values: TypedHandler | None
+) -> Handler:
     """``handler`` itself when it is ``async def``; a plain function is called ``in_thread``, so that it cannot stop the
-    loop."""
+    loop. Where it takes ``values``, that with such a handler."""
     if not callable(handler):
         raise UsageError(f"a listener must be a function, {handler!r} is not")
-    _check_parameters(handler)
+    if values is None:
+        _check_parameters(handler, 1 + takes_context(handler), None)
+        return _called(handler, in_thread)
+    _check_parameters(handler, 1, values.carrier)
+    return values.calling(lambda function: _called(function, in_thread))
+
+
+def _called(handler: Callable[..., Any], in_thread: Callable[..., Awaitable[object]]) -> Handler:
     called = type(handler).__call__
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(called):
         return handler
@@ -264,21 +298,23 @@ def _awaitable(handler: Callable[..., Any], in_thread: Callable[..., Awaitable[o
     return PlainHandler(handler, in_thread)
 
 
-def _check_parameters(handler: Callable[..., object]) -> None:
+def _check_parameters(handler: Callable[..., object], positional: int, carrier: str | None) -> None:
     """UsageError when it cannot be called with what it will be given."""
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):  # one that does not tell
         return
     named = signature.parameters.get("state")
-    state = {"state": None} if named is not None and named.kind is not named.POSITIONAL_ONLY else {}
+    by_name = {"state": None} if named is not None and named.kind is not named.POSITIONAL_ONLY else {}
+    if carrier is not None:
+        by_name[carrier] = None
     try:
-        signature.bind(*[None] * (1 + takes_context(handler)), **state)
+        signature.bind(*[None] * positional, **by_name)
     except TypeError as error:
         name = getattr(handler, "__name__", repr(handler))
         raise UsageError(
             f"listener {name}{signature} cannot be called: {error}. It takes the message (in status mode the messages "
-            "and a context), and perhaps a parameter named state"
+            "and a context) or what its body is read as, and perhaps a parameter named state"
         ) from None
 
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from aiorocket.client.core.stats import SAMPLE_INTERVAL, ConsumeStats
 from aiorocket.client.group.leases import Leases
 from aiorocket.client.message import Message
-from aiorocket.client.push.batch_listener import BatchDelivery
+from aiorocket.client.middleware import consuming
+from aiorocket.client.push.batch_listener import BatchCall, BatchDelivery
 from aiorocket.client.push.calls import Call, SingleCall, StatusCall, Surroundings
 from aiorocket.client.push.delivery import Delivery
 from aiorocket.client.push.keyed import KeyedDelivery
@@ -63,7 +64,8 @@ def make_sink(listener: Listener, config: ConsumerConfig, surroundings: Surround
         surroundings.pools.append(pool(concurrency, f"aiorocket-{surroundings.group}-{listener.topic}"))
         return surroundings.pools[-1]
 
-    listener = replace(listener, handler=in_pool(listener.handler, threads))
+    middleware = (*surroundings.middleware, *listener.middleware)
+    listener = replace(listener, handler=consuming(middleware, in_pool(listener.handler, threads)))
     options: dict[str, Any] = {
         "name": f"listener-{listener.topic}",
         "concurrency": concurrency,
@@ -95,6 +97,8 @@ def make_sink(listener: Listener, config: ConsumerConfig, surroundings: Surround
         )
     if listener.status:
         call: type[Call] = StatusCall
+    elif listener.takes_batch:
+        call = BatchCall
     else:
         call = Call if size > 1 else SingleCall
     return Delivery(listener.handler, batch_size=size, call=call, one_queue=listener.status, **options)

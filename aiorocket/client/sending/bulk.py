@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from aiorocket.client.sending.outgoing import EncodedMessage, property_text
+from aiorocket.client.core.typed_body import Body
+from aiorocket.client.sending.around import around
+from aiorocket.client.sending.outgoing import EncodedMessage, as_message, property_text
 from aiorocket.client.sending.sender import Sender
 from aiorocket.client.sending.timed import not_timed
 from aiorocket.errors import RocketError, UsageError
@@ -17,7 +19,8 @@ from aiorocket_protocol import BATCH_ITEM_OVERHEAD, PROPERTY_UNIQ_KEY, PROPERTY_
 
 __all__ = ("Item", "SendOutcome", "send_batch", "send_many")
 
-Item = bytes | OutgoingMessage
+#: A body, or a whole message.
+Item = Body | OutgoingMessage
 
 _new = tuple.__new__
 #: The property string of a message that has nothing but its id.
@@ -39,7 +42,34 @@ async def send_batch(
     """See ``Producer.send_batch``."""
     timeout = sender.config.send_timeout if timeout is None else timeout
     deadline = asyncio.get_running_loop().time() + timeout
-    messages = list(messages)
+    ready = [each if type(each) is bytes else _whole(topic, each, number) for number, each in enumerate(messages)]
+    if sender.steps:
+        return await _through(sender, topic, ready, queue, deadline)
+    return await _in_turn(sender, topic, ready, queue, deadline)
+
+
+def _whole(topic: str, item: Item, number: int) -> OutgoingMessage:
+    if isinstance(item, OutgoingMessage) and type(item.body) is bytes:
+        return item
+    try:
+        return as_message(item, None) if isinstance(item, OutgoingMessage) else as_message(topic, item)
+    except UsageError as error:
+        raise UsageError(f"message {number} of the batch: {error}") from error
+
+
+async def _through(
+    sender: Sender, topic: str, messages: list[bytes | OutgoingMessage], queue: Queue | None, deadline: float
+) -> list[SendReceipt]:
+    async def last(messages: Sequence[bytes | OutgoingMessage]) -> list[SendReceipt]:
+        return await _in_turn(sender, topic, messages, queue, deadline)
+
+    whole = [OutgoingMessage(topic=topic, body=each) if isinstance(each, bytes) else each for each in messages]
+    return await around(sender.steps, whole, last) if whole else []
+
+
+async def _in_turn(
+    sender: Sender, topic: str, messages: Sequence[bytes | OutgoingMessage], queue: Queue | None, deadline: float
+) -> list[SendReceipt]:
     # All have the key of the first, or are refused.
     first = messages[0] if messages and queue is None else None
     key = first.sharding_key if isinstance(first, OutgoingMessage) else None
@@ -50,7 +80,7 @@ async def send_batch(
 
 
 async def _send_batch(
-    sender: Sender, topic: str, messages: list[Item], queue: Queue | None, deadline: float
+    sender: Sender, topic: str, messages: Sequence[bytes | OutgoingMessage], queue: Queue | None, deadline: float
 ) -> list[SendReceipt]:
     publish = await sender.open_topic(topic, max(0.001, deadline - asyncio.get_running_loop().time()))
     ids = sender.next_ids(len(messages))
@@ -59,13 +89,13 @@ async def _send_batch(
     keyed = 0
     sharding_key: str | None = None
     for msg_id, message in zip(ids, messages, strict=True):
-        if type(message) is bytes:
+        if isinstance(message, bytes):
             if not system and message:
                 items.append((message, 0, _ID_ONLY % msg_id.encode()))
                 continue
             body, flag = message, 0
             text = property_text(msg_id, "", (), None, None, 0, system)
-        elif isinstance(message, OutgoingMessage):
+        else:
             not_timed(message, "a message of a batch")
             if message.topic != topic or message.delay_level:
                 raise UsageError(f"message {len(items)} of the batch: topic must be {topic!r} and delay_level 0")
@@ -73,9 +103,6 @@ async def _send_batch(
             if key is not None and (not keyed or key == sharding_key):
                 keyed, sharding_key = keyed + 1, key
             text = property_text(msg_id, message.tag, message.keys, message.properties, key, 0, system)
-        else:
-            kind = type(message).__name__
-            raise UsageError(f"message {len(items)} of the batch: bytes or OutgoingMessage, not {kind}")
         if not body:
             raise UsageError(f"message {len(items)} of the batch has an empty body")
         items.append((body, flag, text.encode()))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from aiorocket.client.core.typed_body import CONTENT_TYPE, JSON, encode_value
 from aiorocket.config import DELAY_LEVELS
 from aiorocket.errors import UsageError
 from aiorocket.model import OutgoingMessage
@@ -29,7 +30,7 @@ from aiorocket_protocol import (
 
 __all__ = (
     "COMPRESSED_ZLIB", "COMPRESSIONS", "EMPTY_BODY", "EncodedMessage", "ONE_OR_THE_OTHER", "as_bytes", "as_message",
-    "property_text", "squeeze",
+    "property_text", "squeeze", "typed_properties",
 )  # fmt: skip
 
 ONE_OR_THE_OTHER = (
@@ -74,19 +75,24 @@ class EncodedMessage(NamedTuple):
 
 
 def as_bytes(body: object) -> bytes:
+    return bytes(body) if isinstance(body, bytes | bytearray | memoryview) else encode_value(body)
+
+
+def typed_properties(body: object, properties: Mapping[str, str] | None) -> Mapping[str, str]:
+    """``properties``, and what a body that is written as JSON is."""
     if isinstance(body, bytes | bytearray | memoryview):
-        return bytes(body)
-    raise UsageError(f"the body must be bytes, not {type(body).__name__}: encode it first")
+        return properties or {}
+    return {CONTENT_TYPE: JSON, **(properties or {})}
 
 
 def as_message(
     topic: str | OutgoingMessage,
     body: object,
-    tag: str,
-    keys: Sequence[str],
-    properties: Mapping[str, str] | None,
-    sharding_key: str | None,
-    delay_level: int,
+    tag: str = "",
+    keys: Sequence[str] = (),
+    properties: Mapping[str, str] | None = None,
+    sharding_key: str | None = None,
+    delay_level: int = 0,
     at: datetime | None = None,
     after: timedelta | None = None,
 ) -> OutgoingMessage:
@@ -96,12 +102,14 @@ def as_message(
             raise UsageError(ONE_OR_THE_OTHER)
         if topic.sharding_key is None and sharding_key is not None:
             topic = replace(topic, sharding_key=sharding_key)
-        return topic if type(topic.body) is bytes else replace(topic, body=as_bytes(topic.body))
+        if type(topic.body) is bytes:
+            return topic
+        return replace(topic, body=as_bytes(topic.body), properties=typed_properties(topic.body, topic.properties))
     if not isinstance(topic, str):
         raise UsageError(ONE_OR_THE_OTHER)
     return OutgoingMessage(
-        topic=topic, body=as_bytes(body), tag=tag, keys=keys, properties=properties or {}, delay_level=delay_level,
-        sharding_key=sharding_key, at=at, after=after,
+        topic=topic, body=as_bytes(body), tag=tag, keys=keys, properties=typed_properties(body, properties),
+        delay_level=delay_level, sharding_key=sharding_key, at=at, after=after,
     )  # fmt: skip
 
 

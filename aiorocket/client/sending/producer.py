@@ -9,7 +9,10 @@ from functools import partial
 from typing import Any, Self
 
 from aiorocket.client.core.lifecycle import Lifecycle, State
+from aiorocket.client.core.typed_body import Body
 from aiorocket.client.message import Message
+from aiorocket.client.middleware import Middleware
+from aiorocket.client.sending.around import send_oneway_through, send_through
 from aiorocket.client.sending.bulk import Item, SendOutcome, send_batch, send_many
 from aiorocket.client.sending.outgoing import EncodedMessage, as_bytes, as_message, property_text
 from aiorocket.client.sending.request_reply import Requests, reply, request
@@ -53,7 +56,7 @@ class Producer:
 
     Every send ends within its timeout, in a receipt or in SendError, whose ``may_be_stored`` says whether a broker
     may have the message all the same. Messages without a sharding key or a pinned queue are retried on another queue
-    or broker. ``hooks`` are called around every attempt to send.
+    or broker. ``hooks`` are called around every attempt to send, ``middleware`` around every send.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Producer:
         config: ProducerConfig | None = None,
         env: Env | None = None,
         hooks: Iterable[SendHook] = (),
+        middleware: Iterable[Middleware] = (),
     ) -> None:
         if client is not None and (nameservers is not None or env is not None):
             raise UsageError("a Producer takes either client= or nameservers= and env=: the client has them already")
@@ -74,7 +78,7 @@ class Producer:
         self.config = config or ProducerConfig()
         self._lifecycle = Lifecycle(f"producer {group!r}")
         #: What its verbs are made of, for pipelines that prepare messages by themselves.
-        self.sender = Sender(group, self.client, self.config, self._lifecycle, hooks)
+        self.sender = Sender(group, self.client, self.config, self._lifecycle, hooks, middleware)
         self.wire_group = self.sender.wire_group
         #: Who waits for a reply.
         self.requests = Requests(self.client.env.entropy)
@@ -153,7 +157,7 @@ class Producer:
     async def send(
         self,
         topic: str | OutgoingMessage,
-        body: bytes | None = None,
+        body: Body | None = None,
         *,
         tag: str = "",
         keys: Sequence[str] = (),
@@ -168,6 +172,9 @@ class Producer:
         timeout: float | None = None,
     ) -> SendReceipt:
         """Send one message and wait for the broker's acknowledgement.
+
+        ``body`` is bytes; a dict, a dataclass, msgspec's Struct or pydantic's model is sent as JSON, with the property
+        contentType that says so.
 
         ``sharding_key``: the same key goes to the same queue, and one message of a key is sent at a time, so that the
         order of calls is the order stored. ``queue`` pins one queue, ``select(queues, message, arg)`` chooses the one
@@ -186,8 +193,11 @@ class Producer:
             raise UsageError(f"timeout={timeout!r}: a number of seconds") from None
         if _running_loop() is not self._loop:
             raise wrong_loop(self._lifecycle.what)
-        if select is not None or type(topic) is not str or at is not None or after is not None:
+        special = select is not None or at is not None or after is not None or sender.steps
+        if special or type(topic) is not str or type(body) is not bytes:
             message = as_message(topic, body, tag, keys, properties, sharding_key, delay_level, at, after)
+            if sender.steps:
+                return await send_through(sender, message, queue, select, arg, deadline)
             if select is not None:
                 queue = await sender.select(message, queue, select, arg, timeout)
                 timeout = max(0.001, deadline - self._time())
@@ -196,8 +206,6 @@ class Producer:
             topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
             properties, delay_level, flag = message.properties, message.delay_level, message.flag
             sharding_key = message.sharding_key
-        elif type(body) is not bytes:
-            body = as_bytes(body)
         key = sharding_key if queue is None else None
         if key is not None:
             await sender.take_turn(topic, key, deadline)
@@ -255,7 +263,7 @@ class Producer:
     async def send_oneway(
         self,
         topic: str | OutgoingMessage,
-        body: bytes | None = None,
+        body: Body | None = None,
         *,
         tag: str = "",
         keys: Sequence[str] = (),
@@ -273,8 +281,10 @@ class Producer:
         """
         sender, flag, delay_level = self.sender, 0, 0
         deadline = sender.deadline(timeout)
-        if select is not None or type(topic) is not str:
+        if sender.steps or select is not None or type(topic) is not str or type(body) is not bytes:
             message = as_message(topic, body, tag, keys, properties, sharding_key, 0)
+            if sender.steps:
+                return await send_oneway_through(sender, message, queue, select, arg, deadline)
             not_timed(message, "what nobody acknowledges")
             if select is not None:
                 queue = await sender.select(message, queue, select, arg, deadline - self._time())
@@ -333,7 +343,7 @@ class Producer:
     async def request(
         self,
         topic: str | OutgoingMessage,
-        body: bytes | None = None,
+        body: Body | None = None,
         *,
         tag: str = "",
         keys: Sequence[str] = (),

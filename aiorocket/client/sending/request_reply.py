@@ -15,6 +15,7 @@ from typing import Final
 
 from aiorocket.client.core.retry import STORED_CODES, judge, remote_error
 from aiorocket.client.message import Message
+from aiorocket.client.sending.around import around
 from aiorocket.client.sending.outgoing import property_text
 from aiorocket.client.sending.publish import Publish
 from aiorocket.client.sending.sender import Sender
@@ -107,6 +108,21 @@ async def request(
     sender: Sender, requests: Requests, message: OutgoingMessage, queue: Queue | None, timeout: float | None
 ) -> Message:
     """See ``Producer.request``."""
+    if not sender.steps:
+        return await _request(sender, requests, message, queue, timeout)
+    replies: list[Message] = []
+
+    async def last(messages: list[OutgoingMessage]) -> tuple[()]:
+        replies.append(await _request(sender, requests, messages[0], queue, timeout))
+        return ()
+
+    await around(sender.steps, [message], last)
+    return replies[-1]
+
+
+async def _request(
+    sender: Sender, requests: Requests, message: OutgoingMessage, queue: Queue | None, timeout: float | None
+) -> Message:
     not_timed(message, "a request")
     if message.delay_level:
         raise UsageError(f"delay_level={message.delay_level}: a request that is delivered later would only time out")

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 from aiorocket.client.core.lifecycle import Lifecycle
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.routes import TopicRoute
+from aiorocket.client.middleware import Middleware, publishing
 from aiorocket.client.sending.attempts import Attempts
 from aiorocket.client.sending.in_flight import InFlight
 from aiorocket.client.sending.outgoing import COMPRESSIONS, EMPTY_BODY, EncodedMessage, property_text, squeeze
@@ -63,7 +64,13 @@ class Sender:
     """
 
     def __init__(
-        self, group: str, client: Session, config: ProducerConfig, lifecycle: Lifecycle, hooks: Iterable[SendHook] = ()
+        self,
+        group: str,
+        client: Session,
+        config: ProducerConfig,
+        lifecycle: Lifecycle,
+        hooks: Iterable[SendHook] = (),
+        middleware: Iterable[Middleware] = (),
     ) -> None:
         self.client = client
         self.config = config
@@ -72,6 +79,8 @@ class Sender:
         self.wire_group = check_group(wrap(self._namespace, group))
         #: What every message carries beside what its sender says.
         self.system: Mapping[str, str] = {PROPERTY_INSTANCE_ID: self._namespace} if self._namespace else {}
+        #: What is around each send.
+        self.steps = publishing((*client.middleware, *middleware))
         self.in_flight = InFlight(config.max_in_flight)
         self.attempts = Attempts(client, config, self._look_up, hooks)
         #: Topics that were opened, for the hot path.

@@ -7,13 +7,17 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 from aiorocket.client.core.namespace import wrap
+from aiorocket.client.core.typed_body import Body
 from aiorocket.client.exits import failure_of
 from aiorocket.client.message import Message
+from aiorocket.client.middleware import Middleware
 from aiorocket.client.pushed import broker_of, from_record
+from aiorocket.client.sending.around import around_one
 from aiorocket.client.sending.outgoing import as_message
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.send_hooks import SendHook
@@ -80,9 +84,12 @@ class TransactionProducer(Producer):
         config: ProducerConfig | None = None,
         env: Env | None = None,
         hooks: Iterable[SendHook] = (),
+        middleware: Iterable[Middleware] = (),
         checker: Checker | None = None,
     ) -> None:
-        super().__init__(group, nameservers=nameservers, client=client, config=config, env=env, hooks=hooks)
+        super().__init__(
+            group, nameservers=nameservers, client=client, config=config, env=env, hooks=hooks, middleware=middleware
+        )
         self._checker: Checker | None = None
         #: Check-backs that were left to the broker's next round because too many waited here.
         self.dropped_checks = 0
@@ -125,7 +132,7 @@ class TransactionProducer(Producer):
     def transaction(
         self,
         topic: str | OutgoingMessage,
-        body: bytes | None = None,
+        body: Body | None = None,
         *,
         tag: str = "",
         keys: Sequence[str] = (),
@@ -148,7 +155,7 @@ class TransactionProducer(Producer):
     async def send_in_transaction(
         self,
         topic: str | OutgoingMessage,
-        body: bytes | None = None,
+        body: Body | None = None,
         *,
         local: Callable[[Transaction], Awaitable[TxState]],
         tag: str = "",
@@ -279,10 +286,12 @@ class Transaction:
         producer = self._producer
         timeout = producer.config.send_timeout if self._timeout is None else self._timeout
         system = {PROPERTY_TRAN_MSG: "true", PROPERTY_PGROUP: producer.wire_group}
-        self.receipt = await producer.sender.send(
-            self._message, asyncio.get_running_loop().time() + timeout, queue=self._queue, system=system,
+        deadline = asyncio.get_running_loop().time() + timeout
+        send = partial(
+            producer.sender.send, deadline=deadline, queue=self._queue, system=system,
             sys_flag=SYS_FLAG_TRANSACTION_PREPARED,
         )  # fmt: skip
+        self.receipt = await around_one(producer.sender.steps, self._message, send)
         return self.receipt
 
     async def end(self, state: TxState, remark: str | None = None) -> None:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
 
 import aiorocket
-from aiorocket import Batch, Client, Consumer, Message, Router, SendOptions
+from aiorocket import (
+    Batch,
+    Client,
+    ConsumeNext,
+    Consumer,
+    Message,
+    Middleware,
+    OutgoingMessage,
+    PublishNext,
+    Router,
+    SendOptions,
+)
 
 
 @dataclass
@@ -59,7 +74,59 @@ def plain_batch(batch: Batch, state: Shop) -> None:
     state.paid += len(batch)
 
 
-orders = Router("orders")
+@dataclass
+class Order:
+    id: str
+
+
+class Parcel(msgspec.Struct):
+    id: str
+
+
+class Bill(BaseModel):
+    id: str
+
+
+@router.listener("typed")
+async def typed(order: Order) -> None:
+    print(order.id)
+
+
+@router.listener("typed", tags="b", on_bad_body="skip")
+def typed_with_message(parcel: Parcel, message: Message, state: Shop) -> None:
+    print(parcel.id, message.group, state.paid)
+
+
+@router.listener("typed", tags="c", batch_size=8)
+async def typed_list(bills: list[Bill]) -> None:
+    print(bills[0].id)
+
+
+@router.listener("typed", tags="d")
+async def typed_dict(order: dict[str, Any]) -> None:
+    print(order["id"])
+
+
+@router.batch("typed", tags="e")
+async def typed_batch(orders: list[Order], batch: Batch) -> None:
+    batch.fail([index for index, order in enumerate(orders) if not order.id], dead_letter=True)
+
+
+class Audit(Middleware):
+    async def publish(self, messages: list[OutgoingMessage], call_next: PublishNext) -> Any:
+        return await call_next([replace(each, properties={**each.properties, "tenant": "a"}) for each in messages])
+
+    async def consume(self, messages: list[Message], call_next: ConsumeNext) -> None:
+        messages[0].body = messages[0].body[::-1]
+        await call_next(messages)
+
+
+orders = Router("orders", middleware=[Audit()])
+
+
+@orders.orderly("typed")
+async def typed_in_order(order: Order) -> None:
+    print(order.id)
 
 
 @orders.orderly("steps", suspend=0.5, on_exhausted="suspend")
@@ -91,12 +158,16 @@ class Handler:
 async def main() -> None:
     config = aiorocket.ConsumerConfig(concurrency=8, allocate=lambda queues, ids, me: list(queues)[: len(ids)])
     options: SendOptions = {"tag": "paid", "keys": ["o-1"], "timeout": 3}
-    async with Client(nameservers="127.0.0.1:9876", group="shop", ensure_topics=["orders"]) as client:
+    async with Client(
+        nameservers="127.0.0.1:9876", group="shop", ensure_topics=["orders"], middleware=[Audit()]
+    ) as client:
         client.include(router, state=Shop())
         async with client.running(drain_timeout=3), client.producer("p") as producer:
             receipt = await client.send("orders", b"x", **options)
             print(receipt.queue.broker_name, receipt.offset)
             await producer.send("orders", b"x", sharding_key="k", delay_level=3)
+            for body in (Order("o"), Parcel("o"), Bill(id="o"), {"id": "o"}):
+                await client.send("orders", body)
             async for outcome in producer.send_many("orders", [b"x"], sharding_key=lambda item: "k"):
                 print(outcome.error)
         consumer: Consumer = client.consumer(config=config)

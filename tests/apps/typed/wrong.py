@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import aiorocket
@@ -10,8 +11,21 @@ from aiorocket import Batch, Client, Message, Producer, Router
 router = Router("billing")
 
 
+@dataclass
+class Order:
+    id: str
+
+
 async def of_a_number(number: int) -> None:
     print(number)
+
+
+async def of_an_order(order: Order) -> None:
+    print(order)
+
+
+async def of_orders(orders: list[Order]) -> None:
+    print(orders)
 
 
 async def of_two(message: Message, other: int) -> None:
@@ -43,6 +57,10 @@ def plain_number(number: int) -> None:
 
 
 router.listener("t")(of_a_number)  # wrong
+router.listener("t")(of_orders)  # wrong
+router.listener("t", batch_size=2)(of_an_order)  # wrong
+router.batch("t")(of_an_order)  # wrong
+router.listener("t", on_bad_body="retry")(of_an_order)  # wrong
 router.listener("t")(plain_number)  # wrong
 router.listener("t")(of_two)  # wrong
 router.listener("t")(of_a_list)  # wrong
@@ -61,6 +79,7 @@ router.orderly("t", on_exhausted="skip")(of_a_message)  # wrong
 async def main(client: Client, producer: Producer) -> None:
     await client.send("t", b"x", tags="a")  # wrong
     await client.send("t", "text")  # wrong
+    await client.send("t", [Order("o")])  # wrong
     await producer.send("t", b"x", tags="a")  # wrong
     await producer.send("t", b"x", tag=3)  # wrong
     await producer.send("t", b"x", timeout="1")  # wrong
