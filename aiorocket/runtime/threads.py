@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, contextmanager
+from contextvars import copy_context
 from typing import TYPE_CHECKING, TypeVar
 
 from aiorocket.runtime.loop import new_event_loop
@@ -25,15 +26,15 @@ def pool(most: int, name: str) -> Executor:
 
 
 async def in_thread(function: Callable[..., T], *args: object, pool: Executor | None = None) -> T:
-    """``function(*args)`` in a thread of ``pool``, or of the loop's own; a simulated loop runs it inline. Being
-    cancelled leaves the function running to its end, its result is then lost."""
-    return await asyncio.get_running_loop().run_in_executor(pool, _call, function, args)
+    """``function(*args)`` in a thread of ``pool``, or of the loop's own, with the context variables of here; a
+    simulated loop runs it inline. Being cancelled leaves the function running to its end, its result is then lost."""
+    return await asyncio.get_running_loop().run_in_executor(pool, copy_context().run, _call, function, args)
 
 
 async def in_thread_to_end(function: Callable[..., T], *args: object, pool: Executor | None = None) -> T:
     """As ``in_thread``, for what must not run twice at once: being cancelled waits until the function has ended and is
     then passed on."""
-    running = asyncio.get_running_loop().run_in_executor(pool, _call, function, args)
+    running = asyncio.get_running_loop().run_in_executor(pool, copy_context().run, _call, function, args)
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:

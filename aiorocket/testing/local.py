@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from typing import Any, Unpack, cast
 
-from aiorocket import Client, ConsumeHook, Consumer, Producer, RocketError, Router, SendOptions
+from aiorocket import Client, ConsumeHook, Consumer, Middleware, Producer, RocketError, Router, SendOptions
 from aiorocket.broker.answers import plain_body
 from aiorocket.broker.broker import Broker
 from aiorocket.broker.core.groups import ConsumerGroup
@@ -147,9 +147,11 @@ class LocalRocketMQ:
             await self._producer.start()
         return await self._producer.send(topic, body, **options)
 
-    def client(self, group: str | None = None, *, config: ClientConfig | None = None) -> Client:
+    def client(
+        self, group: str | None = None, *, config: ClientConfig | None = None, middleware: Iterable[Middleware] = ()
+    ) -> Client:
         """A ``Client`` of this broker, to be started by the test."""
-        return self.embedded.client(group, config=config)
+        return self.embedded.client(group, config=config, middleware=middleware)
 
     def consumer(
         self,
@@ -159,6 +161,7 @@ class LocalRocketMQ:
         config: ConsumerConfig | None = None,
         env: Env | None = None,
         hooks: Iterable[ConsumeHook] = (),
+        middleware: Iterable[Middleware] = (),
         on_assigned: Callable[[list[Queue]], Awaitable[object]] | None = None,
         on_revoked: Callable[[list[Queue]], Awaitable[object]] | None = None,
     ) -> Consumer:
@@ -166,8 +169,8 @@ class LocalRocketMQ:
         group, whose listeners get ``state``. The other arguments as of ``Consumer``."""
         name, router = (group.group, group) if isinstance(group, Router) else (group, None)
         consumer = self.embedded.consumer(
-            name or "rocketmq-fixture", config=config, env=env, hooks=hooks, on_assigned=on_assigned,
-            on_revoked=on_revoked,
+            name or "rocketmq-fixture", config=config, env=env, hooks=hooks, middleware=middleware,
+            on_assigned=on_assigned, on_revoked=on_revoked,
         )  # fmt: skip
         if router is not None:
             consumer.include(router, state=state)

@@ -1,0 +1,161 @@
+"""Metrics, spans and log lines of a client, from what an application does to what their readers get."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from prometheus_client import CollectorRegistry, generate_latest
+
+from aiorocket import Client, DeadLetter, Message, Retry, Router, Skip, UsageError
+from aiorocket.runtime.threads import in_thread
+from aiorocket.telemetry.logs import JsonLines, MessageContext, current_message
+from aiorocket.telemetry.otel import OpenTelemetry
+from aiorocket.telemetry.prometheus import Prometheus
+from aiorocket.testing import LocalRocketMQ
+
+Handler = Callable[[Message], None]
+
+
+async def ends(message: Message) -> None:
+    if message.body == b"dead":
+        raise DeadLetter("no use")
+    if message.body == b"skip":
+        raise Skip
+    if message.body == b"again" and message.attempt == 1:
+        raise Retry(after=1)
+
+
+async def test_metrics(rocketmq: LocalRocketMQ) -> None:
+    await rocketmq.create_topic("t", queues=1)
+    registry, router = CollectorRegistry(), Router("g")
+    router.listener("t", start_from="first")(ends)
+    metrics = Prometheus(registry)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"rocketmq_client_{name}", labels)
+
+    client = Client(nameservers=rocketmq.nameserver_address, group="p", middleware=[metrics])
+    client.include(router)
+    assert "rocketmq_client_lag_messages{" not in generate_latest(registry).decode()
+    async with client, client.running():
+        for body in (b"good", b"dead", b"skip", b"again"):
+            await client.send("t", body)
+        with pytest.raises(UsageError):
+            await client.send("t", b"")
+        await rocketmq.settled()
+        await rocketmq.clock.advance(minutes=1)
+        assert (value("sent_messages_total", topic="t"), value("send_seconds_count", topic="t")) == (4, 5)
+        assert value("send_errors_total", topic="t", error="UsageError") == 1
+        assert value("sends_in_flight", topic="t") == value("consuming", group="g", topic="t") == 0
+        consumed = {
+            end: value("consumed_messages_total", group="g", topic="t", end=end)
+            for end in ("done", "dead_letter", "skipped", "failed")
+        }
+        assert consumed == {"done": 2, "dead_letter": 1, "skipped": 1, "failed": 1}
+        assert value("redelivered_messages_total", group="g", topic="t") == 1
+        assert value("consume_seconds_count", group="g", topic="t") == 5
+        assert value("dead_lettered_messages_total", group="g") == value("retried_messages_total", group="g") == 1
+        assert value("lag_messages", group="g", topic="t", broker="broker-a", queue="0") == 0
+        assert value("held_queues", group="g") == 2  # its retry topic's is one
+        assert value("consumer_running", group="g") == value("ready", client=client.client_id) == 1
+        assert value("broker_connected", address=rocketmq.broker.address) == 1
+        assert "rocketmq_client_lag_messages{" in (await in_thread(generate_latest, registry)).decode()
+    assert value("held_queues", group="g") is None
+
+
+async def test_spans(rocketmq: LocalRocketMQ) -> None:
+    await rocketmq.create_topic("t", queues=1)
+    await rocketmq.create_topic("many", queues=1)
+    exporter, provider, router = InMemorySpanExporter(), TracerProvider(), Router("g")
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    router.listener("t", start_from="first")(ends)
+    router.listener("many", batch_size=8, start_from="first")(lambda messages: None)
+    client = Client(nameservers=rocketmq.nameserver_address, group="p", middleware=[OpenTelemetry(provider)])
+    client.include(router)
+    async with client, client.producer("other") as producer:
+        await client.send("t", b"again", tag="a", keys=["k"], sharding_key="s", properties={"own": "1"})
+        await client.send("t", b"dead")
+        with pytest.raises(UsageError):
+            await client.send("t", b"")
+        await producer.send_batch("many", [b"1", b"2"])
+        async with client.running():
+            await rocketmq.settled()
+            await rocketmq.clock.advance(minutes=1)
+    spans = exporter.get_finished_spans()
+
+    def named(name: str) -> list[ReadableSpan]:
+        return [each for each in spans if each.name == name]
+
+    def said(span: ReadableSpan) -> dict[str, Any]:
+        return {name.removeprefix("messaging."): value for name, value in (span.attributes or {}).items()}
+
+    again, _, refused = named("send t")
+    first, *_ = deliveries = [each for each in named("process t") if each.context.trace_id == again.context.trace_id]
+    assert [each.parent and each.parent.span_id for each in deliveries] == [again.context.span_id] * 2
+    assert [each.kind for each in (again, first)] == [SpanKind.PRODUCER, SpanKind.CONSUMER]
+    assert [each.status.status_code for each in deliveries] == [StatusCode.ERROR, StatusCode.UNSET]
+    assert [said(each)["rocketmq.message.reconsume_times"] for each in deliveries] == [0, 1]
+    stored = rocketmq.messages("t")[0]
+    common = {
+        "system": "rocketmq", "destination.name": "t", "message.id": stored.msg_id, "message.body.size": 5,
+        "destination.partition.id": "0", "rocketmq.message.tag": "a", "rocketmq.message.keys": ("k",),
+        "rocketmq.message.group": "s",
+    }  # fmt: skip
+    send = {"operation.name": "send", "operation.type": "send", "rocketmq.message.type": "fifo"}
+    assert said(again) == common | send
+    process = {"operation.name": "process", "operation.type": "process", "consumer.group.name": "g"}
+    assert said(first) == common | process | {"rocketmq.message.reconsume_times": 0, "error.type": "Retry"}
+    assert stored.properties["own"] == "1" and "traceparent" in stored.properties
+    assert said(refused)["error.type"] == "UsageError" and refused.status.status_code is StatusCode.ERROR
+    assert [said(each)["error.type"] for each in named("process t") if each not in deliveries] == ["DeadLetter"]
+
+    created, [sent], [processed] = named("create many"), named("send many"), named("process many")
+    ids = [each.context.span_id for each in created]
+    assert len(ids) == 2 and [each.context.span_id for each in sent.links] == ids and sent.kind is SpanKind.CLIENT
+    assert [each.context.span_id for each in processed.links] == ids and processed.parent is None
+    assert said(processed)["batch.message_count"] == said(sent)["batch.message_count"] == 2
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_log_lines_name_their_message(rocketmq: LocalRocketMQ, plain: bool) -> None:
+    await rocketmq.create_topic("t", queues=1)
+    context, text, log = MessageContext(), StringIO(), logging.getLogger("shop")
+    handler = logging.StreamHandler(text)
+    handler.setFormatter(JsonLines())
+    handler.addFilter(context)
+    log.addHandler(handler)
+    router = Router("g", middleware=[context])
+
+    async def listener(message: Message) -> None:
+        try:
+            raise ValueError(message.body.decode())
+        except ValueError:
+            log.warning("%d left", 3, exc_info=True)
+
+    if plain:
+        router.listener("t", start_from="first")(lambda message: log.warning("%d left", 3))
+    else:
+        router.listener("t", start_from="first")(listener)
+    try:
+        async with rocketmq.consumer(router):
+            receipt = await rocketmq.send("t", b"x")
+            await rocketmq.settled()
+        log.warning("after")
+    finally:
+        log.removeHandler(handler)
+    line, after = map(json.loads, text.getvalue().splitlines())
+    assert line.pop("time") and ("ValueError: x" in line.pop("error", "") or plain)
+    assert line == {
+        "level": "WARNING", "logger": "shop", "text": "3 left", "group": "g", "topic": "t",
+        "broker": receipt.queue.broker_name, "queue": 0, "offset": 0, "message_id": receipt.msg_id, "attempt": 1,
+    }  # fmt: skip
+    assert after.keys() == {"time", "level", "logger", "text"} and current_message() == {}
