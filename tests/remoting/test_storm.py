@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable
 
@@ -14,6 +15,26 @@ from aiorocket.runtime import memory_env, new_event_loop
 
 #: More than one turn lets in, fewer than the kernel lets wait.
 COMING, A_TURN = 100, 4
+
+
+def test_who_came_and_went_leaves_the_collector_nothing() -> None:
+    """What it had to free of a storm held the loop."""
+
+    async def main() -> None:
+        server = RemotingServer(memory_env(), ProcessorTable(), RemotingConfig())
+        await server.start()
+        gc.collect()
+        for _ in range(20):
+            socket.create_connection(("127.0.0.1", server.port), 30).close()
+        async with asyncio.timeout(30):
+            await asyncio.sleep(0.01)
+            while server.connections or server._open:
+                await asyncio.sleep(0.01)
+        assert gc.collect() < 20
+        await server.close(0.1)
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main())
 
 
 @pytest.mark.parametrize("make_loop", [new_event_loop, asyncio.new_event_loop], ids=["uvloop", "stdlib"])
