@@ -96,7 +96,10 @@ async def neighbour(port: int, goes_on: Callable[[], bool]) -> list[float]:
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     late = False
-    with asyncio.Runner(loop_factory=new_event_loop) as runner, Child("broker", "-m", "bench.storm", "--serve") as broker:
+    with (
+        asyncio.Runner(loop_factory=new_event_loop) as runner,
+        Child("broker", "-m", "bench.storm", "--serve") as broker,
+    ):
         port = broker.answer()["port"]
         end = time.monotonic() + 5
         quiet = runner.run(neighbour(port, lambda: time.monotonic() < end))

@@ -16,7 +16,16 @@ import click
 from aiorocket.errors import ProtocolError, RocketError
 from aiorocket.runtime import loop as event_loop
 
-__all__ = ("INTERRUPTED", "Ready", "run", "serve", "spare_the_collector", "stop_signals", "told_in_a_line", "until_stopped")
+__all__ = (
+    "INTERRUPTED",
+    "Ready",
+    "run",
+    "serve",
+    "spare_the_collector",
+    "stop_signals",
+    "told_in_a_line",
+    "until_stopped",
+)
 
 T = TypeVar("T")
 
