@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import put_refusal, store_refusal
 from aiorocket.broker.copies import Copy, store_copy
@@ -52,6 +52,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
+    from aiorocket.broker.core.groups import GroupTable
     from aiorocket.remoting.connection import Connection
     from aiorocket.runtime.clock import Clock
     from aiorocket.storage.store import MessageStore
@@ -96,7 +97,7 @@ class TransactionChecks:
         self._clock = clock
         self._store = store
         self._broker = broker
-        self._producers = tables.producers
+        self._producers: GroupTable[Connection] = tables.producers
         self._topics = tables.topics
         self._topics_changed = topics_changed
         self._may_send = may_send
@@ -370,7 +371,7 @@ class TransactionChecks:
         live = self._producers.get(group)
         if live is None:
             return None
-        members = [cast("Connection", member.connection) for member in live.members.values()]
+        members = list(live.members)
         self._turn += 1
         for index in range(len(members)):
             connection = members[(self._turn + index) % len(members)]

@@ -7,7 +7,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 from aiorocket import Client, ConsumeHook, Consumer, Middleware, Producer, RocketError, Router, SendOptions
 from aiorocket.broker.answers import plain_body
@@ -253,12 +253,11 @@ class LocalRocketMQ:
         asked = [self._left_to(group, topic) for group in groups for topic in group.subscriptions]
         return sum(await asyncio.gather(*asked))
 
-    async def _left_to(self, group: ConsumerGroup, topic: str) -> int:
+    async def _left_to(self, group: ConsumerGroup[Connection], topic: str) -> int:
         store = self.broker.store
         if not store.queues(topic):
             return 0
-        members = [cast(Connection, each) for each in group.members]
-        told = await asyncio.gather(*(_finished_by(each, group.name, topic) for each in members))
+        told = await asyncio.gather(*(_finished_by(each, group.name, topic) for each in group.members))
         if group.message_model == BROADCASTING:
             return sum(self._behind(topic, each) for each in told)
         known = self._finished[group.name, topic]

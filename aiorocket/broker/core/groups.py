@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, full, is_group_name
 from aiorocket.broker.core.record_filter import RecordFilter
@@ -32,6 +33,10 @@ __all__ = (
     "filter_refusal",
     "weight_of",
 )
+
+
+#: A connection: whoever makes the tables says of what kind. Here it is only told from others.
+C = TypeVar("C", bound=Hashable)
 
 
 class Subscription:
@@ -62,13 +67,13 @@ class Subscription:
 Wish = frozenset[tuple[str, str, str]]
 
 
-class Member:
+class Member(Generic[C]):
     """One connection that speaks for one client id in one group."""
 
     __slots__ = ("client_id", "connection", "group", "language", "peer", "seen", "version", "weight", "wish")
 
     def __init__(
-        self, group: str, connection: Hashable, client_id: str, language: int, version: int, peer: str, seen: float
+        self, group: str, connection: C, client_id: str, language: int, version: int, peer: str, seen: float
     ) -> None:
         self.group = group
         self.connection = connection
@@ -83,7 +88,7 @@ class Member:
         self.wish: Wish | None = None
 
 
-class ConsumerGroup:
+class ConsumerGroup(Generic[C]):
     """The members and subscriptions of one consumer group that has members."""
 
     __slots__ = (
@@ -96,11 +101,11 @@ class ConsumerGroup:
         self.consume_type = CONSUME_PASSIVELY
         self.message_model = CLUSTERING
         self.consume_from_where = CONSUME_FROM_LAST_OFFSET
-        self.members: dict[Hashable, Member] = {}
+        self.members: dict[C, Member[C]] = {}
         self.subscriptions: dict[str, Subscription] = {}
         #: Of the last heartbeat of version 2; None when there was none.
         self.fingerprint: int | None = None
-        self._wishes: dict[Wish, dict[Hashable, Member]] = {}
+        self._wishes: dict[Wish, dict[C, Member[C]]] = {}
         self._reported: frozenset[Wish] = frozenset()
 
     def client_ids(self) -> list[str]:
@@ -122,7 +127,7 @@ class ConsumerGroup:
             changed = True
         return changed
 
-    def wants(self, member: Member, wish: Wish | None) -> None:
+    def wants(self, member: Member[C], wish: Wish | None) -> None:
         """Remember what one member subscribes to; None when it is gone."""
         if member.wish == wish:
             return
@@ -160,7 +165,7 @@ class ConsumerGroup:
         return self.difference()
 
 
-class GroupTable:
+class GroupTable(Generic[C]):
     """All groups of one kind, with their members' leases. Effects come back as the names of groups whose members must
     be told."""
 
@@ -169,18 +174,18 @@ class GroupTable:
         self._limits = limits or Limits()
         #: Bytes that the subscriptions of all members take.
         self._weight = 0
-        self._groups: dict[str, ConsumerGroup] = {}
-        self._by_age: OrderedDict[tuple[str, Hashable], Member] = OrderedDict()
-        self._by_connection: dict[Hashable, set[str]] = {}
-        self._by_client: dict[str, dict[tuple[str, Hashable], Member]] = {}
+        self._groups: dict[str, ConsumerGroup[C]] = {}
+        self._by_age: OrderedDict[tuple[str, C], Member[C]] = OrderedDict()
+        self._by_connection: dict[C, set[str]] = {}
+        self._by_client: dict[str, dict[tuple[str, C], Member[C]]] = {}
         #: Bound once: the pull path calls it per request.
         self.get = self._groups.get
 
-    def __iter__(self) -> Iterator[ConsumerGroup]:
+    def __iter__(self) -> Iterator[ConsumerGroup[C]]:
         return iter(self._groups.values())
 
     def refusal(
-        self, group: str, connection: Hashable, client_id: str, subscriptions: Sequence[SubscriptionData] = ()
+        self, group: str, connection: C, client_id: str, subscriptions: Sequence[SubscriptionData] = ()
     ) -> Refusal | None:
         """Why this heartbeat would hold more here than anybody may."""
         limits = self._limits
@@ -217,7 +222,7 @@ class GroupTable:
         self,
         group: str,
         *,
-        connection: Hashable,
+        connection: C,
         client_id: str,
         now: float,
         language: int = 0,
@@ -261,11 +266,11 @@ class GroupTable:
                 changed = True
         return changed
 
-    def unregister(self, group: str, connection: Hashable) -> bool:
+    def unregister(self, group: str, connection: C) -> bool:
         """True when it was a member, so that the others must be told."""
         return self._remove(group, connection)
 
-    def lost(self, connection: Hashable) -> list[str]:
+    def lost(self, connection: C) -> list[str]:
         """A connection closed: the groups it was in."""
         return [group for group in sorted(self._by_connection.get(connection, ())) if self._remove(group, connection)]
 
@@ -285,18 +290,18 @@ class GroupTable:
             return member.seen + self._expiry
         return None
 
-    def find_client(self, client_id: str) -> Hashable | None:
+    def find_client(self, client_id: str) -> C | None:
         """The connection on which a client id was registered last, in whatever group; None when it is not known."""
         known = self._by_client.get(client_id)
         return next(reversed(known.values())).connection if known else None
 
-    def _forget_client(self, member: Member) -> None:
+    def _forget_client(self, member: Member[C]) -> None:
         known = self._by_client[member.client_id]
         del known[member.group, member.connection]
         if not known:
             del self._by_client[member.client_id]
 
-    def _remove(self, group: str, connection: Hashable) -> bool:
+    def _remove(self, group: str, connection: C) -> bool:
         entry = self._groups.get(group)
         member = entry.members.pop(connection, None) if entry is not None else None
         if entry is None or member is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Any
 
 from aiorocket.broker.core.group_configs import GroupConfig
 from aiorocket.broker.core.groups import ConsumerGroup, Subscription, is_tag_type
@@ -66,7 +67,7 @@ def parse_subscription(
 def registered_subscription(
     group: str,
     config: GroupConfig,
-    live: ConsumerGroup | None,
+    live: ConsumerGroup[Any] | None,
     topic: str,
     version: int,
     property_filter: bool = True,

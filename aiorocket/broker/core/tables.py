@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiorocket.broker.core.counters import GroupCounters
 from aiorocket.broker.core.delay import DelaySchedule
@@ -21,12 +21,13 @@ __all__ = ("Tables",)
 
 
 class Tables(NamedTuple):
-    """``consumers`` and ``producers`` are who is connected; ``configs`` is what administrators set for groups."""
+    """``consumers`` and ``producers`` are who is connected, over connections of whatever kind; ``configs`` is what
+    administrators set for groups."""
 
     topics: TopicTable
     configs: GroupConfigs
-    consumers: GroupTable
-    producers: GroupTable
+    consumers: GroupTable[Any]
+    producers: GroupTable[Any]
     offsets: ConsumerOffsets
     locks: LockTable
     delays: DelaySchedule

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import keyed, plain_body, refuse
-from aiorocket.broker.core.groups import ConsumerGroup, Member
+from aiorocket.broker.core.groups import ConsumerGroup, GroupTable, Member
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
@@ -62,7 +62,7 @@ class CallHandlers:
         self._config = config
         self._topics = tables.topics
         self._configs = tables.configs
-        self._consumers = tables.consumers
+        self._consumers: GroupTable[Connection] = tables.consumers
         self._offsets = tables.offsets
         self._store = store
         self._reset = reset
@@ -115,7 +115,7 @@ class CallHandlers:
         request = RemotingCommand.request(command.code, header, body=body)
         timeout = self._config.client_call_timeout
         try:
-            answer = await cast("Connection", member.connection).request(request, timeout)
+            answer = await member.connection.request(request, timeout)
         except RequestTimeoutError:
             return refuse(
                 Refusal(
@@ -133,7 +133,7 @@ class CallHandlers:
             body = encode_body(keyed(plain_body(answer), kind), kind)
         return RemotingCommand.response(answer.code, remark=answer.remark, body=body)
 
-    def _member(self, group: str, client_id: str) -> Member | Refusal:
+    def _member(self, group: str, client_id: str) -> Member[Connection] | Refusal:
         live = self._consumers.get(group)
         if live is None:
             return _nobody(group)
@@ -184,13 +184,15 @@ class CallHandlers:
         body = encode_body({"consumerTable": table, "messageQueueTable": {}}, kind)
         return RemotingCommand.response(remark=remark, body=body)
 
-    async def _ask(self, members: list[Member], header: tuple[Any, ...]) -> list[RemotingCommand | BaseException]:
+    async def _ask(
+        self, members: list[Member[Connection]], header: tuple[Any, ...]
+    ) -> list[RemotingCommand | BaseException]:
         """221 to all of them at once."""
         answers: list[asyncio.Future[RemotingCommand]] = []
         for member in members:
             request = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header)
             try:
-                answer = cast("Connection", member.connection).request(request, self._config.client_call_timeout)
+                answer = member.connection.request(request, self._config.client_call_timeout)
             except RocketError as error:
                 answer = asyncio.get_running_loop().create_future()
                 answer.set_exception(error)
@@ -275,9 +277,11 @@ class CallHandlers:
         self._push(live, ResetOffsetRequestHeader(topic.name, group, header.timestamp, header.is_force), table)
         return table
 
-    def _push(self, live: ConsumerGroup, header: ResetOffsetRequestHeader, table: Mapping[MessageQueue, int]) -> None:
+    def _push(
+        self, live: ConsumerGroup[Connection], header: ResetOffsetRequestHeader, table: Mapping[MessageQueue, int]
+    ) -> None:
         for member in list(live.members.values()):
-            connection = cast("Connection", member.connection)
+            connection = member.connection
             plain: dict[str, Any] = {"offsetTable": keyed(table, connection.serialize_type)}
             if member.language == LANGUAGE_CODES["CPP"]:
                 plain = {"offsetTable": [{**queue.to_plain(), "offset": offset} for queue, offset in table.items()]}
@@ -303,7 +307,7 @@ def _nobody(group: str) -> Refusal:
     return Refusal(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group:.255}> not online: nobody of the group is")
 
 
-def _too_old(member: Member) -> Refusal:
+def _too_old(member: Member[Connection]) -> Refusal:
     return Refusal(
         ResponseCode.SYSTEM_ERROR,
         f"the consumer {member.client_id:.200} does not support this feature: its version is {member.version}",

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import plain_body, refuse
-from aiorocket.broker.core.groups import ConsumerGroup, is_tag_type
+from aiorocket.broker.core.groups import ConsumerGroup, GroupTable, is_tag_type
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.pull_checks import check_filter_type
 from aiorocket.broker.core.tables import Tables
@@ -61,12 +61,12 @@ class ClientHandlers:
         self._property_filter = config.property_filter
         self._topics = tables.topics
         self._configs = tables.configs
-        self._consumers = consumers = tables.consumers
-        self._producers = producers = tables.producers
+        self._consumers: GroupTable[Connection] = tables.consumers
+        self._producers: GroupTable[Connection] = tables.producers
         self._topics_changed = topics_changed
         self._to_notify: dict[str, None] = {}
-        self._consumer_expiry = DeadlineDriver(loop, consumers.next_deadline, self._consumers_expired)
-        self._producer_expiry = DeadlineDriver(loop, producers.next_deadline, self._producers_expired)
+        self._consumer_expiry = DeadlineDriver(loop, tables.consumers.next_deadline, self._consumers_expired)
+        self._producer_expiry = DeadlineDriver(loop, tables.producers.next_deadline, self._producers_expired)
 
     def codes(self) -> dict[int, RequestHandler]:
         return {
@@ -146,7 +146,7 @@ class ClientHandlers:
 
     def _taken(self, connection: Connection, client_id: str) -> Refusal | None:
         """Replies go to the client of an id: nobody takes it from another user's connection."""
-        holder = cast("Connection | None", self._producers.find_client(client_id))
+        holder = self._producers.find_client(client_id)
         if holder is None or holder.data.get("user") == connection.data.get("user"):
             return None
         return Refusal(ResponseCode.NO_PERMISSION, f"client id {client_id:.100} is another user's, who is connected")
@@ -198,7 +198,7 @@ class ClientHandlers:
 
     # ---- effects
 
-    def _is_news(self, live: ConsumerGroup, fingerprint: int, without_sub: bool) -> bool:
+    def _is_news(self, live: ConsumerGroup[Connection], fingerprint: int, without_sub: bool) -> bool:
         """Must a client of version 2 send its subscriptions with the next heartbeat?
 
         A group whose subscriptions we never saw (a restarted broker), or only from members of version 1, says yes,
@@ -210,7 +210,7 @@ class ClientHandlers:
             return True
         return known is not None and known != fingerprint
 
-    def _report(self, live: ConsumerGroup) -> None:
+    def _report(self, live: ConsumerGroup[Connection]) -> None:
         difference = live.new_difference()
         if difference:
             _log.warning(
@@ -245,10 +245,10 @@ class ClientHandlers:
                 continue
             self._send_notice(live)
 
-    def _send_notice(self, live: ConsumerGroup) -> None:
+    def _send_notice(self, live: ConsumerGroup[Connection]) -> None:
         header = NotifyConsumerIdsChangedRequestHeader(live.name)
         for member in list(live.members.values()):
-            connection = cast("Connection", member.connection)
+            connection = member.connection
             try:
                 connection.oneway(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True))
             except RocketError:

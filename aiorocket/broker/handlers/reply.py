@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.names import Refusal
@@ -41,6 +41,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
+    from aiorocket.broker.core.groups import GroupTable
     from aiorocket.config import BrokerConfig
     from aiorocket.remoting.awaited import AwaitedBytes
     from aiorocket.remoting.connection import Connection
@@ -96,7 +97,7 @@ class ReplyHandlers:
     ) -> None:
         self._clock = env.clock
         self._config = config
-        self._producers = tables.producers
+        self._producers: GroupTable[Connection] = tables.producers
         self._store = store
         self._address = address
         self._admit = admit
@@ -144,7 +145,7 @@ class ReplyHandlers:
         if asker is None:
             pushed("reply message properties[REPLY_TO_CLIENT] is null")
             return
-        target = cast("Connection | None", self._producers.find_client(asker))
+        target = self._producers.find_client(asker)
         if target is None:
             pushed(f"push reply message fail, channel of <{asker:.255}> not found.")
             return

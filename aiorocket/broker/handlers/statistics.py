@@ -341,7 +341,7 @@ def _size(count: float) -> str:
     return f"{count:.1f} {' KMGTP'[power]}iB" if power else f"{count:.0f} B"
 
 
-def _is_wanted(live: ConsumerGroup | None, topic: str) -> bool:
+def _is_wanted(live: ConsumerGroup[Connection] | None, topic: str) -> bool:
     """Unless the group has members that say what they subscribe to, and this is not among it."""
     return live is None or not live.subscriptions or topic in live.subscriptions
 
@@ -356,7 +356,7 @@ def _answer(connection: Connection, command: RemotingCommand, plain: dict[str, A
     return RemotingCommand.response(body=encode_body(keyed(plain, kind), kind))
 
 
-def _connections(members: Iterable[Member]) -> list[ClientConnection]:
+def _connections(members: Iterable[Member[Connection]]) -> list[ClientConnection]:
     return [
         ClientConnection(
             client_addr=member.peer,

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import cast
 
 from aiorocket.client.core.lifecycle import State
 from aiorocket.client.core.namespace import wrap
@@ -178,7 +177,7 @@ class PullConsumer:
         if not taken and timeout > 0:
             taken = await self._wait(max_messages, timeout)
         if taken and self.config.auto_commit:
-            served.update((cast(PullFetcher, message.source), None) for message in taken)
+            served.update((from_, None) for message in taken if isinstance(from_ := message.source, PullFetcher))
         return taken
 
     async def _wait(self, most: int, timeout: float) -> list[Message]:
