@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from aiorocket.runtime.clock import WallClock
 from aiorocket.testing.chaos_run import SCENARIOS, ChaosReport, chaos, size_for
 from aiorocket.testing.checkers import HistoryError
+from aiorocket.testing.coverage import Coverage
 from aiorocket.testing.history import History
 from aiorocket.testing.power_cuts import power_cuts
+from aiorocket.testing.shrinking import shrink
 from aiorocket.testing.store_days import store_days
-from aiorocket.testing.swarm import swarm
+from aiorocket.testing.swarm import FAULTS, swarm
 
 __all__ = ("main",)
 
@@ -26,6 +28,9 @@ _CUTS = 50
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0 when every seed held, 1 when one did not, 2 for bad options, 130 when interrupted."""
     options = _parser().parse_args(arguments)
+    if unknown := set(options.only.split()) - FAULTS.keys():
+        print(f"--only {' '.join(sorted(unknown))}: of {' '.join(sorted(FAULTS))}", file=sys.stderr)
+        return 2
     if options.seeds < 1 or not options.hours > 0:
         print("--seeds must be at least 1 and --hours above 0", file=sys.stderr)
         return 2
@@ -45,15 +50,16 @@ def _run(options: argparse.Namespace) -> int:
     began = clock.wall_ms()
     held = failed = 0
     hours = 0.0
+    coverage = Coverage(FAULTS)
     try:
         for seed in seeds:
             for scenario in scenarios:
                 started = clock.wall_ms()
                 try:
-                    said, history = _once(seed, scenario, options.hours)
+                    said, history = _once(seed, scenario, options, coverage)
                 except Exception as error:  # noqa: BLE001 - whatever ends a run is what we look for
                     failed += 1
-                    _show_failure(seed, scenario, options.hours, error)
+                    _show_failure(seed, scenario, options, error)
                     if isinstance(error, HistoryError):
                         _keep(options, error.history)
                     if options.fail_fast:
@@ -68,6 +74,8 @@ def _run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"interrupted: {held} runs held, {failed} failed so far", file=sys.stderr)
         return 130
+    if coverage.runs > 1:
+        print(coverage.text())
     elapsed = max(0.001, (clock.wall_ms() - began) / 1000)
     print(
         f"{held} runs held, {failed} failed; {hours:g} cluster-hours in {elapsed:.1f} s "
@@ -76,17 +84,18 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _once(seed: int, scenario: str, hours: float) -> tuple[str, History | None]:
+def _once(seed: int, scenario: str, options: argparse.Namespace, coverage: Coverage) -> tuple[str, History | None]:
     """One run: what it was made of, in words, and its history."""
     if scenario == _POWER_CUTS:
         return f"{_CUTS} power cuts, {power_cuts(seed, _CUTS)} acknowledged", None
     if scenario == _STORE_DAYS:
         return f"{store_days(seed)} acknowledged", None
     if scenario == _SWARM:
-        found = swarm(seed)
+        found = swarm(seed, only=options.only, seconds=options.seconds, members=options.members)
+        coverage.add(found.history, found.faults)
         faults = ", ".join(f"{count} {name}" for name, count in sorted(found.faults.items()))
         return f"{found.acknowledged} acknowledged, {found.delivered} deliveries, {faults}", found.history
-    report = chaos(seed, hours=hours, scenario=scenario, **size_for(seed))
+    report = chaos(seed, hours=options.hours, scenario=scenario, **size_for(seed))
     return _text(report), report.history
 
 
@@ -108,9 +117,12 @@ def _text(report: ChaosReport) -> str:
     )
 
 
-def _show_failure(seed: int, scenario: str, hours: float, error: Exception) -> None:
+def _show_failure(seed: int, scenario: str, options: argparse.Namespace, error: Exception) -> None:
     print(f"seed {seed} {scenario}: FAILED", flush=True)
-    print(f"  replay: {replay_command(seed, scenario, hours)}")
+    if scenario == _SWARM and not (options.only or options.seconds or options.members):
+        print(f"  replay: {shrink(seed, error).command}")
+    else:
+        print(f"  replay: {replay_command(seed, scenario, options.hours)}")
     kind = "" if isinstance(error, HistoryError) else f"{type(error).__name__}: "
     lines = [*f"{kind}{error}".splitlines(), *getattr(error, "__notes__", ())]
     if error.__cause__ is not None:
@@ -137,6 +149,10 @@ def _parser() -> argparse.ArgumentParser:
         default="mixed",
         help="which faults (default: mixed); swarm: a few kinds in each run; power-cuts and store-days: a store alone",
     )
+    small = "of swarm, instead of what the seed draws, as a failure prints it"
+    parser.add_argument("--only", default="", metavar="FAULTS", help=f"kinds of faults {small}")
+    parser.add_argument("--seconds", type=float, default=0.0, help=f"how long faults go on {small}")
+    parser.add_argument("--members", type=int, default=0, help=f"consumers {small}")
     parser.add_argument("--history", metavar="FILE", help="with --seed: write the history as JSON lines")
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first seed that fails")
     return parser

@@ -24,7 +24,7 @@ from aiorocket.testing.history import History
 from aiorocket.testing.machines import SimMember, SimSender, key_of
 from aiorocket.testing.sim import Simulation, simulate
 
-__all__ = ("FAULTS", "SwarmReport", "swarm")
+__all__ = ("FAULTS", "SwarmReport", "faults_of", "swarm")
 
 TOPIC = "work"
 GROUP = "billing"
@@ -50,28 +50,41 @@ class SwarmReport:
     history: History = field(repr=False)
 
 
-def swarm(seed: int, *, only: str = "", seconds: float = 0.0) -> SwarmReport:
-    """Run one seed; odd ones have an orderly group. ``only`` names the faults to draw from, separated by blanks, and
-    ``seconds`` says how long they go on, where the seed should not.
+def swarm(seed: int, *, only: str = "", seconds: float = 0.0, members: int = 0) -> SwarmReport:
+    """Run one seed; odd ones have an orderly group. ``only`` names the faults to draw from, separated by blanks,
+    ``seconds`` says how long they go on, and ``members`` how many consumers there are, where the seed should not.
 
     HistoryError when a checker finds something; AssertionError when the cluster does not recover, leaves a task behind
     or lets an error escape.
     """
 
     async def main(sim: Simulation) -> SwarmReport:
-        return await _Swarm(sim, only.split(), seconds).run()
+        return await _Swarm(sim, only.split(), seconds, members).run()
 
     return simulate(main, seed)
 
 
+def faults_of(seed: int) -> list[str]:
+    """The faults that a seed draws from."""
+    return _faults(random.Random(seed))
+
+
+def _faults(draw: random.Random) -> list[str]:
+    return draw.sample(sorted(FAULTS), draw.randint(2, 5))
+
+
 class _Swarm:
-    def __init__(self, sim: Simulation, only: list[str], seconds: float) -> None:
+    def __init__(self, sim: Simulation, only: list[str], seconds: float, members: int) -> None:
         self.sim = sim
         # Its own generator: what is drawn here must not depend on how many pieces a frame arrived in.
         self.draw = draw = random.Random(sim.loop.seed)
         self.orderly = bool(sim.loop.seed & 1)
-        self.names = only or draw.sample(sorted(FAULTS), draw.randint(2, 5))
-        self.seconds = seconds or draw.uniform(120.0, 360.0)
+        # What is drawn is drawn also where it does not count, so that the rest of the run stays what it was.
+        drawn = _faults(draw)
+        self.names = only or drawn
+        drawn_seconds = draw.uniform(120.0, 360.0)
+        self.seconds = seconds or drawn_seconds
+        self.members = members
         self.queues = draw.choice((1, 2, 4))
         #: How long a listener takes with most messages: a backlog outlives leases and pauses.
         self.work = draw.choice((0.0, 0.05, 0.4, 1.5)) if self.orderly else draw.choice((0.0, 0.05, 0.5))
@@ -86,7 +99,8 @@ class _Swarm:
         await cluster.start()
         await cluster.create_topic(TOPIC, self.queues)
         options: dict[str, Any] = {"max_attempts": MAX_ATTEMPTS, "orderly": self.orderly}
-        for _ in range(self.draw.choice((2, 2, 3))):
+        drawn = self.draw.choice((2, 2, 3))
+        for _ in range(self.members or drawn):
             await cluster.consumer(GROUP, TOPIC, self._listen, config=_CONSUMER, **options)
         senders = [await cluster.producer() for _ in range(2)]
         end = loop.time() + self.seconds

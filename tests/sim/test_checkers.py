@@ -41,17 +41,17 @@ def committed(time: float, offset: int) -> Event:
     return ev(time, "committed", "", "B", group="g", queue=Q, offset=offset)
 
 
+def granted(time: float, client: str, until: float) -> Event:
+    return ev(time, "granted", client, "B", group="g", queue=Q, until=until)
+
+
 JOINED = ev(0, "joined", "t", group="g")
 
 GOOD = [
     JOINED,
-    *sent(1, "a", 0, shard="s"), *sent(2, "b", 1, shard="s"),
+    *sent(1, "a", 0, shard="s"), *sent(2, "b", 1, shard="s"), granted(2.5, "A@1", 62.5),
     given(3, "a", 0), ended(3.1, "a", 0), committed(3.2, 1), given(3.5, "b", 1), ended(4, "b", 1), committed(5, 2),
 ]  # fmt: skip
-
-
-def granted(time: float, client: str, until: float) -> Event:
-    return ev(time, "granted", client, "B", group="g", queue=Q, until=until)
 
 
 BAD: dict[str, tuple[Checker, list[Event]]] = {
@@ -116,6 +116,21 @@ BAD: dict[str, tuple[Checker, list[Event]]] = {
         partial(checkers.one_at_a_time, group="g"),
         [given(1, "a", 0), given(1.5, "a", 0, "B"), ended(2, "a", 0), ended(2, "a", 0, host="B")],
     ),
+    "a call when the lease had ended": (
+        partial(checkers.leases_in_time, group="g"), [granted(0, "A@1", 60), given(30.5, "a", 0)]
+    ),
+    "a call under somebody else's lease": (
+        partial(checkers.leases_in_time, group="g"), [granted(0, "B@1", 60), given(1, "a", 0)]
+    ),
+    "an orderly position that goes back": (
+        partial(checkers.commits_never_back, group="g"), [committed(1, 5), committed(2, 4)]
+    ),
+    "a message that comes again after the power failed": (
+        partial(checkers.settled_for_good, since=100.0), [given(1, "a", 0), given(101, "a", 0)]
+    ),
+    "a message of a queue that was given up": (
+        checkers.no_strays, [given(1, "a", 0), ev(1, "stray", "a", group="g", queue=Q, offset=0)]
+    ),
 }  # fmt: skip
 
 
@@ -158,6 +173,49 @@ EXCUSED: dict[str, tuple[Checker, list[Event]]] = {
         partial(checkers.one_at_a_time, group="g"),
         [given(1, "a", 0), ev(2, "killed", "power cut"), given(62, "a", 0, "B"), ended(63, "a", 0, host="B")],
     ),
+    "a message that is stored twice, each at its place": (
+        checkers.offsets_stable, [*sent(1, "a", 0), given(2, "a", 0), given(3, "a", 1), given(4, "a", 0, "B")]
+    ),
+    "a commit over what failed and was stored again": (
+        checkers.commits_never_ahead,
+        [*sent(1, "a", 0), given(2, "a", 0), ended(3, "a", 0, "retry"), committed(4, 1)],
+    ),
+    "a commit over an offset that holds nobody's message": (
+        checkers.commits_never_ahead,
+        [*sent(1, "a", 0), *sent(1, "b", 2), given(2, "a", 0), ended(2, "a", 0), committed(3, 2)],
+    ),
+    "a dead letter that was one before its last attempt, as its listener said": (
+        partial(checkers.dead_letters_exact, group="g", max_attempts=3),
+        [given(1, "a", 0), ended(1, "a", 0, "dead"), ev(2, "dead", "a", group="g"), ev(2, "dead", "x", group="other")],
+    ),
+    "an orderly message again, after the one behind it": (
+        partial(checkers.orderly, group="g"),
+        [
+            *sent(1, "a", 0), *sent(1, "b", 1), given(2, "a", 0), ended(3, "a", 0), given(4, "b", 1),
+            given(5, "a", 0, "B"), ended(5, "a", 0, host="B"), given(6, "b", 1, "B"),
+        ],
+    ),
+    "an orderly message behind one that used up its attempts": (
+        partial(checkers.orderly, group="g", max_attempts=2),
+        [
+            *sent(1, "a", 0), *sent(1, "b", 1), given(2, "a", 0, attempt=2), ended(3, "a", 0, "retry", attempt=2),
+            given(4, "b", 1),
+        ],
+    ),
+    "a call in the last second of a lease, and one after its renewal": (
+        partial(checkers.leases_in_time, group="g"),
+        [granted(0, "A@1", 60), given(29.9, "a", 0), granted(35, "A@1", 95), given(60, "b", 1)],
+    ),
+    "a position that goes back with a broker that died": (
+        partial(checkers.commits_never_back, group="g"),
+        [committed(1, 5), ev(2, "killed", "power cut", "B"), committed(3, 4), committed(4, 4)],
+    ),
+    "what is delivered again long before the power fails": (
+        partial(checkers.settled_for_good, since=100.0), [given(1, "a", 0), given(99, "a", 0, "B"), ended(200, "a", 0)]
+    ),
+    "a call that goes on when its queue is given up": (
+        checkers.no_strays, [given(1, "a", 0), ev(2, "left"), ended(9, "a", 0)]
+    ),
 }  # fmt: skip
 
 
@@ -165,6 +223,15 @@ EXCUSED: dict[str, tuple[Checker, list[Event]]] = {
 def test_what_is_allowed_is_not_reported(what: str) -> None:
     checker, events = EXCUSED[what]
     assert checker(History(events=events)) == []
+
+
+def test_every_checker_has_a_history_that_breaks_it_and_an_odd_one_that_does_not() -> None:
+    no_checkers = {"CLUSTER", "HistoryError", "Violation", "check"}
+
+    def names(histories: dict[str, tuple[Checker, list[Event]]]) -> set[str]:
+        return {getattr(checker, "func", checker).__name__ for checker, _ in histories.values()}
+
+    assert names(BAD) == names(EXCUSED) == set(checkers.__all__) - no_checkers
 
 
 def test_a_killed_listener_is_still_unfinished_for_the_commit() -> None:
