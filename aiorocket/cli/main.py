@@ -48,7 +48,10 @@ class _LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        click.echo(f"aiorocket {__version__}")
+        # Imported here: --help must stay quick.
+        from aiorocket_protocol.fast import SPEEDUPS
+
+        click.echo(f"aiorocket {__version__}" + (f", speedups {SPEEDUPS}" if SPEEDUPS else ""))
         ctx.exit()
 
 

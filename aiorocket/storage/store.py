@@ -202,22 +202,10 @@ class MessageStore:
             self._timestamp = now
         offset = queue.next_offset
         physical = log.end
-        record = encode_record(
-            topic=queue.topic_bytes,
-            body=body,
-            properties=properties,
-            queue_id=queue_id,
-            queue_offset=offset,
-            physical_offset=physical,
-            flag=flag,
-            sys_flag=sys_flag,
-            born_timestamp=born_timestamp,
-            born_host=born_host,
-            store_timestamp=now,
-            store_host=self._store_host,
-            reconsume_times=reconsume_times,
-            prepared_transaction_offset=prepared_transaction_offset,
-        )
+        record = encode_record(  # by position: names cost a tenth of it
+            queue.topic_bytes, body, properties, queue_id, offset, physical, flag, sys_flag, born_timestamp, born_host,
+            now, self._store_host, reconsume_times, prepared_transaction_offset,
+        )  # fmt: skip
         size = len(record)
         if physical + size > log.limit:
             physical = log.roll(size)

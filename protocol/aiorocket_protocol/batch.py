@@ -7,6 +7,7 @@ from struct import Struct
 from struct import error as StructError
 
 from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.fast import twin
 from aiorocket_protocol.limits import MAX_PROPERTIES
 
 __all__ = ("BATCH_ITEM_OVERHEAD", "BatchItem", "decode_batch", "encode_batch")
@@ -44,6 +45,7 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
     return b"".join(parts)
 
 
+@twin
 def decode_batch(data: bytes, most: int | None = None) -> list[BatchItem]:
     """The messages of a batch body, what ``encode_batch`` was given. ProtocolError unless items fill it exactly and are
     ``most`` at most."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from aiorocket_protocol import codec_json, codec_msgpack, codec_rocketmq
 from aiorocket_protocol.command import JSON, MSGPACK, ROCKETMQ, RemotingCommand
 from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.fast import twin
 from aiorocket_protocol.limits import MAX_FRAME
 
 __all__ = ("CODECS", "HeaderCodec", "decode", "encode", "encode_head")
@@ -32,6 +33,7 @@ _ENCODERS = {serialize_type: codec.encode_header for serialize_type, codec in CO
 _DECODERS = {serialize_type: codec.decode_header for serialize_type, codec in CODECS.items()}
 
 
+@twin
 def encode_head(command: RemotingCommand, serialize_type: int, more: int = 0) -> bytes:
     """Length words and header; the caller writes ``command.body`` behind it and ``more`` further bytes of body, so a
     body is never copied. ProtocolError."""
@@ -48,6 +50,7 @@ def encode(command: RemotingCommand, serialize_type: int) -> bytes:
     return encode_head(command, serialize_type) + command.body
 
 
+@twin
 def decode(serialize_type: int, header: bytes, body: bytes) -> RemotingCommand:
     """The command of one frame of ``FrameSplitter``. ProtocolError when the header is malformed or its type unknown."""
     decoder = _DECODERS.get(serialize_type)

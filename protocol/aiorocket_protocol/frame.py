@@ -9,9 +9,10 @@ from __future__ import annotations
 from struct import Struct
 
 from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.fast import twin
 from aiorocket_protocol.limits import MAX_FRAME, MAX_HEADER
 
-__all__ = ("READ_SIZE", "Frame", "FrameSplitter", "encode_frame")
+__all__ = ("READ_SIZE", "Frame", "FrameSplitter", "cut_frames", "encode_frame")
 
 #: serialize type, header bytes, body bytes.
 Frame = tuple[int, bytes, bytes]
@@ -37,6 +38,26 @@ def encode_frame(serialize_type: int, header: bytes, body: bytes) -> bytes:
     if length > MAX_FRAME - 4:
         raise ProtocolError(f"{length + 4} bytes; at most {MAX_FRAME} fit one frame", where="frame")
     return _pack_words(length, serialize_type << 24 | len(header)) + header + body
+
+
+@twin
+def cut_frames(view: memoryview, end: int) -> tuple[list[Frame], int, int]:
+    """The frames that are whole in ``view[:end]``, where they end, and the size of the one that has begun there: 0 when
+    not known, -1 when it is none."""
+    frames: list[Frame] = []
+    start = 0
+    while end - start >= 8:
+        length, word = _unpack_words(view, start)
+        header_length = word & 0xFFFFFF
+        if length > MAX_FRAME - 4 or header_length > length - 4 or header_length > MAX_HEADER:
+            return frames, start, -1
+        stop = start + 4 + length
+        if stop > end:
+            return frames, start, stop - start
+        body = start + 8 + header_length
+        frames.append((word >> 24, bytes(view[start + 8 : body]), bytes(view[body:stop]) if body < stop else b""))
+        start = stop
+    return frames, start, 0
 
 
 class FrameSplitter:
@@ -79,25 +100,14 @@ class FrameSplitter:
             raise self.error
         view = self._view
         end = self._end + count
-        start = 0
-        frames: list[Frame] = []
-        size = 0
-        while end - start >= 8:
+        frames, start, size = cut_frames(view, end)
+        if size < 0:
             length, word = _unpack_words(view, start)
-            header_length = word & 0xFFFFFF
-            if length > MAX_FRAME - 4 or header_length > length - 4 or header_length > MAX_HEADER:
-                self.error = _bad_frame(length, header_length)
-                self._end = 0
-                if frames:
-                    return frames
-                raise self.error
-            stop = start + 4 + length
-            if stop > end:
-                size = stop - start
-                break
-            body = start + 8 + header_length
-            frames.append((word >> 24, bytes(view[start + 8 : body]), bytes(view[body:stop]) if body < stop else b""))
-            start = stop
+            self.error = _bad_frame(length, word & 0xFFFFFF)
+            self._end = 0
+            if frames:
+                return frames
+            raise self.error
         tail = end - start
         capacity = len(view)
         if start == 0 and end == capacity:

@@ -9,6 +9,7 @@ from zlib import crc32
 
 from aiorocket_protocol.batch import BatchItem
 from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.fast import twin
 from aiorocket_protocol.hosts import HOST_V4, HOST_V6
 from aiorocket_protocol.limits import MAX_PROPERTIES, MAX_TOPIC
 from aiorocket_protocol.record_layout import (
@@ -40,8 +41,8 @@ def crc32_31(body: Buffer) -> int:
     return crc32(body) & 0x7FFFFFFF
 
 
+@twin
 def encode_record(
-    *,
     topic: bytes,
     body: bytes,
     properties: bytes,
@@ -112,10 +113,10 @@ def encode_record(
         ) from None
 
 
+@twin
 def encode_records(
     items: Iterable[BatchItem],
     extra_properties: bytes,
-    *,
     topic: bytes,
     queue_id: int,
     queue_offset: int,

@@ -12,6 +12,7 @@ from zlib import crc32
 
 from aiorocket_protocol.compression import COMPRESSION_MASK, decompress
 from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.fast import twin
 from aiorocket_protocol.hosts import HOST_V4, HOST_V6, unpack_host
 from aiorocket_protocol.ids import offset_msg_id
 from aiorocket_protocol.limits import MAX_PROPERTIES
@@ -296,6 +297,7 @@ def _body_offset(sys_flag: int) -> int:
 def split_records(buffer: bytes) -> list[RecordView]: ...
 @overload
 def split_records(buffer: bytes, view: type[V]) -> list[V]: ...
+@twin
 def split_records(buffer: bytes, view: type[RecordView] = RecordView) -> list[RecordView] | list[V]:
     """A view per record of a pull answer. ProtocolError unless records fill ``buffer`` exactly and their inner lengths
     agree."""

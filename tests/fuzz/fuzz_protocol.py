@@ -12,11 +12,13 @@ the seeds through it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(__file__).resolve().parent / "corpus" / "protocol"
@@ -28,6 +30,12 @@ if __name__ == "__main__":
 def _targets() -> dict[str, Callable[[bytes], None]]:
     import aiorocket_protocol as protocol
     from aiorocket_protocol import JSON, MSGPACK, ROCKETMQ, SPECS, FrameSplitter, ProtocolError, fastjson
+    from aiorocket_protocol.fast import PURE
+
+    def same(name: str, *arguments: object) -> None:
+        """The compiled function, where it is installed, does what the pure one does."""
+        if name in PURE:
+            assert _outcome(getattr(protocol, name), arguments) == _outcome(PURE[name], arguments)
 
     def frames(data: bytes) -> None:
         def split(pieces: list[bytes]) -> tuple[list[tuple[int, bytes, bytes]], str | None]:
@@ -42,6 +50,8 @@ def _targets() -> dict[str, Callable[[bytes], None]]:
             return found, None
 
         whole = split([data])
+        same("cut_frames", memoryview(data), len(data))
+        same("cut_frames", memoryview(data), len(data) // 2)
         step = 1 + len(data) // 7
         assert whole == split([data[at : at + step] for at in range(0, len(data), step)])
         found, error = whole
@@ -54,7 +64,9 @@ def _targets() -> dict[str, Callable[[bytes], None]]:
 
     def header(serialize_type: int) -> Callable[[bytes], None]:
         def decode(data: bytes) -> None:
+            same("decode", serialize_type, data, b"")
             command = protocol.decode(serialize_type, data, b"")
+            same("encode_head", command, serialize_type)
             header_class = protocol.REQUEST_HEADERS.get(command.code, protocol.SendMessageResponseHeader)
             assert header_class in SPECS
             try:
@@ -72,6 +84,7 @@ def _targets() -> dict[str, Callable[[bytes], None]]:
         return decode
 
     def records(data: bytes) -> None:
+        same("split_records", data)
         views = protocol.split_records(data)
         assert sum(view.size for view in views) == len(data)
         names = [name for name in dir(protocol.RecordView) if not name.startswith("_")]
@@ -93,7 +106,11 @@ def _targets() -> dict[str, Callable[[bytes], None]]:
             assert protocol.decode_properties(protocol.encode_properties(found)) == found
 
     def batch(data: bytes) -> None:
+        same("decode_batch", data)
         items = protocol.decode_batch(data)
+        same("encode_records", items, b"A\x01b\x02", b"t", 1, 2, 3, 0, 4, bytes(8), 5, bytes(8))
+        for body, flag, properties in items:
+            same("encode_record", b"t", body, properties, 1, 2, 3, flag, 0, 4, bytes(8), 5, bytes(8))
         again = protocol.encode_batch(items)
         assert protocol.decode_batch(again) == items
 
@@ -131,6 +148,24 @@ def _targets() -> dict[str, Callable[[bytes], None]]:
         "body-msgpack": body(MSGPACK),
         "register-compressed": registration,
     }
+
+
+def _outcome(function: Callable[..., Any], arguments: tuple[object, ...]) -> tuple[object, ...]:
+    """What it gives or raises, in a form that can be compared to the last bit."""
+    try:
+        return "gives", _plain(function(*arguments))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other one must raise the same
+        return "raises", type(error), str(error)
+
+
+def _plain(value: Any) -> object:
+    if type(value) in (list, tuple):
+        return type(value), [_plain(each) for each in value]
+    if dataclasses.is_dataclass(value):
+        return type(value), [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if hasattr(value, "buffer"):
+        return type(value), value.buffer, value.start, value.end
+    return type(value), bytes(value) if type(value).__name__ == "Raw" else value
 
 
 # Which target reads a kind of invalid.json, where the names differ.

@@ -23,6 +23,7 @@ from aiorocket_protocol import (
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
 )
+from aiorocket_protocol.fast import twin
 from aiorocket_protocol.limits import MAX_PROPERTIES
 
 __all__ = ("Admitted", "SendFacts", "SendHeader", "added_properties", "admit", "check_sizes", "property_value")
@@ -116,6 +117,7 @@ def added_properties(cluster: str) -> dict[str, str]:
     return {PROPERTY_CLUSTER: cluster, PROPERTY_MSG_REGION: DEFAULT_REGION, PROPERTY_TRACE_ON: "true"}
 
 
+@twin
 def property_value(properties: str, name: str) -> str | None:
     """The value of ``name`` in a property string, None when it is absent or empty; the last one wins, as in every
     parser.

@@ -1,0 +1,61 @@
+//! A read's bytes to frames.
+
+use pyo3::buffer::{PyBuffer, ReadOnlyCell};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use crate::{long, Pure};
+
+pub static CUT_FRAMES: Pure = Pure::new();
+
+const MAX_FRAME: usize = 16 * 1024 * 1024;
+const MAX_HEADER: usize = 256 * 1024;
+
+/// The frames that are whole in `view[:end]`, where they end, and the size of the one that has begun there: 0 when not
+/// known, -1 when it is none.
+#[pyfunction]
+pub fn cut_frames<'py>(py: Python<'py>, view: Bound<'py, PyAny>, end: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    match plain(py, &view, &end)? {
+        Some(found) => Ok(found),
+        None => CUT_FRAMES.call(py, &[&view, &end]),
+    }
+}
+
+fn plain<'py>(py: Python<'py>, view: &Bound<'py, PyAny>, end: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let Some(end) = long(end).and_then(|end| usize::try_from(end).ok()) else { return Ok(None) };
+    let Ok(buffer) = PyBuffer::<u8>::get(view) else { return Ok(None) };
+    let Some(data) = buffer.as_slice(py).and_then(|data| data.get(..end)) else { return Ok(None) };
+    let frames = PyList::empty(py);
+    let (mut start, mut size) = (0, 0i64);
+    while let (Some(length), Some(word)) = (word_at(data, start), word_at(data, start + 4)) {
+        let header_length = word & 0xFF_FFFF;
+        if length > MAX_FRAME - 4 || header_length + 4 > length || header_length > MAX_HEADER {
+            size = -1;
+            break;
+        }
+        let stop = start + 4 + length;
+        let body = start + 8 + header_length;
+        let (Some(header), Some(rest)) = (data.get(start + 8..body), data.get(body..stop)) else {
+            size = (stop - start) as i64;
+            break;
+        };
+        frames.append((word >> 24, copied(py, header)?, copied(py, rest)?))?;
+        start = stop;
+    }
+    Ok(Some((frames, start, size).into_pyobject(py)?.into_any()))
+}
+
+fn word_at(data: &[ReadOnlyCell<u8>], at: usize) -> Option<usize> {
+    let word = data.get(at..at + 4)?;
+    Some(word.iter().fold(0, |value, byte| value << 8 | usize::from(byte.get())))
+}
+
+/// The memory may be written by others, so it is copied cell by cell (which becomes wide moves).
+fn copied<'py>(py: Python<'py>, part: &[ReadOnlyCell<u8>]) -> PyResult<Bound<'py, PyBytes>> {
+    PyBytes::new_with(py, part.len(), |to| {
+        for (into, from) in to.iter_mut().zip(part) {
+            *into = from.get();
+        }
+        Ok(())
+    })
+}

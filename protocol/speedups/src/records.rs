@@ -1,0 +1,365 @@
+//! Stored records and batches.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyList, PyTuple, PyType};
+
+use crate::{bytes, int, int_at, long, short_at, Given, Pure};
+
+pub static ENCODE_RECORD: Pure = Pure::new();
+pub static ENCODE_RECORDS: Pure = Pure::new();
+pub static SPLIT_RECORDS: Pure = Pure::new();
+pub static DECODE_BATCH: Pure = Pure::new();
+
+static VIEW: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+
+const MAGIC_V1: i32 = 0xDAA3_20A7_u32 as i32;
+const ANY_V6: i32 = 0x030;
+const HEAD: usize = 88;
+const MAX_TOPIC: usize = 127;
+const MAX_PROPERTIES: usize = 32767;
+const ITEM_OVERHEAD: usize = 22;
+
+fn crc(body: &[u8]) -> i32 {
+    (crc32fast::hash(body) & 0x7FFF_FFFF) as i32
+}
+
+/// What all records of a batch share.
+struct Shared<'a> {
+    topic: &'a [u8],
+    queue_id: i32,
+    sys_flag: i32,
+    born_timestamp: i64,
+    born_host: [u8; 8],
+    store_timestamp: i64,
+    store_host: [u8; 8],
+    reconsume_times: i32,
+    prepared_transaction_offset: i64,
+}
+
+/// What is each record's own.
+struct Own<'a> {
+    size: i32,
+    body: &'a [u8],
+    properties: [&'a [u8]; 2],
+    crc: i32,
+    flag: i32,
+    queue_offset: i64,
+    physical_offset: i64,
+}
+
+fn size_of(topic: &[u8], body: &[u8], properties: usize) -> Option<i32> {
+    if topic.len() > MAX_TOPIC || properties > MAX_PROPERTIES {
+        return None;
+    }
+    i32::try_from(HEAD + body.len() + 1 + topic.len() + 2 + properties).ok()
+}
+
+/// Writes a record to the front of `to` and gives what is behind it.
+fn write<'t>(mut to: &'t mut [u8], shared: &Shared<'_>, own: &Own<'_>) -> &'t mut [u8] {
+    let mut head = [0u8; HEAD];
+    let mut at = 0;
+    let mut put = |field: &[u8]| {
+        head[at..at + field.len()].copy_from_slice(field);
+        at += field.len();
+    };
+    put(&own.size.to_be_bytes());
+    put(&MAGIC_V1.to_be_bytes());
+    put(&own.crc.to_be_bytes());
+    put(&shared.queue_id.to_be_bytes());
+    put(&own.flag.to_be_bytes());
+    put(&own.queue_offset.to_be_bytes());
+    put(&own.physical_offset.to_be_bytes());
+    put(&(shared.sys_flag & !ANY_V6).to_be_bytes());
+    put(&shared.born_timestamp.to_be_bytes());
+    put(&shared.born_host);
+    put(&shared.store_timestamp.to_be_bytes());
+    put(&shared.store_host);
+    put(&shared.reconsume_times.to_be_bytes());
+    put(&shared.prepared_transaction_offset.to_be_bytes());
+    put(&(own.body.len() as i32).to_be_bytes());
+    let properties = own.properties[0].len() + own.properties[1].len();
+    for part in [
+        &head,
+        own.body,
+        &[shared.topic.len() as u8],
+        shared.topic,
+        &(properties as u16).to_be_bytes(),
+        own.properties[0],
+        own.properties[1],
+    ] {
+        let (here, rest) = to.split_at_mut(part.len());
+        here.copy_from_slice(part);
+        to = rest;
+    }
+    to
+}
+
+/// One record, see record_writer.py.
+#[pyfunction]
+#[pyo3(signature = (topic, body, properties, queue_id, queue_offset, physical_offset, flag, sys_flag, born_timestamp,
+    born_host, store_timestamp, store_host, reconsume_times = Given(None),
+    prepared_transaction_offset = Given(None), body_crc = Given(None)))]
+#[allow(clippy::too_many_arguments)]
+pub fn encode_record<'py>(
+    py: Python<'py>,
+    topic: Bound<'py, PyAny>,
+    body: Bound<'py, PyAny>,
+    properties: Bound<'py, PyAny>,
+    queue_id: Bound<'py, PyAny>,
+    queue_offset: Bound<'py, PyAny>,
+    physical_offset: Bound<'py, PyAny>,
+    flag: Bound<'py, PyAny>,
+    sys_flag: Bound<'py, PyAny>,
+    born_timestamp: Bound<'py, PyAny>,
+    born_host: Bound<'py, PyAny>,
+    store_timestamp: Bound<'py, PyAny>,
+    store_host: Bound<'py, PyAny>,
+    reconsume_times: Given<'py>,
+    prepared_transaction_offset: Given<'py>,
+    body_crc: Given<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let plain = || {
+        let shared = Shared {
+            topic: bytes(&topic)?,
+            queue_id: int(&queue_id)?,
+            sys_flag: int(&sys_flag)?,
+            born_timestamp: long(&born_timestamp)?,
+            born_host: bytes(&born_host)?.try_into().ok()?,
+            store_timestamp: long(&store_timestamp)?,
+            store_host: bytes(&store_host)?.try_into().ok()?,
+            reconsume_times: reconsume_times.or(int, 0)?,
+            prepared_transaction_offset: prepared_transaction_offset.or(long, 0)?,
+        };
+        let (body, properties) = (bytes(&body)?, bytes(&properties)?);
+        let own = Own {
+            size: size_of(shared.topic, body, properties.len())?,
+            body,
+            properties: [properties, b""],
+            crc: match &body_crc.0 {
+                Some(given) if !given.is_none() => int(given)?,
+                _ => crc(body),
+            },
+            flag: int(&flag)?,
+            queue_offset: long(&queue_offset)?,
+            physical_offset: long(&physical_offset)?,
+        };
+        Some((shared, own))
+    };
+    if let Some((shared, own)) = plain() {
+        let record = PyBytes::new_with(py, own.size as usize, |to| {
+            write(to, &shared, &own);
+            Ok(())
+        })?;
+        return Ok(record.into_any());
+    }
+    ENCODE_RECORD.call_with(
+        py,
+        &[
+            &topic,
+            &body,
+            &properties,
+            &queue_id,
+            &queue_offset,
+            &physical_offset,
+            &flag,
+            &sys_flag,
+            &born_timestamp,
+            &born_host,
+            &store_timestamp,
+            &store_host,
+        ],
+        &[
+            ("reconsume_times", &reconsume_times),
+            ("prepared_transaction_offset", &prepared_transaction_offset),
+            ("body_crc", &body_crc),
+        ],
+    )
+}
+
+/// The records of a batch and their sizes, see record_writer.py.
+#[pyfunction]
+#[pyo3(signature = (items, extra_properties, topic, queue_id, queue_offset, physical_offset, sys_flag, born_timestamp,
+    born_host, store_timestamp, store_host, reconsume_times = Given(None)))]
+#[allow(clippy::too_many_arguments)]
+pub fn encode_records<'py>(
+    py: Python<'py>,
+    items: Bound<'py, PyAny>,
+    extra_properties: Bound<'py, PyAny>,
+    topic: Bound<'py, PyAny>,
+    queue_id: Bound<'py, PyAny>,
+    queue_offset: Bound<'py, PyAny>,
+    physical_offset: Bound<'py, PyAny>,
+    sys_flag: Bound<'py, PyAny>,
+    born_timestamp: Bound<'py, PyAny>,
+    born_host: Bound<'py, PyAny>,
+    store_timestamp: Bound<'py, PyAny>,
+    store_host: Bound<'py, PyAny>,
+    reconsume_times: Given<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    // The tuples stay alive in `found` whatever happens to the list.
+    let found: Option<Vec<Bound<'py, PyTuple>>> = items.downcast_exact::<PyList>().ok().and_then(|list| {
+        list.iter().map(|item| item.downcast_into_exact::<PyTuple>().ok()).collect()
+    });
+    let parts: Option<Vec<[Bound<'py, PyAny>; 3]>> = found.and_then(|found| {
+        found
+            .iter()
+            .map(|item| {
+                let [body, flag, own] = [item.get_item(0).ok()?, item.get_item(1).ok()?, item.get_item(2).ok()?];
+                (item.len() == 3).then_some([body, flag, own])
+            })
+            .collect()
+    });
+    let plain = || {
+        let shared = Shared {
+            topic: bytes(&topic)?,
+            queue_id: int(&queue_id)?,
+            sys_flag: int(&sys_flag)?,
+            born_timestamp: long(&born_timestamp)?,
+            born_host: bytes(&born_host)?.try_into().ok()?,
+            store_timestamp: long(&store_timestamp)?,
+            store_host: bytes(&store_host)?.try_into().ok()?,
+            reconsume_times: reconsume_times.or(int, 0)?,
+            prepared_transaction_offset: 0,
+        };
+        let extra = bytes(&extra_properties)?;
+        let mut queue_offset = long(&queue_offset)?;
+        let mut physical_offset = long(&physical_offset)?;
+        let mut owns = Vec::with_capacity(parts.as_ref()?.len());
+        for [body, flag, properties] in parts.as_ref()? {
+            let (body, properties) = (bytes(body)?, bytes(properties)?);
+            let size = size_of(shared.topic, body, properties.len() + extra.len())?;
+            let properties = [properties, extra];
+            owns.push(Own { size, body, properties, crc: crc(body), flag: int(flag)?, queue_offset, physical_offset });
+            queue_offset = queue_offset.checked_add(1)?;
+            physical_offset = physical_offset.checked_add(size.into())?;
+        }
+        Some((shared, owns))
+    };
+    if let Some((shared, owns)) = plain() {
+        let total = owns.iter().map(|own| own.size as usize).sum();
+        let records = PyBytes::new_with(py, total, |mut to| {
+            for own in &owns {
+                to = write(to, &shared, own);
+            }
+            Ok(())
+        })?;
+        let sizes = PyList::new(py, owns.iter().map(|own| own.size))?;
+        return Ok((records, sizes).into_pyobject(py)?.into_any());
+    }
+    ENCODE_RECORDS.call_with(
+        py,
+        &[
+            &items,
+            &extra_properties,
+            &topic,
+            &queue_id,
+            &queue_offset,
+            &physical_offset,
+            &sys_flag,
+            &born_timestamp,
+            &born_host,
+            &store_timestamp,
+            &store_host,
+        ],
+        &[("reconsume_times", &reconsume_times)],
+    )
+}
+
+/// A view per record of a pull answer, see records.py.
+#[pyfunction]
+#[pyo3(signature = (buffer, view = Given(None)))]
+pub fn split_records<'py>(
+    py: Python<'py>,
+    buffer: Bound<'py, PyAny>,
+    view: Given<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let Some(ends) = bytes(&buffer).and_then(record_ends) else {
+        return SPLIT_RECORDS.call_with(py, &[&buffer], &[("view", &view)]);
+    };
+    let make = match view.0 {
+        Some(given) => given,
+        None => VIEW.import(py, "aiorocket_protocol.records", "RecordView")?.clone().into_any(),
+    };
+    let views = PyList::empty(py);
+    let mut start = 0;
+    for end in ends {
+        views.append(make.call1((&buffer, start, end))?)?;
+        start = end;
+    }
+    Ok(views.into_any())
+}
+
+/// Where each record ends; None unless all are of magic V1 with IPv4 hosts and fill `data`.
+fn record_ends(data: &[u8]) -> Option<Vec<usize>> {
+    let mut ends = Vec::new();
+    let mut start = 0;
+    while start < data.len() {
+        let size = usize::try_from(int_at(data, start)?).ok()?;
+        let length = usize::try_from(int_at(data, start + 84)?).ok()?;
+        if int_at(data, start + 4)? != MAGIC_V1 || int_at(data, start + 36)? & ANY_V6 != 0 {
+            return None;
+        }
+        let at = start + HEAD + length;
+        let at = at + usize::from(*data.get(at)?) + 1;
+        let end = at + 2 + short_at(data, at)?;
+        if end != start + size || end > data.len() {
+            return None;
+        }
+        ends.push(end);
+        start = end;
+    }
+    Some(ends)
+}
+
+/// The messages of a batch body, see batch.py.
+#[pyfunction]
+#[pyo3(signature = (data, most = Given(None)))]
+pub fn decode_batch<'py>(
+    py: Python<'py>,
+    data: Bound<'py, PyAny>,
+    most: Given<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let limit = match &most.0 {
+        Some(given) if !given.is_none() => long(given),
+        _ => Some(i64::MAX),
+    };
+    let places = limit.and_then(|limit| batch_places(bytes(&data)?, limit));
+    let (Some(places), Some(whole)) = (places, bytes(&data)) else {
+        return DECODE_BATCH.call_with(py, &[&data], &[("most", &most)]);
+    };
+    let items = PyList::empty(py);
+    for (body, end, flag) in places {
+        let (start, at) = body;
+        items.append((PyBytes::new(py, &whole[start..at]), flag, PyBytes::new(py, &whole[at + 2..end])))?;
+    }
+    Ok(items.into_any())
+}
+
+type Place = ((usize, usize), usize, i32);
+
+/// Of each item where its body begins and ends and where it ends itself, and its flag; None unless they fill `data`.
+fn batch_places(data: &[u8], limit: i64) -> Option<Vec<Place>> {
+    let mut places = Vec::new();
+    let mut start = 0;
+    while start < data.len() {
+        if !places.is_empty() && places.len() as i64 == limit {
+            return None;
+        }
+        let size = usize::try_from(int_at(data, start)?).ok()?;
+        let flag = int_at(data, start + 12)?;
+        let length = usize::try_from(int_at(data, start + 16)?).ok()?;
+        let end = start + size;
+        let (body, at) = (start + 20, start + 20 + length);
+        if size < ITEM_OVERHEAD || end > data.len() || length > size - ITEM_OVERHEAD {
+            return None;
+        }
+        let properties = short_at(data, at)?;
+        if at + 2 + properties != end || properties > MAX_PROPERTIES {
+            return None;
+        }
+        places.push(((body, at), end, flag));
+        start = end;
+    }
+    Some(places)
+}

@@ -1,0 +1,222 @@
+"""The compiled functions give and raise what the pure ones do, for every input.
+
+They need the distribution in protocol/speedups; ``.ci/run speedups`` builds it and runs these, the fuzz target, and all
+tests of protocol, storage and broker with it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorocket.broker.core import send_checks
+from aiorocket_protocol import (
+    JSON,
+    MSGPACK,
+    RecordView,
+    RemotingCommand,
+    SendMessageResponseHeader,
+    batch,
+    codec,
+    encode,
+    encode_batch,
+    fast,
+    frame,
+    record_writer,
+    records,
+)
+from aiorocket_protocol.compiled import Packed
+
+if fast.SPEEDUPS is None:
+    pytest.skip("aiorocketmq-speedups is not installed (pip install ./protocol/speedups)", allow_module_level=True)
+
+FUZZ = Path(__file__).resolve().parents[1] / "fuzz" / "fuzz_protocol.py"
+spec = importlib.util.spec_from_file_location("fuzz_for_speedups", FUZZ)
+assert spec is not None and spec.loader is not None
+fuzz = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fuzz)
+
+HOMES: dict[str, Any] = {
+    "cut_frames": frame, "decode": codec, "encode_head": codec, "property_value": send_checks, "decode_batch": batch,
+    "encode_record": record_writer, "encode_records": record_writer, "split_records": records,
+}  # fmt: skip
+
+#: What nobody should pass, and somebody will.
+ODD = st.sampled_from([
+    None, True, 1.0, -1, 2**31, -(2**31) - 1, 2**63, -(2**63) - 1, "text", b"", b"12345678", bytes(20),
+    bytearray(b"1234"),
+    memoryview(b"12345678"), (), [], type("Number", (), {"__index__": lambda self: 7})(), "\ud800", bytes(40_000),
+])  # fmt: skip
+INT32 = st.integers(-(2**31), 2**31 - 1) | st.sampled_from([-(2**31), 2**31 - 1])
+INT64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([-(2**63), 2**63 - 1])
+BYTES = st.binary(max_size=60)
+HOST = st.binary(min_size=8, max_size=8) | st.binary(min_size=20, max_size=20)
+TEXT = st.text(max_size=40) | st.text(min_size=250, max_size=300)
+
+
+def same(name: str, *arguments: Any, **named: Any) -> None:
+    def bound(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: function(*given, **named)
+
+    compiled, pure = getattr(HOMES[name], name), fast.PURE[name]
+    assert compiled is not pure
+    assert fuzz._outcome(bound(compiled), arguments) == fuzz._outcome(bound(pure), arguments)
+
+
+def test_every_twin_is_in_use_and_compared_here() -> None:
+    assert set(fast.PURE) == set(HOMES)
+
+
+def damaged(data: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    """As it is, cut, with a byte changed, with more behind."""
+
+    def damage(drawn: tuple[bytes, int, int, bytes]) -> bytes:
+        whole, kind, at, more = drawn
+        at %= len(whole) + 1
+        changed = whole[:at] + bytes([more[0] if more else 255]) + whole[at + 1 :]
+        return (whole, whole[:at], changed, whole + more)[kind]
+
+    return st.tuples(data, st.integers(0, 3), st.integers(0, 2**16), st.binary(max_size=4)).map(damage)
+
+
+RECORD = st.tuples(
+    st.binary(max_size=130), BYTES, BYTES, INT32, INT64, INT64, INT32, INT32, INT64, HOST, INT64, HOST, INT32, INT64,
+    st.none() | INT32,
+).map(list)  # fmt: skip
+
+
+def replaced(arguments: list[Any], at: int | None, odd: Any) -> list[Any]:
+    return arguments if at is None else [*arguments[:at], odd, *arguments[at + 1 :]]
+
+
+@given(RECORD, st.none() | st.integers(0, 14), ODD, st.integers(12, 15))
+def test_encode_record(arguments: list[Any], at: int | None, odd: Any, count: int) -> None:
+    same("encode_record", *replaced(arguments, at, odd)[:count])
+
+
+@given(RECORD, ODD)
+def test_encode_record_by_name(arguments: list[Any], odd: Any) -> None:
+    for name in ("reconsume_times", "prepared_transaction_offset", "body_crc", "nonsense"):
+        same("encode_record", *arguments[:12], **{name: odd})
+
+
+ITEMS = st.lists(st.tuples(BYTES, INT32, BYTES), max_size=5)
+
+
+@given(ITEMS, st.none() | st.integers(0, 3), ODD, RECORD, st.none() | st.integers(0, 11), ODD)
+def test_encode_records(
+    items: list[Any], bad: int | None, item: Any, record: list[Any], at: int | None, odd: Any
+) -> None:
+    if bad is not None:
+        items = [*items[:bad], item, *items[bad:]]
+    topic, _, extra, queue_id, queue_offset, physical, _, sys_flag, born, host, stored, store_host, times, *_ = record
+    arguments = [items, extra, topic, queue_id, queue_offset, physical, sys_flag, born, host, stored, store_host, times]
+    same("encode_records", *replaced(arguments, at, odd))
+
+
+@given(damaged(ITEMS.map(encode_batch)) | ODD, st.none() | st.integers(-1, 5) | ODD)
+def test_decode_batch(data: Any, most: Any) -> None:
+    same("decode_batch", data)
+    same("decode_batch", data, most)
+    same("decode_batch", data, most=most)
+
+
+class View(RecordView):
+    __slots__ = ()
+
+
+@given(
+    damaged(st.lists(RECORD.map(lambda made: record_writer.encode_record(*made)), max_size=4).map(b"".join)) | ODD,
+    st.sampled_from([RecordView, View, None, lambda *given: 1 // 0]),
+)
+def test_split_records(data: Any, view: Any) -> None:
+    same("split_records", data)
+    same("split_records", data, view)
+    same("split_records", data, view=view)
+
+
+PAIRS = st.lists(st.sampled_from(["TAGS", "TAG", "S", "a", "é", "\x01", "\x01", "\x02", "\ud800", ""]), max_size=14)
+
+
+@given(PAIRS.map("".join) | TEXT | ODD, st.sampled_from(["TAGS", "TAG", "a", "", "é", "a\x01a", "a\x02a"]) | ODD)
+def test_property_value(properties: Any, name: Any) -> None:
+    same("property_value", properties, name)
+
+
+SCALAR = st.none() | st.booleans() | INT64 | TEXT | ODD
+HEADER = st.none() | st.lists(SCALAR, max_size=17).map(tuple)
+EXT = st.none() | st.dictionaries(st.text(max_size=3), st.none() | TEXT, max_size=2)
+COMMANDS = st.builds(
+    RemotingCommand, code=INT32, opaque=INT32, flag=INT32, language=st.integers(0, 255),
+    version=st.integers(0, 2**31 - 1), remark=st.none() | TEXT, ext=st.none() | EXT, header=HEADER, body=BYTES,
+)  # fmt: skip
+
+
+@given(COMMANDS, st.sampled_from([MSGPACK, JSON, 9, None]), st.integers(0, 5) | ODD)
+def test_encode_head(command: RemotingCommand, kind: Any, more: Any) -> None:
+    same("encode_head", command, kind)
+    same("encode_head", command, kind, more)
+    same("encode_head", command, MSGPACK, more=more)
+
+
+@given(COMMANDS, ODD, st.sampled_from(["code", "opaque", "flag", "language", "version", "remark", "body", "fields"]))
+def test_encode_head_with_odd_values(command: RemotingCommand, odd: Any, name: str) -> None:
+    setattr(command, name, odd)
+    same("encode_head", command, MSGPACK)
+
+
+def test_a_frame_that_is_too_large() -> None:
+    header = SendMessageResponseHeader("id", 0, 5)
+    for more in (2**24 - 200, 2**24 - 4, 2**24, 2**62, 2**63 - 1, 2**70):
+        same("encode_head", RemotingCommand.response(0, header), MSGPACK, more)
+
+
+def packed(command: RemotingCommand) -> bytes:
+    try:
+        data = encode(command, MSGPACK)
+    except Exception:  # noqa: BLE001 - not every value can be packed
+        return b""
+    return data[8 : 8 + int.from_bytes(data[5:8], "big")]
+
+
+@given(damaged(COMMANDS.map(packed)) | ODD, st.sampled_from([MSGPACK, JSON, 9, None]), BYTES)
+def test_decode(header: Any, kind: Any, body: bytes) -> None:
+    same("decode", MSGPACK, header, body)
+    same("decode", kind, header, body)
+
+
+def test_decode_gives_fields_that_msgspec_has_not_read_either() -> None:
+    data = packed(RemotingCommand.response(0, SendMessageResponseHeader("id", 0, 5)))
+    fields = codec.decode(MSGPACK, data, b"").fields
+    assert type(fields) is Packed
+
+
+@given(st.lists(st.integers(0, 255), max_size=40).map(bytes))
+def test_decode_of_any_short_array(data: bytes) -> None:
+    same("decode", MSGPACK, b"\x97\x0a\x00\x01\x02\x03\xc0" + data, b"")
+    same("decode", MSGPACK, b"\x97" + data, b"")
+
+
+FRAMES = st.lists(st.tuples(st.integers(0, 255), BYTES, BYTES), max_size=4).map(
+    lambda made: b"".join(frame.encode_frame(*each) for each in made)
+)
+
+
+@given(damaged(FRAMES), st.integers(-1, 300) | ODD)
+def test_cut_frames(data: bytes, end: Any) -> None:
+    for source in (memoryview(data), memoryview(bytearray(data))):
+        same("cut_frames", source, len(data))
+        if type(end) is int and 0 <= end <= len(data):
+            same("cut_frames", source, end)
+
+
+def test_the_views_of_cut_frames_are_let_go() -> None:
+    buffer = bytearray(frame.encode_frame(1, b"header", b"body"))
+    assert frame.cut_frames(memoryview(buffer), len(buffer))[0] == [(1, b"header", b"body")]
+    buffer.extend(b"more")  # BufferError while anybody holds it
