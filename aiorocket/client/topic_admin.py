@@ -23,7 +23,7 @@ from aiorocket_protocol import (
     decode_body,
 )
 
-__all__ = ("DEFAULT_QUEUES", "configure", "create_topic", "ensure_topics", "master_of")
+__all__ = ("DEFAULT_QUEUES", "configure", "create_topic", "ensure_topics", "master_of", "masters_of")
 
 log = logging.getLogger("aiorocket.client")
 
@@ -57,7 +57,7 @@ async def create_topic(
     A broker that cannot be reached is passed over with a warning; the first error is raised when none could. UsageError
     for a cluster that is not there, NotConnectedError when no broker is registered.
     """
-    masters = await _masters(client, cluster)
+    masters = await masters_of(client, cluster)
     made = await asyncio.gather(
         *(configure(client, address, topic, queues) for address in masters.values()), return_exceptions=True
     )
@@ -94,7 +94,7 @@ async def ensure_topics(client: Session, topics: Iterable[str]) -> None:
             await asyncio.sleep(_PAUSE)
 
 
-async def _masters(client: Session, cluster: str | None) -> dict[str, str]:
+async def masters_of(client: Session, cluster: str | None) -> dict[str, str]:
     """The addresses of the masters by their brokers' names, as the first name server that answers knows them."""
     said: list[str] = []
     for nameserver in client.config.nameservers:

@@ -1,36 +1,60 @@
-"""Administration: what people do with a cluster besides sending and consuming. So far: topics and dead letters."""
+"""Administration: what people do with a cluster besides sending and consuming."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
 
+from aiorocket.client.admin.asking import Asking
+from aiorocket.client.admin.brokers import Brokers
 from aiorocket.client.admin.dead_letters import DeadLetters
-from aiorocket.client.core.namespace import wrap
+from aiorocket.client.admin.groups import Groups
+from aiorocket.client.admin.messages import Messages
+from aiorocket.client.admin.names import NameServers
+from aiorocket.client.admin.offsets import Offsets
+from aiorocket.client.admin.topics import Topics
+from aiorocket.client.admin.users import Users
 from aiorocket.client.session import Session
-from aiorocket.client.topic_admin import DEFAULT_QUEUES, create_topic
+from aiorocket.client.topic_admin import DEFAULT_QUEUES
 from aiorocket.errors import UsageError
-from aiorocket.model import check_topic
 from aiorocket.runtime.env import Env
 
 __all__ = ("Admin",)
 
 
 class Admin:
-    """Looks at a cluster and changes it. ``nameservers`` opens connections of its own, ``client`` shares those of a
-    ``Client`` that was started. ``async with``, or ``start()`` and ``stop()``; an object is used once."""
+    """Looks at a cluster and changes it: ``topics``, ``groups``, ``offsets``, ``messages``, ``brokers``,
+    ``nameservers``, ``users``, ``dlq(group)``.
+
+    ``nameservers`` opens connections of its own, ``client`` shares those of a ``Client`` that was started. ``brokers``
+    are addresses to ask instead of the masters that name servers know: an administration listener (``unix:PATH`` too).
+    ``async with``, or ``start()`` and ``stop()``; an object is used once.
+
+    Brokers are asked side by side. What a list lacks because one could not be asked is in its ``missing``; the first
+    error is raised when none could. Errors are RemoteError (a server said no), NotConnectedError, ConnectionLostError,
+    RequestTimeoutError, and UsageError for arguments that cannot be.
+    """
 
     def __init__(
         self,
         *,
         nameservers: str | Sequence[str] | None = None,
         client: Session | None = None,
+        brokers: Sequence[str] = (),
         env: Env | None = None,
     ) -> None:
         if client is not None and (nameservers is not None or env is not None):
             raise UsageError("an Admin takes either client= or nameservers= and env=: the client has them already")
         self._own_client = client is None
         self.client = client or Session(nameservers=nameservers, env=env)
+        asking = Asking(self.client, brokers)
+        self.topics = Topics(asking)
+        self.groups = Groups(asking)
+        self.offsets = Offsets(asking, self.groups)
+        self.messages = Messages(asking)
+        self.brokers = Brokers(asking)
+        self.nameservers = NameServers(asking)
+        self.users = Users(asking)
 
     async def start(self) -> None:
         """Nothing is asked of the network before the first call."""
@@ -58,9 +82,7 @@ class Admin:
         A broker that cannot be reached is passed over with a warning. RemoteError when brokers serve no administration
         or refuse the name, UsageError for a cluster that is not there, NotConnectedError when nobody can be reached.
         """
-        if isinstance(queues, bool) or not isinstance(queues, int) or not 1 <= queues <= 65_536:
-            raise UsageError(f"queues={queues!r}: 1 to 65536")
-        await create_topic(self.client, wrap(self.client.config.namespace, check_topic(topic)), queues, cluster=cluster)
+        await self.topics.create(topic, queues, cluster=cluster)
 
     def dlq(self, group: str) -> DeadLetters:
         """The messages that consumer group ``group`` gave up. UsageError for a name that no group can have."""

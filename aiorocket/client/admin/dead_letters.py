@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from datetime import datetime
 
 from aiorocket.client.admin.dead_message import DeadMessage
 from aiorocket.client.admin.marks import Marks
+from aiorocket.client.admin.moments import Moment, millis
 from aiorocket.client.admin.replay import Replay, ReplayOutcome, ReplayReport
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.queue_scan import QueueScan
@@ -20,8 +20,6 @@ from aiorocket.model import check_group, check_topic
 __all__ = ("DeadLetters", "DeadMessage")
 
 log = logging.getLogger("aiorocket.client")
-
-Moment = datetime | int
 
 Where = Callable[[DeadMessage], bool]
 
@@ -52,7 +50,7 @@ class DeadLetters:
     ) -> AsyncGenerator[DeadMessage, None]:
         """What was given up from ``since`` up to ``until`` (aware datetimes, or ms) and satisfies ``where``: the oldest
         first in each queue, one queue after the other, at most ``limit``. What is added meanwhile is not seen."""
-        first, last = _millis("since", since), _millis("until", until)
+        first, last = millis("since", since), millis("until", until)
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}: 0 or more")
         left = limit
@@ -147,15 +145,3 @@ class DeadLetters:
             await configure(self._client, master_of(route, name), self.topic, count)
         queues = sorted({*route.publish, *route.subscribe})
         return [QueueScan(self._client, queue, master_of(route, queue.broker_name)) for queue in queues]
-
-
-def _millis(name: str, value: Moment | None) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise UsageError(f"{name}={value!r}: the time needs a zone, such as datetime.now(UTC)")
-        return int(value.timestamp() * 1000)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UsageError(f"{name}={value!r}: an aware datetime or milliseconds since 1970")
-    return value

@@ -1,0 +1,181 @@
+"""Whom an Admin asks, and how: one server, every master side by side, every name server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from aiorocket.client.core.namespace import unwrap, wrap
+from aiorocket.client.core.retry import remote_error
+from aiorocket.client.session import Session
+from aiorocket.client.topic_admin import masters_of
+from aiorocket.errors import NotConnectedError, RemoteError, RocketError, UsageError
+from aiorocket_protocol import (
+    MASTER_ID,
+    BrokerData,
+    ClusterInfo,
+    ProtocolError,
+    RemotingCommand,
+    RequestCode,
+    ResponseCode,
+    decode_body,
+    decode_configuration,
+    decode_plain,
+    encode_body,
+)
+from aiorocket_protocol.plain import Plain
+
+__all__ = ("ABSENT", "Answers", "Asking", "Broker", "Missing")
+
+T = TypeVar("T")
+
+#: Answers of a broker that has nothing of what was asked about.
+ABSENT = (
+    int(ResponseCode.TOPIC_NOT_EXIST),
+    int(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+    int(ResponseCode.CONSUMER_NOT_ONLINE),
+)
+#: A broker asks a client for up to 10 s before it answers us.
+CLIENT_CALL = 15.0
+
+
+class Broker(NamedTuple):
+    """A master, and where it is asked."""
+
+    name: str
+    address: str
+
+
+class Missing(NamedTuple):
+    """A server whose part of an answer is missing, and why."""
+
+    server: str
+    why: str
+
+
+class Answers(list[T]):
+    """What the servers that could be asked said; ``missing`` names the others. It is empty when the answer is
+    whole."""
+
+    missing: tuple[Missing, ...] = ()
+
+
+class Asking:
+    """``brokers`` are addresses to ask instead of the masters that name servers know (an administration listener, a
+    port that is mapped)."""
+
+    def __init__(self, client: Session, brokers: Sequence[str] = ()) -> None:
+        self.client = client
+        self._given = tuple(brokers)
+
+    # ---- names
+
+    def wire(self, name: str) -> str:
+        """As brokers know the topic or group: with the namespace."""
+        return wrap(self.client.config.namespace, name)
+
+    def shown(self, name: str) -> str:
+        """As the application knows it."""
+        return unwrap(self.client.config.namespace, name)
+
+    # ---- whom
+
+    async def cluster_info(self) -> ClusterInfo:
+        """Which brokers there are, as the first name server that answers knows them; NotConnectedError."""
+        if self._given:
+            found = await self.brokers()
+            data = {each.name: BrokerData("", each.name, {MASTER_ID: each.address}) for each in found}
+            return ClusterInfo(data, {})
+        said: list[str] = []
+        for nameserver in self.client.config.nameservers:
+            try:
+                answer = await self.client.call(nameserver, RequestCode.GET_BROKER_CLUSTER_INFO)
+                return decode_body(ClusterInfo, answer.body, answer.serialize_type)
+            except (RocketError, ProtocolError) as error:
+                said.append(f"{nameserver}: {error}")
+        raise NotConnectedError(f"no name server says which brokers there are: {'; '.join(said)}")
+
+    async def brokers(self, *, cluster: str | None = None, broker: str | None = None) -> list[Broker]:
+        """The masters of one cluster or of all, or the one named ``broker``. UsageError when there is none of the name,
+        NotConnectedError when nobody can be reached or is registered."""
+        if self._given:
+            found = [Broker(await self._name_of(address), address) for address in self._given]
+        else:
+            found = [Broker(*each) for each in (await masters_of(self.client, cluster)).items()]
+        if broker is None:
+            return found
+        named = [each for each in found if broker in each]
+        if not named:
+            raise UsageError(f"no broker {broker!r}: there are {', '.join(each.name for each in found)}")
+        return named
+
+    async def _name_of(self, address: str) -> str:
+        try:
+            answer = await self.call(address, RequestCode.GET_BROKER_CONFIG)
+        except RemoteError:
+            return address  # it may be asked other things
+        return decode_configuration(answer.body).get("brokerName", address)
+
+    # ---- how
+
+    async def call(
+        self, address: str, code: int, header: tuple[Any, ...] | None = None, *, accept: Iterable[int] = (),
+        timeout: float | None = None,
+    ) -> RemotingCommand:  # fmt: skip
+        """The answer of one server; RemoteError unless its code is 0 or in ``accept``."""
+        return await self.client.call(address, code, header, accept=(0, *accept), timeout=timeout)
+
+    async def plain(
+        self, address: str, code: int, header: tuple[Any, ...] | None = None, *, accept: Iterable[int] = (),
+        timeout: float | None = None,
+    ) -> Plain | None:  # fmt: skip
+        """The object in the answer's body; None for an answer in ``accept``, and for an empty one."""
+        answer = await self.call(address, code, header, accept=accept, timeout=timeout)
+        if answer.code or not answer.body:
+            return None
+        return Plain(decode_plain(answer.body, answer.serialize_type), RequestCode(code).name)
+
+    async def put(
+        self, address: str, code: int, header: tuple[Any, ...] | None, body: dict[str, Any] | list[Any]
+    ) -> RemotingCommand:
+        """As ``call``, with a body in the form that the connection speaks."""
+        connection = await self.client.connection(address)
+        request = RemotingCommand.request(code, header, body=encode_body(body, connection.serialize_type))
+        answer = await connection.request(request, self.client.config.remoting.request_timeout)
+        if answer.code:
+            raise remote_error(answer.code, answer.remark, request=RequestCode(code).name, address=address)
+        return answer
+
+    async def each(
+        self,
+        ask: Callable[[Broker], Awaitable[list[T]]],
+        *,
+        cluster: str | None = None,
+        broker: str | None = None,
+    ) -> Answers[T]:
+        """What each master says, side by side. The first error is raised when none of them could be asked."""
+        brokers = await self.brokers(cluster=cluster, broker=broker)
+        return await gathered([(each.name, ask(each)) for each in brokers])
+
+    async def each_nameserver(self, ask: Callable[[str], Awaitable[list[T]]]) -> Answers[T]:
+        """The same of every name server."""
+        return await gathered([(each, ask(each)) for each in self.client.config.nameservers])
+
+
+async def gathered(asked: Sequence[tuple[str, Awaitable[list[T]]]]) -> Answers[T]:
+    """What they say, in their order. Other errors than those of servers are raised; the first one when all failed."""
+    results = await asyncio.gather(*(each for _, each in asked), return_exceptions=True)
+    answers: Answers[T] = Answers()
+    failed: list[tuple[str, BaseException]] = []
+    for (name, _), result in zip(asked, results, strict=True):
+        if not isinstance(result, BaseException):
+            answers.extend(result)
+        elif isinstance(result, RocketError | ProtocolError):
+            failed.append((name, result))
+        else:
+            raise result
+    if failed and len(failed) == len(asked):
+        raise failed[0][1]
+    answers.missing = tuple(Missing(name, str(error)) for name, error in failed)
+    return answers

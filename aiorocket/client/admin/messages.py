@@ -1,0 +1,208 @@
+"""Single messages: ``admin.messages``. Looking joins no group and moves no offset."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import NamedTuple
+
+from aiorocket.client.admin.asking import CLIENT_CALL, Answers, Asking, Broker
+from aiorocket.client.admin.moments import Moment, millis
+from aiorocket.client.queue_scan import QueueScan
+from aiorocket.client.topic_admin import master_of
+from aiorocket.errors import RemoteError, UsageError
+from aiorocket.model import Queue
+from aiorocket_protocol import (
+    EXT_UNIQUE_KEY_QUERY,
+    ConsumeMessageDirectlyResultRequestHeader,
+    ProtocolError,
+    QueryMessageRequestHeader,
+    RecordView,
+    RemotingCommand,
+    RequestCode,
+    ResponseCode,
+    ViewMessageRequestHeader,
+    parse_offset_msg_id,
+    split_records,
+)
+
+__all__ = ("ConsumedDirectly", "Messages", "StoredMessage")
+
+_NONE = (int(ResponseCode.QUERY_NOT_FOUND),)
+_FOREVER = (1 << 63) - 1
+
+
+class StoredMessage(RecordView):
+    """A message as a broker has it, with ``body``, ``keys``, ``tag``, ``properties``, ``msg_id`` ..."""
+
+    __slots__ = ("queue",)
+
+    #: Where it lies.
+    queue: Queue
+
+
+class ConsumedDirectly(NamedTuple):
+    """What came of it: CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION ...; ``spent_ms`` as the member says."""
+
+    result: str
+    remark: str
+    spent_ms: int
+
+
+class Messages:
+    """See ``Admin``."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._ask = asking
+
+    async def by_id(self, offset_msg_id: str) -> StoredMessage | None:
+        """The message with this offset id (32 hexadecimal digits, 56 for IPv6), which says where it lies; None when it
+        is gone. UsageError for another id: those of senders are looked up ``by_unique_key``."""
+        try:
+            host, port, offset = parse_offset_msg_id(offset_msg_id.strip())
+        except ProtocolError as error:
+            raise UsageError(f"{offset_msg_id!r} is no offset id ({error}): by_unique_key takes a sender's") from None
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        brokers = await self._ask.brokers()
+        found = [each for each in brokers if each.address == address] or [Broker("", address)]
+        try:
+            answer = await self._ask.call(
+                found[0].address, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset)
+            )
+        except RemoteError as error:
+            if error.code == ResponseCode.SYSTEM_ERROR:  # what brokers say of an offset where nothing begins
+                return None
+            raise
+        return self._seen(answer.body, found[0].name)[0]
+
+    async def by_offset(self, topic: str, broker: str, queue: int, offset: int) -> StoredMessage | None:
+        """The message at ``offset`` of a queue; None when there is none."""
+        at = (await self._ask.brokers(broker=broker))[0]
+        begin, end = await QueueScan(
+            self._ask.client, Queue(self._ask.wire(topic), at.name, queue), at.address
+        ).bounds()
+        if begin <= offset < end:
+            async with aclosing(self._scan(topic, at, queue, offset, offset + 1)) as found:
+                async for message in found:
+                    return message
+        return None
+
+    async def by_key(
+        self, topic: str, key: str, *, since: Moment | None = None, until: Moment | None = None, limit: int = 64
+    ) -> Answers[StoredMessage]:
+        """The newest messages of ``topic`` with ``key``, at most ``limit`` of each broker, the oldest first."""
+        return await self._query(topic, key, millis("since", since) or 0, millis("until", until), limit, unique=False)
+
+    async def by_unique_key(self, topic: str, msg_id: str) -> Answers[StoredMessage]:
+        """Every copy of the message with a sender's ``msg_id``: one, but in topics of retries."""
+        return await self._query(topic, msg_id.strip(), 0, None, 32, unique=True)
+
+    async def _query(
+        self, topic: str, key: str, since: int, until: int | None, limit: int, *, unique: bool
+    ) -> Answers[StoredMessage]:
+        wire = self._ask.wire(topic)
+        header = QueryMessageRequestHeader(wire, key, limit, since, _FOREVER if until is None else until)
+        ext = {EXT_UNIQUE_KEY_QUERY: "true" if unique else "false"}
+
+        async def ask(broker: Broker) -> list[StoredMessage]:
+            connection = await self._ask.client.connection(broker.address)
+            command = RemotingCommand.request(RequestCode.QUERY_MESSAGE, header, ext=ext)
+            answer = await connection.request(command, self._ask.client.config.remoting.request_timeout)
+            if answer.code in _NONE:
+                return []
+            if answer.code:
+                raise RemoteError(answer.code, answer.remark, address=broker.address)
+            found = self._seen(answer.body, broker.name)
+            # Apache's brokers look up the hash of a key, and answer with all that have the same.
+            return [each for each in found if (key == each.msg_id if unique else key in each.keys)]
+
+        answers = await self._ask.each(ask)
+        answers.sort(key=lambda message: message.store_timestamp)
+        return answers
+
+    async def by_time(
+        self,
+        topic: str,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        *,
+        where: Callable[[StoredMessage], bool] | None = None,
+        limit: int | None = None,
+    ) -> AsyncGenerator[StoredMessage, None]:
+        """Messages stored from ``since`` up to ``until``, the oldest first in each queue, one queue after the other.
+        What is added meanwhile is not seen. TopicNotFoundError, NotConnectedError."""
+        first, last = millis("since", since), millis("until", until)
+        left = limit
+        for broker, queue, scan in await self._queues(topic):
+            begin, end = await scan.bounds()
+            if first is not None and begin < end:
+                begin = max(begin, await scan.offset_at(first))
+            async with aclosing(self._scan(topic, broker, queue, begin, end)) as found:
+                async for message in found:
+                    stored = message.store_timestamp
+                    if last is not None and stored >= last:
+                        break
+                    if (first is None or stored >= first) and (where is None or where(message)):
+                        if left is not None and left <= 0:
+                            return
+                        yield message
+                        left = None if left is None else left - 1
+
+    async def tail(
+        self, topic: str, *, where: Callable[[StoredMessage], bool] | None = None, every: float = 0.5
+    ) -> AsyncGenerator[StoredMessage, None]:
+        """Messages as they come, for ever, beginning with the next; looks every ``every`` seconds."""
+        queues = await self._queues(topic)
+        at = [(await scan.bounds()).end for _, _, scan in queues]
+        while True:
+            for number, (broker, queue, scan) in enumerate(queues):
+                end = (await scan.bounds()).end
+                if end > at[number]:
+                    async with aclosing(self._scan(topic, broker, queue, at[number], end)) as found:
+                        async for message in found:
+                            if where is None or where(message):
+                                yield message
+                at[number] = end
+            await asyncio.sleep(every)
+
+    async def consume_directly(self, group: str, client_id: str, message: StoredMessage) -> ConsumedDirectly:
+        """Have one member consume a stored message now, whatever it has consumed; nothing else changes. RemoteError
+        when it is not online or does not answer in 10 s."""
+        header = ConsumeMessageDirectlyResultRequestHeader(
+            self._ask.wire(group), client_id, message.offset_msg_id, message.queue.broker_name, message.topic
+        )
+        broker = (await self._ask.brokers(broker=message.queue.broker_name))[0]
+        code = RequestCode.CONSUME_MESSAGE_DIRECTLY
+        plain = await self._ask.plain(broker.address, code, header, timeout=CLIENT_CALL)
+        if plain is None:
+            raise RemoteError(1, f"{client_id} gave an empty answer", address=broker.address)
+        return ConsumedDirectly(
+            plain.text("consumeResult", ""), plain.text_or_none("remark") or "", plain.number("spentTimeMills", 0)
+        )
+
+    async def _queues(self, topic: str) -> list[tuple[Broker, int, QueueScan]]:
+        wire = self._ask.wire(topic)
+        route = await self._ask.client.route(wire, refresh=True)
+        found = []
+        for each in sorted({*route.publish, *route.subscribe}):
+            broker = Broker(each.broker_name, master_of(route, each.broker_name))
+            found.append((broker, each.queue_id, QueueScan(self._ask.client, each, broker.address)))
+        return found
+
+    async def _scan(
+        self, topic: str, broker: Broker, queue: int, begin: int, end: int
+    ) -> AsyncGenerator[StoredMessage, None]:
+        wire = Queue(self._ask.wire(topic), broker.name, queue)
+        async with aclosing(
+            QueueScan(self._ask.client, wire, broker.address).messages(begin, end, StoredMessage)
+        ) as found:
+            async for message in found:
+                message.queue = Queue(topic, broker.name, queue)
+                yield message
+
+    def _seen(self, body: bytes, broker: str) -> list[StoredMessage]:
+        found = split_records(body, StoredMessage)
+        for each in found:
+            each.queue = Queue(self._ask.shown(each.topic), broker, each.queue_id)
+        return found

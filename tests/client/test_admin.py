@@ -1,0 +1,265 @@
+"""Admin on our broker: what an operator asks, and what it changes. On Apache's: tests/interop/test_admin.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+import pytest_asyncio
+
+from aiorocket import (
+    Admin,
+    Client,
+    ClientConfig,
+    Embedded,
+    Message,
+    RemoteError,
+    TopicNotFoundError,
+    UsageError,
+    embed,
+)
+from aiorocket.client.admin.asking import Missing, gathered
+from aiorocket.errors import NotConnectedError
+
+
+@pytest_asyncio.fixture
+async def mq() -> AsyncIterator[Embedded]:
+    async with embed(broker={"register_interval": 0.3}) as embedded:
+        await embedded.create_topic("orders", queues=2)
+        yield embedded
+
+
+@pytest_asyncio.fixture
+async def admin(mq: Embedded) -> AsyncIterator[Admin]:
+    async with Admin(nameservers=mq.nameservers) as admin:
+        yield admin
+
+
+async def sent(mq: Embedded, count: int, topic: str = "orders") -> list[str]:
+    """The senders' ids of ``count`` messages with the keys o-0, o-1 ..., in one queue after the other."""
+    async with mq.producer("shop") as producer:
+        return [(await producer.send(topic, b"%d" % n, tag="paid", keys=[f"o-{n}"])).msg_id for n in range(count)]
+
+
+async def consumed(mq: Embedded, count: int, group: str = "billing") -> None:
+    consumer, seen, done = mq.consumer(group), [], asyncio.Event()
+
+    @consumer.listener("orders", start_from="first")
+    async def on_order(message: Message) -> None:
+        seen.append(message)
+        if len(seen) == count:
+            done.set()
+
+    async with consumer:
+        await asyncio.wait_for(done.wait(), 30)
+
+
+async def test_topics(mq: Embedded, admin: Admin) -> None:
+    topics = admin.topics
+    (orders,) = await topics.all()
+    assert (orders.topic, orders.read_queues, orders.permission) == ("orders", 2, "RW")
+    assert "%RETRY%" not in str(orders) and len(await topics.all(system=True)) > 5
+    await topics.create("events", 3, permission="R", attributes={"reserve.time": "1"})
+    events = (await topics.all())[0]
+    assert events[:1] + events[2:] == ("events", 3, 3, "R", False, {"reserve.time": "1"})
+    (changed,) = await topics.update("events", read_queues=4, permission="RW")
+    assert (changed.read_queues, changed.write_queues, changed.permission) == (4, 3, "RW")
+    assert changed.attributes == {"reserve.time": "1"} and await topics.all() == [changed, orders]
+    (entry,) = await topics.route("events")
+    assert (entry.read_queues, entry.write_queues, entry.permission) == (4, 3, "RW") and entry.addresses[0]
+    await sent(mq, 3)
+    assert [row[3:5] for row in await topics.status("orders")] in ([(0, 2), (0, 1)], [(0, 1), (0, 2)])
+    await consumed(mq, 3)
+    assert await topics.groups("orders") == ["billing"]
+    assert await topics.delete("events") == [orders.broker]
+    for gone in (topics.status("events"), topics.route("events"), topics.update("events", order=True)):
+        with pytest.raises(TopicNotFoundError):
+            await gone
+    with pytest.raises(UsageError, match="RW, R or W"):
+        await topics.update("orders", permission="X")
+
+
+async def test_groups(mq: Embedded, admin: Admin) -> None:
+    groups = admin.groups
+    (made,) = await groups.create("billing", retries=3)
+    assert (made.group, made.retries, made.enabled) == ("billing", 3, True)
+    (changed,) = await groups.update("billing", enabled=True, broadcasting=False)
+    assert changed == made._replace(broadcasting=False) and changed in await groups.all()
+    assert await groups.lag("nobody", "orders") != [] and await groups.lag("nobody") == []
+    await sent(mq, 5)
+    behind = await groups.lag("billing", "orders")
+    assert [each.offset for each in behind] == [0, 0] and sum(each.lag for each in behind) == 5
+    await consumed(mq, 5)
+    assert sum(each.lag for each in await groups.lag("billing", "orders")) == 0
+    assert (await groups.lags())["billing"] == await groups.lag("billing")
+    assert "orders" in await groups.topics("billing")
+    assert (await groups.members("billing")).members == []
+    async with Client(config=ClientConfig(nameservers=mq.nameservers)) as client:
+        consumer = client.consumer("billing")
+
+        @consumer.listener("orders", tags="paid || refused")
+        async def on_order(message: Message) -> None:
+            pass
+
+        async with consumer:
+            known = await groups.members("billing")
+            (member,) = known.members
+            assert member.client_id == client.client_id and known.model == "CLUSTERING"
+            assert ("orders", "paid || refused", "TAG") in known.subscriptions
+            info = await groups.running_info("billing", member.client_id)
+            assert info.client_id == member.client_id and info.properties
+            (newest,) = [m async for m in admin.messages.by_time("orders", where=lambda m: m.keys == ["o-4"])]
+            told = await admin.messages.consume_directly("billing", member.client_id, newest)
+            assert told.result == "CR_SUCCESS"
+    with pytest.raises(RemoteError, match="not online"):
+        await groups.running_info("billing", "nobody")
+    await groups.delete("billing")
+    assert "billing" not in {each.group for each in await groups.all()} and await groups.topics("billing") == []
+    with pytest.raises(UsageError, match="no broker has group"):
+        await groups.update("billing", retries=1)
+
+
+async def test_offsets_are_planned_applied_and_verified(mq: Embedded, admin: Admin) -> None:
+    offsets = admin.offsets
+    await sent(mq, 10)
+    await consumed(mq, 10)
+    first = await offsets.plan("billing", "orders", "first")
+    assert (first.again, first.skipped, first.missing) == (10, 0, ())
+    assert [each.lag for each in await admin.groups.lag("billing", "orders")] == [0, 0], "a plan changes nothing"
+    assert len(await offsets.verify(first, within=0)) == 2
+    await offsets.apply(first)
+    assert await offsets.verify(first) == []
+    await consumed(mq, 10)  # they come once more
+    by_number = await offsets.plan("billing", "orders", {(first.moves[0].broker, 1): 2})
+    await offsets.apply(by_number)
+    assert [each.offset for each in await admin.groups.lag("billing", "orders")] == [first.moves[0].end, 2]
+    skip = await offsets.plan("billing", "orders", skip=-3)
+    assert [each.then for each in skip.moves] == [first.moves[0].end - 3, 0], "not before the queue begins"
+    assert (await offsets.plan("billing", "orders", "last")).skipped == first.moves[1].end - 2
+    times = [message.store_timestamp async for message in admin.messages.by_time("orders")]
+    at = await offsets.plan("billing", "orders", min(times))
+    assert [each.then for each in at.moves] == [0, 0]
+    await offsets.clone("billing", "audit", "orders")
+    audit = await admin.groups.lag("audit", "orders")
+    assert [each.offset for each in audit] == [each.offset for each in await admin.groups.lag("billing", "orders")]
+    with pytest.raises(TopicNotFoundError):
+        await offsets.plan("billing", "nothing", "first")
+    with pytest.raises(UsageError, match="one of them"):
+        await offsets.plan("billing", "orders", "first", skip=1)
+    with pytest.raises(UsageError, match="has no queue"):
+        await offsets.plan("billing", "orders", {("elsewhere", 0): 1})
+
+
+async def test_a_running_group_moves(mq: Embedded, admin: Admin) -> None:
+    await sent(mq, 4)
+    consumer, seen = mq.consumer("billing"), asyncio.Queue[bytes]()
+
+    @consumer.listener("orders", start_from="first")
+    async def on_order(message: Message) -> None:
+        seen.put_nowait(message.body)
+
+    async with consumer, asyncio.timeout(30):
+        assert {await seen.get() for _ in range(4)} == {b"0", b"1", b"2", b"3"}
+        broker = (await admin.brokers.all())[0].name
+        plan = await admin.offsets.plan("billing", "orders", {(broker, 0): 0, (broker, 1): 0})
+        await admin.offsets.apply(plan._replace(moves=tuple(each._replace(now=each.end) for each in plan.moves)))
+        assert {await seen.get() for _ in range(4)} == {b"0", b"1", b"2", b"3"}
+
+
+async def test_messages(mq: Embedded, admin: Admin) -> None:
+    messages = admin.messages
+    ids = await sent(mq, 4)
+    everything = [message async for message in messages.by_time("orders")]
+    assert sorted(message.msg_id for message in everything) == sorted(ids)
+    (one,) = await messages.by_key("orders", "o-2")
+    assert (one.body, one.queue.topic, one.msg_id) == (b"2", "orders", ids[2])
+    assert [each.body for each in await messages.by_unique_key("orders", ids[3])] == [b"3"]
+    again = await messages.by_id(one.offset_msg_id)
+    assert again is not None and again.body == b"2" and again.queue == one.queue
+    at = await messages.by_offset("orders", one.queue.broker_name, one.queue.queue_id, one.queue_offset)
+    assert at is not None and at.msg_id == one.msg_id
+    assert await messages.by_offset("orders", one.queue.broker_name, 0, 99) is None
+    assert await messages.by_id(one.offset_msg_id[:-4] + "FFFF") is None
+    assert await messages.by_key("orders", "nothing") == []
+    cut = [m async for m in messages.by_time("orders", since=0, until=one.store_timestamp + 60_000, limit=2)]
+    assert len(cut) == 2
+    with pytest.raises(UsageError, match="by_unique_key"):
+        await messages.by_id("short")
+    async with aclosing(messages.tail("orders", every=0.02)) as tail:
+        coming = asyncio.ensure_future(anext(tail))
+        await asyncio.sleep(0.1)
+        (new,) = await sent(mq, 1)
+        assert (await asyncio.wait_for(coming, 30)).msg_id == new
+
+
+async def test_brokers_and_name_servers(mq: Embedded, admin: Admin) -> None:
+    brokers = admin.brokers
+    (broker,) = await brokers.all()
+    assert broker.id == 0 and await brokers.clusters() == {broker.cluster: [broker.name]}
+    (runtime,) = await brokers.runtime()
+    assert runtime.version.startswith("V") and "putTps" in runtime.values
+    assert (await brokers.config(broker.name))["brokerName"] == broker.name
+    assert await brokers.set_config({"autoCreateTopicEnable": "false"}) == [broker.name]
+    assert (await brokers.config(broker.address))["autoCreateTopicEnable"] == "false"
+    for what in ("queues", "topics", "messages"):
+        assert await brokers.clean(what) == [broker.name]
+    await sent(mq, 1)
+    for puts in await brokers.statistics("TOPIC_PUT_NUMS", "orders"):  # none before the broker took its totals
+        assert puts.minute.total == 1
+    assert await brokers.statistics("TOPIC_PUT_NUMS", "nothing") == []
+    (changed,) = await brokers.write_permission(broker.name, False)
+    assert changed > 0 and (await admin.topics.route("orders"))[0].permission == "R"
+    await brokers.write_permission(broker.name, True)
+    assert (await admin.topics.route("orders"))[0].permission == "RW"
+    async with Client(config=ClientConfig(nameservers=mq.nameservers)) as client, client.producer("shop") as producer:
+        await producer.send("orders", b"x")
+        await client.heartbeat()
+        assert client.client_id in [each.client_id for each in await brokers.producers("shop")]
+    assert await brokers.producers("nobody") == []
+    with pytest.raises(UsageError, match="no broker 'elsewhere'"):
+        await brokers.runtime("elsewhere")
+    with pytest.raises(RemoteError, match="brokerName"):
+        await brokers.set_config({"brokerName": "other"})
+    names = admin.nameservers
+    await names.put("space", "key", "value")
+    assert await names.get("space", "key") == "value" and await names.values("space") == {"key": "value"}
+    await names.delete("space", "key")
+    assert await names.get("space", "key") is None and "listenPort" in await names.config()
+
+
+async def test_within_a_namespace(mq: Embedded) -> None:
+    config = ClientConfig(nameservers=mq.nameservers, namespace="acme")
+    async with Client(config=config) as client, Admin(client=client) as admin:
+        await admin.topics.create("orders", 1)
+        assert "orders" in {each.topic for each in await admin.topics.all()}
+        await admin.groups.create("billing")
+        assert "billing" in {each.group for each in await admin.groups.all()}
+        async with client.producer("p") as producer:
+            await producer.send("orders", b"x", keys=["k"])
+        assert [each.queue.topic for each in await admin.messages.by_key("orders", "k")] == ["orders"]
+        plan = await admin.offsets.plan("billing", "orders", "last")
+        await admin.offsets.apply(plan)
+        assert [(each.topic, each.lag) for each in await admin.groups.lag("billing", "orders")] == [("orders", 0)]
+
+
+async def test_one_broker_by_its_address(mq: Embedded) -> None:
+    async with Admin(nameservers="127.0.0.1:1", brokers=[mq.broker.address]) as admin:
+        assert [each.topic for each in await admin.topics.all()] == ["orders"]
+        assert [each.address for each in await admin.brokers.all()] == [mq.broker.address]
+        assert [each[0] for each in await admin.topics.status("orders")] == ["orders", "orders"]
+
+
+async def test_a_partial_answer_says_what_is_missing_and_why() -> None:
+    async def says(value: int | Exception) -> list[int]:
+        if isinstance(value, Exception):
+            raise value
+        return [value]
+
+    answers = await gathered([("a", says(1)), ("b", says(NotConnectedError("it is away"))), ("c", says(3))])
+    assert answers == [1, 3] and answers.missing == (Missing("b", "it is away"),)
+    with pytest.raises(NotConnectedError, match="first"):
+        await gathered([("a", says(NotConnectedError("first"))), ("b", says(NotConnectedError("second")))])
+    with pytest.raises(ZeroDivisionError):
+        await gathered([("a", says(1)), ("b", says(ZeroDivisionError()))])
