@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 
 from aiorocket.broker import Broker
-from aiorocket.cli.running import spare_the_collector
+from aiorocket.cli.serving import spare_the_collector
 from aiorocket.config import BrokerConfig, RemotingConfig
 from aiorocket.remoting import RemotingClient
 from aiorocket.runtime import memory_env, new_event_loop

@@ -19,6 +19,7 @@ from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.credentials import HasCredentials, signer_of
 from aiorocket.remoting.door import ServerTls
 from aiorocket.remoting.processors import ProcessorTable
+from aiorocket.remoting.server import RemotingServer
 from aiorocket.remoting.tls import client_context
 from aiorocket.runtime.disk import Disk
 
@@ -70,8 +71,10 @@ class Security:
         self.signer: Signer | None = signer_of(asks, disk) if asks is not None else None
         self.client_tls = client_context(asks.nameserver_tls) if asks is not None else None
 
-    def say_what_is_open(self, host: str, server: str, *more: str) -> None:
-        """A warning at the start of a server that others than this machine reach, of what it lets them do."""
+    async def open(self, remoting: RemotingServer, host: str, server: str, *more: str) -> None:
+        """Listen for administration, and warn at the start of a server that others than this machine reach of what it
+        lets them do. UsageError when it cannot listen."""
+        await self.door.listen(remoting)
         if is_loopback(host):
             return
         opened = list(more)

@@ -136,13 +136,12 @@ class Broker:
             # The store first: whoever reaches the port is served at once.
             await self.server.start(config.host, config.port)
             await self._listen_vip(config.port - 2)
-        await self._security.door.listen(self.server)
         started.callback(parts.pulls.close)  # answers them, so that the server need not wait
         started.callback(parts.pops.close)
         parts.delivery.start()
         parts.timers.start()
         self._tasks.start(state.keep_saving(config.offset_flush_interval), name="state")
-        self._security.say_what_is_open(config.host, f"broker {config.name}")
+        await self._security.open(self.server, config.host, f"broker {config.name}")
         if self._security.changes:
             self._tasks.start(self._security.keep_fresh(), name="security")
         self._tasks.start(parts.traffic.keep_sampling(), name="traffic")

@@ -9,8 +9,9 @@ import click
 
 from aiorocket.broker.broker import Broker
 from aiorocket.cli import supervisor
-from aiorocket.cli.options import advertised, nameserver_option, server_options, server_tls, store_options
-from aiorocket.cli.running import Ready, serve
+from aiorocket.cli.options import nameserver_option
+from aiorocket.cli.server_options import advertised, server_options, server_tls, store_options
+from aiorocket.cli.serving import Ready, serve
 from aiorocket.config import BrokerConfig, StoreConfig, TlsConfig
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import BROKER_PORT

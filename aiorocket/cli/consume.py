@@ -1,30 +1,20 @@
-"""``aiorocket consume``"""
+"""``aiorocket consume``: its options. What it does is in ``consuming.py``, which is imported when it does it."""
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import json
-import os
 import sys
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from aiorocket import Client, Message
-from aiorocket.cli.counts import counted
 from aiorocket.cli.options import client_options
-from aiorocket.cli.positions import Positions
-from aiorocket.cli.running import INTERRUPTED, run, stop_signals
-from aiorocket.config import ClientConfig, ConsumerConfig
-from aiorocket.errors import RemoteError
-from aiorocket.model import Queue, check_group, check_topic
+from aiorocket.cli.running import run
+
+if TYPE_CHECKING:
+    from aiorocket.config import ClientConfig
 
 __all__ = ("consume",)
-
-#: How often the brokers are asked whether the group has reached what was the end; our own commits are as frequent.
-_LOOK = 0.2
 
 
 def _read_start(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | int | None:
@@ -72,142 +62,6 @@ def consume(
     that.
     A message counts as consumed once it is printed.
     """
-    sys.exit(run(_Reader(topic, group, tags, count, follow, as_json).run(config, start)))
+    from aiorocket.cli.consuming import Reader
 
-
-class _Reader:
-    def __init__(self, topic: str, group: str, tags: str, count: int | None, follow: bool, as_json: bool) -> None:
-        self._topic = topic
-        self._group = group
-        self._tags = tags
-        self._count = count
-        self._follow = follow
-        self._as_json = as_json
-        self._wire_group = group
-        self._printed = 0
-        self._enough = asyncio.Event()
-        self._broken = False
-
-    async def run(self, config: ClientConfig, start: str | int | None) -> int:
-        check_topic(self._topic)
-        check_group(self._group)
-        async with Client(config=config) as client:
-            # What is asked of brokers directly has its name there.
-            space = f"{config.namespace}%" if config.namespace else ""
-            positions, self._wire_group = Positions(client), space + self._group
-            queues = await positions.queues(space + self._topic)
-            ends = await positions.ends(queues)
-            begin = await self._begin(positions, queues, ends, start)
-            interrupted = asyncio.Event()
-            with stop_signals(interrupted.set):
-                if self._follow or not await self._reached(positions, ends):
-                    await self._consume(client, positions, ends, begin, interrupted)
-        if self._broken:
-            return 1
-        printed = counted(self._printed, "message")
-        click.echo(f"{printed} of topic {self._topic} printed as group {self._group}", err=True)
-        return INTERRUPTED if interrupted.is_set() and not self._follow and not self._enough.is_set() else 0
-
-    async def _begin(
-        self, positions: Positions, queues: tuple[Queue, ...], ends: dict[Queue, int], start: str | int | None
-    ) -> Any:
-        """Where a queue without an offset begins.
-
-        A group that has none at all is given its offsets here, before it pulls: what ``last`` and a moment mean is then
-        decided once, not again by the next member in a queue that had nothing to read this time.
-        """
-        known = await positions.committed(self._wire_group, queues)
-        if any(offset is not None for offset in known.values()):
-            if start is not None:
-                click.echo(
-                    f"group {self._group} already has offsets for topic {self._topic}: it goes on there, "
-                    "and --from is not used",
-                    err=True,
-                )
-            return "first" if start is None else start
-        if start is None or start == "first":
-            offsets = await positions.begins(queues)
-        elif start == "last":
-            offsets = ends
-        else:
-            assert isinstance(start, int)
-            offsets = await positions.at(queues, start)
-        try:
-            await positions.commit(self._wire_group, offsets)
-        except RemoteError:
-            pass  # a broker that does not know the group yet: the consumer begins in the same place by itself
-        return "first" if start is None else start
-
-    async def _reached(self, positions: Positions, ends: dict[Queue, int]) -> bool:
-        known = await positions.committed(self._wire_group, ends)
-        return all((known[queue] or 0) >= end for queue, end in ends.items())
-
-    async def _consume(
-        self, client: Client, positions: Positions, ends: dict[Queue, int], begin: Any, interrupted: asyncio.Event
-    ) -> None:
-        consumer = client.consumer(self._group, config=ConsumerConfig(concurrency=1, offset_flush_interval=_LOOK))
-        consumer.listener(self._topic, self._tags, start_from=begin)(self._print)
-        await consumer.start()
-        waits: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(self._enough.wait()),
-            asyncio.ensure_future(interrupted.wait()),
-        ]
-        if not self._follow:
-            waits.append(asyncio.ensure_future(self._until(positions, ends)))
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-            await consumer.stop(drain=False)
-
-    async def _until(self, positions: Positions, ends: dict[Queue, int]) -> None:
-        while not await self._reached(positions, ends):  # noqa: ASYNC110 - the brokers know, and tell nobody of a commit
-            await asyncio.sleep(_LOOK)
-
-    async def _print(self, message: Message) -> None:
-        if self._enough.is_set():
-            # It came after the last one that was wanted. Never returning leaves it, and its offset, to the group.
-            await asyncio.Event().wait()
-        text = _as_json(message) if self._as_json else message.body
-        try:
-            sys.stdout.buffer.write(text + b"\n")
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            # Nobody has seen it, so it is not consumed. What is left in the buffer must not fail once more at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            self._broken = True
-            self._enough.set()
-            await asyncio.Event().wait()
-        self._printed += 1
-        if self._printed == self._count:
-            self._enough.set()
-
-
-def _as_json(message: Message) -> bytes:
-    body: dict[str, str]
-    try:
-        body = {"body": message.body.decode()}
-    except UnicodeDecodeError:
-        body = {"body_base64": base64.b64encode(message.body).decode()}
-    queue = message.queue
-    return json.dumps(
-        {
-            "topic": queue.topic,
-            "broker": queue.broker_name,
-            "queue": queue.queue_id,
-            "offset": message.queue_offset,
-            "msg_id": message.msg_id,
-            "tag": message.tag,
-            "keys": message.keys,
-            "born_ms": message.born_timestamp,
-            "stored_ms": message.store_timestamp,
-            "reconsume_times": message.reconsume_times,
-            "properties": message.properties,
-            **body,
-        },
-        ensure_ascii=False,
-    ).encode()
+    sys.exit(run(Reader(topic, group, tags, count, follow, as_json).run(config, start)))

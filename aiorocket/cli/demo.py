@@ -19,8 +19,9 @@ from aiorocket.broker.broker import Broker
 from aiorocket.cli.counts import counted
 from aiorocket.cli.ledger import GROUP, LINE, QUEUES, RETRY_TOPIC, TOPIC, Books, message_key, read_books, stock
 from aiorocket.cli.lines import Line, LineSource
-from aiorocket.cli.running import INTERRUPTED, run, until_stopped
+from aiorocket.cli.running import INTERRUPTED, run
 from aiorocket.cli.sending import send_lines
+from aiorocket.cli.serving import until_stopped
 from aiorocket.cli.show import Row, Update, progress, table
 from aiorocket.cli.tally import Tally, percentile
 from aiorocket.config import ConsumerConfig

@@ -7,22 +7,25 @@ import json
 import sys
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from aiorocket import Admin, Client, DeadLetters, DeadMessage, ReplayOutcome, ReplayReport
+import aiorocket
 from aiorocket.cli.conditions import condition, every
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import client_options
-from aiorocket.cli.running import INTERRUPTED, run, until_stopped
+from aiorocket.cli.running import INTERRUPTED, run
 from aiorocket.cli.show import Row, table
-from aiorocket.config import ClientConfig
+
+if TYPE_CHECKING:
+    from aiorocket import DeadMessage, ReplayOutcome, ReplayReport
+    from aiorocket.config import ClientConfig
 
 __all__ = ("dlq",)
 
 F = TypeVar("F", bound=Callable[..., Any])
-Where = Callable[[DeadMessage], bool]
+Where = Callable[["DeadMessage"], bool]
 
 _SHOWN = 5
 _COLUMNS = ("message id", "given up", "from topic", "tag", "keys", "failed", "bytes", "replayed", "why")
@@ -103,7 +106,7 @@ def replay(
 async def _list(group: str, config: ClientConfig, where: Where | None, limit: int | None, as_json: bool) -> int:
     rows: list[Row] = []
     found = 0
-    async with Client(config=config) as client, Admin(client=client) as admin:
+    async with aiorocket.Client(config=config) as client, aiorocket.Admin(client=client) as admin:
         async for message in admin.dlq(group).messages(where=where, limit=limit):
             found += 1
             if as_json:
@@ -117,7 +120,7 @@ async def _list(group: str, config: ClientConfig, where: Where | None, limit: in
 
 
 async def _show(group: str, message_id: str, config: ClientConfig, as_json: bool) -> int:
-    async with Client(config=config) as client, Admin(client=client) as admin:
+    async with aiorocket.Client(config=config) as client, aiorocket.Admin(client=client) as admin:
         message = await admin.dlq(group).show(message_id)
     if message is None:
         click.echo(f"Error: no dead letter of group {group} has the id {message_id}", err=True)
@@ -149,6 +152,8 @@ async def _replay(
     to: str | None,
     dry_run: bool,
 ) -> int:
+    from aiorocket.cli.serving import until_stopped
+
     outcomes: dict[str, int] = {}
 
     def tell(outcome: ReplayOutcome) -> None:
@@ -162,8 +167,8 @@ async def _replay(
             }  # fmt: skip
             click.echo(json.dumps(line, ensure_ascii=False))
 
-    async with Client(config=config) as client, Admin(client=client) as admin:
-        letters: DeadLetters = admin.dlq(group)
+    async with aiorocket.Client(config=config) as client, aiorocket.Admin(client=client) as admin:
+        letters = admin.dlq(group)
         work = await until_stopped(
             letters.replay(
                 where=where, limit=limit, rate=rate, to=to, dry_run=dry_run, confirm=not dry_run, on_outcome=tell

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import click
 
-from aiorocket.cli.options import advertised, host_port, server_options, server_tls
-from aiorocket.cli.running import Ready, serve
+from aiorocket.cli.server_options import advertised, host_port, server_options, server_tls
+from aiorocket.cli.serving import Ready, serve
 from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.env import real_env

@@ -1,44 +1,28 @@
-"""From a command into the event loop and back: exit codes, one-line errors, stop signals, the life of a server."""
+"""From a command into the event loop and back: exit codes, one-line errors. Needs neither asyncio nor a client."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import gc
-import logging
-import signal
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import NamedTuple, TypeVar
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 import click
 
-from aiorocket.errors import ProtocolError, RocketError
-from aiorocket.runtime import loop as event_loop
+import aiorocket
 
-__all__ = (
-    "INTERRUPTED",
-    "Ready",
-    "run",
-    "serve",
-    "spare_the_collector",
-    "stop_signals",
-    "told_in_a_line",
-    "until_stopped",
-)
+__all__ = ("INTERRUPTED", "run", "told_in_a_line")
 
 T = TypeVar("T")
 
 #: Exit code of a client command that Ctrl-C or SIGTERM ended before its work was done (128 + SIGINT, as shells count).
 INTERRUPTED = 130
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 
 def run(work: Coroutine[object, object, T]) -> T:
     """The result of ``work``, errors as of ``told_in_a_line``."""
     with told_in_a_line():
-        return event_loop.run(work)
+        return aiorocket.run(work)
 
 
 @contextmanager
@@ -46,7 +30,7 @@ def told_in_a_line() -> Iterator[None]:
     """An error that a user can act on becomes one line on standard error and exit code 1."""
     try:
         yield
-    except (RocketError, ProtocolError) as error:
+    except (aiorocket.RocketError, aiorocket.ProtocolError) as error:
         raise click.ClickException(str(error)) from error
     except BrokenPipeError:
         raise  # whoever read our output is gone: click ends the process without a word
@@ -55,110 +39,3 @@ def told_in_a_line() -> Iterator[None]:
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             where += "a directory is needed here and something else is in its place; give another one. "
         raise click.ClickException(f"{where}{error.strerror or error}") from error
-
-
-@contextmanager
-def stop_signals(action: Callable[[], object]) -> Iterator[None]:
-    """Call ``action`` in the loop on the first Ctrl-C or SIGTERM. A second one ends the process the hard way."""
-    running = asyncio.get_running_loop()
-
-    def restore() -> None:
-        for number in _SIGNALS:
-            try:
-                running.remove_signal_handler(number)
-            except NotImplementedError:
-                signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
-
-    def first() -> None:
-        restore()
-        action()
-
-    for number in _SIGNALS:
-        try:
-            running.add_signal_handler(number, first)
-        except NotImplementedError:  # Windows: its loops take no handlers, the interpreter does
-            signal.signal(number, lambda *_: running.call_soon_threadsafe(first) and None)
-    try:
-        yield
-    finally:
-        restore()
-
-
-async def until_stopped(work: Coroutine[object, object, T]) -> asyncio.Task[T]:
-    """``work`` as a task that has ended: by itself, or cancelled by the first Ctrl-C or SIGTERM."""
-    task = asyncio.ensure_future(work)
-    with stop_signals(task.cancel):
-        try:
-            await asyncio.wait([task])
-        finally:
-            task.cancel()  # nothing to it when it has ended
-    return task
-
-
-class Ready(NamedTuple):
-    """``line`` says that a server is ready, and where; ``reload`` reads its access file and certificates again, None
-    when it has none: SIGHUP is then what it always was."""
-
-    line: str
-    reload: Callable[[], object] | None
-
-
-def serve(server: Callable[[], AbstractAsyncContextManager[Ready]]) -> None:
-    """Run a server until Ctrl-C or SIGTERM; SIGHUP reloads it. Entering the context starts it."""
-    run(_serve(server))
-
-
-class _Held(logging.Handler):
-    """Keeps what is logged while a server starts: a start that fails is told in one line, its error's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-    def release_logs(self) -> None:
-        """From now on to standard error, beginning with what was kept."""
-        logging.getLogger().removeHandler(self)
-        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        for record in self.records:
-            logging.getLogger().handle(record)
-
-
-def spare_the_collector() -> None:
-    """What a server holds after its start lives as long as it does, and messages in flight form no cycles: looking at
-    them all the time cost 2.5 times as much (0.71 against 0.29 us per object held). A process of our own may do this; a
-    library may not."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-
-
-async def _serve(server: Callable[[], AbstractAsyncContextManager[Ready]]) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    stop = asyncio.Event()
-    ready = False
-    held = _Held()
-    logging.getLogger().addHandler(held)
-
-    def stopping() -> None:
-        stop.set()
-        if not ready:
-            task.cancel()  # still starting: recovery of a large store must not make a signal wait
-
-    with stop_signals(stopping):
-        try:
-            async with server() as started:
-                ready = True
-                if started.reload is not None and hasattr(signal, "SIGHUP"):  # Windows has none
-                    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, started.reload)
-                click.echo(started.line)
-                spare_the_collector()
-                held.release_logs()
-                logging.getLogger("aiorocket.audit").setLevel(logging.INFO)
-                await stop.wait()
-        except asyncio.CancelledError:
-            if not stop.is_set() or task.uncancel() > 0:
-                raise

@@ -12,8 +12,8 @@ from click.core import ParameterSource
 from aiorocket.access.core.accounts import Account, Accounts
 from aiorocket.access.file import read_access_file
 from aiorocket.broker.broker import Broker
-from aiorocket.cli.options import advertised, host_port, server_options, server_tls, store_options
-from aiorocket.cli.running import Ready, serve
+from aiorocket.cli.server_options import advertised, host_port, server_options, server_tls, store_options
+from aiorocket.cli.serving import Ready, serve
 from aiorocket.cli.supervisor import supervised
 from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig, TlsConfig
 from aiorocket.errors import ConfigError

@@ -106,9 +106,8 @@ class NameServer:
         loop = asyncio.get_running_loop()
         self._expiry = DeadlineDriver(loop, self.routes.next_deadline, self._expire)
         await self._server.start(self.config.host, self.config.port)
-        await self._security.door.listen(self._server)
         opened = ("every broker's word is taken",) if self.config.open_registration else ()
-        self._security.say_what_is_open(self.config.host, "the name server", *opened)
+        await self._security.open(self._server, self.config.host, "the name server", *opened)
         if self._security.changes:
             self._tasks.start(self._security.keep_fresh(), name="security")
 

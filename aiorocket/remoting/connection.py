@@ -207,7 +207,7 @@ class Connection(asyncio.BufferedProtocol):
         if request.flag & 2:
             return
         kind = request.serialize_type
-        if kind == JSON and self._upgrade and request.ext_value(EXT_ACCEPT) == _ACCEPT_MSGPACK:
+        if kind == JSON and self._upgrades(request):
             kind = MSGPACK
         response.opaque = request.opaque
         response.flag |= 1
@@ -235,9 +235,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def reply_type(self, request: RemotingCommand) -> int:
         """The serialisation ``reply`` will use for ``request``; an answer's body is encoded in the same."""
-        if request.serialize_type == JSON and self._upgrade and request.ext_value(EXT_ACCEPT) == _ACCEPT_MSGPACK:
+        if request.serialize_type == JSON and self._upgrades(request):
             return MSGPACK
         return request.serialize_type
+
+    def _upgrades(self, request: RemotingCommand) -> bool:
+        """Servers do. A client is asked by servers, and what Apache's forward may carry what we told them."""
+        return self._upgrade and not self._is_client and request.ext_value(EXT_ACCEPT) == _ACCEPT_MSGPACK
 
     def stop_reading(self) -> None:
         """Read and begin nothing more (a server that shuts down); answers can still be sent."""

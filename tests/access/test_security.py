@@ -14,9 +14,11 @@ from aiorocket.access import security
 from aiorocket.access.security import Security
 from aiorocket.broker import Broker
 from aiorocket.client.app import Client
-from aiorocket.config import BrokerConfig, ClientConfig, NameServerConfig, ServerTlsConfig, TlsConfig
+from aiorocket.config import BrokerConfig, ClientConfig, NameServerConfig, RemotingConfig, ServerTlsConfig, TlsConfig
 from aiorocket.errors import RocketError
 from aiorocket.nameserver import NameServer
+from aiorocket.remoting.processors import ProcessorTable
+from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import memory_env
 from aiorocket.testing import Simulation, simulate
@@ -97,14 +99,14 @@ def test_a_file_that_changed_is_read_again_and_one_with_a_fault_changes_nothing(
         ("::", {"acl": "a.toml"}, "listens on ::: plain text is spoken"),
     ],
 )
-def test_a_start_says_what_is_open(
+async def test_a_start_says_what_is_open(
     host: str, config: dict[str, object], said: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = MemoryDisk()
     disk.replace("a.toml", b"users.me.secret = 'me-s3cret'")
     caplog.set_level(logging.WARNING)
     guards = Security(disk, NameServerConfig(host=host, **config))  # type: ignore[arg-type]  # of any type
-    guards.say_what_is_open(host, "the name server")
+    await guards.open(RemotingServer(memory_env(), ProcessorTable(), RemotingConfig()), host, "the name server")
     if said is None:
         assert not caplog.records
     else:

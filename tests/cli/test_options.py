@@ -6,7 +6,8 @@ from click.testing import CliRunner
 
 from aiorocket.cli.consume import _read_start
 from aiorocket.cli.main import cli
-from aiorocket.cli.options import advertised, nameserver_option, parse_nameservers
+from aiorocket.cli.options import nameserver_option, parse_nameservers
+from aiorocket.cli.server_options import advertised
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,16 @@ async def test_the_streams_face_speaks_the_same() -> None:
             await writer.close()
 
 
+async def test_a_client_answers_a_server_in_its_own_serialisation() -> None:
+    """Apache's brokers forward what an administrator asks of a member with the fields that our client sent them."""
+    async with Service() as service:
+        await service.call(ECHO)
+        (connection,) = service.server.connections
+        connection._send_type = JSON  # as Apache's
+        command = RemotingCommand.request(ECHO, ext={"_accept": "msgpack"})
+        assert (await connection.request(command, 5.0)).serialize_type == JSON
+
+
 async def test_a_json_request_that_accepts_msgpack_is_answered_in_it() -> None:
     async with Service() as service:
         reader, writer = await open_command_stream("127.0.0.1", service.server.port)

@@ -17,6 +17,7 @@ from aiorocket_protocol import (
     PERM_WRITE,
     RETRY_PREFIX,
     SINGLE_TAG,
+    SYSTEM_TOPIC_PREFIX,
     CreateTopicRequestHeader,
     DeleteTopicFromNamesrvRequestHeader,
     DeleteTopicRequestHeader,
@@ -39,7 +40,7 @@ _FIXED = ("queue.type", "cleanup.policy")
 _PERMISSIONS = {"RW": PERM_READ_WRITE, "R": PERM_READ, "W": PERM_WRITE}
 _MOST_QUEUES = 65_536
 #: How the names of topics begin that groups and brokers make for themselves.
-_MADE = (RETRY_PREFIX, DLQ_PREFIX, "%REPLAYED%", "rmq_sys_")
+_MADE = (RETRY_PREFIX, DLQ_PREFIX, "%REPLAYED%", SYSTEM_TOPIC_PREFIX)
 
 
 class TopicInfo(NamedTuple):

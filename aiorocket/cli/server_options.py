@@ -1,0 +1,199 @@
+"""Options that servers share, and how their values are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import click
+
+from aiorocket.config import Flush, ServerTlsConfig, StoreConfig
+from aiorocket.errors import ConfigError
+from aiorocket_protocol import DEFAULT_CLUSTER
+
+__all__ = ("DEFAULT_DATA", "advertised", "host_port", "server_options", "server_tls", "store_options")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Where broker and standalone keep messages when ``--data`` is not given: a name that says whose directory it is.
+DEFAULT_DATA = "aiorocket-data"
+
+_WILDCARDS = {"0.0.0.0", "::", "[::]", ""}
+
+
+def server_options(port: int, port_help: str) -> Callable[[F], F]:
+    """``--bind``, ``--port``, ``--advertise``, ``--acl`` and TLS, the same for each server."""
+
+    def decorate(function: F) -> F:
+        function = click.option(
+            "--acl", metavar="FILE", envvar="AIOROCKET_ACL", show_envvar=True,
+            help="Access control: users and what they may do, in TOML (aiorocket/access/README.md).",
+        )(function)  # fmt: skip
+        function = click.option(
+            "--admin-token-file", "admin_token", metavar="FILE", callback=_read_token, help="Serve administration to "
+            "requests signed with the access key admin and the token in this file. Or AIOROCKET_ADMIN_TOKEN.",
+        )(function)  # fmt: skip
+        function = click.option(
+            "--admin-bind", metavar="HOST:PORT|unix:PATH", envvar="AIOROCKET_ADMIN_BIND", show_envvar=True,
+            help="Serve administration here too: for a --bind that other machines reach.",
+        )(function)  # fmt: skip
+        for name, help_text in (
+            ("--tls-client-ca", "Authorities whose certificates clients have to show."),
+            ("--tls-key", "The certificate's private key, unless it is in the same file."),
+            ("--tls-cert", "Speak TLS, with this certificate (PEM). Read again on SIGHUP and when it changes."),
+        ):
+            function = click.option(name, metavar="FILE", help=help_text)(function)
+        function = click.option("--tls-permissive", is_flag=True, help="With TLS: take plain text too.")(function)
+        function = click.option(
+            "--advertise", metavar="HOST",
+            help="Host that others are told to connect to; a broker needs it when --bind is a wildcard.",
+        )(function)  # fmt: skip
+        function = click.option(
+            "--port", type=click.IntRange(0, 65535), default=port, show_default=True,
+            help=f"{port_help} 0 takes a free one, which is printed.",
+        )(function)  # fmt: skip
+        return click.option(
+            "--bind",
+            metavar="HOST",
+            default="127.0.0.1",
+            show_default=True,
+            help="Address to listen on: loopback unless given.",
+        )(function)
+
+    return decorate
+
+
+def _read_token(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return os.environ.get("AIOROCKET_ADMIN_TOKEN") or None
+    try:
+        with open(value, encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError as error:
+        raise click.BadParameter(f"{value}: {error.strerror or error}") from None
+
+
+def store_options(function: Callable[..., None]) -> Callable[..., None]:
+    """What a broker stores, how, and under which name: the same for ``broker`` and ``standalone``. The settings of the
+    store arrive as ``store``."""
+
+    @wraps(function)
+    def with_store(
+        *, flush: Flush, file_reserved_time: float, delete_when: str, disk_max_used_space_ratio: int,
+        max_log_bytes: int, min_free: int, **others: Any,
+    ) -> None:  # fmt: skip
+        try:
+            store = StoreConfig(
+                flush=flush,
+                file_reserved_time=file_reserved_time,
+                delete_when=_hours(delete_when),
+                disk_max_used_space_ratio=disk_max_used_space_ratio,
+                max_log_bytes=max_log_bytes,
+                min_free=min_free,
+            )
+        except ConfigError as error:
+            raise click.UsageError(str(error)) from None
+        function(store=store, **others)
+
+    for option in (
+        click.option("--cluster", default=DEFAULT_CLUSTER, show_default=True, help="Cluster name."),
+        click.option("--name", default="broker-a", show_default=True, help="Broker name; one living broker per name."),
+        click.option(
+            "--flush",
+            type=click.Choice(["sync", "async"]),
+            default="sync",
+            show_default=True,
+            help="sync: acknowledge after fdatasync. async: earlier; a power cut may lose the last half second.",
+        ),
+        click.option(
+            "--file-reserved-time",
+            type=click.FloatRange(min=0),
+            metavar="HOURS",
+            default=72,
+            show_default=True,
+            help="How long messages are kept at least; 0 keeps them all.",
+        ),
+        click.option(
+            "--delete-when",
+            metavar="HOURS",
+            default="",
+            help="Hours of the day (UTC, such as 4;16) in which old messages go; without, when they are old.",
+        ),
+        click.option(
+            "--disk-max-used-space-ratio",
+            type=click.IntRange(10, 95),
+            metavar="PERCENT",
+            default=75,
+            show_default=True,
+            help="While more of the disk is used, old messages go at any hour.",
+        ),
+        click.option(
+            "--max-log-bytes",
+            type=click.IntRange(min=0),
+            metavar="BYTES",
+            default=0,
+            help="Above it the oldest messages go although they are not old; 0 for no limit.",
+        ),
+        click.option(
+            "--min-free",
+            type=click.IntRange(min=-1),
+            metavar="BYTES",
+            default=-1,
+            help="Free space below which messages are refused; -1 for 5 % of the disk, at most 512 MiB.",
+        ),
+        click.option(
+            "--data",
+            metavar="DIR",
+            default=DEFAULT_DATA,
+            show_default=True,
+            help="Directory of the store; made if missing.",
+        ),
+    ):
+        with_store = option(with_store)
+    return with_store
+
+
+def _hours(text: str) -> tuple[int, ...]:
+    """RocketMQ's deleteWhen: hours with semicolons between them."""
+    try:
+        return tuple(int(hour) for hour in text.split(";") if hour)
+    except ValueError:
+        raise click.BadParameter(f"{text!r}: hours such as 4;16", param_hint="--delete-when") from None
+
+
+def server_tls(cert: str | None, key: str | None, client_ca: str | None, permissive: bool) -> ServerTlsConfig | None:
+    """What the TLS options of a server say."""
+    if cert is None:
+        if key is not None or client_ca is not None or permissive:
+            raise click.UsageError("--tls-key, --tls-client-ca and --tls-permissive need --tls-cert")
+        return None
+    return ServerTlsConfig(
+        cert=cert,
+        key=key,
+        client_ca=client_ca,
+        client_cert="none" if client_ca is None else "required",
+        mode="permissive" if permissive else "enforcing",
+    )
+
+
+def host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def advertised(bind: str, advertise: str | None) -> str:
+    """The host that goes into routes, an IPv6 one without brackets. A wildcard is no address anybody can connect to, so
+    it needs ``--advertise``."""
+    if advertise is not None:
+        if not advertise or advertise in _WILDCARDS or (":" in advertise and not advertise.startswith("[")):
+            raise click.BadParameter(
+                f"{advertise!r} is not a host that clients can connect to (give it without a port)",
+                param_hint="--advertise",
+            )
+        return advertise.strip("[]")
+    if bind in _WILDCARDS:
+        raise click.UsageError(
+            f"--bind {bind} needs --advertise HOST: clients are told this host and cannot connect to {bind}"
+        )
+    return bind

@@ -1,0 +1,206 @@
+"""Every method of Admin on Apache's brokers, the newest and 4.9, and on ours: the same calls, the same answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from aiorocket import Admin, Client, ClientConfig, Message, RemoteError, TopicNotFoundError, UsageError
+from tests.interop.peers import Server
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(180)]
+
+LIMIT = 60.0
+
+
+@pytest.fixture(params=["apache", "apache_older", "ours"])
+def server(request: pytest.FixtureRequest) -> Server:
+    found: Server = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest_asyncio.fixture
+async def client(server: Server) -> AsyncIterator[Client]:
+    async with Client(config=ClientConfig(nameservers=(server.nameserver,))) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def admin(client: Client) -> AsyncIterator[Admin]:
+    async with Admin(client=client) as admin:
+        yield admin
+
+
+async def until(look: Callable[[], Awaitable[Any]], what: str) -> Any:
+    """What ``look`` gives when it is true: Apache's brokers tell name servers, index and count a moment later."""
+    deadline = time.monotonic() + LIMIT
+    while not (found := await look()):
+        assert time.monotonic() < deadline, f"not {what} in {LIMIT:g} s"
+        await asyncio.sleep(0.1)
+    return found
+
+
+async def older(admin: Admin) -> bool:
+    """The broker is one of 4.9."""
+    return (await until(admin.brokers.runtime, "counted"))[0].version.startswith("V4_9")
+
+
+async def send(client: Client, topic: str, count: int) -> list[str]:
+    async with client.producer("operators-shop") as producer:
+        return [
+            (await producer.send(topic, b"%d" % n, tag="paid", keys=[f"{topic}-{n}"], timeout=10)).msg_id
+            for n in range(count)
+        ]
+
+
+async def test_topics(admin: Admin, client: Client) -> None:
+    topics = admin.topics
+    await topics.create("operated", 2)
+    (made,) = [each for each in await topics.all() if each.topic == "operated"]
+    assert (made.read_queues, made.write_queues, made.permission) == (2, 2, "RW")
+    names = {each.topic for each in await topics.all()}
+    assert not any(name.startswith(("%", "rmq_sys", "TBW102", "SCHEDULE")) for name in names), names
+    assert "TBW102" in {each.topic for each in await topics.all(system=True)}
+    (changed,) = await topics.update("operated", read_queues=3, order=True)
+    assert (changed.read_queues, changed.write_queues, changed.order) == (3, 2, True)
+    kept = next(each for each in await topics.all() if each.topic == "operated")
+    if not await older(admin):  # which leaves order to the name servers' ORDER_TOPIC_CONFIG
+        assert kept[:-1] == changed[:-1]
+
+    async def routed() -> bool:
+        return (await topics.route("operated"))[0].read_queues == 3
+
+    await until(routed, "routed")
+    await send(client, "operated", 4)
+    rows = await topics.status("operated")
+    assert [row.queue for row in rows][:2] == [0, 1] and sum(row.end - row.begin for row in rows) == 4
+    assert await topics.delete("operated") == [made.broker]
+
+    async def gone() -> bool:
+        try:
+            await topics.route("operated")
+        except TopicNotFoundError:
+            return True
+        return False
+
+    await until(gone, "forgotten")
+    with pytest.raises(TopicNotFoundError):
+        await topics.update("operated", order=False)
+
+
+async def test_groups_offsets_and_messages(admin: Admin, client: Client) -> None:
+    groups, offsets, messages = admin.groups, admin.offsets, admin.messages
+    await admin.topics.create("ledger-a", 2)
+    (made,) = await groups.create("clerks", retries=5)
+    assert made.retries == 5 and made in await groups.all()
+    (changed,) = await groups.update("clerks", broadcasting=False)
+    assert changed == made._replace(broadcasting=False) and changed in await groups.all()
+    ids = await send(client, "ledger-a", 6)
+    consumer, seen = client.consumer("clerks"), asyncio.Queue[Message]()
+
+    @consumer.listener("ledger-a", tags="paid", start_from="first")
+    async def on_entry(message: Message) -> None:
+        seen.put_nowait(message)
+
+    async def settled() -> bool:
+        return sum(each.lag for each in await groups.lag("clerks", "ledger-a")) == 0
+
+    async with consumer:
+        async with asyncio.timeout(LIMIT):
+            assert {(await seen.get()).msg_id for _ in range(6)} == set(ids)
+        known = await groups.members("clerks")
+        (member,) = known.members
+        assert member.client_id == client.client_id and ("ledger-a", "paid", "TAG") in known.subscriptions
+        info = await groups.running_info("clerks", member.client_id)
+        assert info.properties and ("ledger-a", made.broker, 0) in info.queues
+        first = await anext(messages.by_time("ledger-a", limit=1))
+        told = await messages.consume_directly("clerks", member.client_id, first)
+        assert told.result == "CR_SUCCESS" and (await seen.get()).body == first.body
+        await until(settled, "committed")
+        plan = await offsets.plan("clerks", "ledger-a", "first")
+        assert plan.again == 6
+        await offsets.apply(plan)  # running: they come once more
+        async with asyncio.timeout(LIMIT):
+            assert {(await seen.get()).msg_id for _ in range(6)} == set(ids)
+        await until(settled, "committed again")
+        if await older(admin):
+            with pytest.raises(UsageError, match="stop"):
+                await offsets.apply(await offsets.plan("clerks", "ledger-a", skip=-1))
+    assert "clerks" in await until(lambda: admin.topics.groups("ledger-a"), "consumed")
+    assert "ledger-a" in await groups.topics("clerks")
+    assert "ledger-a" in {each.topic for each in (await groups.lags())["clerks"]}
+
+    async def offline() -> bool:
+        return not (await groups.members("clerks")).members
+
+    await until(offline, "offline")
+    back = await offsets.plan("clerks", "ledger-a", skip=-1)
+    await offsets.apply(back)  # stopped: by number on every broker
+    assert await offsets.verify(back) == [] and back.again == 2
+    await groups.create("auditors-a")
+    await offsets.clone("clerks", "auditors-a", "ledger-a")
+    where = [each.offset for each in await groups.lag("auditors-a", "ledger-a")]
+    assert where == [each.then for each in back.moves]
+    with pytest.raises(RemoteError):
+        await groups.running_info("clerks", "nobody")
+    await groups.delete("clerks")
+    assert "clerks" not in {each.group for each in await groups.all()}
+
+
+async def test_single_messages(admin: Admin, client: Client) -> None:
+    messages = admin.messages
+    await admin.topics.create("looked-at", 1)
+    ids = await send(client, "looked-at", 3)
+    (one,) = await until(lambda: messages.by_key("looked-at", "looked-at-1"), "indexed")
+    assert (one.body, one.msg_id, one.tag) == (b"1", ids[1], "paid")
+    assert [each.body for each in await messages.by_unique_key("looked-at", ids[2])] == [b"2"]
+    again = await messages.by_id(one.offset_msg_id)
+    assert again is not None and again.msg_id == ids[1] and again.queue == one.queue
+    at = await messages.by_offset("looked-at", one.queue.broker_name, 0, one.queue_offset)
+    assert at is not None and at.body == b"1"
+    assert await messages.by_offset("looked-at", one.queue.broker_name, 0, 99) is None
+    later = [m.body async for m in messages.by_time("looked-at", since=one.store_timestamp)]
+    assert later[-1] == b"2"
+    async with aclosing(messages.tail("looked-at", every=0.05)) as tail:
+        coming = asyncio.ensure_future(anext(tail))
+        await asyncio.sleep(0.3)
+        (new,) = await send(client, "looked-at", 1)
+        assert (await asyncio.wait_for(coming, LIMIT)).msg_id == new
+
+
+async def test_brokers_and_name_servers(admin: Admin, client: Client, server: Server) -> None:
+    brokers, names = admin.brokers, admin.nameservers
+    (broker,) = await brokers.all()
+    assert broker.address == server.broker and await brokers.clusters() == {broker.cluster: [broker.name]}
+    (runtime,) = await until(brokers.runtime, "counted")
+    assert runtime.version.startswith("V") and float(runtime.values["commitLogDiskRatio"]) > 0
+    assert (await brokers.config(broker.name))["brokerName"] == broker.name
+    assert await brokers.set_config({"transactionCheckMax": "14"}) == [broker.name]
+    assert (await brokers.config(broker.name))["transactionCheckMax"] == "14"
+    for what in ("queues", "topics", "messages"):
+        assert await brokers.clean(what) == [broker.name]
+    assert await brokers.statistics("TOPIC_PUT_NUMS", "no-such-topic") == []
+    await admin.topics.create("counted-a", 1)
+    await send(client, "counted-a", 3)
+    (counted,) = await until(lambda: brokers.statistics("TOPIC_PUT_NUMS", "counted-a"), "counted")
+    assert counted.minute.total in (0, 3)  # Apache's takes samples every 10 s
+    assert (await brokers.write_permission(broker.name, False))[0] > 0
+    assert (await admin.topics.route("counted-a"))[0].permission == "R"
+    await brokers.write_permission(broker.name, True)
+    assert (await admin.topics.route("counted-a"))[0].permission == "RW"
+    async with client.producer("operators-shop") as producer:
+        await producer.send("counted-a", b"x", timeout=10)
+        await client.heartbeat()
+        assert client.client_id in {each.client_id for each in await brokers.producers("operators-shop")}
+    assert await brokers.producers("nobody-produces") == []
+    await names.put("operators", "key", "value")
+    assert await names.get("operators", "key") == "value" and await names.values("operators") == {"key": "value"}
+    await names.delete("operators", "key")
+    assert await names.get("operators", "key") is None
+    assert await names.config()
