@@ -207,7 +207,7 @@ class Connection(asyncio.BufferedProtocol):
         if request.flag & 2:
             return
         kind = request.serialize_type
-        if kind == JSON and self._upgrades(request):
+        if kind == JSON and self._upgrade and _upgrades(self._is_client, request):
             kind = MSGPACK
         response.opaque = request.opaque
         response.flag |= 1
@@ -235,13 +235,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def reply_type(self, request: RemotingCommand) -> int:
         """The serialisation ``reply`` will use for ``request``; an answer's body is encoded in the same."""
-        if request.serialize_type == JSON and self._upgrades(request):
+        if request.serialize_type == JSON and self._upgrade and _upgrades(self._is_client, request):
             return MSGPACK
         return request.serialize_type
-
-    def _upgrades(self, request: RemotingCommand) -> bool:
-        """Servers do. A client is asked by servers, and what Apache's forward may carry what we told them."""
-        return self._upgrade and not self._is_client and request.ext_value(EXT_ACCEPT) == _ACCEPT_MSGPACK
 
     def stop_reading(self) -> None:
         """Read and begin nothing more (a server that shuts down); answers can still be sent."""
@@ -625,3 +621,8 @@ class Connection(asyncio.BufferedProtocol):
         elif now - self._since_partial >= config.partial_frame_timeout:
             self.misbehaved = True
             self.close(f"{self.peer} began a frame and did not finish it within {config.partial_frame_timeout:g} s")
+
+
+def _upgrades(is_client: bool, request: RemotingCommand) -> bool:
+    """A server does. What Apache's servers ask of a client may carry what another client of ours told them."""
+    return not is_client and request.ext_value(EXT_ACCEPT) == _ACCEPT_MSGPACK
