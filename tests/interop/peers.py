@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import os
+import random
 import shutil
 import socket
 import struct
@@ -30,6 +31,8 @@ __all__ = (
     "JavaRun",
     "Process",
     "Server",
+    "apache_broker",
+    "apache_nameserver",
     "apache_server",
     "ask",
     "fetch_jars",
@@ -158,8 +161,12 @@ class Process:
         try:
             self._child.wait(self._patience)
         except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait(STOP_LIMIT)
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it has ended."""
+        self._child.kill()
+        self._child.wait(STOP_LIMIT)
 
     def wait_until(self, ready: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + READY_LIMIT
@@ -175,23 +182,47 @@ class Process:
             time.sleep(0.1)
 
 
-@contextmanager
-def apache_server(
-    lib: Path, place: Path, *, more: Mapping[str, str] | None = None, java_options: Sequence[str] = (), also: str = ""
-) -> Iterator[Server]:
-    """Apache RocketMQ: a name server and a broker on free loopback ports, ready when TBW102 has a route. ``more`` are
-    settings of the broker, ``java_options`` are for both processes; the broker registers at the name server ``also``
-    too."""
-    place.mkdir(parents=True, exist_ok=True)
-    ns_port, broker_port = free_port(), free_port(-2, 0, 1)
-    nameserver, broker = f"127.0.0.1:{ns_port}", f"127.0.0.1:{broker_port}"
-    env = {**os.environ, "ROCKETMQ_HOME": str(place), "NAMESRV_ADDR": nameserver}
-    # 4.9 starts only with these.
-    (place / "conf").mkdir(exist_ok=True)
+def _java(lib: Path, place: Path, heap: str, main: str, conf: str, options: Sequence[str]) -> list[str]:
+    more = [*JVM_OPTIONS, *heap.split(), f"-Duser.home={place}", *options]
+    return ["java", *more, "-cp", f"{lib}/*", main, "-c", str(place / conf)]
+
+
+def _home(place: Path, nameserver: str) -> dict[str, str]:
+    """The environment of Apache's servers, with what 4.9 does not start without."""
+    (place / "conf").mkdir(parents=True, exist_ok=True)
     for name in ("broker", "namesrv"):
         (place / "conf" / f"logback_{name}.xml").write_text('<configuration><root level="OFF"/></configuration>')
-    # kvConfigPath and configStorePath default to the user's home, which is ${user.home} below.
-    (place / "ns.conf").write_text(f"listenPort={ns_port}\nbindAddress=127.0.0.1\n")
+    return {**os.environ, "ROCKETMQ_HOME": str(place), "NAMESRV_ADDR": nameserver}
+
+
+@contextmanager
+def apache_nameserver(lib: Path, place: Path, *, java_options: Sequence[str] = ()) -> Iterator[tuple[str, Process]]:
+    """Apache's name server on a free loopback port, answering; and its process."""
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    env = _home(place, address)
+    # kvConfigPath and configStorePath default to the user's home, which is ${user.home} in _java.
+    (place / "ns.conf").write_text(f"listenPort={port}\nbindAddress=127.0.0.1\n")
+    main = "org.apache.rocketmq.namesrv.NamesrvStartup"
+    command = _java(lib, place, "-Xms128m -Xmx256m", main, "ns.conf", java_options)
+    with Process("Apache's name server", command, place / "nameserver.log", env, patience=2) as process:
+        process.wait_until(lambda: ask(address, 106, {})[0] in (0, 1), "answering")
+        yield address, process
+
+
+@contextmanager
+def apache_broker(
+    lib: Path,
+    place: Path,
+    nameservers: str,
+    *,
+    port: int,
+    more: Mapping[str, str] | None = None,
+    java_options: Sequence[str] = (),
+) -> Iterator[Process]:
+    """Apache's broker on a loopback ``port`` whose neighbours are free (``free_port(-2, 0, 1)``), just started.
+    ``more`` are settings; started again in the same place it has what it had."""
+    env = _home(place, nameservers.partition(";")[0])
     settings = {
         "brokerClusterName": "DefaultCluster",
         "brokerName": "broker-a",
@@ -199,9 +230,9 @@ def apache_server(
         "brokerIP1": "127.0.0.1",
         "brokerIP2": "127.0.0.1",
         "bindAddress": "127.0.0.1",
-        "listenPort": str(broker_port),
-        "haListenPort": str(broker_port + 1),
-        "namesrvAddr": f"{nameserver};{also}" if also else nameserver,
+        "listenPort": str(port),
+        "haListenPort": str(port + 1),
+        "namesrvAddr": nameservers,
         "storePathRootDir": str(place / "store"),
         "storePathCommitLog": str(place / "store" / "commitlog"),
         # A test writes kilobytes; the default preallocates a gigabyte and maps it twice.
@@ -220,34 +251,26 @@ def apache_server(
         **(more or {}),
     }
     (place / "broker.conf").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    main = "org.apache.rocketmq.broker.BrokerStartup"
+    command = _java(lib, place, "-Xms256m -Xmx512m", main, "broker.conf", java_options)
+    # Its orderly shutdown takes up to 20 s and saves a store that the test throws away.
+    with Process("Apache's broker", command, place / "broker.log", env, patience=2) as process:
+        yield process
 
-    def java(heap: str, main: str, conf: str) -> list[str]:
-        options = [*JVM_OPTIONS, *heap.split(), f"-Duser.home={place}", *java_options]
-        return ["java", *options, "-cp", f"{lib}/*", main, "-c", str(place / conf)]
 
-    with ExitStack() as stack:
-        ns = stack.enter_context(
-            Process(
-                "Apache's name server",
-                java("-Xms128m -Xmx256m", "org.apache.rocketmq.namesrv.NamesrvStartup", "ns.conf"),
-                place / "nameserver.log",
-                env,
-                patience=2,
-            )
-        )
-        ns.wait_until(lambda: ask(nameserver, 106, {})[0] in (0, 1), "answering")
-        started = stack.enter_context(
-            Process(
-                "Apache's broker",
-                java("-Xms256m -Xmx512m", "org.apache.rocketmq.broker.BrokerStartup", "broker.conf"),
-                place / "broker.log",
-                env,
-                # Its orderly shutdown takes up to 20 s and saves a store that the test throws away.
-                patience=2,
-            )
-        )
-        started.wait_until(lambda: ask(nameserver, 105, {"topic": "TBW102"})[0] == 0, "routable")
-        yield Server("apache", nameserver, broker, first_retry=10.0)
+@contextmanager
+def apache_server(
+    lib: Path, place: Path, *, more: Mapping[str, str] | None = None, java_options: Sequence[str] = (), also: str = ""
+) -> Iterator[Server]:
+    """Apache RocketMQ: a name server and a broker on free loopback ports, ready when TBW102 has a route. ``more`` are
+    settings of the broker, ``java_options`` are for both processes; the broker registers at the name server ``also``
+    too."""
+    port = free_port(-2, 0, 1)
+    with apache_nameserver(lib, place, java_options=java_options) as (nameserver, _):
+        names = f"{nameserver};{also}" if also else nameserver
+        with apache_broker(lib, place, names, port=port, more=more, java_options=java_options) as broker:
+            broker.wait_until(lambda: ask(nameserver, 105, {"topic": "TBW102"})[0] == 0, "routable")
+            yield Server("apache", nameserver, f"127.0.0.1:{port}", first_retry=10.0)
 
 
 @contextmanager
@@ -419,20 +442,18 @@ class Admin:
         raise RuntimeError(f"mqadmin ended at {arguments}")
 
 
+#: Below those that systems draw for outgoing connections: nobody's takes one before its server listens, or while that
+#: is started again.
+PORTS = range(12_000, 32_000)
+
+
 def free_port(*around: int) -> int:
     """A loopback port that was free a moment ago, with its neighbours at the distances ``around``."""
-    offsets = around or (0,)
     for _ in range(200):
-        with ExitStack() as stack:
-            probe = stack.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-            try:
-                for offset in offsets:
-                    if offset:
-                        stack.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
-            except (OSError, OverflowError):
-                continue
+        port = random.choice(PORTS)
+        with ExitStack() as stack, suppress(OSError):
+            for offset in {0, *around}:
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
             return port
     raise RuntimeError("no free loopback ports found in 200 attempts")
 

@@ -14,7 +14,7 @@ import org.apache.rocketmq.remoting.protocol.heartbeat.MessageModel;
  * One member of a group, of the official client, until it is told to end (SIGTERM): then it leaves the group properly.
  *
  * <pre>
- * Members orderly|broadcast NAMESERVER TOPIC GROUP [FAILING]
+ * Members orderly|broadcast|concurrent NAMESERVER TOPIC GROUP [FAILING]
  * </pre>
  *
  * Prints one JSON line per delivery. A body that starts with FAILING fails on its first delivery here.
@@ -43,7 +43,9 @@ public class Members {
                 return ConsumeOrderlyStatus.SUCCESS;
             });
         } else {
-            consumer.setMessageModel(MessageModel.BROADCASTING);
+            if (arguments[0].equals("broadcast")) {
+                consumer.setMessageModel(MessageModel.BROADCASTING);
+            }
             consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
                 for (MessageExt message : messages) {
                     say("message", message);
