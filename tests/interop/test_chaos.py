@@ -1,5 +1,5 @@
-"""A proxy between clients and our broker delays, cuts, swallows and holds back what they say: nothing acknowledged is
-lost, consumption comes back, and of one key our producer's messages stay in the order of its calls."""
+"""A proxy between clients and a broker, ours or Apache's, delays, cuts, swallows and holds back what they say: nothing
+acknowledged is lost, consumption comes back, and of one key our producer's messages stay in the order of its calls."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ import pytest
 from aiorocket import Consumer, Message, Producer
 from aiorocket.errors import SendError
 from tests.interop.chaos import MODES, Chaos, chaos
-from tests.interop.peers import JavaClient, Server, our_server
+from tests.interop.peers import JavaClient, Server, apache_server, ask, our_server
+from tests.interop.test_clients import cpp, go, node, run
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+__all__ = ("cpp", "go", "node")
 
 #: Two heartbeats: what clients may take to find back.
 BACK = 60
 #: The broker's clients are told this address, where the proxy is.
 DOOR = "127.0.0.2"
+
+
+CREATE_TOPIC = 17
 
 
 @pytest.fixture
@@ -48,6 +53,26 @@ async def test_javas_client(bad: tuple[Server, Chaos], java: JavaClient) -> None
     await mistreat(proxy, 1.0)
     done = (await run.finish(limit=BACK + 40))[-1]
     assert done["missing"] == 0 and done["acknowledged"] > 200, done
+
+
+@pytest.mark.parametrize("client", ["go", "cpp", "node"])
+async def test_other_clients(
+    client: str, bad: tuple[Server, Chaos], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    server, proxy = bad
+    command: list[str] = request.getfixturevalue(client)
+    fields = {"topic": "steady", "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6",
+              "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}  # fmt: skip
+    assert ask(server.broker, CREATE_TOPIC, fields)[0] == 0
+
+    async def trouble() -> None:
+        await asyncio.sleep(3)
+        await mistreat(proxy, 1.0)
+
+    troubled = asyncio.create_task(trouble())
+    facts = await run(command, tmp_path, "steady", server.nameserver, "steady", "16", str(BACK), limit=BACK + 60)
+    await troubled
+    assert facts[-1]["missing"] == 0 and facts[-1]["acknowledged"] > 100, facts
 
 
 async def keyed(server: Server, proxy: Chaos, trouble: Callable[[], Awaitable[None]]) -> None:
@@ -100,6 +125,13 @@ async def keyed(server: Server, proxy: Chaos, trouble: Callable[[], Awaitable[No
 async def test_our_client_and_the_order_of_keys(bad: tuple[Server, Chaos]) -> None:
     server, proxy = bad
     await keyed(server, proxy, lambda: mistreat(proxy, 1.0))
+
+
+async def test_our_client_at_apaches_broker(jars: Path, tmp_path: Path) -> None:
+    with apache_server(jars, tmp_path / "server", more={"brokerIP1": DOOR}) as server:
+        port = int(server.broker.rsplit(":", 1)[1])
+        async with chaos(DOOR, port, ("127.0.0.1", port)) as proxy:
+            await keyed(server, proxy, lambda: mistreat(proxy, 1.0))
 
 
 async def test_what_a_stalled_connection_delivers_late_overtakes_nothing(bad: tuple[Server, Chaos]) -> None:

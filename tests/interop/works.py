@@ -27,6 +27,7 @@ FEATURES = {
     "trace": "message traces",
 }
 MIXED = "orderly, in one group with Java"
+TROUBLED = "through cut, stalled and silent connections"
 SHARED = "queues and offsets shared with Java"
 
 
@@ -73,6 +74,10 @@ def _rows() -> Iterator[tuple[str, str, str]]:
     yield FEATURES["transaction"], older, "test_older.py::test_transactions_with_check_back"
     yield "dead letters read and replayed", older, "test_older.py::test_dead_letters"
     yield MIXED, ours, "test_orderly.py::test_java_and_we_share_a_group_in_order[apache]"
+    yield TROUBLED, "Java 5.5.0", "test_chaos.py::test_javas_client"
+    for client, peer in zip(("go", "cpp", "node"), ON_OURS[2:], strict=True):
+        yield TROUBLED, peer, f"test_chaos.py::test_other_clients[{client}]"
+    yield TROUBLED, ours, "test_chaos.py::test_our_client_at_apaches_broker"
     for peer, kind in (("Java 5.5.0", "ours"), (ours, "apache"), (older, "apache_older")):
         yield SHARED, peer, f"test_handover.py::test_java_and_we_share_a_group_and_its_offsets[{kind}]"
     yield MIXED, "Java 5.5.0", "test_orderly.py::test_java_and_we_share_a_group_in_order[ours]"

@@ -2,9 +2,12 @@
 
     smoke.py send    NAMESERVER TOPIC PREFIX COUNT
     smoke.py consume NAMESERVER TOPIC GROUP  TAG COUNT LIMIT_SECONDS
+    smoke.py steady  NAMESERVER TOPIC SECONDS LIMIT_SECONDS
 
 ``send`` makes bodies PREFIX-0, PREFIX-1 ..., the even ones with the tag "even" and the odd ones with "odd", then one
 batch of two. ``consume`` reads TAG until COUNT different bodies were consumed; the first of them fails once.
+``steady`` sends for so long, whatever fails, while a consumer listens, and then waits until all that was acknowledged
+came.
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ import json
 import os
 import sys
 import threading
+import time
 from typing import Any
 
 # Installed only where .ci/run builds this client, and without types.
 from rocketmq.client import Message, Producer, PushConsumer  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from rocketmq.exceptions import RocketMQException  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
 _lock = threading.Lock()
 
@@ -84,9 +89,49 @@ def consume(nameserver: str, topic: str, group: str, tag: str, count: int, limit
     receiver.shutdown()
 
 
+def steady(nameserver: str, topic: str, seconds: float, limit: float) -> None:
+    consumed: set[str] = set()
+    acknowledged: set[str] = set()
+    receiver = PushConsumer("cpp-steady")
+    receiver.set_namesrv_addr(nameserver)
+    receiver.set_thread_count(2)
+    receiver.subscribe(topic, lambda received: consumed.add(received.body.decode()))
+    receiver.start()
+    sender = Producer("cpp-steady-sender", timeout=2_000)
+    sender.set_namesrv_addr(nameserver)
+    sender.start()
+    show(event="started")
+    end = time.monotonic() + seconds
+
+    def send_on(name: str) -> None:
+        number = 0
+        while time.monotonic() < end:
+            number += 1
+            made = Message(topic)
+            made.set_body(f"{name}-{number}")
+            try:
+                if int(sender.send_sync(made).status) == 0:
+                    acknowledged.add(f"{name}-{number}")
+            except RocketMQException:
+                pass
+            time.sleep(0.005)
+
+    threads = [threading.Thread(target=send_on, args=(f"t{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    late = time.monotonic() + limit
+    while acknowledged - consumed and time.monotonic() < late:
+        time.sleep(0.05)
+    show(event="steady", acknowledged=len(acknowledged), missing=len(acknowledged - consumed))
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "send":
         send(*sys.argv[2:5], int(sys.argv[5]))
+    elif sys.argv[1] == "steady":
+        steady(*sys.argv[2:4], float(sys.argv[4]), float(sys.argv[5]))
     else:
         consume(*sys.argv[2:6], int(sys.argv[6]), float(sys.argv[7]))
     show(event="done")

@@ -2,9 +2,11 @@
 //
 //	smoke send    NAMESERVER TOPIC PREFIX COUNT
 //	smoke consume NAMESERVER TOPIC GROUP  TAG COUNT LIMIT_SECONDS
+//	smoke steady  NAMESERVER TOPIC SECONDS LIMIT_SECONDS
 //
 // "send" makes bodies PREFIX-0, PREFIX-1 ..., the even ones with the tag "even" and the odd ones with "odd", then one batch
 // of two. "consume" reads TAG from the first offset until COUNT different bodies were consumed; the first of them fails once.
+// "steady" sends for so long, whatever fails, while a consumer listens, and then waits until all that was acknowledged came.
 package main
 
 import (
@@ -31,6 +33,8 @@ func main() {
 		send(os.Args[2], os.Args[3], os.Args[4], number(os.Args[5]))
 	case "consume":
 		consume(os.Args[2], os.Args[3], os.Args[4], os.Args[5], number(os.Args[6]), number(os.Args[7]))
+	case "steady":
+		steady(os.Args[2], os.Args[3], number(os.Args[4]), number(os.Args[5]))
 	default:
 		fail(fmt.Errorf("send or consume, not %s", os.Args[1]))
 	}
@@ -111,6 +115,61 @@ func consume(nameserver, topic, group, tag string, count, limit int) {
 		fail(fmt.Errorf("only %d of %d after %d s", len(consumed), count, limit))
 	}
 	fail(receiver.Shutdown())
+}
+
+func steady(nameserver, topic string, seconds, limit int) {
+	receiver, err := rocketmq.NewPushConsumer(
+		consumer.WithNameServer([]string{nameserver}), consumer.WithGroupName("go-steady"),
+		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+	fail(err)
+	var consumed, acknowledged sync.Map
+	each := func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+		for _, message := range messages {
+			consumed.Store(string(message.Body), true)
+		}
+		return consumer.ConsumeSuccess, nil
+	}
+	fail(receiver.Subscribe(topic, consumer.MessageSelector{}, each))
+	fail(receiver.Start())
+	sender, err := rocketmq.NewProducer(
+		producer.WithNameServer([]string{nameserver}), producer.WithGroupName("go-steady-sender"),
+		producer.WithSendMsgTimeout(2*time.Second))
+	fail(err)
+	fail(sender.Start())
+	show(map[string]any{"event": "started"})
+	end := time.Now().Add(time.Duration(seconds) * time.Second)
+	var senders sync.WaitGroup
+	for id := 0; id < 4; id++ {
+		senders.Add(1)
+		go func(id int) {
+			defer senders.Done()
+			for n := 0; time.Now().Before(end); n++ {
+				body := fmt.Sprintf("t%d-%d", id, n)
+				result, err := sender.SendSync(context.Background(), primitive.NewMessage(topic, []byte(body)))
+				if err == nil && result.Status == primitive.SendOK {
+					acknowledged.Store(body, true)
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
+		}(id)
+	}
+	senders.Wait()
+	late := time.Now().Add(time.Duration(limit) * time.Second)
+	for {
+		count, missing := 0, 0
+		acknowledged.Range(func(body, _ any) bool {
+			count++
+			if _, ok := consumed.Load(body); !ok {
+				missing++
+			}
+			return true
+		})
+		if missing == 0 || time.Now().After(late) {
+			show(map[string]any{"event": "steady", "acknowledged": count, "missing": missing})
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
 }
 
 func number(text string) int {

@@ -2,9 +2,11 @@
 //
 //   smoke.js send    NAMESERVER TOPIC PREFIX COUNT
 //   smoke.js consume NAMESERVER TOPIC GROUP  TAG COUNT LIMIT_SECONDS
+//   smoke.js steady  NAMESERVER TOPIC SECONDS LIMIT_SECONDS
 //
 // "send" makes bodies PREFIX-0, PREFIX-1 ..., the even ones with the tag "even" and the odd ones with "odd". "consume" reads
-// TAG from the first offset until COUNT different bodies were consumed; the first of them fails once.
+// TAG from the first offset until COUNT different bodies were consumed; the first of them fails once. "steady" sends for so
+// long, whatever fails, while a consumer listens, and then waits until all that was acknowledged came.
 'use strict';
 
 const { Consumer, Message, Producer } = require('ali-ons');
@@ -56,8 +58,42 @@ async function consume(nameserver, topic, group, tag, count, limit) {
   await receiver.close();
 }
 
+async function steady(nameserver, topic, seconds, limit) {
+  const receiver = new Consumer({
+    ...options(nameserver), consumerGroup: 'node-steady', consumeFromWhere: 'CONSUME_FROM_FIRST_OFFSET',
+  });
+  const consumed = new Set();
+  const acknowledged = new Set();
+  receiver.on('error', () => {});
+  receiver.subscribe(topic, '*', async message => { consumed.add(message.body.toString()); });
+  await receiver.ready();
+  const sender = new Producer({ ...options(nameserver), producerGroup: 'node-steady-sender' });
+  sender.on('error', () => {});
+  await sender.ready();
+  show({ event: 'started' });
+  const pause = milliseconds => new Promise(resolve => setTimeout(resolve, milliseconds));
+  const end = Date.now() + 1000 * seconds;
+  await Promise.all([ 0, 1, 2, 3 ].map(async id => {
+    for (let n = 0; Date.now() < end; n++) {
+      const body = `t${id}-${n}`;
+      try {
+        const result = await sender.send(new Message(topic, 'steady', body));
+        if (result.sendStatus === 'SEND_OK') acknowledged.add(body);
+      } catch (error) {
+        // whatever fails
+      }
+      await pause(5);
+    }
+  }));
+  const late = Date.now() + 1000 * limit;
+  const missing = () => [ ...acknowledged ].filter(body => !consumed.has(body)).length;
+  while (missing() > 0 && Date.now() < late) await pause(50);
+  show({ event: 'steady', acknowledged: acknowledged.size, missing: missing() });
+}
+
 const [ what, nameserver, topic, name, ...rest ] = process.argv.slice(2);
 const run = what === 'send' ? send(nameserver, topic, name, Number(rest[0]))
+  : what === 'steady' ? steady(nameserver, topic, Number(name), Number(rest[0]))
   : consume(nameserver, topic, name, rest[0], Number(rest[1]), Number(rest[2]));
 run.then(() => {
   show({ event: 'done' });
