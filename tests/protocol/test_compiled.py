@@ -13,7 +13,7 @@ sys.modules["msgspec"] = None
 import pytest
 from aiorocket_protocol import compiled
 assert compiled.Packed is bytes
-sys.exit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *sys.argv[1:]]))
+sys.exit(pytest.main(["-q", "-n", "0", "--assert=plain", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 
 
