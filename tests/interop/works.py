@@ -28,6 +28,7 @@ FEATURES = {
 }
 MIXED = "orderly, in one group with Java"
 TROUBLED = "through cut, stalled and silent connections"
+CLUSTER = "masters, slaves and name servers go and come back"
 SHARED = "queues and offsets shared with Java"
 
 
@@ -77,6 +78,9 @@ def _rows() -> Iterator[tuple[str, str, str]]:
     yield TROUBLED, "Java 5.5.0", "test_chaos.py::test_javas_client"
     for client, peer in zip(("go", "cpp", "node"), ON_OURS[2:], strict=True):
         yield TROUBLED, peer, f"test_chaos.py::test_other_clients[{client}]"
+    for peer, version in ((ours, "5.5.0"), (older, "4.9.7")):
+        test = f"test_cluster.py::test_members_of_a_cluster_go_away_and_come_back[{version}]"
+        yield CLUSTER, peer, test
     yield TROUBLED, ours, "test_chaos.py::test_our_client_at_apaches_broker"
     for peer, kind in (("Java 5.5.0", "ours"), (ours, "apache"), (older, "apache_older")):
         yield SHARED, peer, f"test_handover.py::test_java_and_we_share_a_group_and_its_offsets[{kind}]"
