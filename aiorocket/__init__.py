@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aiorocket.client.core.balance import machine_room_nearby as machine_room_nearby
     from aiorocket.client.core.stats import ConsumeStats as ConsumeStats
     from aiorocket.client.core.stats import ConsumeStatus as ConsumeStatus
+    from aiorocket.client.core.typed_body import Body as Body
     from aiorocket.client.exits import DeadLetter as DeadLetter
     from aiorocket.client.exits import LeaseLost as LeaseLost
     from aiorocket.client.exits import Retry as Retry
@@ -103,6 +104,7 @@ _HOMES = {
     "client.push.consumer": "Consumer",
     "client.core.balance": "fixed machine_room machine_room_nearby",
     "client.core.stats": "ConsumeStats ConsumeStatus",
+    "client.core.typed_body": "Body",
     "client.admin.dead_letters": "DeadLetters DeadMessage",
     "client.exits": "DeadLetter LeaseLost Retry Skip",
     "client.health": "BrokerHealth ConsumerHealth Health",

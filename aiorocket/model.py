@@ -76,7 +76,8 @@ class SendStatus(Enum):
 class OutgoingMessage:
     """A message to send. ``keys`` are joined by blanks as RocketMQ stores them; ``delay_level`` 0 means at once, ``at``
     (with its zone) and ``after`` say to the millisecond when. Messages with the same ``sharding_key`` go to the same
-    queue, in the order of the sends."""
+    queue, in the order of the sends. ``msg_id`` is an id of your own (UNIQ_KEY, 1 to 64 of ``a-z A-Z 0-9 _ -``): what
+    is sent twice with it, to one queue, is stored once with ``ProducerConfig.idempotent``."""
 
     topic: str
     body: bytes
@@ -88,6 +89,7 @@ class OutgoingMessage:
     sharding_key: str | None = None
     at: datetime | None = None
     after: timedelta | None = None
+    msg_id: str | None = None
 
 
 class TxState(Enum):

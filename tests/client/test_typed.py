@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
@@ -178,6 +178,25 @@ async def test_a_body_that_is_something_else(rocketmq: Embedded, policy: Any, ma
     if policy != "skip":
         assert any("is no Struct" in value for value in dead[b"{}"].properties.values())
         assert dead[b"{}"].reconsume_times == (2 if policy == "raise" else dead[bad].reconsume_times)
+
+
+async def test_an_id_of_ones_own(rocketmq: Embedded) -> None:
+    """By every verb; with an idempotent producer the second send of it is no second message."""
+    await rocketmq.create_topic("t", queues=1)
+    one = OutgoingMessage(topic="t", body=b"1", msg_id="order-1_a")
+    config = aiorocket.ProducerConfig(idempotent=True)
+    async with aiorocket.Producer("p", nameservers=rocketmq.nameserver_address, config=config) as producer:
+        first, again = await producer.send(one), await producer.send(one)
+        assert first == again and first.msg_id == "order-1_a"
+        assert await producer.send_oneway(replace(one, msg_id="2")) == "2"
+        for wrong in ("", "a b", "\x01", "é", "x" * 65):
+            with pytest.raises(UsageError, match="msg_id"):
+                await producer.send(replace(one, msg_id=wrong))
+        with pytest.raises(UsageError, match="no msg_id"):
+            await producer.send_batch("t", [one])
+        await producer.send("t", b"3", sharding_key="k")
+        await rocketmq.settled()
+    assert {"order-1_a", "2"} < {each.msg_id for each in rocketmq.messages("t")}
 
 
 def test_which_listeners_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.client.sending.outgoing import EncodedMessage, property_text, squeeze
+from aiorocket.client.sending.outgoing import EncodedMessage, as_message, property_text, squeeze
 from aiorocket.client.sending.publish import Publish
 from aiorocket.client.sending.timed import need_timers
 from aiorocket.errors import UsageError
@@ -16,7 +16,7 @@ from aiorocket_protocol import PROPERTY_UNIQ_KEY, PROPERTY_WAIT, encode_batch
 if TYPE_CHECKING:
     from aiorocket.client.sending.sender import Sender
 
-__all__ = ("Prepared", "Publish", "need_timers", "property_text", "send_prepared")
+__all__ = ("Prepared", "Publish", "as_message", "need_timers", "property_text", "send_prepared")
 
 _ID = f"{PROPERTY_UNIQ_KEY}\x01"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from aiorocket.client.core.typed_body import Body
 from aiorocket.client.sending.around import around
@@ -23,6 +23,7 @@ __all__ = ("Item", "SendOutcome", "send_batch", "send_many")
 Item = Body | OutgoingMessage
 
 _new = tuple.__new__
+_BYTES = frozenset((bytes,))
 #: The property string of a message that has nothing but its id.
 _ID_ONLY = PROPERTY_UNIQ_KEY.encode() + b"\x01%b\x02"
 
@@ -42,6 +43,9 @@ async def send_batch(
     """See ``Producer.send_batch``."""
     timeout = sender.config.send_timeout if timeout is None else timeout
     deadline = asyncio.get_running_loop().time() + timeout
+    messages = list(messages)
+    if not sender.steps and _BYTES.issuperset(map(type, messages)):
+        return await _send_batch(sender, topic, cast("list[bytes]", messages), queue, deadline)
     ready = [each if type(each) is bytes else _whole(topic, each, number) for number, each in enumerate(messages)]
     if sender.steps:
         return await _through(sender, topic, ready, queue, deadline)
@@ -97,8 +101,8 @@ async def _send_batch(
             text = property_text(msg_id, "", (), None, None, 0, system)
         else:
             not_timed(message, "a message of a batch")
-            if message.topic != topic or message.delay_level:
-                raise UsageError(f"message {len(items)} of the batch: topic must be {topic!r} and delay_level 0")
+            if message.topic != topic or message.delay_level or message.msg_id is not None:
+                raise UsageError(f"message {len(items)} of the batch: topic {topic!r}, delay_level 0, no msg_id needed")
             body, flag, key = message.body, message.flag, message.sharding_key
             if key is not None and (not keyed or key == sharding_key):
                 keyed, sharding_key = keyed + 1, key

@@ -3,6 +3,7 @@ refusals."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -46,6 +47,7 @@ COMPRESSED_ZLIB = SYS_FLAG_COMPRESSED | COMPRESSION_ZLIB
 COMPRESSIONS = {"zlib": COMPRESSION_ZLIB, "lz4": COMPRESSION_LZ4, "zstd": COMPRESSION_ZSTD}
 
 _LAST_LEVEL = len(DELAY_LEVELS)
+_OWN_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
 _NAME_END = "\x01"
 _VALUE_END = "\x02"
 _UNIQ_KEY = PROPERTY_UNIQ_KEY + _NAME_END
@@ -102,6 +104,8 @@ def as_message(
             raise UsageError(ONE_OR_THE_OTHER)
         if topic.sharding_key is None and sharding_key is not None:
             topic = replace(topic, sharding_key=sharding_key)
+        if topic.msg_id is not None and not _OWN_ID.fullmatch(topic.msg_id):
+            raise UsageError(f"msg_id={topic.msg_id!r:.100}: 1 to 64 of the characters a-z A-Z 0-9 _ -")
         if type(topic.body) is bytes:
             return topic
         return replace(topic, body=as_bytes(topic.body), properties=typed_properties(topic.body, topic.properties))

@@ -185,7 +185,7 @@ class Producer:
         UsageError for arguments that can never be sent, TopicNotFoundError when the name servers say that nobody has
         the topic, SendError otherwise.
         """
-        sender, flag = self.sender, 0
+        sender, flag, given_id = self.sender, 0, None
         timeout = self.config.send_timeout if timeout is None else timeout
         try:
             deadline = self._time() + timeout
@@ -205,7 +205,7 @@ class Producer:
                 return await send_timed(sender, message, queue, deadline)
             topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
             properties, delay_level, flag = message.properties, message.delay_level, message.flag
-            sharding_key = message.sharding_key
+            sharding_key, given_id = message.sharding_key, message.msg_id
         key = sharding_key if queue is None else None
         if key is not None:
             await sender.take_turn(topic, key, deadline)
@@ -218,7 +218,7 @@ class Producer:
                 publish = await sender.admit(topic, timeout, in_turn=key is not None)
                 timeout = max(0.001, deadline - self._time())
             born = self._wall_ms()
-            msg_id = sender.next_id(born)
+            msg_id = given_id or sender.next_id(born)
             if tag or keys or properties or sharding_key or delay_level or sender.system:
                 text = property_text(msg_id, tag, keys, properties, sharding_key, delay_level, sender.system)
             else:
@@ -279,7 +279,7 @@ class Producer:
         Waits only for the route, the connection, a peer that reads and, of a sharding key, for the sends before it.
         Arguments and errors as of ``send``; a message that is lost later is lost silently.
         """
-        sender, flag, delay_level = self.sender, 0, 0
+        sender, flag, delay_level, given_id = self.sender, 0, 0, None
         deadline = sender.deadline(timeout)
         if sender.steps or select is not None or type(topic) is not str or type(body) is not bytes:
             message = as_message(topic, body, tag, keys, properties, sharding_key, 0)
@@ -290,7 +290,7 @@ class Producer:
                 queue = await sender.select(message, queue, select, arg, deadline - self._time())
             topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
             properties, delay_level, flag = message.properties, message.delay_level, message.flag
-            sharding_key = message.sharding_key
+            sharding_key, given_id = message.sharding_key, message.msg_id
         body = as_bytes(body)
         key = sharding_key if queue is None else None
         if key is not None:
@@ -300,7 +300,7 @@ class Producer:
                 topic, deadline - self._time(), in_turn=key is not None
             )
             born = self._wall_ms()
-            msg_id = sender.next_id(born)
+            msg_id = given_id or sender.next_id(born)
             text = property_text(msg_id, tag, keys, properties, sharding_key, delay_level, sender.system)
             body, sys_flag = sender.packed(body)
             encoded = EncodedMessage(self.wire_group, publish.name, body, text, msg_id, sys_flag, flag, born)

@@ -135,7 +135,7 @@ class Sender:
         """``message`` ready for the wire, with a new id; ``system`` are properties and ``sys_flag`` bits that only
         RocketMQ itself sets."""
         born = self._wall_ms()
-        msg_id = self.next_id(born)
+        msg_id = message.msg_id or self.next_id(born)
         text = property_text(
             msg_id, message.tag, message.keys, message.properties, message.sharding_key, message.delay_level,
             {**self.system, **system} if system else self.system,
