@@ -24,6 +24,12 @@ __all__ = ("Housekeeping",)
 
 #: Queues written and synced by one job of the writer thread; flushes of the log wait behind it.
 _QUEUES = 16
+#: A queue costs a checkpoint a file that is opened, written and synced, some 100 us of CPU and a sync of the disk, for
+#: however few messages. So that of many queues is put off by one interval for each so many, twelve at most, and until
+#: the log has grown by so much: reading that much again at a start takes a second.
+AN_INTERVAL = 500
+_MOST_INTERVALS = 12
+_MOST_LOG = 256 << 20
 
 
 class Housekeeping:
@@ -56,6 +62,8 @@ class Housekeeping:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._one_at_a_time = asyncio.Lock()
         self._closing = False
+        self._put_off = 0
+        self._covered = log.written
         self.dirty: dict[ConsumeQueue, None] = {}
         self.deleting: dict[str, None] = {}
 
@@ -115,12 +123,20 @@ class Housekeeping:
 
     async def _periodic(self) -> None:
         self._log.check_space()
-        await self._checkpoint(clean=False)
+        if not self._may_wait():
+            await self._checkpoint(clean=False)
         if not self._closing:
             for call in self.on_checkpoint:
                 call()
         if self.dirty and not self._log.is_broken:
             self.arm()
+
+    def _may_wait(self) -> bool:
+        waits = min(len(self.dirty) // AN_INTERVAL, _MOST_INTERVALS)
+        if self._put_off >= waits or self._log.written - self._covered > _MOST_LOG:
+            return False
+        self._put_off += 1
+        return True
 
     async def save(self) -> bool:
         """Have a checkpoint now; whether there is one."""
@@ -153,6 +169,7 @@ class Housekeeping:
                         queue.written(count, synced=True)
                 await disk.run(self._snapshot.save, state)
                 await log.stamp(replay)
+                self._covered, self._put_off = replay, 0
             except OSError as error:
                 self.dirty = dirty | self.dirty
                 log.units_failed(error)

@@ -421,3 +421,34 @@ def test_a_full_segment_keeps_no_file_open(flush: str, monkeypatch: pytest.Monke
 
     for seed in range(5):
         run(scenario, seed)
+
+
+@pytest.mark.parametrize(("topics", "saved"), [(9, 12), (60, 2)])
+def test_checkpoints_of_many_queues_are_put_off_and_cost_a_start_nothing_but_reading(
+    topics: int, saved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each queue is a file to sync: thousands of them every few seconds cost more than the messages."""
+    monkeypatch.setattr("aiorocket.storage.housekeeping.AN_INTERVAL", 10)
+
+    async def scenario(simulation: Simulation) -> None:
+        disk = simulation.disk()
+        store = await opened(simulation.env(disk=disk), checkpoint_interval=5)
+        saves: list[bool] = []
+        save = store._behind._checkpoint
+
+        async def counted(*, clean: bool) -> bool:
+            saves.append(clean)
+            return await save(clean=clean)
+
+        monkeypatch.setattr(store._behind, "_checkpoint", counted)
+        for number in range(61):
+            await asyncio.gather(*(put(store, f"T{topic}", body=b"%d" % number) for topic in range(topics)))
+            await asyncio.sleep(1)
+        assert abs(len(saves) - saved) <= 1
+        disk.crash()
+        store = await opened(simulation.env(disk=disk))
+        for topic in range(topics):
+            assert bodies(store, f"T{topic}") == [b"%d" % number for number in range(61)]
+        await store.close()
+
+    run(scenario)
