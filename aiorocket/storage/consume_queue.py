@@ -71,6 +71,7 @@ class ConsumeQueue:
         "blocks",
         "cached_first",
         "code",
+        "compared",
         "deleted",
         "directory",
         "marked",
@@ -105,6 +106,8 @@ class ConsumeQueue:
         self.cached_first = count
         self.marked = False
         self.code: int | None = None
+        #: Ranges of offsets (first, end) whose tags codes in the files agreed with the log.
+        self.compared: tuple[tuple[int, int], ...] = ()
 
     def units(self, files: FileCache, offset: int, count: int) -> bytes:
         """The units from ``offset`` on, at most ``count`` and none from ``max_offset`` on; shorter where a file is

@@ -25,7 +25,7 @@ from aiorocket.storage.segment import Segment
 from aiorocket.storage.walk import Bad, Found, read_pages
 from aiorocket_protocol import MIN_RECORD, PROPERTY_TAGS, RecordView, check_record, tags_code
 
-__all__ = ("WRITE_OUT", "Codes", "QueueSteps", "QueuesDoNotFitError", "code_of", "sync_queue")
+__all__ = ("WRITE_OUT", "Codes", "QueueSteps", "QueuesDoNotFitError", "code_of", "sync_queue", "tags_code_in")
 
 #: Units a queue gathers in memory before they are put into its file (without a sync).
 WRITE_OUT = 64 * 1024
@@ -34,8 +34,9 @@ _LOG = logging.getLogger("aiorocket.storage")
 _TAGS = PROPERTY_TAGS.encode() + b"\1"
 _SEPARATOR = 2
 
-#: Topic -> what stands beside its records in their queues, where that is not the hash of TAGS.
-Codes = Mapping[str, Callable[[RecordView], int]]
+#: Topic -> what stands beside its records in their queues, where that is not the hash of TAGS. Asked with what a unit
+#: says, which is to be believed as far as it may be true; with None where there is no unit.
+Codes = Mapping[str, Callable[[RecordView, int | None], int]]
 
 
 class QueuesDoNotFitError(Exception):
@@ -321,23 +322,30 @@ def _unit(disk: Disk, path: str, index: int) -> tuple[int, int, int]:
     return UNIT.unpack(unit)
 
 
-def code_of(found: Found, codes: Codes, topic: str) -> int:
+def code_of(found: Found, codes: Codes, topic: str, said: int | None = None) -> int:
     """What stands beside a record in its queue: what ``codes`` say, else the hash of its tag, 0 when it has none or its
-    property string cannot be read."""
+    property string cannot be read. ``said`` is what its unit says, if there is one."""
     own = codes.get(topic)
     if own is not None:
-        return own(found.view)
-    buffer, first, end = found.buffer, found.properties, found.start + found.size
+        return own(found.view, said)
+    code = tags_code_in(found.buffer, found.properties, found.start + found.size)
+    if code is not None:
+        return code
+    try:
+        return tags_code(found.view.tag)
+    except ProtocolError:  # stored as it came
+        return 0
+
+
+def tags_code_in(buffer: bytes, first: int, end: int) -> int | None:
+    """The hash of the tag in a property string; None when it takes more than a look."""
     at = buffer.find(_TAGS, first, end)
     if at < 0:
         return 0
     if at == first or buffer[at - 1] == _SEPARATOR:
         stop = buffer.find(_SEPARATOR, at, end)
         return _code_of_tag(buffer[at + len(_TAGS) : end if stop < 0 else stop])
-    try:
-        return tags_code(found.view.tag)
-    except ProtocolError:  # stored as it came
-        return 0
+    return None
 
 
 @lru_cache(maxsize=4096)

@@ -2,9 +2,10 @@
 chunk_cache.
 
 What comes from files is not believed. The log is compared with its checksums; a unit must point at a record that
-names the same topic, queue and queue offset. A message that touches damage of the log is gone: a read ends in front of
-it, and one that begins there says where the next message is. Units that contradict the log are made again from it
-(mending.py), and until that is done the queue cannot be read there.
+names the same topic, queue and queue offset. A filter passes over messages by the tags codes of their units and never
+sees the records, so the codes are compared with these the first time that a filter comes by. A message that touches
+damage of the log is gone: a read ends in front of it, and one that begins there says where the next message is. Units
+that contradict the log are made again from it (mending.py), and until that is done the queue cannot be read there.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from aiorocket.storage.chunk_cache import ChunkCache
 from aiorocket.storage.commit_log import CommitLog
 from aiorocket.storage.consume_queue import FILE_UNITS, GAP, UNIT, ConsumeQueue
 from aiorocket.storage.files import FileCache
+from aiorocket.storage.queue_recovery import Codes, code_of, tags_code_in
 from aiorocket.storage.results import ReadResult, ReadStatus, StoreBusyError
 from aiorocket.storage.tail_cache import read_tail, scan_tail
-from aiorocket.storage.walk import Bad
+from aiorocket.storage.walk import Bad, Found
 from aiorocket_protocol import BLANK_SIZE, MAX_TOPIC, MIN_RECORD, V4_HEAD, RecordView, check_record
 
 __all__ = ("YOUNG_BYTES", "Reader")
@@ -34,6 +36,10 @@ __all__ = ("YOUNG_BYTES", "Reader")
 YOUNG_BYTES = 1 << 30
 #: Units looked at per filtered read, at least (Apache: 16,000 bytes of consume queue).
 _SCAN = 800
+#: Bytes of records that one filtered read looks at to compare tags codes, not counting the first record.
+_COMPARED = 1 << 20
+#: Ranges of a queue that are remembered as compared, one for each group that is far behind.
+_RANGES = 8
 _iter_units = UNIT.iter_unpack
 #: What stands for a message that the log has lost.
 _NOWHERE = (-1, GAP, 0)
@@ -50,7 +56,7 @@ def _places_and_sizes(count: int) -> Callable[[bytes], tuple[int, ...]]:
 class Reader:
     """Answers from what is visible. ``queues`` is the store's own table."""
 
-    __slots__ = ("_chunks", "_files", "_log", "_mending", "_queues")
+    __slots__ = ("_chunks", "_codes", "_files", "_log", "_mending", "_queues")
 
     def __init__(
         self,
@@ -58,12 +64,14 @@ class Reader:
         chunks: ChunkCache,
         files: FileCache,
         queues: QueueTable,
+        codes: Codes,
         mending: Callable[[ConsumeQueue, int], None],
     ) -> None:
         self._log = log
         self._chunks = chunks
         self._files = files
         self._queues = queues
+        self._codes = codes
         self._mending = mending
 
     def _mend(self, queue: ConsumeQueue, offset: int) -> NoReturn:
@@ -154,7 +162,7 @@ class Reader:
             return False
         if len(unit) < UNIT.size:
             return False
-        place, size, _ = UNIT.unpack(unit)
+        place, size, code = UNIT.unpack(unit)
         log = self._log
         if size == GAP:
             return True
@@ -165,7 +173,43 @@ class Reader:
         data = log.checked(place, size)
         if log.damage.touches(place, place + size):
             return self._in_order(queue, offset)
-        return len(data) == size and _belong(data, (place,), (size,), queue, (offset,))
+        if len(data) != size or not _belong(data, (place,), (size,), queue, (offset,)):
+            return False
+        return self._wrong_code(queue, data, (size,), (code,)) is None
+
+    def _wrong_code(self, queue: ConsumeQueue, data: bytes, sizes: Sequence[int], codes: Sequence[int]) -> int | None:
+        """The first of these records that says another code than its unit."""
+        at, plain = 0, queue.topic not in self._codes
+        behind_body = V4_HEAD + 1 + len(queue.topic_bytes) + 2
+        for index, (size, code) in enumerate(zip(sizes, codes, strict=True)):
+            *_, flags, body = _head(data, at)
+            first = at + behind_body + body
+            if not plain or flags & _V6 or tags_code_in(data, first, at + size) != code:
+                try:
+                    view = RecordView(data, at, at + size)
+                    found = Found(0, size, b"", 0, 0, 0, data, at, view.end - len(view.raw_properties))
+                except (ProtocolError, IndexError):  # without checksums anything may stand there
+                    return index
+                if code_of(found, self._codes, queue.topic, code) != code:
+                    return index
+            at += size
+        return None
+
+    def _compared(self, queue: ConsumeQueue, offset: int, stop: int) -> int:
+        """Compare the codes of units in files with their records, as far as that was not done since the start; up to
+        where it is now, ``stop`` at most. StoreBusyError when one is wrong."""
+        ranges = list(queue.compared)
+        low, high = next((each for each in ranges if each[0] <= offset <= each[1]), (offset, offset))
+        if high >= stop:
+            return stop
+        rows = list(_iter_units(self._units(queue, high, stop - high)))
+        sizes = list(accumulate(max(0, size) for _, size, _ in rows))
+        del rows[max(1, bisect_right(sizes, _COMPARED)) :]
+        self._check_units(queue, high, rows, with_codes=True)
+        if (low, high) in ranges:
+            ranges.remove((low, high))
+        queue.compared = (*ranges[1 - _RANGES :], (low, high + len(rows)))
+        return high + len(rows)
 
     def _in_order(self, queue: ConsumeQueue, offset: int) -> bool:
         """Whether a unit that points at damage fits between those beside it; nothing else can be asked."""
@@ -220,7 +264,7 @@ class Reader:
             parts, following = scan_tail(queue, offset, stop, count, max_bytes, accept)
             status = _FOUND if parts else ReadStatus.NO_MATCHED_MESSAGE
             return ReadResult(status, (b"".join(parts),), following, low, high, len(parts))
-        units = self._units(queue, offset, min(stop, queue.cached_first) - offset)
+        units = self._units(queue, offset, self._compared(queue, offset, min(stop, queue.cached_first)) - offset)
         places: list[int] = []
         sizes: list[int] = []
         offsets: list[int] = []
@@ -260,16 +304,21 @@ class Reader:
         while len(found) < count:
             first = offset + len(found)
             rows = list(_iter_units(self._units(queue, first, count - len(found))))
-            self._check_units(queue, first, rows[: max(0, queue.tail_first - first)])
+            in_files = rows[: max(0, queue.tail_first - first)]
+            self._check_units(queue, first, in_files, with_codes=topic in self._codes)
             found += rows
         return [_NOWHERE if row[1] == GAP else row for row in found]
 
-    def _check_units(self, queue: ConsumeQueue, offset: int, rows: list[tuple[int, int, int]]) -> None:
+    def _check_units(
+        self, queue: ConsumeQueue, offset: int, rows: list[tuple[int, int, int]], *, with_codes: bool
+    ) -> None:
         """StoreBusyError unless the records of these units say the same."""
         index = 0
         while index < len(rows):
-            places, sizes, _ = zip(*rows[index:], strict=True)
-            _, taken = self._records(queue, places, sizes, range(offset + index, offset + len(rows)))
+            places, sizes, codes = zip(*rows[index:], strict=True)
+            data, taken = self._records(queue, places, sizes, range(offset + index, offset + len(rows)))
+            if with_codes and (wrong := self._wrong_code(queue, data, sizes[:taken], codes[:taken])) is not None:
+                self._mend(queue, offset + index + wrong)
             index += max(taken, 1)  # what cannot be served is no contradiction
 
     def read_record(self, physical_offset: int) -> bytes | None:

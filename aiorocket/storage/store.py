@@ -84,7 +84,7 @@ class MessageStore:
         self._lock = opened.lock
         self._log = log = CommitLog(env, config, f"{directory}/commitlog", files, self._committed, self._failed)
         chunks = ChunkCache(log, max(4 << 20, config.tail_cache))
-        self._reader = reader = Reader(log, chunks, files, self._queues, lambda *place: self._mending.mend(*place))
+        self._reader = reader = Reader(log, chunks, files, self._queues, codes, lambda *at: self._mending.mend(*at))
         self._mending = Mending(env.disk, log, files, self._queues, found.deleted, codes, reader.holds)
         log.start(found.segments, found.end, found.damage)
         log.on_damage = self._mending.report

@@ -9,8 +9,8 @@ bytes that were changed. For each place:
 
 * no record is served that differs from the one that was acknowledged there (its body, where a segment and its checksum
   file are damaged at once);
-* every record whose bytes are unchanged is served; in a killed store a record behind the last durable mark may be cut
-  off, which the recovery says;
+* every record whose bytes are unchanged is served, to a filter for its tag too; in a killed store a record behind the
+  last durable mark may be cut off, which the recovery says;
 * every record that is not served is accounted for: by a damaged range, or by the bytes that recovery cut;
 * the store opens, takes a message, and says the same when it is opened again.
 """
@@ -29,7 +29,7 @@ from typing import NamedTuple
 from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import Env, memory_env
 from aiorocket.storage import MessageStore, ReadStatus, StoreBusyError
-from aiorocket_protocol import RecordView, split_records
+from aiorocket_protocol import RecordView, split_records, tags_code
 from tests.storage.stores import opened, put, put_batch
 
 __all__ = ("Image", "images", "one_place")
@@ -193,19 +193,24 @@ def _both(damage: Damage, place: int) -> bool:
     return all(damage.files.get(path) != damage.image.files.get(path) for path in (base, base + ".sums"))
 
 
+def _tag(record: bytes) -> str:
+    return RecordView(record, 0, len(record)).tag or ""
+
+
 def _body(record: bytes) -> bytes:
     return RecordView(record, 0, len(record)).raw_body
 
 
-async def read_all(store: MessageStore, queue: Queue, *, filtered: bool = False) -> dict[int, bytes]:
-    """What a consumer gets of a queue: records by offset."""
+async def read_all(store: MessageStore, queue: Queue, tag: str = "") -> dict[int, bytes]:
+    """What a consumer gets of a queue, all or what has a tag: records by offset."""
+    code = tags_code(tag)
     found: dict[int, bytes] = {}
     topic, queue_id = queue
     offset = store.min_offset(topic, queue_id)
     tries = 0
     while offset < store.max_offset(topic, queue_id):
         try:
-            result = store.read(topic, queue_id, offset, 7, 1 << 20, (lambda code: True) if filtered else None)
+            result = store.read(topic, queue_id, offset, 7, 1 << 20, code.__eq__ if tag else None)
         except StoreBusyError:
             tries += 1
             if tries > 2000:
@@ -234,7 +239,11 @@ async def one_place(all_images: list[Image], place: int) -> Damage:
         cut += store.recovery.truncated_bytes
         now: dict[Queue, dict[int, bytes]] = {}
         for queue in QUEUES:
-            found = now[queue] = await read_all(store, queue, filtered=bool((place + start) % 3 == 0))
+            tagged = await read_all(store, queue, "A") if (place + start) % 3 == 0 else None
+            found = now[queue] = await read_all(store, queue)
+            assert tagged is None or tagged == {at: record for at, record in found.items() if _tag(record) == "A"}, (
+                f"a filter gets others of {queue}"
+            )
             for offset, record in found.items():
                 expected = image.stored[queue][offset][1] if offset < len(image.stored[queue]) else None
                 fits = record == expected or offset in earlier.get(queue, {})

@@ -8,8 +8,10 @@ import pytest
 
 from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import memory_env
+from aiorocket.storage import MessageStore, StoreBusyError
+from aiorocket_protocol import split_records, tags_code
 from tests.harness.damage import images, one_place
-from tests.storage.stores import intact, opened, put
+from tests.storage.stores import HOST, config, intact, opened, put
 
 
 async def test_damage_is_never_served_and_takes_nothing_intact_along() -> None:
@@ -94,4 +96,50 @@ async def test_what_only_the_checksums_tell_of_is_said_to_be_cut() -> None:
     assert again.recovery.truncated_bytes == whole - last.physical_offset
     assert sorted(intact(again)) == [0, 1, 2, 3]
     await again.close()
+    await store.close()
+
+
+async def test_a_filter_misses_nothing_for_a_damaged_tags_code(caplog: pytest.LogCaptureFixture) -> None:
+    """It never sees the record that it passes over."""
+    env = memory_env()
+    assert isinstance(env.disk, MemoryDisk)
+    store = await opened(env)
+    for number in range(900):
+        await put(store, "T", 0, b"%d" % number, "A" if number % 3 == 0 else "B")
+    await store.close()
+    units = env.disk.files["/store/consumequeue/T/0/" + "0" * 20]
+    for number in (300, 301, 600):
+        units[number * 20 + 19] ^= 3  # A for B, B for A
+    store = await opened(env)
+    found: list[bytes] = []
+    offset = 0
+    while offset < 900:
+        try:
+            result = store.read("T", 0, offset, 32, 1 << 20, tags_code("A").__eq__)
+        except StoreBusyError:
+            await asyncio.sleep(0)
+            continue
+        found += [view.raw_body for view in split_records(result.data)]
+        offset = result.next_offset
+    assert found == [b"%d" % number for number in range(0, 900, 3)]
+    assert "contradicted the log: offsets 300 to 302" in caplog.text
+    await store.close()
+
+
+async def test_when_a_message_is_due_is_compared_with_its_record() -> None:
+    """For some topics the code is a time, and a timer that was damaged would wait for years."""
+    codes = {"timers": lambda record, said: record.born_timestamp}
+    env = memory_env()
+    assert isinstance(env.disk, MemoryDisk)
+    store = await opened(env)
+    for _ in range(3):
+        await put(store, "timers", 0, tags_code=7)
+    await store.close()
+    env.disk.files["/store/consumequeue/timers/0/" + "0" * 20][32] ^= 0x40
+    store = await MessageStore.open(env, config(), "store", store_host=HOST, codes=codes)
+    with pytest.raises(StoreBusyError):
+        store.entries("timers", 0, 0, 3)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert [code for _, _, code in store.entries("timers", 0, 0, 3)] == [7, 7, 7]
     await store.close()

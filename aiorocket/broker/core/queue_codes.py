@@ -11,10 +11,15 @@ from aiorocket_protocol import SCHEDULE_TOPIC, TIMER_TOPIC, RecordView, tags_cod
 __all__ = ("queue_codes",)
 
 
-def queue_codes(delays: DelaySchedule) -> dict[str, Callable[[RecordView], int]]:
-    """By topic what stands beside a record in its queue where that is not the hash of its tag: when it is due."""
+def queue_codes(delays: DelaySchedule) -> dict[str, Callable[[RecordView, int | None], int]]:
+    """By topic what stands beside a record in its queue where that is not the hash of its tag: when it is due. A delay
+    was counted by the levels of its time, so one that could be true is."""
 
-    def level(record: RecordView) -> int:
+    def level(record: RecordView, said: int | None) -> int:
+        if said is not None and record.store_timestamp <= said <= delays.due_at(
+            len(delays.levels), record.store_timestamp
+        ):
+            return said
         if record.queue_id + 1 in delays.levels:
             return delays.due_at(record.queue_id + 1, record.store_timestamp)
         return tags_code(record.tag) if record.tag else 0
@@ -22,7 +27,7 @@ def queue_codes(delays: DelaySchedule) -> dict[str, Callable[[RecordView], int]]
     return {SCHEDULE_TOPIC: level, TIMER_TOPIC: _timer}
 
 
-def _timer(record: RecordView) -> int:
+def _timer(record: RecordView, said: int | None) -> int:
     try:
         return wait_code(record.properties, record.store_timestamp)
     except (KeyError, ValueError):
