@@ -77,6 +77,8 @@ class QueueSteps:
         self.queues: QueueTable = {}
         self.by_bytes: dict[tuple[bytes, int], ConsumeQueue] = {}
         self.rebuilding = False
+        #: ``state`` is what the queues' own files say.
+        self.guessed = False
         #: The newest checkpoint was found, and it names every topic that was deleted.
         self.all_deletions_known = False
         #: The log has filler: what was in front of a record may have been removed by compaction.
@@ -110,6 +112,7 @@ class QueueSteps:
                 rows.setdefault(topic, []).append([int(name), max(low, first), count])
                 newest = max(newest, _unit(self.disk, path, count - 1)[:2])
         self.state = {"queues": rows}
+        self.guessed = True
         place, size = newest
         if size:
             record = self._record(place, size)
@@ -132,6 +135,10 @@ class QueueSteps:
                 low = middle + 1
             else:
                 high = middle
+        # The search ends behind the last unit that it took for one below: a damaged one stands out there.
+        places = [_unit(self.disk, path, index)[0] for index in range(max(bases[0] // UNIT_SIZE, low - 2), low)]
+        if places != sorted(set(places)):
+            raise QueuesDoNotFitError(f"there is no checkpoint and the units of {path} below {low} are out of order")
         return low
 
     def load_queues(self) -> None:
@@ -217,6 +224,8 @@ class QueueSteps:
         self.queues.clear()
         self.by_bytes.clear()
         self.rebuilding = True
+        if self.guessed:
+            self.state = {}  # it came from the files that turned out to be wrong
         self.replay = self.start
         self.records = self.scanned = self.lost = 0
 

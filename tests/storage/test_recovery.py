@@ -364,7 +364,7 @@ async def test_units_of_delay_queues_are_computed_by_the_owner() -> None:
     await store.close()
     seen: list[str] = []
 
-    def deliver_at(view: RecordView) -> int:
+    def deliver_at(view: RecordView, said: int | None) -> int:
         seen.append(view.topic)
         return view.store_timestamp + 5000
 
@@ -372,7 +372,7 @@ async def test_units_of_delay_queues_are_computed_by_the_owner() -> None:
         killed, config(), "store", store_host=HOST, codes={"SCHEDULE_TOPIC_XXXX": deliver_at}
     )
     [(_, _, code)] = again.entries("SCHEDULE_TOPIC_XXXX", 2, 0, 5)
-    assert seen == ["SCHEDULE_TOPIC_XXXX"] and code == (again.store_time("SCHEDULE_TOPIC_XXXX", 2, 0) or 0) + 5000
+    assert set(seen) == {"SCHEDULE_TOPIC_XXXX"} and code == (again.store_time("SCHEDULE_TOPIC_XXXX", 2, 0) or 0) + 5000
     await again.close()
 
 
