@@ -161,9 +161,22 @@ class PopRevival:
         return True
 
     def changed(self, pop: Pop, done: Callable[[PutResult], None]) -> None:
-        """A message stays out longer, or less long; ``done`` says when that is durable. Raises as ``acknowledge``."""
-        self._driver.update()
-        self._append(self.table.encode_pop(pop), pop, done)
+        """A message stays out longer, or less long; ``done`` says when that is durable. Raises as ``acknowledge``. What
+        is not stored has not changed."""
+
+        def stored(result: PutResult) -> None:
+            if result.status is not _OK:
+                self.table.undo(pop)
+                self._driver.update()
+            done(result)
+
+        try:
+            self._append(self.table.encode_pop(pop), pop, stored)
+        except StoreError:
+            self.table.undo(pop)
+            raise
+        finally:
+            self._driver.update()
 
     def begins(self, key: QueueKey, offset: int) -> None:
         """The group begins at ``offset`` of a queue: for the first time, or because an administrator said so."""

@@ -13,7 +13,7 @@ import pytest
 from aiorocket.broker import Broker
 from aiorocket.config import BrokerConfig
 from aiorocket.runtime.env import real_env
-from aiorocket.storage.results import StoreBusyError
+from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
 from aiorocket.storage.store import MessageStore
 from aiorocket.testing import SimDisk, Simulation, simulate
 from aiorocket_protocol import (
@@ -481,6 +481,37 @@ def test_what_was_done_stays_done_although_the_store_took_no_record_for_a_while(
         peer = await peer.again(sim, broker)
         await asyncio.sleep(61)
         assert bodies(await peer.pop()) == [first.body]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["busy", "full"])
+def test_a_change_that_was_refused_leaves_the_handle_as_it_was(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+    append = MessageStore.append
+    refusing = False
+
+    def refuse(store: MessageStore, topic: str, *arguments: Any, **more: Any) -> None:
+        if not refusing:
+            append(store, topic, *arguments, **more)
+        elif not full:
+            raise StoreBusyError("too much waits")
+        else:
+            asyncio.get_running_loop().call_soon(more["done"], PutResult(PutStatus.FULL, -1, -1, 0))
+
+    monkeypatch.setattr(MessageStore, "append", refuse)
+
+    async def main(sim: Simulation) -> None:
+        nonlocal refusing
+        host, broker = await started(sim, sim.env(), config())
+        peer = Popper(sim, broker.address)
+        await peer.send(b"x")
+        (one,) = await peer.pop()
+        refusing = True
+        assert (await peer.call(200053, one.change(1000))).code != 0
+        refusing = False
+        assert (await peer.call(200053, one.change(90_000))).code == 0
         await peer.close()
         await host.run(broker.close())
 

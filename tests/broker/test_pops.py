@@ -39,6 +39,30 @@ def test_the_offset_of_the_group_is_the_oldest_that_is_out() -> None:
     assert table.count == 0 and table.next_offset(KEY, 6) == 6 and table.next_due() is None
 
 
+def test_a_change_that_is_not_on_record_did_not_happen() -> None:
+    table = PopTable()
+    pop = take(table, [0, 1])
+    table.recorded(pop, 0)
+    for offset in (0, 1):
+        changed = table.change(KEY, offset, 1000, wall_ms=1200, invisible_ms=9000, now=1.2)
+        assert changed is not None and table.acknowledge(KEY, offset, 1000) is None
+        table.undo(changed)
+        table.undo(changed)
+    assert (table.count, pop.left, table.begin(), table.next_due()) == (2, 2, 0, 1.5)
+    assert table.take_due(1.5, 9) == [(pop, [0, 1])] and table.next_due() is None
+    table.give_back(pop, 2.5)
+    table.acknowledge(KEY, 1, 1000)
+    changed = table.change(KEY, 0, 1000, wall_ms=1200, invisible_ms=9000, now=1.2)
+    assert changed is not None and table.begin() == table.end == 1, "nothing of the old one is needed"
+    table.undo(changed)
+    assert table.begin() == 0
+    changed = table.change(KEY, 0, 1000, wall_ms=1200, invisible_ms=9000, now=1.2)
+    assert changed is not None and changed.old is pop
+    table.recorded(changed, 1)
+    table.undo(changed)
+    assert changed.old is None and table.is_out_in(KEY, 0, changed.pop_time), "it is on record"
+
+
 def test_a_message_whose_time_is_over_is_taken_once() -> None:
     table = PopTable()
     pop = take(table, [0, 1])

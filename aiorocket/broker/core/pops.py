@@ -56,7 +56,9 @@ class QueueKey(NamedTuple):
 class Pop:
     """Messages of one queue that went out together. ``offsets`` are all of them; which are still out says the queue."""
 
-    __slots__ = ("attempt", "due", "in_order", "invisible_ms", "key", "left", "logged", "offsets", "pop_time", "taken")
+    __slots__ = (
+        "attempt", "due", "in_order", "invisible_ms", "key", "left", "logged", "offsets", "old", "pop_time", "taken",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -82,6 +84,8 @@ class Pop:
         self.logged: int | None = None
         #: Its time is over and it is being dealt with: too late to acknowledge.
         self.taken = False
+        #: The pop that a change took its message from, until the change is on record.
+        self.old: Pop | None = None
 
 
 class PopQueue:
@@ -229,7 +233,25 @@ class PopTable:
         # Later than the old one, so that the old handle means nothing any more.
         pop = Pop(key, (offset,), max(wall_ms, pop_time + 1), invisible_ms, now + invisible_ms / 1000, old.in_order, "")
         self._put(pop, queue.next)
+        pop.old = old
         return pop
+
+    def undo(self, pop: Pop) -> None:
+        """A change could not be recorded, and whoever asked is told so: the message is out in the pop that it was in,
+        whose handle is the one they have; unless something happened to it since."""
+        queue, old = self._queues.get(pop.key), pop.old
+        offset = pop.offsets[0]
+        if queue is None or old is None or queue.out.get(offset) is not pop or pop.taken or old.taken:
+            return
+        queue.out[offset] = old
+        self.count += 1
+        old.left += 1
+        self._leave(pop)
+        if old.logged is not None and old.logged not in self._recorded:
+            self._recorded[old.logged] = old
+            self._recorded = OrderedDict(sorted(self._recorded.items()))
+        if all(waiting is not old for _, _, waiting in self._due):
+            self._schedule(old, old.due)
 
     def reset(self, key: QueueKey) -> None:
         """The group begins somewhere else; what is out does not count any more."""
@@ -279,6 +301,7 @@ class PopTable:
         """A record is stored at ``at``, that of ``pop`` or one that is no pop's. Called in the order of the records."""
         self.end = at + 1
         if pop is not None:
+            pop.old = None
             if pop.logged is not None:
                 self._recorded.pop(pop.logged, None)
             pop.logged = at
