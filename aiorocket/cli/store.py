@@ -22,6 +22,7 @@ from aiorocket.errors import ProtocolError, StoreCorruptedError, StoreError
 from aiorocket.runtime.disk import RealDisk
 from aiorocket.runtime.env import real_env
 from aiorocket.storage.checkup import Finding, Survey, records, salvage, state_files, survey
+from aiorocket.storage.queue_recovery import Codes
 from aiorocket.storage.snapshots import Snapshot
 from aiorocket.storage.store import MessageStore
 from aiorocket_protocol import RecordView
@@ -50,7 +51,7 @@ def verify(directory: str, as_json: bool) -> None:
     Exit code 0: nothing is damaged; 1: something is.
     """
     with told_in_a_line(), _locked(directory) as disk:
-        found = survey(disk, directory, _progress("verify"))
+        found = survey(disk, directory, _progress("verify"), _codes())
     _tell(directory, found, as_json)
     sys.exit(1 if found.findings else 0)
 
@@ -65,7 +66,7 @@ def repair(directory: str, as_json: bool) -> None:
     Exit code 0: the store starts; messages that are lost are named.
     """
     with told_in_a_line(), _locked(directory) as disk:
-        found = survey(disk, directory, _progress("verify"))
+        found = survey(disk, directory, _progress("verify"), _codes())
         _tell(directory, found, as_json)
         for snapshot in state_files(disk, directory):
             _mend_state(disk, snapshot.path)
@@ -121,7 +122,13 @@ def salvage_(directory: str, target: str, as_json: bool) -> None:
 def _locked(directory: str) -> Iterator[RealDisk]:
     disk = RealDisk()
     if not disk.is_dir(f"{directory}/commitlog"):
-        raise StoreError(f"{directory} has no commitlog: it is not the data directory of a broker")
+        inside = [
+            f"{directory}/{name}" for name in disk.listdir(directory) if disk.is_dir(f"{directory}/{name}/commitlog")
+        ]
+        raise StoreError(
+            f"{directory} has no commitlog: it is not the data directory of a broker"
+            + (f", these are: {', '.join(inside)}" if inside else "")
+        )
     lock = disk.lock(f"{directory}/lock")
     try:
         yield disk
@@ -129,12 +136,15 @@ def _locked(directory: str) -> Iterator[RealDisk]:
         lock.release()
 
 
+def _codes() -> Codes:
+    return queue_codes(DelaySchedule(DELAY_LEVELS))
+
+
 async def _start_once(directory: str) -> None:
     """Open and close it as a broker does: recovery mends what is derived."""
     env = real_env()
-    codes = queue_codes(DelaySchedule(DELAY_LEVELS))
     try:
-        opened = await MessageStore.open(env, StoreConfig(), directory, store_host=bytes(8), codes=codes)
+        opened = await MessageStore.open(env, StoreConfig(), directory, store_host=bytes(8), codes=_codes())
         await asyncio.sleep(0)
         await opened.close()
     finally:

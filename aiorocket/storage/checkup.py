@@ -7,6 +7,7 @@ bytes in all. The caller holds the lock of the directory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import NamedTuple
 
 from aiorocket.config import StoreConfig
@@ -15,6 +16,7 @@ from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checkpoint import load_checkpoint
 from aiorocket.storage.checksums import read_entries, sums_path
 from aiorocket.storage.consume_queue import FILE_SIZE, UNIT, UNIT_SIZE
+from aiorocket.storage.queue_recovery import Codes, code_of
 from aiorocket.storage.recovery import LogSteps
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.snapshots import Snapshot
@@ -87,6 +89,8 @@ class _Log:
             durable = max(steps.durable, segment.base) if last else None
             entries = steps.entries(segment.base)
             for item in walk(self.disk, segment.path, segment.base, segment.capacity, entries, segment.base, durable):
+                if isinstance(item, Found) and not item.topic:
+                    continue  # filler: what compaction left where a message was
                 yield segment, item, durable is not None and isinstance(item, Bad) and item.offset >= durable
                 if isinstance(item, Found) and item.size + item.start > len(item.buffer) - 4096:
                     progress(done + item.offset - segment.base, self.size)
@@ -130,9 +134,9 @@ class _Units:
         return UNIT.unpack_from(data, at) if len(data) - at >= UNIT_SIZE else None
 
 
-def survey(disk: Disk, directory: str, progress: Progress) -> Survey:
-    """Look at every byte of the log, its checksums, the consume queues and the state files. StoreError when the
-    directory is no store, or one of a newer program."""
+def survey(disk: Disk, directory: str, progress: Progress, codes: Codes = MappingProxyType({})) -> Survey:
+    """Look at every byte of the log, its checksums, the consume queues and the state files; ``codes`` as for a store.
+    StoreError when the directory is no store, or one of a newer program."""
     log = _Log(disk, directory)
     findings = [Finding("state", f"{directory}/checkpoint", 0, 0, problem) for problem in log.problems]
     units = _Units(disk, f"{directory}/consumequeue")
@@ -165,7 +169,7 @@ def survey(disk: Disk, directory: str, progress: Progress) -> Survey:
         following[key] = item.queue_offset + 1
         if item.queue_offset < counts.get(key, 0):
             unit = units.unit(key, item.queue_offset)
-            if unit is None or unit[:2] != (item.offset, item.size):
+            if unit is None or unit != (item.offset, item.size, code_of(item, codes, topic, unit[2])):
                 wrong.setdefault(key, []).append(item.queue_offset)
     for key, count in counts.items():
         if bad and following.get(key, 0) < count:

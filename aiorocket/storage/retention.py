@@ -32,6 +32,8 @@ __all__ = ("Retention",)
 
 #: Queues looked at before others have their turn: each may cost a read of the disk.
 _TURN = 64
+#: Units of a queue read in one turn.
+_UNITS = 4096
 #: Used share of the disk above which also young messages go, if that is wanted (RocketMQ's
 #: diskSpaceCleanForciblyRatio).
 _FORCED = 0.85
@@ -76,6 +78,8 @@ class Retention:
         self._closed = False
         self._snapshot = Snapshot(disk, f"{directory.rpartition(chr(47))[0]}/retention")
         self._kept: dict[str, int] | None = None
+        #: How many messages a segment had to keep when it was looked at last.
+        self._looked_at: dict[int, int] = {}
         self.reserved: Callable[[str], float | None] = lambda topic: None
         self.needed: Callable[[], Mapping[tuple[str, int], int]] = dict
 
@@ -267,17 +271,22 @@ class Retention:
 
     async def _compact(self, segment: Segment, holders: dict[ConsumeQueue, int]) -> None:
         """Take what nobody keeps out of a segment that has to stay, if at least half of it goes."""
-        wanted: dict[tuple[bytes, int], int] = {}
-        count = 0
+        rows: list[tuple[ConsumeQueue, int, int]] = []
         for queue, place in holders.items():
             if place < segment.end:
-                wanted[queue.topic_bytes, queue.queue_id] = queue.min_offset
-                count += self._at_place(queue, segment.end) - self._at_place(queue, segment.base)
-        kept = await self._kept_messages()
-        base = str(segment.base)
-        if base in kept and (segment in self._log.unchecked or 2 * count > kept[base]):
+                rows.append((queue, self._at_place(queue, segment.base), self._at_place(queue, segment.end)))
+        kept = await self._kept_bytes()
+        base, count = str(segment.base), sum(high - low for _, low, high in rows)
+        if self._looked_at.get(segment.base) == count or (base in kept and segment in self._log.unchecked):
             return
-        kept[base] = count
+        self._looked_at[segment.base] = count
+        size = 0
+        for queue, low, high in rows:
+            size += await self._size(queue, low, high)
+        if 2 * size > kept.get(base, segment.capacity):
+            return
+        kept[base] = size
+        wanted = {(queue.topic_bytes, queue.queue_id): queue.min_offset for queue, _, _ in rows}
         compaction = Compaction(self._disk, segment, wanted)
         try:
             done = False
@@ -288,7 +297,7 @@ class Retention:
             await self._disk.run(compaction.give_up)
         except OSError:
             await self._disk.run(compaction.give_up)
-            del kept[base]
+            del kept[base], self._looked_at[segment.base]
             raise
         else:
             # Here nothing can read in between.
@@ -302,15 +311,29 @@ class Retention:
             await self._disk.run(self._disk.fsync_dir, self._directory)
         present = {str(each.base) for each in self._log.segments}
         self._kept = {each: number for each, number in kept.items() if each in present}
-        await self._disk.run(self._snapshot.save, self._kept)
+        self._looked_at = {each: number for each, number in self._looked_at.items() if str(each) in present}
+        await self._disk.run(self._snapshot.save, {"bytes": self._kept})
 
-    async def _kept_messages(self) -> dict[str, int]:
-        """How many messages each segment had to keep when it was compacted, by its base."""
+    async def _size(self, queue: ConsumeQueue, low: int, high: int) -> int:
+        """Bytes of the messages of a queue from one offset to another."""
+        total = 0
+        while low < high and not queue.deleted:
+            units = queue.units(self._files, low, min(high - low, _UNITS))
+            if not units:
+                break
+            total += sum(max(0, size) for _, size, _ in UNIT.iter_unpack(units))
+            low += len(units) // UNIT_SIZE
+            await asyncio.sleep(0)
+        return total
+
+    async def _kept_bytes(self) -> dict[str, int]:
+        """How much each segment had to keep when it was compacted, by its base."""
         if self._kept is None:
             try:
-                self._kept = await self._disk.run(self._snapshot.load) or {}
+                state = await self._disk.run(self._snapshot.load) or {}
             except StoreCorruptedError:
-                self._kept = {}
+                state = {}
+            self._kept = dict(state.get("bytes", {}))  # an earlier program wrote numbers of messages
         return self._kept
 
     async def clean_queues(self) -> None:

@@ -14,8 +14,9 @@ from aiorocket.errors import StoreError
 from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.env import Env, real_env
 from aiorocket.storage import MessageStore, ReadStatus, StoreBusyError
+from aiorocket.storage.checkup import records, salvage, survey
 from aiorocket.testing import SimClock, SimDisk, SimLoop
-from tests.storage.stores import bodies, everything, opened, put
+from tests.storage.stores import bodies, config, everything, opened, put
 
 HOUR = 3600.0
 #: Five fill a segment of 64 KiB.
@@ -288,6 +289,57 @@ def test_what_is_kept_stays_in_its_place_and_the_rest_is_given_back(world: World
         del world.disk.files[path]
     world.run(again, tail_cache=0, file_reserved_time=0)
     world.run(shorter)
+
+
+def test_a_lost_checkpoint_and_a_damaged_unit_hide_nothing(world: World) -> None:
+    """Where a queue begins is then looked for in its units; and its first one is wrong."""
+    low = 0
+
+    async def work(store: MessageStore) -> None:
+        nonlocal low
+        await fill(store, 40, every=HOUR)
+        low = store.min_offset("T", 0)
+        assert len(world.files()) > 2 and numbers(store) == list(range(low, 40))
+
+    async def again(store: MessageStore) -> None:
+        assert (numbers(store), store.damaged) == (list(range(low, 40)), [])
+
+    world.run(work)
+    for path in [path for path in world.disk.files if path.startswith("/store/checkpoint")]:
+        del world.disk.files[path]
+    units = world.disk.files["/store/consumequeue/T/0/" + "0" * 20]
+    units[low * 20 : low * 20 + 8] = bytes(7) + b"\1"
+    world.run(again, file_reserved_time=0)
+
+
+def test_a_segment_of_which_most_is_kept_is_not_copied(world: World) -> None:
+    async def work(store: MessageStore) -> None:
+        store.retention.reserved = {"T": 1000.0}.get
+        await mixed(store)  # the large ones stay, the small ones go
+        files = {path: id(world.disk.files[path]) for path in world.files()}
+        await asyncio.sleep(11 * HOUR)
+        assert store.min_offset("long", 0) > 0 and store.min_offset("T", 0) == 0
+        assert {path: id(world.disk.files[path]) for path in world.files()} == files
+        store.retention.reserved = {}.get
+        store.retention.needed = lambda: {("T", 0): 3}
+        await asyncio.sleep(11 * HOUR)
+        assert numbers(store) == list(range(3, 20)), "and the first is compacted now"
+        assert {path for path in world.files() if id(world.disk.files[path]) != files[path]} == {world.files()[0]}
+
+    world.run(work)
+
+
+def test_what_compaction_leaves_in_between_is_no_record_to_whoever_looks_through_a_store(world: World) -> None:
+    async def work(store: MessageStore) -> None:
+        store.retention.reserved = {"long": 1000.0}.get
+        await mixed(store)
+        await asyncio.sleep(11 * HOUR)
+
+    world.run(work)
+    found = survey(world.disk, "store", lambda done, total: None)
+    assert (found.records, found.findings) == (5 + 20, [])
+    assert {record.topic for record in records(world.disk, "store")} == {b"T", b"long"}
+    assert salvage(world.disk, "store", "other", config(), lambda done, total: None).records == 5 + 20
 
 
 def test_a_look_at_much_that_is_old_and_kept_is_short_and_ends_with_the_store(world: World) -> None:
