@@ -176,7 +176,6 @@ class Broker:
             # Known from elsewhere, or defaults will do. Without offsets and delays messages would be passed over or
             # repeated in numbers, without the access tables anybody would be let in: that is for people to decide.
             replaceable=("locks", "transactions", "topics", "groups", "settings", "modes"),
-            behind=("offsets", "delays", "timers", "transactions"),
             behind_sync=store.behind_sync,
         )
         await state.load()

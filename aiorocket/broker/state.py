@@ -3,8 +3,8 @@ changed.
 
 Topics are saved at once, in the disk's one writer thread, and so with ``flush="sync"`` before the first message of a
 new topic can be acknowledged. A queue lock is granted when it is saved. The rest is saved every few seconds and at the
-end: a crash costs repeated deliveries, never a lost message. What says how far something has come (``behind``) is saved
-behind a sync of the log: with ``flush="async"`` it would outlive the copies that it passes in a power cut.
+end: a crash costs repeated deliveries, never a lost message. What says how far something has come is saved behind a
+sync of the log: with ``flush="async"`` it would outlive the copies that it passes in a power cut.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from aiorocket.storage.snapshots import Snapshot
 __all__ = ("BrokerState",)
 
 _log = logging.getLogger("aiorocket.broker")
+
+#: Tables that say how far something has come.
+_BEHIND = ("offsets", "delays", "timers", "transactions")
 
 
 class Table(Protocol):
@@ -45,7 +48,7 @@ class _Saved:
 
 class BrokerState:
     """Named tables in one directory. Those named ``replaceable`` start anew when their file cannot be trusted; those
-    named ``behind`` are saved by ``behind_sync`` (``MessageStore.behind_sync``), the others by the disk at once."""
+    that say how far something has come are saved by ``behind_sync`` (``MessageStore.behind_sync``), by default at once."""
 
     def __init__(
         self,
@@ -53,13 +56,11 @@ class BrokerState:
         directory: str,
         tables: Mapping[str, Table],
         replaceable: Container[str] = (),
-        behind: Container[str] = (),
         behind_sync: Callable[..., asyncio.Future[None]] | None = None,
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._replaceable = replaceable
-        self._behind = behind
         self._behind_sync = behind_sync or disk.run
         #: Tables whose newest state was not found by ``load``: there is no file, or one of its generations is damaged.
         self.lost: set[str] = set()
@@ -108,7 +109,7 @@ class BrokerState:
         if version == saved.version:
             return saved.running if saved.running is not None else _done()
         saved.version = version
-        run = self._behind_sync if name in self._behind else self._disk.run
+        run = self._behind_sync if name in _BEHIND else self._disk.run
         job = run(saved.snapshot.save, saved.table.to_dict())
         saved.running = job
         job.add_done_callback(lambda job: self._finished(saved, name, job))

@@ -132,7 +132,7 @@ class ProcessorTable:
                 f"text that is not Unicode: {error.object[error.start : error.end]!r}", where="request"
             )
         now = asyncio.get_running_loop().time()
-        if isinstance(error, ProtocolError):
+        if isinstance(error, ProtocolError) or (isinstance(error, OSError) and error.errno):  # the latter by the disk
             self._warn(connection, request, str(error))
         elif not isinstance(error, RocketError) and self._bugs.unsaid(request.code, now) is not None:
             asyncio.get_running_loop().call_exception_handler(

@@ -105,10 +105,10 @@ class QueueSteps:
                 bases = [int(name) for name in self.disk.listdir(path) if name.isdigit()]
                 if not name.isdigit() or not bases:
                     raise QueuesDoNotFitError(f"there is no checkpoint and {path} has no file")
-                low, count = bases[0] // UNIT_SIZE, self._count_below(path, bases, self.replay)
+                low, count = bases[0] // UNIT_SIZE, _count_below(self.disk, path, bases, self.replay)
                 if count <= low:
                     raise QueuesDoNotFitError(f"there is no checkpoint and {path} has no unit")
-                first = self._count_below(path, bases, self.start)
+                first = _count_below(self.disk, path, bases, self.start)
                 rows.setdefault(topic, []).append([int(name), max(low, first), count])
                 newest = max(newest, _unit(self.disk, path, count - 1)[:2])
         self.state = {"queues": rows}
@@ -119,27 +119,6 @@ class QueueSteps:
             if record is not None:
                 self.timestamp = record.store_timestamp
         _LOG.warning("no checkpoint: %s is taken as it is up to log offset %d", self.queue_directory, replay)
-
-    def _count_below(self, path: str, bases: list[int], upto: int) -> int:
-        """How many units of a queue point below log offset ``upto``; places ascend."""
-        low = bases[0] // UNIT_SIZE
-        file = self.disk.open(f"{path}/{bases[-1]:020d}")
-        try:
-            high = (bases[-1] + file.size()) // UNIT_SIZE
-        finally:
-            file.close()
-        while low < high:
-            middle = (low + high) // 2
-            place, size, _ = _unit(self.disk, path, middle)
-            if place < upto and (place or size):
-                low = middle + 1
-            else:
-                high = middle
-        # The search ends behind the last unit that it took for one below: a damaged one stands out there.
-        places = [_unit(self.disk, path, index)[0] for index in range(max(bases[0] // UNIT_SIZE, low - 2), low)]
-        if places != sorted(set(places)):
-            raise QueuesDoNotFitError(f"there is no checkpoint and the units of {path} below {low} are out of order")
-        return low
 
     def load_queues(self) -> None:
         """Take over the queues of the checkpoint, cut to what it says; QueuesDoNotFitError when a file is missing or
@@ -314,6 +293,28 @@ class QueueSteps:
         if self.disk.exists(queue.directory):
             remove_queue(self.disk, queue.directory)
         return self._queue(topic, found.queue_id, position)
+
+
+def _count_below(disk: Disk, path: str, bases: list[int], upto: int) -> int:
+    """How many units of a queue point below log offset ``upto``; places ascend."""
+    low = bases[0] // UNIT_SIZE
+    file = disk.open(f"{path}/{bases[-1]:020d}")
+    try:
+        high = (bases[-1] + file.size()) // UNIT_SIZE
+    finally:
+        file.close()
+    while low < high:
+        middle = (low + high) // 2
+        place, size, _ = _unit(disk, path, middle)
+        if place < upto and (place or size):
+            low = middle + 1
+        else:
+            high = middle
+    # The search ends behind the last unit that it took for one below: a damaged one stands out there.
+    places = [_unit(disk, path, index)[0] for index in range(max(bases[0] // UNIT_SIZE, low - 2), low)]
+    if places != sorted(places):
+        raise QueuesDoNotFitError(f"there is no checkpoint and the units of {path} below {low} are out of order")
+    return low
 
 
 def _unit(disk: Disk, path: str, index: int) -> tuple[int, int, int]:
