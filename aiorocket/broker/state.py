@@ -48,7 +48,7 @@ class _Saved:
 
 class BrokerState:
     """Named tables in one directory. Those named ``replaceable`` start anew when their file cannot be trusted; those
-    that say how far something has come are saved by ``behind_sync`` (``MessageStore.behind_sync``), by default at once."""
+    that say how far something has come are saved by ``behind_sync`` (that of the store), else at once."""
 
     def __init__(
         self,
