@@ -40,6 +40,7 @@ def _rows() -> Iterator[tuple[str, str, str]]:
         traces = f"test_java.py::test_traces_are_kept_and_read_back[{version}]"
         yield "traces read by mqadmin", f"Java {version}", traces
         yield "mqadmin's daily commands", f"Java {version}", f"test_mqadmin.py::test_nothing_was_refused[{version}]"
+    yield "what the dashboard's pages ask", "Java 5.5.0", "test_dashboard.py::test_every_page_has_its_answer"
     for client, peer in zip(("go", "cpp", "node"), ON_OURS[2:], strict=True):
         for feature in ("push", "retry", "batch"):
             if (client, feature) != ("node", "batch"):  # it has none
