@@ -11,6 +11,7 @@ from aiorocket.runtime.clock import WallClock
 from aiorocket.testing.chaos_run import SCENARIOS, ChaosReport, chaos, size_for
 from aiorocket.testing.checkers import HistoryError
 from aiorocket.testing.coverage import Coverage
+from aiorocket.testing.features import features
 from aiorocket.testing.history import History
 from aiorocket.testing.power_cuts import power_cuts
 from aiorocket.testing.shrinking import shrink
@@ -20,7 +21,7 @@ from aiorocket.testing.swarm import FAULTS, swarm
 __all__ = ("main",)
 
 # Runs of their own kinds, beside the scenarios of ``chaos``.
-_SWARM, _POWER_CUTS, _STORE_DAYS = "swarm", "power-cuts", "store-days"
+_SWARM, _POWER_CUTS, _STORE_DAYS, _FEATURES = "swarm", "power-cuts", "store-days", "features"
 #: Power cuts of one seed.
 _CUTS = 50
 
@@ -90,6 +91,8 @@ def _once(seed: int, scenario: str, options: argparse.Namespace, coverage: Cover
         return f"{_CUTS} power cuts, {power_cuts(seed, _CUTS)} acknowledged", None
     if scenario == _STORE_DAYS:
         return f"{store_days(seed)} acknowledged", None
+    if scenario == _FEATURES:
+        return f"{features(seed)} messages", None
     if scenario == _SWARM:
         found = swarm(seed, only=options.only, seconds=options.seconds, members=options.members)
         coverage.add(found.history, found.faults)
@@ -145,9 +148,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hours", type=float, default=1.0, help="simulated hours of each run (default: 1)")
     parser.add_argument(
         "--scenario",
-        choices=(*SCENARIOS, "all", _SWARM, _POWER_CUTS, _STORE_DAYS),
+        choices=(*SCENARIOS, "all", _SWARM, _FEATURES, _POWER_CUTS, _STORE_DAYS),
         default="mixed",
-        help="which faults (default: mixed); swarm: a few kinds in each run; power-cuts and store-days: a store alone",
+        help="which faults (default: mixed); power-cuts, store-days: a store alone",
     )
     small = "of swarm, instead of what the seed draws, as a failure prints it"
     parser.add_argument("--only", default="", metavar="FAULTS", help=f"kinds of faults {small}")

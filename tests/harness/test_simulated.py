@@ -1,4 +1,5 @@
-"""Thousands of simulated power cuts, runs where few faults meet, and proof that these find what is broken."""
+"""Thousands of simulated power cuts, days of a store, features and runs where few faults meet, and proof that these
+find what is broken."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ import random
 
 import pytest
 
+from aiorocket.testing.features import features
 from aiorocket.testing.power_cuts import power_cuts
+from aiorocket.testing.store_days import store_days
 from aiorocket.testing.swarm import swarm
-from tests.sim.breakages import BREAKAGES, FOUND, apply, seeds_until_found
+from tests.sim.breakages import BREAKAGES, FOUND, SEEDS, apply, seeds_until_found
 
 pytestmark = [
     pytest.mark.harness,
@@ -22,9 +25,20 @@ pytestmark = [
 QUICK = [name for name, seeds in FOUND.items() if seeds <= (2 if BREAKAGES[name].run is swarm else 4)]
 
 
-def test_twenty_thousand_power_cuts() -> None:
-    for seed in range(400):
+@pytest.mark.parametrize("block", range(8))  # so that every core has some
+def test_twenty_thousand_power_cuts(block: int) -> None:
+    for seed in range(50 * block, 50 * block + 50):
         assert power_cuts(seed) > 0
+
+
+def test_a_store_is_what_it_was_told() -> None:
+    for seed in range(1000, 1060):
+        assert store_days(seed) > 0
+
+
+def test_what_came_of_each_feature_is_what_was_asked_for() -> None:
+    for seed in range(100, 140):
+        assert features(seed) > 20
 
 
 @pytest.mark.parametrize("seed", range(100, 110))
@@ -35,6 +49,7 @@ def test_what_is_promised_holds_where_few_faults_meet(seed: int) -> None:
 
 def test_every_breakage_fits_the_code() -> None:
     assert FOUND.keys() <= BREAKAGES.keys()
+    assert len(FOUND) >= 100 and max(FOUND.values()) <= SEEDS
     for breakage in BREAKAGES.values():
         with pytest.MonkeyPatch.context() as patch:
             apply(patch, breakage)

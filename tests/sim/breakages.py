@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from aiorocket.testing.features import features
 from aiorocket.testing.power_cuts import power_cuts
 from aiorocket.testing.sim_loop import SimDeadlock
 from aiorocket.testing.store_days import store_days
@@ -43,6 +44,11 @@ def damaged_stores(seed: int) -> None:
         asyncio.run(damage.one_place(_images(), place))
 
 
+_timers, _transactions, _once, _pops, _filters = (
+    functools.partial(features, only=part) for part in ("timers", "transactions", "once", "pops", "filters")
+)
+
+
 class Breakage(NamedTuple):
     """In ``where`` ("module:Class.function") ``old`` becomes ``new``. ``run`` is what finds it."""
 
@@ -58,6 +64,10 @@ _STORE = "aiorocket.storage.store:MessageStore"
 _READER = "aiorocket.storage.reader:Reader"
 _RETENTION = "aiorocket.storage.retention:Retention"
 _COMPACTION = "aiorocket.storage.compaction:Compaction"
+_TIMERS = "aiorocket.broker.core.timers:TimerSchedule"
+_CHECKS = "aiorocket.broker.transaction_check:TransactionChecks"
+_TX = "aiorocket.broker.core.transactions:TransactionTable"
+_REVIVAL = "aiorocket.broker.revive:PopRevival"
 _LOCKS = "aiorocket.broker.core.locks:LockTable"
 _LOCK_HANDLERS = "aiorocket.broker.handlers.locks:LockHandlers"
 _LEASES = "aiorocket.client.group.leases:Leases"
@@ -346,6 +356,144 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "self._emit(data[start : start + size])", store_days,
     ),
     "compaction under the old checksums": Breakage(f"{_RETENTION}._compact", "segment.sums = None", "None", store_days),
+    # -- timers --
+    "a timer that comes early": Breakage(
+        f"{_TIMERS}.take", "if code >> 2 > now_ms:", "if code >> 2 > now_ms + 500:", _timers
+    ),
+    "a timer that comes again after a restart": Breakage(
+        f"{_TIMERS}.add", "if offset < self._known:", "if False:", _timers
+    ),
+    "a recall ignored": Breakage(
+        "aiorocket.broker.timers:TimerDelivery._copy", "if self._schedule.is_recalled(values, topic):", "if False:",
+        _timers,
+    ),
+    "a recall forgotten at a restart": Breakage(f"{_TIMERS}.to_dict", '"recalled": dict(self._recalled),', "", _timers),
+    "a recall that is met after its message": Breakage(
+        "aiorocket.broker.core.timers:wait_code", "_RECALL if PROPERTY_TIMER_DEL_UNIQKEY in values else _MESSAGE",
+        "3 if PROPERTY_TIMER_DEL_UNIQKEY in values else _MESSAGE", _timers,
+    ),
+    "a recall answered before it is durable": Breakage(
+        "aiorocket.broker.handlers.recall:RecallHandler.recall", "if result.status is not PutStatus.OK:", "if True:",
+        _timers,
+    ),
+    "timers that are only looked for at a start": Breakage(
+        "aiorocket.broker.timers:TimerDelivery.arrived", "self._driver.update()", "None", _timers
+    ),
+    "timers in the queue not looked for at a start": Breakage(
+        "aiorocket.broker.timers:TimerDelivery.start", "self.arrived()",
+        "self._schedule.next = self._store.max_offset(TIMER_TOPIC, 0)", _timers,
+    ),
+    "a timer due while another waits": Breakage(
+        f"{_TIMERS}.add", "self._parts.append((offset, key - 1))", "None", _timers
+    ),
+    "a timer kept as delivered that was not": Breakage(
+        f"{_TIMERS}._delivered", "upto = min(upto, min(self._in_flight) - 1)", "None", _timers
+    ),
+    # -- transactions --
+    "a half message never checked": Breakage(
+        f"{_CHECKS}._next_deadline", "self.table.next_due() if self._copying < MAX_IN_FLIGHT else None", "None",
+        _transactions,
+    ),
+    "a half message that everybody gets": Breakage(
+        "aiorocket.broker.core.transactions:is_transactional",
+        'values.get(PROPERTY_TRAN_MSG, "").lower() == "true" and not retried', "False", _transactions,
+    ),
+    "a rollback that commits": Breakage(
+        f"{_CHECKS}.rollback", "self._end(half, HalfState.OPEN, ended)",
+        "(data := self._store.read_record(half.physical)) and self.commit(half, RecordView(data, 0, len(data)), ended)",
+        _transactions,
+    ),
+    "an end of a transaction without its op record": Breakage(
+        f"{_CHECKS}._place", "self._end(half, state, ended)", "ended(None)", _transactions
+    ),
+    "open transactions forgotten at a restart": Breakage(
+        f"{_TX}.restore", "self._open[found.name] = Half(", "Half(", _transactions
+    ),
+    "ended transactions open again after a restart": Breakage(
+        f"{_TX}.restore", "if found.name in over or found.offset in over:", "if False:", _transactions
+    ),
+    "transactions read from behind what is open": Breakage(
+        f"{_TX}.progress", "half = next(iter(self._open.values())).offset if self._open else self._next_half",
+        "half = self._next_half", _transactions,
+    ),
+    "op records read from behind what they end": Breakage(
+        f"{_TX}.progress", "self._ops[0][0] if self._ops else self._next_op", "self._next_op", _transactions
+    ),
+    "a transaction asked about once": Breakage(
+        f"{_TX}.copied", "half.state is HalfState.COPYING and self.reopen(half, now + self.interval)", "False",
+        _transactions,
+    ),
+    "a check that nobody is asked": Breakage(f"{_CHECKS}._ask", "connection.oneway(request)", "None", _transactions),
+    # -- sends that count once --
+    "a repetition stored again": Breakage(
+        "aiorocket.broker.core.sent_once:SentOnce.begin", "if unique in stored:", "if False:", _once
+    ),
+    "a repetition of what is under way stored again": Breakage(
+        "aiorocket.broker.core.sent_once:SentOnce.begin", "if waiting is not None:", "if False:", _once
+    ),
+    "sends that count once forgotten at a restart": Breakage(
+        "aiorocket.broker.repetitions:Repetitions._last_stored", "if unique:", "if False:", _once
+    ),
+    "sends that count once on another queue": Breakage(
+        "aiorocket.client.sending.attempts:Attempts.run", "message._replace(once=True), False",
+        "message._replace(once=True), True", _once,
+    ),
+    # -- pops --
+    "an acknowledgement of a pop lost": Breakage(
+        f"{_REVIVAL}.acknowledge", "self._append(encode_acknowledged(key, landed, pop_time), None, done)",
+        "done and done(PutResult(_OK, 0, 0, 0))", _pops,
+    ),
+    "an acknowledgement of a pop that changes nothing": Breakage(
+        f"{_REVIVAL}.acknowledge", "committed = self.table.acknowledge(key, offset, pop_time)", "committed = None",
+        _pops,
+    ),
+    "a pop that is never revived": Breakage(f"{_REVIVAL}._due", "_Revival(self, pop, offsets)", "None", _pops),
+    "a revived pop that stays out": Breakage(
+        "aiorocket.broker.revive:_Revival._revive", "owner.landed(self._pop, offset, recorded=recorded)", "None", _pops
+    ),
+    "a revived pop that is not stored again": Breakage(
+        "aiorocket.broker.revive:_Revival._revive", "store_copy(owner.store, copy, done)",
+        "done(PutResult(_OK, 0, 0, 0))", _pops,
+    ),
+    "pops forgotten at a restart": Breakage(
+        "aiorocket.broker.core.pops:PopTable.replay", "if offsets:\n        self._put",
+        "if False:\n        self._put", _pops,
+    ),
+    "a pop that is over at once after a restart": Breakage(
+        "aiorocket.broker.core.pops:PopTable.replay",
+        "min(max(pop_time + invisible - wall_ms, 0), invisible) / 1000", "0.0", _pops,
+    ),
+    "a changed invisible time that counts for nothing": Breakage(
+        "aiorocket.broker.core.pops:PopTable.change", "self._put(pop, queue.next)", "None", _pops
+    ),
+    "a renewal that is never sent": Breakage(
+        "aiorocket.client.pop.renewals:Renewals._renew", "self._scope.start(self._one(message), name=\"renewal\")",
+        "None", _pops,
+    ),
+    "a group whose pops count before they are acknowledged": Breakage(
+        "aiorocket.broker.core.pops:PopTable.first_out", "next(iter(queue.out))", "queue.next", _pops
+    ),
+    "messages popped while somebody has them": Breakage(
+        "aiorocket.broker.core.pops:PopTable.next_offset", "max(queue.next, committed)", "committed", _pops
+    ),
+    "records of pops begun from behind what is out": Breakage(
+        "aiorocket.broker.core.pops:PopTable.begin", "next(iter(self._recorded), self.end)", "self.end", _pops
+    ),
+    # -- filters and flow control --
+    "a limit on what waits that is never released": Breakage(
+        "aiorocket.client.core.process_queue:ProcessQueue._notify_room", "self._call_room()", "None", _filters
+    ),
+    "a pull that goes on one too far": Breakage(
+        "aiorocket.client.push.fetcher:Fetcher._take", "self.process_queue.put(messages, size, next_offset)",
+        "self.process_queue.put(messages, size, next_offset + 1)", _filters,
+    ),
+    "a filter that takes what it does not want": Breakage(
+        "aiorocket.broker.core.record_filter:RecordFilter.select", "if matches(_properties(view)):", "if True:",
+        _filters,
+    ),
+    "a filter that counts what it did not look at": Breakage(
+        "aiorocket.broker.core.record_filter:RecordFilter.select", "seen += 1", "seen += 2", _filters
+    ),
     # -- damage --
     "a checksum never checked": Breakage(
         "aiorocket.storage.written:WrittenLog.checked", "if wrong:", "if False:", damaged_stores
@@ -398,13 +546,16 @@ FOUND: Final[dict[str, int]] = {
     "topics saved with the rest": 10,
     "delay progress before its copy is stored": 23,
     "timer progress before its copy is stored": 10,
+    "delay progress never saved": 1,
     "timers begin behind what waits": 14,
     "offsets never flushed": 1,
     "locks forgotten at a restart": 2,
+    "no grace when the record of locks is lost": 26,
     "a lock granted before it is recorded": 18,
     "a lock granted while another holds it": 2,
     "a stale epoch accepted": 10,
     "an overtaken unlock": 12,
+    "a lock that anybody can give back": 18,
     "a lease counted from the answer": 122,
     "a lease that is never renewed": 4,
     "a dropped queue that still delivers": 1,
@@ -451,6 +602,37 @@ FOUND: Final[dict[str, int]] = {
     "compaction mistakes a queue for another": 2,
     "compaction moves what stays": 1,
     "compaction under the old checksums": 1,
+    "a timer that comes early": 1,
+    "a timer that comes again after a restart": 6,
+    "a recall ignored": 1,
+    "a recall that is met after its message": 1,
+    "timers that are only looked for at a start": 1,
+    "timers in the queue not looked for at a start": 1,
+    "a half message never checked": 1,
+    "a half message that everybody gets": 1,
+    "a rollback that commits": 1,
+    "an end of a transaction without its op record": 1,
+    "open transactions forgotten at a restart": 1,
+    "ended transactions open again after a restart": 8,
+    "transactions read from behind what is open": 1,
+    "op records read from behind what they end": 8,
+    "a transaction asked about once": 1,
+    "a check that nobody is asked": 1,
+    "a repetition stored again": 4,
+    "a repetition of what is under way stored again": 3,
+    "sends that count once forgotten at a restart": 4,
+    "sends that count once on another queue": 14,
+    "an acknowledgement of a pop lost": 2,
+    "an acknowledgement of a pop that changes nothing": 1,
+    "a pop that is never revived": 1,
+    "a revived pop that stays out": 1,
+    "a revived pop that is not stored again": 4,
+    "pops forgotten at a restart": 1,
+    "messages popped while somebody has them": 1,
+    "records of pops begun from behind what is out": 7,
+    "a limit on what waits that is never released": 1,
+    "a pull that goes on one too far": 1,
+    "a filter that counts what it did not look at": 1,
     "a checksum never checked": 1,
     "a unit that is believed": 2,
     "a record without checksums that is believed": 2,

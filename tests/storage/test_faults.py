@@ -143,6 +143,46 @@ def test_every_storage_call_fails_once(flush: str, code: int) -> None:
     assert last > 60, "the script makes more calls than that"
 
 
+def test_what_is_on_its_way_cannot_be_read() -> None:
+    async def scenario(simulation: Simulation) -> None:
+        store = await opened(simulation.env(disk=simulation.disk()), checkpoint_interval=1000)
+        await put(store, body=b"there")
+        under_way = put(store, body=b"under way")
+        for offset, found in ((0, 1), (1, 0), (2, 0)):
+            result = store.read("T", 0, offset, 32, 1 << 20)
+            assert (result.count, result.max_offset) == (found, 1)
+            assert result.next_offset == 1
+        assert len(store.entries("T", 0, 0, 32)) == 1
+        await under_way
+        assert bodies(store) == [b"there", b"under way"]
+        await store.close()
+
+    run(scenario)
+
+
+def test_an_append_that_is_taken_back_leaves_no_unit() -> None:
+    """What comes at its offset is found by its own."""
+
+    async def scenario(simulation: Simulation) -> None:
+        disk = simulation.disk()
+        store = await opened(simulation.env(disk=disk), checkpoint_interval=1000, tail_cache=0)
+        await put(store, body=b"before")
+        disk.fail(1, errno.ENOSPC)
+        refused = [put(store, body=b"refused" * size) for size in (10, 20)]
+        assert [(await each).status for each in refused] == [PutStatus.FULL] * 2
+        await asyncio.sleep(1)
+        for body in (b"one", b"two", b"three"):
+            await put(store, body=body)
+        assert bodies(store) == [b"before", b"one", b"two", b"three"]
+        assert len(store.entries("T", 0, 0, 99)) == 4
+        await store.close()
+        store = await opened(simulation.env(disk=disk))
+        assert bodies(store) == [b"before", b"one", b"two", b"three"]
+        await store.close()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("call", [2, 3])  # of pwritev, fdatasync, and perhaps that of the checksums
 def test_what_the_kernel_kept_of_a_failed_sync_is_on_the_disk_after_a_restart(call: int) -> None:
     """The pages count as clean then, so a sync alone would not bring them there."""

@@ -1,0 +1,16 @@
+"""Timers, transactions, pops, sends that count once and filters, over restarts, power cuts and lost answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiorocket.testing.features import PARTS, features
+
+# A killed process's coroutine that held a lock is collected when its loop is closed.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_came_of_each_is_what_was_asked_for(part: str) -> None:
+    for seed in range(2):
+        assert features(seed, only=part) > 20
