@@ -11,14 +11,9 @@ from collections import Counter, defaultdict
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
-from aiorocket import Message
-from aiorocket.client.pop.popped import PoppedMessage
-from aiorocket.client.pop.simple_consumer import SimpleConsumer
-from aiorocket.client.sending.producer import Producer
-from aiorocket.client.sending.transaction import TransactionProducer
+from aiorocket import Message, PoppedMessage, Producer, SimpleConsumer, TransactionProducer, TxState
 from aiorocket.config import BrokerConfig, ConsumerConfig, ProducerConfig, StoreConfig
 from aiorocket.errors import RocketError, SendError
-from aiorocket.model import TxState
 from aiorocket.testing.cluster import SimCluster
 from aiorocket.testing.machines import body_of, key_of
 from aiorocket.testing.sim import Simulation, simulate

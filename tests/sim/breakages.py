@@ -1,5 +1,6 @@
-"""Breakages: each takes one protection away, and ``swarm`` or ``power_cuts`` finds it. A protection that
-can be removed without a seed failing is not known to protect.
+"""Breakages: each takes one protection away, and a simulated run finds it (``swarm``, ``power_cuts``, ``store_days``, a
+part of ``features``, or damaged stores). A protection that can be removed without a seed failing is not known to
+protect.
 
 A breakage is an edit of one function: the text that is replaced stands in it exactly once, so a breakage that no longer
 fits the code is an error and not a test that passes. ``FOUND`` says after how many seeds each was found, from 0 on:
