@@ -9,15 +9,24 @@ from io import StringIO
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry, generate_latest
 
-from aiorocket import Client, DeadLetter, Message, Retry, Router, Skip, UsageError
+from aiorocket import Admin, Client, DeadLetter, Message, Producer, Retry, Router, Skip, UsageError
 from aiorocket.runtime.threads import in_thread
 from aiorocket.telemetry.logs import JsonLines, MessageContext, current_message
+from aiorocket.telemetry.message_trace import (
+    MessageTrace,
+    TraceRecord,
+    read_trace,
+    trace_of,
+    write_trace,
+)
 from aiorocket.telemetry.otel import OpenTelemetry
 from aiorocket.telemetry.prometheus import Prometheus
 from aiorocket.testing import LocalRocketMQ
@@ -123,6 +132,82 @@ async def test_spans(rocketmq: LocalRocketMQ) -> None:
     assert len(ids) == 2 and [each.context.span_id for each in sent.links] == ids and sent.kind is SpanKind.CLIENT
     assert [each.context.span_id for each in processed.links] == ids and processed.parent is None
     assert said(processed)["batch.message_count"] == said(sent)["batch.message_count"] == 2
+
+
+async def test_message_trace(rocketmq: LocalRocketMQ) -> None:
+    """Written while the application works, found by the id of a message."""
+    await rocketmq.create_topic("t", queues=1)
+    router, address = Router("g"), rocketmq.nameserver_address
+    router.listener("t", start_from="first")(ends)
+    async with (
+        Producer("tracing", nameservers=address) as producer,
+        MessageTrace(producer, group="p", interval=0.01) as trace,
+        Client(nameservers=address, group="p", middleware=[trace]) as client,
+    ):
+        client.include(router)
+        receipt = await client.send("t", b"again", tag="a", keys=["k1", "k2"], sharding_key="s")
+        await client.send("t", b"other")
+        async with client.running():
+            await rocketmq.settled()
+            await rocketmq.clock.advance(minutes=1)
+    assert trace.dropped == 0
+    async with Admin(nameservers=address) as admin:
+        pub, *calls = await trace_of(admin, receipt.msg_id)
+    assert pub == TraceRecord(
+        "Pub", receipt.msg_id, pub.timestamp, "DefaultRegion", "p", "t", "a", "k1 k2", rocketmq.broker.address, 5,
+        pub.cost, 4, receipt.offset_msg_id,
+    )  # fmt: skip
+    assert [(each.kind, each.retry_times, each.success, each.context_code) for each in calls] == [
+        ("SubBefore", 0, True, 0), ("SubAfter", 0, False, 4), ("SubBefore", 1, True, 0), ("SubAfter", 0, True, 0),
+    ]  # fmt: skip
+    assert {each.group for each in calls} == {"g"} and {each.keys for each in calls} == {"k1 k2"}
+    assert calls[0].request_id == calls[1].request_id != calls[2].request_id == calls[3].request_id
+
+
+async def test_a_trace_that_cannot_be_written_costs_nothing(rocketmq: LocalRocketMQ) -> None:
+    await rocketmq.create_topic("t", queues=1)
+    address = rocketmq.nameserver_address
+    producer = Producer("tracing", nameservers=address)
+    async with producer:
+        trace = MessageTrace(producer, most=3)
+        async with Client(nameservers=address, group="p", middleware=[trace]) as client:
+            for number in range(5):
+                await client.send("t", b"%d" % number)
+    await trace.flush()  # its producer has stopped
+    assert trace.dropped == 5
+
+
+TEXT = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"])).filter("null".__ne__)
+
+
+@given(st.lists(TEXT, min_size=7, max_size=7), st.integers(0, 2**62))
+def test_a_trace_is_read_as_it_was_written(texts: list[str], timestamp: int) -> None:
+    msg_id, *rest = texts
+    record = TraceRecord("Pub", msg_id, timestamp, *rest, cost=3, message_type=4, offset_msg_id=msg_id, success=False)
+    assert read_trace((write_trace(record) * 2).encode()) == [record, record]
+
+
+@given(st.binary())
+def test_any_bytes_are_a_trace_or_none(body: bytes) -> None:
+    read_trace(body)
+    read_trace(b"\x02".join(b"\x01".join([kind, body, body]) for kind in (b"Pub", b"SubBefore", b"SubAfter")))
+
+
+def test_the_traces_of_other_clients_are_read() -> None:
+    """Java's of 5.x, its older form of twelve fields, and one with the client's host."""
+    java = "Pub|1700000000000|DefaultRegion|P|t|ID|tag|key|1.2.3.4:10911|5|3|0|OFFSET|true"
+    older = "Pub|1700000000000|DefaultRegion|P|t|ID|tag|key|1.2.3.4:10911|5|3|0|true"
+    before = "SubBefore|1700000000001||G|R|ID|2|null"
+    after = "SubAfter|R|ID|7|false|key|2|1700000000009|G"
+    text = "~".join((java, f"{java}|9.9.9.9", older, before, after, "Pub|x", "Other|1", ""))
+    records = read_trace(text.replace("|", "\x01").replace("~", "\x02").encode())
+    first, hosted, old, begun, ended = records
+    assert first == TraceRecord(
+        "Pub", "ID", 1700000000000, "DefaultRegion", "P", "t", "tag", "key", "1.2.3.4:10911", 5, 3, 0, "OFFSET", True
+    )
+    assert hosted == first._replace(client_host="9.9.9.9") and old == first._replace(offset_msg_id="")
+    assert (begun.retry_times, begun.keys, begun.group) == (2, "", "G")
+    assert (ended.cost, ended.success, ended.context_code, ended.timestamp) == (7, False, 2, 1700000000009)
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -1,0 +1,270 @@
+"""RocketMQ's own message trace: what became of each message, as messages of RMQ_SYS_TRACE_TOPIC in Apache's format.
+
+A record is fields joined by U+0001 and ended by U+0002. Its message has the ids and keys of what it tells of as its own
+keys, by which ``mqadmin QueryMsgTraceById``, RocketMQ's dashboard and ``trace_of`` find it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from aiorocket import (
+    Admin,
+    ConsumeNext,
+    DeadLetter,
+    Message,
+    Middleware,
+    OutgoingMessage,
+    Producer,
+    PublishNext,
+    Retry,
+    RocketError,
+    SendReceipt,
+    Skip,
+)
+from aiorocket.runtime.clock import WallClock
+from aiorocket_protocol import ProtocolError, parse_offset_msg_id
+
+__all__ = ("TRACE_TOPIC", "MessageTrace", "TraceRecord", "read_trace", "trace_of", "write_trace")
+
+log = logging.getLogger("aiorocket.telemetry")
+
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+
+_FIELD, _END = "\x01", "\x02"
+#: The fields of each kind in Apache's order; what older clients leave out is at the end.
+_FIELDS = {
+    "Pub": (
+        "timestamp", "region", "group", "topic", "msg_id", "tag", "keys", "store_host", "body_length", "cost",
+        "message_type", "offset_msg_id", "success", "client_host",
+    ),
+    "SubBefore": ("timestamp", "region", "group", "request_id", "msg_id", "retry_times", "keys"),
+    "SubAfter": ("request_id", "msg_id", "cost", "success", "keys", "context_code", "timestamp", "group"),
+    "EndTransaction": (
+        "timestamp", "region", "group", "topic", "msg_id", "tag", "keys", "store_host", "message_type",
+        "transaction_id", "transaction_state", "from_check",
+    ),
+}  # fmt: skip
+_NUMBERS = {"timestamp", "body_length", "cost", "message_type", "retry_times", "context_code"}
+_TRUTHS = {"success", "from_check"}
+_ORDER = ("Pub", "EndTransaction", "SubBefore", "SubAfter")
+_REGION = "DefaultRegion"
+#: Java's ordinals: MessageType of a message, ConsumeReturnType of a call.
+_NORMAL, _DELAYED, _ORDERED = 0, 3, 4
+_SUCCESS, _EXCEPTION, _FAILED = 0, 2, 4
+#: Bytes of one message of the topic, as Java's dispatcher has it.
+_MOST_BYTES = 128_000
+
+
+class TraceRecord(NamedTuple):
+    """``kind`` is Pub (a send), SubBefore and SubAfter (a call of a listener, with one ``request_id``), EndTransaction.
+    ``timestamp`` and ``cost`` are in milliseconds. What a kind does not have is as here."""
+
+    kind: str
+    msg_id: str
+    timestamp: int = 0
+    region: str = _REGION
+    group: str = ""
+    topic: str = ""
+    tag: str = ""
+    keys: str = ""
+    store_host: str = ""
+    body_length: int = 0
+    cost: int = 0
+    message_type: int = _NORMAL
+    offset_msg_id: str = ""
+    success: bool = True
+    client_host: str = ""
+    request_id: str = ""
+    retry_times: int = 0
+    context_code: int = _SUCCESS
+    transaction_id: str = ""
+    transaction_state: str = ""
+    from_check: bool = False
+
+
+def write_trace(record: TraceRecord) -> str:
+    """One record as Apache's clients write it: of empty texts at the end, where Java's reader would miss them, ``null``
+    is written, as Java does."""
+    said = []
+    for name in _FIELDS[record.kind]:
+        value = getattr(record, name)
+        if name == "client_host" and not value:
+            continue
+        if name == "keys" and not value:
+            value = "null"
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        said.append(text.replace(_FIELD, " ").replace(_END, " "))
+    return _FIELD.join((record.kind, *said)) + _END
+
+
+def read_trace(body: bytes) -> list[TraceRecord]:
+    """The records of a message of the topic, whichever client wrote them. What cannot be read is left out."""
+    found = []
+    for text in body.decode("utf-8", "replace").split(_END):
+        kind, *values = text.split(_FIELD)
+        names = list(_FIELDS.get(kind, ()))
+        if kind == "Pub" and len(values) == 12:  # before 4.5: without the id that names the record
+            names.remove("offset_msg_id")
+        with suppress(ValueError, TypeError):
+            said = {name: _value(name, value) for name, value in zip(names, values, strict=False)}
+            found.append(TraceRecord(kind=kind, **said))
+    return found
+
+
+def _value(name: str, text: str) -> Any:
+    if name in _NUMBERS:
+        return int(text)
+    if name in _TRUTHS:
+        return text.lower() == "true"
+    return "" if text == "null" else text
+
+
+async def trace_of(admin: Admin, msg_id: str) -> list[TraceRecord]:
+    """What the trace topic has of the message with a sender's ``msg_id``, the oldest first; the errors of ``admin``."""
+    found = []
+    for message in await admin.messages.by_key(TRACE_TOPIC, msg_id):
+        found += [each for each in read_trace(message.body) if each.msg_id == msg_id]
+    return sorted(found, key=lambda each: (each.timestamp, _ORDER.index(each.kind)))
+
+
+class MessageTrace(Middleware):
+    """Writes the trace of what passes it, by a producer that must have another Client than what it traces, or none::
+
+        async with Producer("tracing", nameservers=...) as producer, MessageTrace(producer) as trace:
+            async with Client(nameservers=..., middleware=[trace]) as client: ...
+
+    Records are sent every ``interval`` seconds, and at the end of the block; ``most`` of them wait (more are counted in
+    ``dropped``). A broker that is away costs the application nothing but these. Messages whose broker switched tracing
+    off (TRACE_ON is "false") leave no record of their consumption.
+    """
+
+    def __init__(
+        self, producer: Producer, *, group: str = "", region: str = _REGION, interval: float = 0.5, most: int = 2048
+    ) -> None:
+        self._producer = producer
+        self._group = group or producer.group
+        self._region = region
+        self._interval = interval
+        self._most = most
+        self._wall_ms = WallClock().wall_ms
+        self._waiting: list[TraceRecord] = []
+        self._calls = 0
+        self._task: asyncio.Task[None] | None = None
+        #: Records that were not written, because too many waited or the broker did not take them.
+        self.dropped = 0
+
+    async def __aenter__(self) -> MessageTrace:
+        self._task = asyncio.get_running_loop().create_task(self._forever(), name="message-trace")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.flush()
+
+    async def publish(self, messages: list[OutgoingMessage], call_next: PublishNext) -> Any:
+        began, time = self._wall_ms(), asyncio.get_running_loop().time
+        start = time()
+        receipts = await call_next(messages)
+        cost = round(1000 * (time() - start))
+        for message, receipt in zip(messages, receipts, strict=False):  # none of one-way sends
+            self._add(_of_send(message, receipt, began, cost)._replace(group=self._group, region=self._region))
+        return receipts
+
+    async def consume(self, messages: list[Message], call_next: ConsumeNext) -> Any:
+        traced = [each for each in messages if each.properties.get("TRACE_ON") != "false"]
+        if not traced:
+            return await call_next(messages)
+        self._calls += 1
+        request_id, group, began = f"{traced[0].msg_id}{self._calls:08X}", traced[0].group, self._wall_ms()
+        time = asyncio.get_running_loop().time
+        start = time()
+        for each in traced:
+            self._add(
+                TraceRecord(
+                    "SubBefore", each.msg_id, began, each.properties.get("MSG_REGION", self._region), group,
+                    topic=each.topic, keys=" ".join(each.keys), request_id=request_id, retry_times=each.reconsume_times,
+                )
+            )  # fmt: skip
+        code = _EXCEPTION
+        try:
+            answer = await call_next(messages)
+            code = _SUCCESS
+            return answer
+        except Skip:
+            code = _SUCCESS
+            raise
+        except (Retry, DeadLetter):
+            code = _FAILED
+            raise
+        finally:
+            now, cost = self._wall_ms(), round(1000 * (time() - start)) // len(messages)
+            for each in traced:
+                self._add(
+                    TraceRecord(
+                        "SubAfter", each.msg_id, now, each.properties.get("MSG_REGION", self._region), group,
+                        topic=each.topic, keys=" ".join(each.keys), request_id=request_id, context_code=code,
+                        cost=cost, success=code == _SUCCESS,
+                    )
+                )  # fmt: skip
+
+    def _add(self, record: TraceRecord) -> None:
+        if len(self._waiting) >= self._most:
+            self.dropped += 1
+        else:
+            self._waiting.append(record)
+
+    async def _forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Send what waits. What the broker does not take is dropped, counted and logged."""
+        records, self._waiting = self._waiting, []
+        for part in _parts(records):
+            keys = dict.fromkeys(key for each in part for key in (each.msg_id, *each.keys.split()))
+            body = "".join(map(write_trace, part)).encode()
+            try:
+                await self._producer.send(TRACE_TOPIC, body, keys=list(keys))
+            except RocketError as error:
+                self.dropped += len(part)
+                log.warning("%d records of the message trace are lost: %s", len(part), error)
+
+
+def _parts(records: Iterable[TraceRecord]) -> list[list[TraceRecord]]:
+    """As many as one message holds; their ids and keys must fit its properties, too."""
+    parts: list[list[TraceRecord]] = []
+    room = 0
+    for record in records:
+        size = 20 + len(write_trace(record)) + 2 * len(record.keys)
+        if size > room or len(parts[-1]) >= 100 or sum(len(each.keys) for each in parts[-1]) > 8_000:
+            parts.append([])
+            room = _MOST_BYTES
+        parts[-1].append(record)
+        room -= size
+    return parts
+
+
+def _of_send(message: OutgoingMessage, receipt: SendReceipt, began: int, cost: int) -> TraceRecord:
+    host = ""
+    with suppress(ProtocolError, ValueError):
+        ip, port, _ = parse_offset_msg_id(receipt.offset_msg_id)
+        host = f"{ip}:{port}"
+    kind = _DELAYED if message.delay_level or message.at or message.after else _NORMAL
+    if message.sharding_key is not None:
+        kind = _ORDERED
+    return TraceRecord(
+        "Pub", receipt.msg_id, began, topic=message.topic, tag=message.tag, keys=" ".join(message.keys),
+        store_host=host, body_length=len(message.body), cost=cost, message_type=kind,
+        offset_msg_id=receipt.offset_msg_id,
+    )  # fmt: skip
