@@ -140,9 +140,10 @@ async def nothing_left_on_the_loop() -> AsyncIterator[None]:
 
 @pytest.fixture(autouse=True)
 def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What gives up after 3 s by default waits for a minute in real time: a machine may have other things to do."""
+    """What gives up after 3 s by default waits for a minute in real time: a machine may have other things to do. Of the
+    plain functions only those of these folders run in real time, with loops of their own."""
     function: Any = getattr(request, "function", None)
-    if function is not None and inspect.iscoroutinefunction(function):
+    if request.path.parent.name in ("cli", "spark") or (function is not None and inspect.iscoroutinefunction(function)):
         for config, name in (
             (RemotingConfig, "connect_timeout"), (RemotingConfig, "request_timeout"), (ProducerConfig, "send_timeout"),
         ):  # fmt: skip

@@ -156,7 +156,7 @@ async def test_when_one_consumer_cannot_start_none_runs(mq: Embedded) -> None:
     @bad.listener("nowhere")
     async def never(message: Message) -> None: ...
 
-    config = ClientConfig(nameservers=mq.nameservers, start_timeout=0.5, missing_topics="error")
+    config = ClientConfig(nameservers=mq.nameservers, start_timeout=1, missing_topics="error")
     async with Client(config=config, group="g") as client:
         client.include(good)
         client.include(bad)
