@@ -60,6 +60,9 @@ def _rows() -> Iterator[tuple[str, str, str]]:
         ours,
         "test_dead_letters.py::test_dead_letters_are_read_and_replayed_once[apache]",
     )
+    for peer, kind in ((ours, "apache"), (older, "apache_older")):
+        for name in ("orderly", "batch", "delay", "request-reply", "lite pull", "namespace"):
+            yield FEATURES[name], peer, f"test_features.py::test_ours_at_apaches[{kind}]"
     for version, name in (("5.5.0", "newest"), ("4.9.7", "older")):
         yield "ACL", f"Java {version}", f"test_access.py::test_javas_client_signs_in[{name}-plain]"
         yield "ACL and TLS", f"Java {version}", f"test_access.py::test_javas_client_signs_in[{name}-encrypted]"
