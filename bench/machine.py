@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from aiorocket_protocol.fast import SPEEDUPS
 from bench.processes import ROOT
 
 
@@ -22,7 +23,8 @@ def facts(data: str) -> dict[str, Any]:
         "commit": commit(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "interpreter": interpreter(),
-        "packages": {name: version(name) for name in ("uvloop", "msgpack")},
+        "packages": {name: version(name) for name in ("uvloop", "msgpack", "msgspec")},
+        "speedups": SPEEDUPS,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -53,6 +53,9 @@ ODD = st.sampled_from([
     bytearray(b"1234"),
     memoryview(b"12345678"), (), [], type("Number", (), {"__index__": lambda self: 7})(), "\ud800", bytes(40_000),
 ])  # fmt: skip
+#: Where msgpack changes its form and fields end.
+EDGES = [edge + step for edge in (-32, *(sign * 2**bits for bits in (7, 8, 15, 16, 31, 32, 63) for sign in (-1, 1)))
+         for step in (-1, 0, 1)]  # fmt: skip
 INT32 = st.integers(-(2**31), 2**31 - 1) | st.sampled_from([-(2**31), 2**31 - 1])
 INT64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([-(2**63), 2**63 - 1])
 BYTES = st.binary(max_size=60)
@@ -220,3 +223,80 @@ def test_the_views_of_cut_frames_are_let_go() -> None:
     buffer = bytearray(frame.encode_frame(1, b"header", b"body"))
     assert frame.cut_frames(memoryview(buffer), len(buffer))[0] == [(1, b"header", b"body")]
     buffer.extend(b"more")  # BufferError while anybody holds it
+
+
+RECORDS = record_writer.encode_record(
+    b"topic", b"body", b"A\x01b\x02", 1, 2, 3, 4, 0, 5, bytes(8), 6, bytes(8), 7, 8
+) + record_writer.encode_record(b"t", b"", b"", 1, 2, 3, 4, 0, 5, bytes(8), 6, bytes(8))
+BATCH = encode_batch([(b"body", 4, b"A\x01b\x02"), (b"", 0, b"")])
+NUMBERS = (-1, -(2**31), -33, 127, 128, 300, 70_000, 2**31 - 1)
+HEADERS = b"".join(
+    frame.encode_frame(
+        int(MSGPACK),
+        packed(RemotingCommand(-number, number, 1, 9, 400, remark, None, (number, None, True, "id", "x" * 40))),
+        b"body",
+    )
+    for number, remark in zip(NUMBERS, (None, "why", "é", "y" * 300, "", None, None, None), strict=True)
+)
+
+
+@pytest.mark.parametrize("name", ["split_records", "decode_batch", "cut_frames", "decode"])
+def test_every_byte_changed_and_every_cut(name: str) -> None:
+    def compare(data: bytes) -> None:
+        if name == "cut_frames":
+            same(name, memoryview(data), len(data))
+        elif name == "decode":
+            same(name, MSGPACK, data, b"")
+        else:
+            same(name, data)
+
+    headers = [header for _, header, _ in frame.FrameSplitter().feed(HEADERS)]
+    wholes = {"split_records": [RECORDS], "decode_batch": [BATCH], "cut_frames": [HEADERS], "decode": headers}
+    for whole in wholes[name]:
+        for at, byte in enumerate(whole):
+            compare(whole[:at])
+            for changed in {0, 1, 0x7F, 0x80, 0xFF, 0xC0, 0xC1, byte + 1 & 0xFF, byte - 1 & 0xFF, byte ^ 0x10}:
+                compare(whole[:at] + bytes([changed]) + whole[at + 1 :])
+
+
+def test_lengths_at_their_limits() -> None:
+    limits = (0, 4, 11, frame.MAX_HEADER, frame.MAX_HEADER + 4, frame.MAX_FRAME - 4, 2**24 - 1, 2**31, 2**32 - 1)
+    near = [each + step for each in limits for step in (-1, 0, 1)]
+    for length in (each for each in near if 0 <= each < 2**32):
+        for header in (each for each in near if 0 <= each < 2**24):
+            data = length.to_bytes(4, "big") + (0x4D << 24 | header).to_bytes(4, "big") + bytes(8)
+            same("cut_frames", memoryview(data), len(data))
+    numbers = (1, 2, 3, 4, 0, 5, bytes(8), 6, bytes(8))
+    for topic in (127, 128, 32767, 32768):
+        for properties in (32766, 32767, 32768, 65536):
+            topic_bytes, text = bytes(topic), bytes(properties)
+            same("encode_record", topic_bytes, b"body", text, *numbers)
+            for extra in (b"", b"A", b"AB"):
+                batched = (topic_bytes, 1, 2, 3, 0, 5, bytes(8), 6, bytes(8))
+                same("encode_records", [(b"body", 0, text)], extra, *batched)
+            same("decode_batch", (26 + properties).to_bytes(4, "big") + bytes(12) + b"\0\0\0\4body"
+                 + (properties & 0xFFFF).to_bytes(2, "big") + text)  # fmt: skip
+
+
+def test_numbers_at_their_limits() -> None:
+    for number in EDGES:
+        same("encode_head", RemotingCommand.response(0, (number,)), MSGPACK)
+        same("decode_batch", BATCH, number)
+        for field in ("code", "opaque", "flag", "language", "version"):
+            command = RemotingCommand.response(0, (number,))
+            setattr(command, field, number)
+            same("encode_head", command, MSGPACK)
+            same("decode", MSGPACK, packed(command), b"")
+        for at in (3, 4, 5, 6, 7, 8, 10):
+            arguments = [b"t", b"body", b"", 1, 2, 3, 4, 0, 5, bytes(8), 6, bytes(8)]
+            same("encode_record", *replaced(arguments, at, number))
+            batched = [[(b"body", 0, b"")] * 2, b"", b"t", 1, 2, 3, 0, 5, bytes(8), 6, bytes(8), 7]
+            same("encode_records", *replaced(batched, at, number))
+    for length in (0, 1, 31, 32, 33, 255, 256, 257, 65535, 65536):
+        command = RemotingCommand.response(0, ("x" * length,), remark="y" * length)
+        same("encode_head", command, MSGPACK)
+        same("decode", MSGPACK, packed(command), b"")
+    for count in (14, 15, 16, 17, 255, 256, 257):
+        command = RemotingCommand.response(0, (1,) * count)
+        same("encode_head", command, MSGPACK)
+        same("decode", MSGPACK, packed(command), b"")
