@@ -85,16 +85,24 @@ class _SimFile(MemoryFile):
         return super().pread(size, offset)
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
-        self._call("pwritev")
         data = b"".join(buffers)
+        try:
+            self._call("pwritev")
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                self._write(data[: self._sim.part_of(len(data))], offset)
+            raise
         room = self._sim.room() + max(0, len(self._data) - offset)
         full = len(data) > room
         if full:
             data = data[:room]
-        super().pwritev([data], offset)
-        self._content.touch(offset, offset + len(data))
+        self._write(data, offset)
         if full:
             raise OSError(errno.ENOSPC, "No space left on device", self.path)
+
+    def _write(self, data: bytes, offset: int) -> None:
+        super().pwritev([data], offset)
+        self._content.touch(offset, offset + len(data))
 
     def fdatasync(self) -> None:
         try:
@@ -131,8 +139,9 @@ class SimDisk(MemoryDisk):
     ``crash()`` is a power cut: each unsynced sector is kept, torn or lost, and so are names that were created, renamed
     or removed without ``fsync_dir`` (in order within a directory). ``process_died()`` is a kill -9: bytes stay, locks
     and handles go. Both strike in the middle of the job that runs: it has made a drawn number of its calls.
-    ``fail(after, code)`` makes the call number ``calls + after`` fail; ``capacity`` bounds the bytes of all files;
-    ``latency`` is what a job given to ``run`` takes, (least, most) seconds: raise it for a slow disk.
+    ``fail(after, code)`` makes the call number ``calls + after`` fail, a write with a part of it done; ``capacity``
+    bounds the bytes of all files; ``latency`` is what a job given to ``run`` takes, (least, most) seconds: raise it for
+    a slow disk.
     """
 
     def __init__(self, seed: int = 0, *, capacity: int = 1 << 40) -> None:
@@ -212,6 +221,10 @@ class SimDisk(MemoryDisk):
         code = self._failures.pop(self.calls, None)
         if code is not None:
             raise OSError(code, f"{os.strerror(code)} (simulated in {what})", path)
+
+    def part_of(self, size: int) -> int:
+        """How much of a write that fails arrives: often nothing, never all."""
+        return self._draw.randrange(size) if size and self._draw.random() < 0.75 else 0
 
     def room(self) -> int:
         return max(0, self.capacity - sum(map(len, self.files.values())))
