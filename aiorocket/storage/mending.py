@@ -13,12 +13,13 @@ from itertools import islice
 
 from aiorocket.runtime.disk import Disk
 from aiorocket.storage.checkpoint import QueueTable
-from aiorocket.storage.checksums import read_entries, sums_path
+from aiorocket.storage.checksums import Entries, read_entries, sums_path
 from aiorocket.storage.commit_log import CommitLog
 from aiorocket.storage.consume_queue import GAP, UNIT, ConsumeQueue, write_units
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.queue_recovery import Codes, code_of
-from aiorocket.storage.results import Damage
+from aiorocket.storage.results import Damage, StoreBusyError
+from aiorocket.storage.segment import Segment
 from aiorocket.storage.walk import Bad, Found, walk
 
 __all__ = ("Mending",)
@@ -128,7 +129,8 @@ class Mending:
 
     def _mended(self, queue: ConsumeQueue, task: asyncio.Task[None]) -> None:
         del self._tasks[queue]
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, StoreBusyError):  # after that whoever reads there begins anew
             _LOG.error("%s could not be made again: %s", queue.directory, error)
 
     async def _mend(self, queue: ConsumeQueue, offset: int) -> None:
@@ -199,7 +201,16 @@ class Mending:
             for item in walk(self._disk, segment.path, segment.base, segment.capacity, entries, offset, stop):
                 if item.offset >= stop:
                     return
+                if isinstance(item, Bad) and not self._is_as_before(segment, entries):
+                    raise StoreBusyError(f"{segment.path} was removed or compacted meanwhile")
                 yield item
+
+    def _is_as_before(self, segment: Segment, entries: Entries | None) -> bool:
+        """Whether retention has neither removed a segment nor exchanged it since these were its checksums."""
+        now = read_entries(self._disk, sums_path(segment.path), segment.base)
+        if segment not in self._log.segments or now is None or entries is None:
+            return segment in self._log.segments and now is entries
+        return now.crcs[: len(entries.crcs)] == entries.crcs
 
 
 def _next(records: Generator[Found | Bad]) -> list[Found | Bad]:

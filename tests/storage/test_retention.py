@@ -15,6 +15,7 @@ from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.env import Env, real_env
 from aiorocket.storage import MessageStore, ReadStatus, StoreBusyError
 from aiorocket.storage.checkup import records, salvage, survey
+from aiorocket.storage.walk import Bad, Found
 from aiorocket.testing import SimClock, SimDisk, SimLoop
 from tests.storage.stores import bodies, config, everything, opened, put
 
@@ -310,6 +311,19 @@ def test_a_lost_checkpoint_and_a_damaged_unit_hide_nothing(world: World) -> None
     units = world.disk.files["/store/consumequeue/T/0/" + "0" * 20]
     units[low * 20 : low * 20 + 8] = bytes(7) + b"\1"
     world.run(again, file_reserved_time=0)
+
+
+def test_units_made_again_while_retention_works_find_no_damage(world: World) -> None:
+    async def work(store: MessageStore) -> None:
+        await fill(store, 30)
+        items = store._mending._walk(0, store._log.written)
+        assert isinstance(next(items), Found)
+        await asyncio.sleep(11 * HOUR)
+        assert store.min_offset("T", 0) == 25
+        with pytest.raises(StoreBusyError, match="removed or compacted"):
+            assert not [item for item in items if isinstance(item, Bad)]
+
+    world.run(work)
 
 
 def test_a_segment_of_which_most_is_kept_is_not_copied(world: World) -> None:
