@@ -17,6 +17,7 @@ from aiorocket.nameserver.broker_lists import BrokerLists
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
 from aiorocket.nameserver.local import from_here
+from aiorocket.nameserver.reported import reported
 from aiorocket.nameserver.settings import SettingsHandlers
 from aiorocket.nameserver.state_file import StateFile
 from aiorocket.nameserver.topic_lists import TopicLists
@@ -42,8 +43,6 @@ from aiorocket_protocol import (
     PutKVConfigRequestHeader,
     QueryDataVersionRequestHeader,
     QueryDataVersionResponseHeader,
-    QueueData,
-    RegisterBrokerBody,
     RegisterBrokerRequestHeader,
     RegisterBrokerResponseHeader,
     RemotingCommand,
@@ -85,6 +84,7 @@ class NameServer:
         self._tasks = TaskScope("nameserver")
         self._expiry: DeadlineDriver | None = None
         self._heard = False  # of any broker since the start
+        self._reading = asyncio.Lock()
         #: Of users made by command, when they are this server's own.
         self._access_file: StateFile | None = None
         if config.data is not None and accounts is None and security.accounts is not None:
@@ -195,24 +195,14 @@ class NameServer:
 
     # ---- brokers
 
-    def _register(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def _register(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         header = command.read(RegisterBrokerRequestHeader)
         if header.body_crc32 and zlib.crc32(command.body) & 0xFFFFFFFF != header.body_crc32 & 0xFFFFFFFF:
             return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
-        topics: dict[str, QueueData] | None = None
-        version = DataVersion(0, 0)
-        if command.body:
-            if header.compressed:
-                body = RegisterBrokerBody.from_compressed(command.body)
-            else:
-                body = decode_body(RegisterBrokerBody, command.body, command.serialize_type)
-            version = body.data_version
-            topics = {
-                topic.topic_name: QueueData(
-                    header.broker_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag
-                )
-                for topic in body.topics
-            }
+        async with self._reading:  # in the order in which they came
+            version, topics = await reported(command, header)
+        if connection.closed:
+            return None
         expiry = header.heartbeat_timeout_millis
         report = BrokerReport(
             cluster=header.cluster_name,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Generator, Iterator
 from struct import Struct
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Self
 
 from aiorocket_protocol import fastjson
+from aiorocket_protocol.bodies import decode_plain
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_FRAME
 from aiorocket_protocol.names import PERM_READ_WRITE, SINGLE_TAG, TOPIC_FILTER_TYPES
@@ -156,26 +158,56 @@ class RegisterBrokerBody(NamedTuple):
     @classmethod
     def from_compressed(cls, data: bytes) -> Self:
         """ProtocolError for damaged data, more than a frame's worth of it, or lengths that do not fit."""
-        stream = zlib.decompressobj()
-        try:
-            content = stream.decompress(data, MAX_FRAME + 1)
-        except zlib.error as error:
-            raise ProtocolError(f"not zlib: {error}", where="compressed registration") from None
-        if not stream.eof or len(content) > MAX_FRAME:
-            raise ProtocolError(f"cut off, or more than {MAX_FRAME} bytes", where="compressed registration")
-        try:
-            version, at = _take(content, 0)
-            (count,) = _INT.unpack_from(content, at)
-            at += 4
-            topics = []
-            for _ in range(count):
-                text, at = _take(content, at)
-                topics.append(TopicConfig.from_text(text.decode()))
-            servers, at = _take(content, at)
-        except (StructError, UnicodeDecodeError) as error:
-            raise ProtocolError(f"cut off or not text: {error}", where="compressed registration") from None
-        filter_servers = Plain({"filterServerList": fastjson.loads(servers or b"[]")}, "RegisterBrokerBody")
-        return cls(DataVersion.from_plain(fastjson.loads(version)), topics, filter_servers.texts("filterServerList"))
+        content = _decompressed(data)
+        version, reading = _version(content), _topics(content)
+        topics: list[TopicConfig] = []
+        while True:
+            try:
+                topics.append(next(reading))
+            except StopIteration as end:
+                filter_servers = Plain({"filterServerList": fastjson.loads(end.value or b"[]")}, "RegisterBrokerBody")
+                return cls(version, topics, filter_servers.texts("filterServerList"))
+
+    @staticmethod
+    def one_by_one(data: bytes, *, compressed: bool, serialize_type: int) -> tuple[DataVersion, Iterator[TopicConfig]]:
+        """The version of a body, and its topics, each read when it is asked for: a broker may have tens of thousands.
+        ProtocolError comes with what it is about."""
+        if compressed:
+            content = _decompressed(data)
+            return _version(content), _topics(content)
+        plain = Plain(decode_plain(data, serialize_type, "RegisterBrokerBody"), "RegisterBrokerBody")
+        table = Plain(plain.table("topicConfigSerializeWrapper"), "TopicConfigTable")
+        topics = table.table("topicConfigTable").values()
+        return DataVersion.from_plain(table.table("dataVersion")), map(TopicConfig.from_plain, topics)
+
+
+def _decompressed(data: bytes) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        content = stream.decompress(data, MAX_FRAME + 1)
+    except zlib.error as error:
+        raise ProtocolError(f"not zlib: {error}", where="compressed registration") from None
+    if not stream.eof or len(content) > MAX_FRAME:
+        raise ProtocolError(f"cut off, or more than {MAX_FRAME} bytes", where="compressed registration")
+    return content
+
+
+def _version(content: bytes) -> DataVersion:
+    return DataVersion.from_plain(fastjson.loads(_take(content, 0)[0]))
+
+
+def _topics(content: bytes) -> Generator[TopicConfig, None, bytes]:
+    """Returns what comes behind them: the filter servers."""
+    try:
+        _, at = _take(content, 0)
+        (count,) = _INT.unpack_from(content, at)
+        at += 4
+        for _ in range(count):
+            text, at = _take(content, at)
+            yield TopicConfig.from_text(text.decode())
+        return _take(content, at)[0]
+    except (StructError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"cut off or not text: {error}", where="compressed registration") from None
 
 
 def _counted(data: bytes) -> bytes:
@@ -183,6 +215,8 @@ def _counted(data: bytes) -> bytes:
 
 
 def _take(content: bytes, at: int) -> tuple[bytes, int]:
+    if at + 4 > len(content):
+        raise ProtocolError("cut off", where="compressed registration")
     (length,) = _INT.unpack_from(content, at)
     end = at + 4 + length
     if length < 0 or end > len(content):
