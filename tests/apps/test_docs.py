@@ -8,15 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import aiorocket
+from aiorocket import errors
+from aiorocket.client import exits
 
 ROOT = Path(aiorocket.__file__).parents[1]
 TITLED = re.compile(r'^```python title="([\w.]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
-def test_testing_your_service(tmp_path: Path) -> None:
-    files = dict(TITLED.findall((ROOT / "docs" / "testing.md").read_text()))
-    assert len(files) == 4
+@pytest.mark.parametrize(("page", "count", "passed"), [("testing", 4, 8), ("services", 2, 1)])
+def test_a_page_runs(page: str, count: int, passed: int, tmp_path: Path) -> None:
+    files = dict(TITLED.findall((ROOT / "docs" / f"{page}.md").read_text()))
+    assert len(files) == count
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     done = subprocess.run(
@@ -29,4 +34,19 @@ def test_testing_your_service(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 passed" in done.stdout
+    assert f"{passed} passed" in done.stdout
+
+
+def test_every_error_has_its_entry() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    entries = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(entries) == sorted([*errors.__all__, *exits.__all__[:-1]])
+    assert exits.__all__[-1] == "failure_of"
+
+
+def test_the_first_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    [program] = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    exec(compile(program, "index.md", "exec"), {})
+    assert capsys.readouterr().out == "{'id': 'o-1', 'amount': 42}\n"

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from aiorocket import Producer
+from aiorocket import Admin, Consumer, Message, Producer, Retry
+from aiorocket.telemetry.message_trace import MessageTrace, trace_of
 from tests.interop.peers import NEWEST, OLDER, Server, ask, fetch_jars
 from tests.interop.test_consumers import Tools, create, server, until
 
@@ -80,3 +81,36 @@ async def test_mqadmin_cleans_up(server: Server, version: str, tmp_path: Path) -
     for command in ("cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog"):
         told = await mqadmin(command, "-b", server.broker)
         assert "success" in told and "Exception" not in told, told
+
+
+async def test_mqadmin_reads_our_message_trace(server: Server, tmp_path: Path) -> None:
+    """Of a send, a failed call of a listener and a good one; and ours reads it, too."""
+    topic, done = "traced", asyncio.Event()
+    await create(server, topic, 1)
+    names = (server.nameserver,)
+
+    async def listener(message: Message) -> None:
+        if message.attempt == 1:
+            raise Retry(delay_level=1)
+        done.set()
+
+    async with (
+        Producer("tracing", nameservers=names) as sender,
+        MessageTrace(sender, group="shop", interval=0.1) as trace,
+        Producer("shop", nameservers=names, middleware=[trace]) as producer,
+    ):
+        sent = await producer.send(topic, b"1", tag="paid", keys=["order-1"], timeout=10)
+        consumer = Consumer("billing", nameservers=names, middleware=[trace])
+        consumer.listener(topic, start_from="first")(listener)
+        async with consumer, asyncio.timeout(60):
+            await done.wait()
+    assert trace.dropped == 0
+    mqadmin, told = tools_of(NEWEST, server, tmp_path), ""
+    async with asyncio.timeout(100):
+        while len(re.findall(r"^Sub", told, re.MULTILINE)) < 2:  # until it is indexed
+            told = await mqadmin("queryMsgTraceById", "-i", sent.msg_id)
+    assert re.search(r"^Pub +shop .*success", told, re.MULTILINE), told
+    assert sorted(re.findall(r"^Sub +billing .*(success|failed)", told, re.MULTILINE)) == ["failed", "success"], told
+    async with Admin(nameservers=names) as admin:
+        kinds = [each.kind for each in await trace_of(admin, sent.msg_id)]
+    assert kinds == ["Pub", *["SubBefore", "SubAfter"] * 2]
