@@ -24,7 +24,7 @@ except SystemExit:
 """
 
 
-@pytest.mark.parametrize("command", ["", "produce", "consume", "dlq list"])
+@pytest.mark.parametrize("command", ["", "produce", "consume", "dlq list", "topic", "group lag", "doctor"])
 def test_a_client_command_that_says_what_it_does_imports_little(command: str) -> None:
     told = subprocess.run(
         [sys.executable, "-c", _COUNT, *command.split(), "--help"], capture_output=True, text=True, timeout=60

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 
 from aiorocket.client.admin.asking import Asking
 from aiorocket.client.admin.brokers import Brokers
 from aiorocket.client.admin.dead_letters import DeadLetters
+from aiorocket.client.admin.doctor import LAG, Finding, examine
 from aiorocket.client.admin.groups import Groups
 from aiorocket.client.admin.messages import Messages
 from aiorocket.client.admin.names import NameServers
@@ -83,6 +84,10 @@ class Admin:
         or refuse the name, UsageError for a cluster that is not there, NotConnectedError when nobody can be reached.
         """
         await self.topics.create(topic, queues, cluster=cluster)
+
+    def doctor(self, *, lag: int = LAG) -> AsyncGenerator[Finding, None]:
+        """What is well and what is not, with advice; a group counts as lagging from ``lag`` messages on."""
+        return examine(self, lag=lag)
 
     def dlq(self, group: str) -> DeadLetters:
         """The messages that consumer group ``group`` gave up. UsageError for a name that no group can have."""

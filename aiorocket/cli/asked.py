@@ -1,0 +1,150 @@
+"""What commands that ask a cluster share: their options, tables for people, one JSON document for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+import aiorocket
+from aiorocket.cli.options import client_options
+from aiorocket.cli.running import run
+from aiorocket.cli.show import table
+
+if TYPE_CHECKING:
+    from aiorocket.client.admin.admin import Admin
+    from aiorocket.config import ClientConfig
+
+__all__ = ("SCHEMA", "asks", "changes", "confirmed", "moment", "told")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Version of the JSON document: {"schema": 1, "kind": "...", "rows": [{...}], "missing": [{"server", "why"}]}. A new
+#: field in a row does not change it; a field that goes or means something else does.
+SCHEMA = 1
+
+
+Command = Callable[..., "Callable[[Admin], Awaitable[int]]"]
+
+
+def asks(function: Command) -> Callable[..., None]:
+    """As ``changes``, with ``--watch``."""
+    help_text = "Look again every S seconds until Ctrl-C."
+    return click.option("--watch", type=click.FloatRange(0.1), metavar="S", help=help_text)(changes(function))
+
+
+def changes(function: Command) -> Callable[..., None]:
+    """A command: ``function`` gets its own arguments and returns what to do with the Admin, which gives the exit code.
+    Adds the options of a client, ``--broker`` and ``--json``."""
+
+    @wraps(function)
+    def command(
+        *args: Any,
+        config: ClientConfig,
+        brokers: tuple[str, ...],
+        as_json: bool,
+        watch: float | None = None,
+        **given: Any,
+    ) -> None:
+        work = function(*args, **given)
+        context = click.get_current_context()
+        context.obj = as_json
+        sys.exit(run(_work(config, brokers, work, watch)))
+
+    decorated: Any = command
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="One JSON document."),
+        click.option(
+            "--broker", "brokers", multiple=True, metavar="HOST:PORT|unix:PATH", envvar="AIOROCKET_BROKER",
+            show_envvar=True, help="Ask there, not the brokers that name servers know: an administration listener.",
+        ),
+        client_options,
+    ):  # fmt: skip
+        decorated = option(decorated)
+    return cast("Callable[..., None]", decorated)
+
+
+async def _work(
+    config: ClientConfig, brokers: Sequence[str], work: Callable[[Admin], Awaitable[int]], watch: float | None
+) -> int:
+    import asyncio
+
+    from aiorocket.client.session import Session
+
+    async with Session(config=config) as session:
+        admin = aiorocket.Admin(client=session, brokers=brokers)
+        while True:
+            if watch is not None and sys.stdout.isatty():
+                click.clear()
+            code = await work(admin)
+            if watch is None:
+                return code
+            sys.stdout.flush()
+            await asyncio.sleep(watch)
+
+
+def told(kind: str, title: str, rows: Iterable[Any], missing: Sequence[Any] = ()) -> int:
+    """Print ``rows`` (named tuples) and what is ``missing``; the exit code: 1 when something is."""
+    plain = [_plain(row) for row in rows]
+    if click.get_current_context().obj:
+        document = {
+            "schema": SCHEMA, "kind": kind, "rows": plain,
+            "missing": [{"server": each.server, "why": each.why} for each in missing],
+        }  # fmt: skip
+        click.echo(json.dumps(document, ensure_ascii=False))
+    elif plain:
+        columns = list(plain[0])
+        cells = [tuple(_cell(name, row.get(name)) for name in columns) for row in plain]
+        table(title, [name.removesuffix("_ms").replace("_", " ") for name in columns], cells, pretty=False)
+    else:
+        click.echo(f"{title}: nothing")
+    for each in missing:
+        click.echo(f"missing: {each.server}: {each.why}", err=True)
+    return 1 if missing else 0
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    if isinstance(row, dict):
+        return row
+    plain: dict[str, Any] = row._asdict()
+    if hasattr(row, "lag"):
+        plain["lag"] = row.lag
+    return plain
+
+
+def _cell(name: str, value: Any) -> str:
+    if name.endswith("_ms") and isinstance(value, int):
+        return datetime.fromtimestamp(value / 1000, UTC).astimezone().isoformat(" ", "seconds") if value > 0 else ""
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, dict):
+        return " ".join(f"{key}={each}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def moment(text: str) -> int:
+    """ISO 8601 (local time when it names no zone) or milliseconds since 1970; click.BadParameter."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(f"{text!r} is neither a time like 2030-01-31T12:00:00 nor milliseconds") from None
+
+
+def confirmed(function: F) -> F:
+    """``--yes``: what cannot be undone is asked about on a terminal and refused elsewhere without it."""
+
+    def check(_ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+        if not value and not (sys.stdin.isatty() and click.confirm("This cannot be undone. Go on?")):
+            raise click.UsageError("this cannot be undone: give --yes")
+        return value
+
+    return click.option("--yes", is_flag=True, expose_value=False, callback=check, help="Do not ask.")(function)

@@ -1,0 +1,114 @@
+"""``aiorocket group``"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aiorocket.cli.asked import asks, changes, confirmed, told
+
+if TYPE_CHECKING:
+    from aiorocket.client.admin.admin import Admin
+
+__all__ = ("group",)
+
+Work = Callable[["Admin"], Awaitable[int]]
+
+
+@click.group()
+def group() -> None:
+    """List, create, delete and look at consumer groups."""
+
+
+@group.command("list")
+@asks
+def list_() -> Work:
+    """Every group on every broker."""
+
+    async def work(admin: Admin) -> int:
+        rows = await admin.groups.all()
+        return told("group", "Groups", rows, rows.missing)
+
+    return work
+
+
+@group.command()
+@click.argument("name")
+@click.option("--retries", type=click.IntRange(0), default=16, show_default=True, help="Of a failed message, at most.")
+@click.option("--disabled", is_flag=True, help="Nobody may consume.")
+@changes
+def create(name: str, retries: int, disabled: bool) -> Work:
+    """Create group NAME on every broker, or change it."""
+
+    async def work(admin: Admin) -> int:
+        rows = await admin.groups.create(name, retries=retries, enabled=not disabled)
+        return told("group", f"Group {name}", rows, rows.missing)
+
+    return work
+
+
+@group.command()
+@click.argument("name")
+@confirmed
+@changes
+def delete(name: str) -> Work:
+    """Delete group NAME, and how far it is."""
+
+    async def work(admin: Admin) -> int:
+        gone = await admin.groups.delete(name)
+        return told("deleted", f"Group {name} is gone from", [{"broker": each} for each in gone], gone.missing)
+
+    return work
+
+
+@group.command()
+@click.argument("name")
+@click.argument("topic", required=False)
+@asks
+def lag(name: str, topic: str | None) -> Work:
+    """How far group NAME is in each queue, of TOPIC or of all."""
+
+    async def work(admin: Admin) -> int:
+        rows = await admin.groups.lag(name, topic)
+        return told("lag", f"Group {name}, {sum(each.lag for each in rows)} messages wait", rows, rows.missing)
+
+    return work
+
+
+@group.command()
+@click.argument("name")
+@asks
+def members(name: str) -> Work:
+    """Who is online in group NAME, and what they subscribe to."""
+
+    async def work(admin: Admin) -> int:
+        known = await admin.groups.members(name)
+        wants = "; ".join(f"{each.topic} {each.expression}" for each in known.subscriptions)
+        return told("member", f"Members of {name} ({wants or 'nobody is online'})", known.members)
+
+    return work
+
+
+@group.command()
+@click.argument("name")
+@click.argument("client_id")
+@click.option("--stacks", is_flag=True, help="What it hangs on.")
+@asks
+def info(name: str, client_id: str, stacks: bool) -> Work:
+    """What one member of group NAME says of itself."""
+
+    async def work(admin: Admin) -> int:
+        said = await admin.groups.running_info(name, client_id, stacks=stacks)
+        rows: list[dict[str, Any]] = [{"of": "setting", "name": k, "value": v} for k, v in said.properties.items()]
+        rows += [
+            {"of": "queue", "name": f"{topic} {broker} {queue}", "value": row}
+            for (topic, broker, queue), row in said.queues.items()
+        ]
+        rows += [{"of": "topic", "name": name, "value": row} for name, row in said.topics.items()]
+        if said.stacks:
+            rows.append({"of": "stacks", "name": client_id, "value": said.stacks})
+        return told("running info", f"Member {client_id}", rows)
+
+    return work

@@ -1,0 +1,173 @@
+"""What is wrong with a cluster, and what to do: ``admin.doctor()``. It asks and changes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from aiorocket.client.admin.brokers import BrokerRuntime
+from aiorocket.errors import RemoteError, RocketError, TopicNotFoundError
+from aiorocket.remoting.address import host_of, is_loopback
+from aiorocket_protocol import DLQ_PREFIX, ProtocolError, ResponseCode
+
+if TYPE_CHECKING:
+    from aiorocket.client.admin.admin import Admin
+
+__all__ = ("Finding", "examine")
+
+#: Part of the disk above which old messages go at any hour, and above which a broker soon refuses new ones.
+DISK_WARNS, DISK_FAILS = 0.75, 0.85
+#: Seconds that a broker's clock may differ from ours: it says its own to the second, and the answer took its time.
+SKEW = 5.0
+#: Messages behind which a group is said to lag.
+LAG = 10_000
+
+_UNITS = {"day": 86_400, "hour": 3_600, "minute": 60, "second": 1}
+
+
+class Finding(NamedTuple):
+    """One check of one thing. ``advice`` is empty when it is well."""
+
+    level: Literal["ok", "warning", "error"]
+    check: str
+    about: str
+    finding: str
+    advice: str = ""
+
+
+async def examine(admin: Admin, *, lag: int = LAG) -> AsyncGenerator[Finding, None]:
+    """Name servers, advertised addresses, permissions, clocks, disks, damage, subscriptions, lag, dead letters, routes;
+    each as it is known. Ends early when there is nobody left to ask."""
+    client = admin.client
+    for address in client.config.nameservers:
+        try:
+            await client.connection(address)
+            yield Finding("ok", "name server", address, "reachable")
+        except (RocketError, ProtocolError) as error:
+            advice = "is it up? does the name resolve, and is the port open from this machine?"
+            yield Finding("error", "name server", address, str(error), advice)
+    try:
+        brokers = await admin.brokers.all()
+    except (RocketError, ProtocolError) as error:
+        yield Finding(
+            "error", "brokers", "", str(error), "start a broker with --nameserver, or name other name servers"
+        )
+        return
+    reachable = 0
+    here = all(is_loopback(host_of(address)) for address in client.config.nameservers)
+    for each in brokers:
+        about = f"{each.name} {each.address}"
+        try:
+            await client.connection(each.address)
+            reachable += 1
+            if not here and is_loopback(host_of(each.address)):
+                advice = "start it with --advertise HOST: clients of other machines connect to themselves now"
+                yield Finding("warning", "advertised address", about, "is this machine only", advice)
+            else:
+                yield Finding("ok", "advertised address", about, "reachable")
+        except (RocketError, ProtocolError) as error:
+            advice = "clients are told this address: start the broker with an --advertise that they reach"
+            yield Finding("error", "advertised address", about, str(error), advice)
+    if not brokers or not reachable:
+        yield Finding("error", "brokers", "", "none can be reached", "start one, or mend the addresses above")
+        return
+    try:
+        runtimes = await admin.brokers.runtime()
+    except RemoteError as error:
+        level: Literal["warning", "error"] = "error" if error.code == ResponseCode.NO_PERMISSION else "warning"
+        yield Finding(
+            level, "permission", "", str(error), "sign in (--credentials) or ask where it is served (--broker)"
+        )
+        return
+    for missing in runtimes.missing:
+        yield Finding("warning", "permission", missing.server, missing.why, "its part is missing below")
+    for runtime in runtimes:
+        for finding in _of_runtime(runtime, client.env.clock.wall_ms()):
+            yield finding
+    async for finding in _groups(admin, lag):
+        yield finding
+    async for finding in _topics(admin):
+        yield finding
+
+
+def _of_runtime(runtime: BrokerRuntime, now: int) -> list[Finding]:
+    found = []
+    values, name = runtime.values, runtime.name
+    ratio = _float(values.get("commitLogDiskRatio"))
+    if ratio >= DISK_WARNS:
+        level: Literal["warning", "error"] = "error" if ratio >= DISK_FAILS else "warning"
+        advice = "make room, keep messages for less long (fileReservedTime), or `aiorocket cluster clean messages`"
+        found.append(Finding(level, "disk", name, f"{ratio:.0%} are used", advice))
+    else:
+        found.append(Finding("ok", "disk", name, f"{ratio:.0%} are used"))
+    begun, running = _float(values.get("bootTimestamp")), _seconds(values.get("runtime", ""))
+    skew = (begun / 1000 + running) - now / 1000
+    if begun and abs(skew) > SKEW:
+        advice = "set both clocks by NTP: delays, retention and times of messages go by them"
+        found.append(Finding("warning", "clock", name, f"differs from ours by {skew:+.0f} s", advice))
+    elif begun:
+        found.append(Finding("ok", "clock", name, "as ours"))
+    if _float(values.get("damagedRanges")):
+        text = (
+            f"{values['damagedRanges']} ranges of its log are damaged, {values.get('damagedMessages')} messages in them"
+        )
+        found.append(Finding("error", "store", name, text, "stop it and run `aiorocket store verify DIR`"))
+    for key, value in values.items():
+        if key.startswith("subscriptionsDiffer_"):
+            advice = "give every member of the group the same topics and tags: else messages pass some of them by"
+            found.append(Finding("error", "subscriptions", key.removeprefix("subscriptionsDiffer_"), value, advice))
+    return found
+
+
+async def _groups(admin: Admin, most: int) -> AsyncGenerator[Finding, None]:
+    for group, rows in (await admin.groups.lags()).items():
+        behind = sum(each.lag for each in rows if not each.topic.startswith(DLQ_PREFIX))
+        if not behind:
+            continue
+        if not (await admin.groups.members(group)).members:
+            advice = "start its consumers, or delete the group when nobody needs it"
+            yield Finding("warning", "lag", group, f"{behind} messages wait and nobody is online", advice)
+        elif behind >= most:
+            advice = (
+                f"`aiorocket group lag {group}`: which queues, and `aiorocket group info` what their members hang on"
+            )
+            yield Finding("warning", "lag", group, f"{behind} messages wait", advice)
+
+
+async def _topics(admin: Admin) -> AsyncGenerator[Finding, None]:
+    for name in sorted({each.topic for each in await admin.topics.all(system=True)}):
+        if name.startswith(DLQ_PREFIX):
+            try:
+                count = sum(each.end - each.begin for each in await admin.topics.status(name))
+            except TopicNotFoundError:
+                continue
+            if count:
+                group = name.removeprefix(DLQ_PREFIX)
+                advice = f"`aiorocket dlq list {group}` says why, `aiorocket dlq replay {group}` sends them again"
+                yield Finding("warning", "dead letters", group, f"{count} messages were given up", advice)
+    for name in sorted({each.topic for each in await admin.topics.all()}):
+        try:
+            writable = [each for each in await admin.topics.route(name) if "W" in each.permission]
+        except (RocketError, ProtocolError) as error:
+            yield Finding(
+                "error", "route", name, str(error), "brokers tell name servers every 30 s: is theirs the same?"
+            )
+            continue
+        if not writable:
+            advice = "`aiorocket cluster write BROKER on`, or `aiorocket topic update`, gives it back"
+            yield Finding("warning", "route", name, "no broker lets it be written", advice)
+
+
+def _float(text: str | None) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0
+
+
+def _seconds(text: str) -> float:
+    """Of ``[ 1 days, 2 hours, 3 minutes, 4 seconds ]``."""
+    return float(
+        sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+) (day|hour|minute|second)", text))
+    )

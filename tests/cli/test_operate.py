@@ -1,0 +1,162 @@
+"""What operators ask by command: on one embedded broker, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from aiorocket.cli.asked import SCHEMA
+from aiorocket.cli.main import COMMANDS, cli
+from aiorocket.testing.server import RocketMQServer, broker_thread
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RocketMQServer]:
+    with broker_thread() as server:
+        server.create_topic("orders", queues=2)
+
+        for number in range(4):
+            server.send("orders", b"%d" % number, tag="paid", keys=[f"o-{number}"])
+        yield server
+
+
+@pytest.fixture
+def ask(server: RocketMQServer) -> Run:
+    def call(*arguments: str) -> Result:
+        return CliRunner().invoke(cli, [*arguments, "--nameserver", server.nameserver_address])
+
+    return call
+
+
+def rows(result: Result, kind: str) -> list[dict[str, Any]]:
+    document = json.loads(result.stdout)
+    assert set(document) == {"schema", "kind", "rows", "missing"}
+    assert (document["schema"], document["kind"], document["missing"]) == (SCHEMA, kind, [])
+    found: list[dict[str, Any]] = document["rows"]
+    return found
+
+
+#: The fields of each kind of row: they are what other people's programs read.
+FIELDS = {
+    "topic": "topic broker read_queues write_queues permission order attributes",
+    "queue": "topic broker queue begin end stored_ms",
+    "route": "broker cluster addresses read_queues write_queues permission",
+    "group": "group broker enabled broadcasting retries retry_queues",
+    "lag": "topic broker queue offset end consumed_ms lag",
+    "offset move": "broker queue now then begin end",
+    "message": "msg_id offset_msg_id topic broker queue offset stored_ms tag keys properties body",
+    "broker": "cluster name id address",
+    "runtime": "broker name value",
+    "setting": "name value",
+    "finding": "level check about finding advice",
+    "group lag": "group lag topics consumed_ms",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [
+        ("topic", "topic list"),
+        ("queue", "topic status orders"),
+        ("route", "topic route orders"),
+        ("group", "group create billing"),
+        ("group", "group list"),
+        ("lag", "group lag billing orders"),
+        ("offset move", "offsets reset billing orders --to last --dry-run"),
+        ("message", "message list orders"),
+        ("message", "message key orders o-1"),
+        ("broker", "cluster list"),
+        ("runtime", "cluster status"),
+        ("setting", "cluster config broker-a"),
+        ("finding", "doctor"),
+    ],
+)
+def test_what_machines_read(ask: Run, kind: str, command: str) -> None:
+    result = ask(*command.split(), "--json")
+    assert result.exit_code == 0, result.output
+    found = rows(result, kind)
+    assert found and all(list(row) == FIELDS[kind].split() for row in found)
+
+
+def test_a_group_is_put_somewhere_else(ask: Run) -> None:
+    assert ask("group", "create", "auditors").exit_code == 0
+    done = ask("offsets", "reset", "auditors", "orders", "--to", "last")
+    assert done.exit_code == 0 and "0 messages come again, 4 will not come" in done.output, done.output
+    assert [row["lag"] for row in rows(ask("group", "lag", "auditors", "orders", "--json"), "lag")] == [0, 0]
+    back = ask("offsets", "reset", "auditors", "orders", "--queue", "broker-a:1=0")
+    assert back.exit_code == 0 and sum(row["lag"] for row in rows(ask("top", "--json"), "group lag")) == 2
+    assert list(rows(ask("top", "--json"), "group lag")[0]) == FIELDS["group lag"].split()
+    for wrong in ([], ["--to", "first", "--skip", "1"], ["--to", "yesterday"], ["--queue", "0=1"]):
+        assert ask("offsets", "reset", "auditors", "orders", *wrong).exit_code == 2
+
+
+def test_people_get_a_table_in_which_ids_are_whole(ask: Run) -> None:
+    (message,) = rows(ask("message", "key", "orders", "o-2", "--json"), "message")
+    shown = ask("message", "key", "orders", "o-2").output
+    assert message["msg_id"] in shown and message["offset_msg_id"] in shown and " orders " in shown
+    for identity in ([message["offset_msg_id"]], [message["msg_id"], "--topic", "orders"]):
+        assert rows(ask("message", "get", *identity, "--json"), "message") == [message]
+    assert ask("message", "get", "nothing").exit_code == 1 and ask("message", "key", "orders", "none").exit_code == 1
+
+
+def test_topics_come_change_and_go(ask: Run) -> None:
+    assert ask("topic", "create", "events", "--queues", "3").exit_code == 0
+    changed = rows(ask("topic", "update", "events", "--permission", "R", "--json"), "topic")
+    assert [(row["permission"], row["write_queues"]) for row in changed] == [("R", 3)]
+    unsure = ask("topic", "delete", "events")
+    assert unsure.exit_code == 2 and "--yes" in unsure.output
+    assert ask("topic", "delete", "events", "--yes").exit_code == 0
+    gone = ask("topic", "status", "events")
+    assert gone.exit_code == 1 and "no broker has topic 'events'" in gone.output
+
+
+def test_settings_change_while_it_runs(ask: Run) -> None:
+    assert ask("cluster", "set", "broker-a", "transactionCheckMax=14").exit_code == 0
+    settings = {row["name"]: row["value"] for row in rows(ask("cluster", "config", "broker-a", "--json"), "setting")}
+    assert settings["transactionCheckMax"] == "14"
+    assert ask("cluster", "write", "broker-a", "off").exit_code == 0
+    sick = ask("doctor")
+    assert "no broker lets it be written" in sick.output and "aiorocket cluster write BROKER on" in sick.output
+    assert ask("cluster", "write", "broker-a", "on").exit_code == 0
+    assert ask("cluster", "set", "broker-a", "nonsense").exit_code == 2
+
+
+def test_the_doctor_of_nobody() -> None:
+    result = CliRunner().invoke(cli, ["doctor", "--nameserver", "127.0.0.1:1"])
+    assert result.exit_code == 1 and "is it up?" in result.output
+
+
+def test_a_broker_may_be_asked_directly(server: RocketMQServer, tmp_path: Path) -> None:
+    (broker,) = rows(
+        CliRunner().invoke(cli, ["cluster", "list", "--json", "--nameserver", server.nameserver_address]), "broker"
+    )
+    asked = CliRunner().invoke(
+        cli, ["topic", "list", "--json", "--nameserver", "127.0.0.1:1", "--broker", broker["address"]]
+    )
+    assert "orders" in {row["topic"] for row in rows(asked, "topic")}
+    nowhere = CliRunner().invoke(cli, ["topic", "list", "--broker", f"unix:{tmp_path / 'nothing'}"])
+    assert nowhere.exit_code == 1 and "unix:" in nowhere.output
+
+
+def test_no_command_that_changes_something_is_repeated() -> None:
+    def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
+        for name, command in group.commands.items():
+            yield f"{path} {name}", command
+
+    watched = set()
+    for name in ("topic", "group", "offsets", "message", "cluster", "acl"):
+        group = cli.get_command(click.Context(cli), name)
+        assert isinstance(group, click.Group) and name in COMMANDS
+        watched |= {
+            path for path, command in commands(group, name) if any("--watch" in each.opts for each in command.params)
+        }
+    assert not {path for path in watched if path.split()[1].startswith(("create", "update", "delete", "set", "reset"))}
+    assert {"topic list", "group lag", "cluster status"} <= watched
