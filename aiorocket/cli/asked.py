@@ -17,7 +17,7 @@ from aiorocket.cli.running import run
 from aiorocket.cli.show import table
 
 if TYPE_CHECKING:
-    from aiorocket.client.admin.admin import Admin
+    from aiorocket import Admin
     from aiorocket.config import ClientConfig
 
 __all__ = ("SCHEMA", "asks", "changes", "confirmed", "moment", "told")
@@ -74,10 +74,7 @@ async def _work(
 ) -> int:
     import asyncio
 
-    from aiorocket.client.session import Session
-
-    async with Session(config=config) as session:
-        admin = aiorocket.Admin(client=session, brokers=brokers)
+    async with aiorocket.Admin(config=config, brokers=brokers) as admin:
         while True:
             if watch is not None and sys.stdout.isatty():
                 click.clear()

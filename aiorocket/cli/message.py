@@ -12,8 +12,7 @@ import click
 from aiorocket.cli.asked import asks, changes, moment, told
 
 if TYPE_CHECKING:
-    from aiorocket.client.admin.admin import Admin
-    from aiorocket.client.admin.messages import StoredMessage
+    from aiorocket import Admin
 
 __all__ = ("message",)
 
@@ -116,12 +115,12 @@ def consume(group: str, client_id: str, message_id: str) -> Work:
     return work
 
 
-def _shown(title: str, found: list[StoredMessage], missing: Any = ()) -> int:
+def _shown(title: str, found: list[Any], missing: Any = ()) -> int:
     code = told("message", title, [_row(each) for each in found], missing)
     return code if found else 1
 
 
-def _row(message: StoredMessage) -> dict[str, Any]:
+def _row(message: Any) -> dict[str, Any]:
     body: dict[str, str]
     try:
         body = {"body": message.body.decode()}

@@ -10,7 +10,7 @@ import click
 from aiorocket.cli.asked import asks, told
 
 if TYPE_CHECKING:
-    from aiorocket.client.admin.admin import Admin
+    from aiorocket import Admin
 
 __all__ = ("top",)
 

@@ -42,7 +42,7 @@ from aiorocket_protocol import (
 
 __all__ = ("Connection", "serialize_type_of")
 
-#: What EXT_ACCEPT says.
+#: What EXT_ACCEPT says to servers. A client answers as it is asked: what Apache's forward to it may carry another's.
 _ACCEPT_MSGPACK = "msgpack"
 #: From this size on a part is handed to the socket as it is; below, copying it into one buffer is cheaper.
 _LARGE = 4096
@@ -80,7 +80,7 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_blocked", "_ended", "_fault", "_frames", "_frames_mark", "_heard", "_heard_at", "_held", "_held_frames",
-        "_idle", "_in_flight", "_is_client", "_loop", "_memory", "_on_lost", "_on_made", "_opaque", "_out",
+        "_idle", "_in_flight", "_is_client", "_loop", "_memory", "_offers", "_on_lost", "_on_made", "_opaque", "_out",
         "_out_bytes", "_out_large", "_paused_writing", "_peer_type", "_requests", "_send_type", "_since_partial",
         "_since_quiet", "_since_stalled", "_splitter", "_stopped", "_suspect_since", "_timeouts", "_transport",
         "_turn", "_unread", "_unsent", "_upgrade", "_writable_waiters", "_write_mark", "close_reason", "closed",
@@ -140,7 +140,8 @@ class Connection(asyncio.BufferedProtocol):
         self._peer_type = -1
         self._send_type = serialize_type_of(config.serializer) if is_client else int(JSON)
         #: A server: may a JSON request be answered in msgpack? A client: shall its JSON requests ask for that?
-        self._upgrade = config.serializer == "auto" or (config.serializer == "msgpack" and not is_client)
+        self._offers = is_client and config.serializer == "auto"
+        self._upgrade = not is_client and config.serializer in ("auto", "msgpack")
         self._fault: RocketError | None = None
         self._idle: asyncio.Future[None] | None = None
         self._ended: asyncio.Future[None] = loop.create_future()
@@ -165,10 +166,9 @@ class Connection(asyncio.BufferedProtocol):
             raise NotConnectedError(f"the connection to {self.peer} is closed: {self.close_reason}")
         if self._out_bytes > self.config.write_limit:
             raise self._over_limit()
-        opaque = self._opaque = (self._opaque + 1) & _MAX_OPAQUE
-        command.opaque = opaque
+        command.opaque = opaque = self._opaque = (self._opaque + 1) & _MAX_OPAQUE
         kind = self._send_type
-        if kind == JSON and self._upgrade and self._is_client:
+        if kind == JSON and self._offers:
             command.ext = {**(command.ext or {}), EXT_ACCEPT: _ACCEPT_MSGPACK}
         head = encode_head(command, kind)
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
@@ -196,18 +196,17 @@ class Connection(asyncio.BufferedProtocol):
             raise self._over_limit()
         self._opaque = command.opaque = (self._opaque + 1) & _MAX_OPAQUE
         command.flag |= 2
-        if self._send_type == JSON and self._upgrade and self._is_client:
+        if self._send_type == JSON and self._offers:
             command.ext = {**(command.ext or {}), EXT_ACCEPT: _ACCEPT_MSGPACK}
         self.send(command)
 
     def reply(self, request: RemotingCommand, response: RemotingCommand, pieces: Sequence[bytes] = ()) -> None:
-        """Answer ``request``, in its own serialisation unless it asked for a better one. To be called once per request,
-        also long after the handler returned. Nothing is sent to a one-way request or on a closed connection. ``pieces``
-        are a body that need not be joined for it."""
+        """Answer ``request``, in its own serialisation unless it asked for a better one: once, also long after the
+        handler returned. Nothing is sent to a one-way request or on a closed connection. ``pieces`` are a body."""
         if request.flag & 2:
             return
         kind = request.serialize_type
-        if kind == JSON and self._upgrade and _upgrades(self._is_client, request):
+        if kind == JSON and self._upgrade and request.ext_value(EXT_ACCEPT) == _ACCEPT_MSGPACK:
             kind = MSGPACK
         response.opaque = request.opaque
         response.flag |= 1
@@ -235,7 +234,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def reply_type(self, request: RemotingCommand) -> int:
         """The serialisation ``reply`` will use for ``request``; an answer's body is encoded in the same."""
-        if request.serialize_type == JSON and self._upgrade and _upgrades(self._is_client, request):
+        if request.serialize_type == JSON and self._upgrade and request.ext_value(EXT_ACCEPT) == _ACCEPT_MSGPACK:
             return MSGPACK
         return request.serialize_type
 
@@ -618,8 +617,3 @@ class Connection(asyncio.BufferedProtocol):
         elif now - self._since_partial >= config.partial_frame_timeout:
             self.misbehaved = True
             self.close(f"{self.peer} began a frame and did not finish it within {config.partial_frame_timeout:g} s")
-
-
-def _upgrades(is_client: bool, request: RemotingCommand) -> bool:
-    """A server does. What Apache's servers ask of a client may carry what another client of ours told them."""
-    return not is_client and request.ext_value(EXT_ACCEPT) == _ACCEPT_MSGPACK

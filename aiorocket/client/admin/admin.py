@@ -17,6 +17,7 @@ from aiorocket.client.admin.topics import Topics
 from aiorocket.client.admin.users import Users
 from aiorocket.client.session import Session
 from aiorocket.client.topic_admin import DEFAULT_QUEUES
+from aiorocket.config import ClientConfig
 from aiorocket.errors import UsageError
 from aiorocket.runtime.env import Env
 
@@ -27,9 +28,9 @@ class Admin:
     """Looks at a cluster and changes it: ``topics``, ``groups``, ``offsets``, ``messages``, ``brokers``,
     ``nameservers``, ``users``, ``dlq(group)``.
 
-    ``nameservers`` opens connections of its own, ``client`` shares those of a ``Client`` that was started. ``brokers``
-    are addresses to ask instead of the masters that name servers know: an administration listener (``unix:PATH`` too).
-    ``async with``, or ``start()`` and ``stop()``; an object is used once.
+    ``nameservers`` or ``config`` opens connections of its own, ``client`` shares those of a ``Client`` that was
+    started. ``brokers`` are addresses to ask instead of the masters that name servers know: an administration listener
+    (``unix:PATH`` too). ``async with``, or ``start()`` and ``stop()``; an object is used once.
 
     Brokers are asked side by side. What a list lacks because one could not be asked is in its ``missing``; the first
     error is raised when none could. Errors are RemoteError (a server said no), NotConnectedError, ConnectionLostError,
@@ -41,13 +42,14 @@ class Admin:
         *,
         nameservers: str | Sequence[str] | None = None,
         client: Session | None = None,
+        config: ClientConfig | None = None,
         brokers: Sequence[str] = (),
         env: Env | None = None,
     ) -> None:
-        if client is not None and (nameservers is not None or env is not None):
-            raise UsageError("an Admin takes either client= or nameservers= and env=: the client has them already")
+        if client is not None and (nameservers is not None or config is not None or env is not None):
+            raise UsageError("an Admin takes client=, or nameservers=, config= and env=: the client has them already")
         self._own_client = client is None
-        self.client = client or Session(nameservers=nameservers, env=env)
+        self.client = client or Session(nameservers=nameservers, config=config, env=env)
         asking = Asking(self.client, brokers)
         self.topics = Topics(asking)
         self.groups = Groups(asking)
@@ -87,7 +89,7 @@ class Admin:
 
     def doctor(self, *, lag: int = LAG) -> AsyncGenerator[Finding, None]:
         """What is well and what is not, with advice; a group counts as lagging from ``lag`` messages on."""
-        return examine(self, lag=lag)
+        return examine(self.client, self.topics, self.groups, self.brokers, lag=lag)
 
     def dlq(self, group: str) -> DeadLetters:
         """The messages that consumer group ``group`` gave up. UsageError for a name that no group can have."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from aiorocket.client.admin.brokers import BrokerRuntime
+from aiorocket.client.admin.brokers import BrokerRuntime, Brokers
+from aiorocket.client.admin.groups import Groups
+from aiorocket.client.admin.topics import Topics
+from aiorocket.client.session import Session
 from aiorocket.errors import RemoteError, RocketError, TopicNotFoundError
 from aiorocket.remoting.address import host_of, is_loopback
 from aiorocket_protocol import DLQ_PREFIX, ProtocolError, ResponseCode
-
-if TYPE_CHECKING:
-    from aiorocket.client.admin.admin import Admin
 
 __all__ = ("Finding", "examine")
 
@@ -36,10 +36,11 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-async def examine(admin: Admin, *, lag: int = LAG) -> AsyncGenerator[Finding, None]:
+async def examine(
+    client: Session, topics: Topics, groups: Groups, known: Brokers, *, lag: int = LAG
+) -> AsyncGenerator[Finding, None]:
     """Name servers, advertised addresses, permissions, clocks, disks, damage, subscriptions, lag, dead letters, routes;
     each as it is known. Ends early when there is nobody left to ask."""
-    client = admin.client
     for address in client.config.nameservers:
         try:
             await client.connection(address)
@@ -48,7 +49,7 @@ async def examine(admin: Admin, *, lag: int = LAG) -> AsyncGenerator[Finding, No
             advice = "is it up? does the name resolve, and is the port open from this machine?"
             yield Finding("error", "name server", address, str(error), advice)
     try:
-        brokers = await admin.brokers.all()
+        brokers = await known.all()
     except (RocketError, ProtocolError) as error:
         yield Finding(
             "error", "brokers", "", str(error), "start a broker with --nameserver, or name other name servers"
@@ -73,7 +74,7 @@ async def examine(admin: Admin, *, lag: int = LAG) -> AsyncGenerator[Finding, No
         yield Finding("error", "brokers", "", "none can be reached", "start one, or mend the addresses above")
         return
     try:
-        runtimes = await admin.brokers.runtime()
+        runtimes = await known.runtime()
     except RemoteError as error:
         level: Literal["warning", "error"] = "error" if error.code == ResponseCode.NO_PERMISSION else "warning"
         yield Finding(
@@ -85,9 +86,9 @@ async def examine(admin: Admin, *, lag: int = LAG) -> AsyncGenerator[Finding, No
     for runtime in runtimes:
         for finding in _of_runtime(runtime, client.env.clock.wall_ms()):
             yield finding
-    async for finding in _groups(admin, lag):
+    async for finding in _groups(groups, lag):
         yield finding
-    async for finding in _topics(admin):
+    async for finding in _topics(topics):
         yield finding
 
 
@@ -120,12 +121,12 @@ def _of_runtime(runtime: BrokerRuntime, now: int) -> list[Finding]:
     return found
 
 
-async def _groups(admin: Admin, most: int) -> AsyncGenerator[Finding, None]:
-    for group, rows in (await admin.groups.lags()).items():
+async def _groups(groups: Groups, most: int) -> AsyncGenerator[Finding, None]:
+    for group, rows in (await groups.lags()).items():
         behind = sum(each.lag for each in rows if not each.topic.startswith(DLQ_PREFIX))
         if not behind:
             continue
-        if not (await admin.groups.members(group)).members:
+        if not (await groups.members(group)).members:
             advice = "start its consumers, or delete the group when nobody needs it"
             yield Finding("warning", "lag", group, f"{behind} messages wait and nobody is online", advice)
         elif behind >= most:
@@ -135,20 +136,20 @@ async def _groups(admin: Admin, most: int) -> AsyncGenerator[Finding, None]:
             yield Finding("warning", "lag", group, f"{behind} messages wait", advice)
 
 
-async def _topics(admin: Admin) -> AsyncGenerator[Finding, None]:
-    for name in sorted({each.topic for each in await admin.topics.all(system=True)}):
+async def _topics(topics: Topics) -> AsyncGenerator[Finding, None]:
+    for name in sorted({each.topic for each in await topics.all(system=True)}):
         if name.startswith(DLQ_PREFIX):
             try:
-                count = sum(each.end - each.begin for each in await admin.topics.status(name))
+                count = sum(each.end - each.begin for each in await topics.status(name))
             except TopicNotFoundError:
                 continue
             if count:
                 group = name.removeprefix(DLQ_PREFIX)
                 advice = f"`aiorocket dlq list {group}` says why, `aiorocket dlq replay {group}` sends them again"
                 yield Finding("warning", "dead letters", group, f"{count} messages were given up", advice)
-    for name in sorted({each.topic for each in await admin.topics.all()}):
+    for name in sorted({each.topic for each in await topics.all()}):
         try:
-            writable = [each for each in await admin.topics.route(name) if "W" in each.permission]
+            writable = [each for each in await topics.route(name) if "W" in each.permission]
         except (RocketError, ProtocolError) as error:
             yield Finding(
                 "error", "route", name, str(error), "brokers tell name servers every 30 s: is theirs the same?"
