@@ -83,7 +83,9 @@ def show(group: str, message_id: str, config: ClientConfig, as_json: bool) -> No
 @click.argument("group")
 @_selection
 @click.option("--rate", type=click.FloatRange(0, min_open=True), metavar="N", help="At most N messages a second.")
-@click.option("--to", metavar="TOPIC", help="Another topic than theirs; %RETRY%GROUP reaches only the group itself.")
+@click.option(
+    "--to", metavar="TOPIC", help="Another topic than theirs, made if it is new; %RETRY%GROUP reaches only the group."
+)
 @click.option("--dry-run", is_flag=True, help="Send nothing, say what would be sent.")
 def replay(
     group: str,

@@ -276,12 +276,22 @@ async def test_what_cannot_be_sent_is_reported_and_left_for_the_next_time(mq: Em
 
 
 async def test_a_topic_that_is_gone_ends_the_replay_after_a_few(mq: Embedded, admin: Admin) -> None:
-    await bury(mq, *(b"%d" % number for number in range(15)))
-    report = await admin.dlq("billing").replay(to="nowhere", confirm=True)
+    await mq.create_topic("short-lived", queues=1)
+    await bury(mq, *(b"%d" % number for number in range(15)), topic="short-lived")
+    await admin.topics.delete("short-lived")
+    report = await admin.dlq("billing").replay(confirm=True)
     assert (report.selected, report.sent, report.failed) == (10, 0, 10)
-    assert report.stopped is not None and "nowhere" in report.stopped and "10 messages in a row" in report.stopped
+    assert report.stopped is not None and "short-lived" in report.stopped and "10 messages in a row" in report.stopped
     with pytest.raises(TopicNotFoundError):
-        await admin.client.route("nowhere", refresh=True)
+        await admin.client.route("short-lived", refresh=True)
+
+
+async def test_a_topic_that_is_named_is_created(mq: Embedded, admin: Admin) -> None:
+    await bury(mq, b"x", b"y")
+    report = await admin.dlq("billing").replay(to="a-second-look", confirm=True)
+    assert (report.sent, report.failed) == (2, 0)
+    found = [message.body async for message in admin.messages.by_time("a-second-look")]
+    assert sorted(found) == [b"x", b"y"]
 
 
 async def test_within_a_namespace(mq: Embedded) -> None:

@@ -108,10 +108,11 @@ class DeadLetters:
         them as replayed. One of ``dry_run`` (send nothing) and ``confirm`` must be True.
 
         Selection as of ``messages``; ``limit`` counts what is to be sent, not what is skipped because it was replayed
-        before. ``rate`` is messages a second. ``to`` is another topic instead; ``%RETRY%group`` hands them to this
-        group only (not while the group consumes in order: brokers then take a retry for its last). They begin anew,
-        with all attempts: body, tag, keys, the sender's properties and message id are kept, ``ORIGIN_MESSAGE_ID`` and
-        ``DLQ_ORIGIN_TOPIC`` tell where they come from, ``REPLAY_ID`` which dead letter each is.
+        before. ``rate`` is messages a second. ``to`` is another topic instead, which is created when nobody has it;
+        ``%RETRY%group`` hands them to this group only (not while the group consumes in order: brokers then take a retry
+        for its last). They begin anew, with all attempts: body, tag, keys, the sender's properties and message id are
+        kept, ``ORIGIN_MESSAGE_ID`` and ``DLQ_ORIGIN_TOPIC`` tell where they come from, ``REPLAY_ID`` which dead letter
+        each is.
 
         A message that cannot be sent is counted and reported, and stays unmarked. Two replays of one group at a time
         may send a message twice.

@@ -21,8 +21,9 @@ from aiorocket.client.sending.attempts import Attempts
 from aiorocket.client.sending.outgoing import EncodedMessage
 from aiorocket.client.sending.publish import Publish
 from aiorocket.client.session import Session
+from aiorocket.client.topic_admin import create_topic
 from aiorocket.config import ProducerConfig
-from aiorocket.errors import RocketError, UsageError
+from aiorocket.errors import RocketError, TopicNotFoundError, UsageError
 from aiorocket.model import SendReceipt
 from aiorocket_protocol import (
     COMPRESSION_MASK,
@@ -223,7 +224,13 @@ class Replay:
         await self._marks.store(message.queue.broker_name, message.replay_id, said)
 
     async def _open(self, topic: str, *, refresh: bool) -> Publish:
-        route = await self._client.route(topic, refresh=refresh)
+        try:
+            route = await self._client.route(topic, refresh=refresh)
+        except TopicNotFoundError:
+            if self._to is None or topic.startswith(RETRY_PREFIX):
+                raise  # where messages came from is gone: that is for people to decide
+            await create_topic(self._client, topic)
+            route = await self._client.route(topic)
         start = self._client.env.entropy.randrange(1 << 16)
         publish = self._targets[topic] = Publish(route, start=start, provisional=False)
         return publish
