@@ -28,13 +28,18 @@ from aiorocket import (
     Skip,
 )
 from aiorocket.runtime.clock import WallClock
-from aiorocket_protocol import ProtocolError, parse_offset_msg_id
+from aiorocket_protocol import (
+    DEFAULT_REGION,
+    PROPERTY_MSG_REGION,
+    PROPERTY_TRACE_ON,
+    TRACE_TOPIC,
+    ProtocolError,
+    parse_offset_msg_id,
+)
 
 __all__ = ("TRACE_TOPIC", "MessageTrace", "TraceRecord", "read_trace", "trace_of", "write_trace")
 
 log = logging.getLogger("aiorocket.telemetry")
-
-TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 
 _FIELD, _END = "\x01", "\x02"
 #: The fields of each kind in Apache's order; what older clients leave out is at the end.
@@ -53,7 +58,6 @@ _FIELDS = {
 _NUMBERS = {"timestamp", "body_length", "cost", "message_type", "retry_times", "context_code"}
 _TRUTHS = {"success", "from_check"}
 _ORDER = ("Pub", "EndTransaction", "SubBefore", "SubAfter")
-_REGION = "DefaultRegion"
 #: Java's ordinals: MessageType of a message, ConsumeReturnType of a call.
 _NORMAL, _DELAYED, _ORDERED = 0, 3, 4
 _SUCCESS, _EXCEPTION, _FAILED = 0, 2, 4
@@ -68,7 +72,7 @@ class TraceRecord(NamedTuple):
     kind: str
     msg_id: str
     timestamp: int = 0
-    region: str = _REGION
+    region: str = DEFAULT_REGION
     group: str = ""
     topic: str = ""
     tag: str = ""
@@ -145,7 +149,13 @@ class MessageTrace(Middleware):
     """
 
     def __init__(
-        self, producer: Producer, *, group: str = "", region: str = _REGION, interval: float = 0.5, most: int = 2048
+        self,
+        producer: Producer,
+        *,
+        group: str = "",
+        region: str = DEFAULT_REGION,
+        interval: float = 0.5,
+        most: int = 2048,
     ) -> None:
         self._producer = producer
         self._group = group or producer.group
@@ -156,6 +166,7 @@ class MessageTrace(Middleware):
         self._waiting: list[TraceRecord] = []
         self._calls = 0
         self._task: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
         #: Records that were not written, because too many waited or the broker did not take them.
         self.dropped = 0
 
@@ -166,10 +177,9 @@ class MessageTrace(Middleware):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ending.set()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self.flush()
+            await self._task
 
     async def publish(self, messages: list[OutgoingMessage], call_next: PublishNext) -> Any:
         began, time = self._wall_ms(), asyncio.get_running_loop().time
@@ -181,7 +191,7 @@ class MessageTrace(Middleware):
         return receipts
 
     async def consume(self, messages: list[Message], call_next: ConsumeNext) -> Any:
-        traced = [each for each in messages if each.properties.get("TRACE_ON") != "false"]
+        traced = [each for each in messages if each.properties.get(PROPERTY_TRACE_ON) != "false"]
         if not traced:
             return await call_next(messages)
         self._calls += 1
@@ -191,7 +201,7 @@ class MessageTrace(Middleware):
         for each in traced:
             self._add(
                 TraceRecord(
-                    "SubBefore", each.msg_id, began, each.properties.get("MSG_REGION", self._region), group,
+                    "SubBefore", each.msg_id, began, each.properties.get(PROPERTY_MSG_REGION, self._region), group,
                     topic=each.topic, keys=" ".join(each.keys), request_id=request_id, retry_times=each.reconsume_times,
                 )
             )  # fmt: skip
@@ -211,7 +221,7 @@ class MessageTrace(Middleware):
             for each in traced:
                 self._add(
                     TraceRecord(
-                        "SubAfter", each.msg_id, now, each.properties.get("MSG_REGION", self._region), group,
+                        "SubAfter", each.msg_id, now, each.properties.get(PROPERTY_MSG_REGION, self._region), group,
                         topic=each.topic, keys=" ".join(each.keys), request_id=request_id, context_code=code,
                         cost=cost, success=code == _SUCCESS,
                     )
@@ -224,8 +234,10 @@ class MessageTrace(Middleware):
             self._waiting.append(record)
 
     async def _forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval)
+        while not self._ending.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval):
+                    await self._ending.wait()
             await self.flush()
 
     async def flush(self) -> None:
