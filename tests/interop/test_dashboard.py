@@ -1,5 +1,5 @@
-"""What the pages of RocketMQ's dashboard ask of our servers, through Apache's own admin client and over the VIP channel
-as the dashboard does: every question has its true answer. The dashboard itself is in no package registry."""
+"""What the pages of RocketMQ's dashboard ask of our servers, through Apache's own admin client and over the VIP
+channel, as the dashboard does: every question has its true answer. The dashboard itself is in no package registry."""
 
 from __future__ import annotations
 
