@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from aiorocket.cli.serving import LOG_JSON, LOG_LEVEL
 from aiorocket.config import Flush, ServerTlsConfig, StoreConfig
 from aiorocket.errors import ConfigError
 from aiorocket_protocol import DEFAULT_CLUSTER
@@ -27,6 +28,15 @@ def server_options(port: int, port_help: str) -> Callable[[F], F]:
     """``--bind``, ``--port``, ``--advertise``, ``--acl`` and TLS, the same for each server."""
 
     def decorate(function: F) -> F:
+        function = click.option(
+            "--log-json", is_flag=True, expose_value=False, callback=_keep_log_json, envvar="AIOROCKET_LOG_JSON",
+            show_envvar=True, help="Log lines are JSON objects: time, level, logger, message.",
+        )(function)  # fmt: skip
+        function = click.option(
+            "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="warning",
+            show_default=True, expose_value=False, callback=_keep_log_level, envvar="AIOROCKET_LOG_LEVEL",
+            show_envvar=True, help="What is less than this is not logged; the audit log always is.",
+        )(function)  # fmt: skip
         function = click.option(
             "--acl", metavar="FILE", envvar="AIOROCKET_ACL", show_envvar=True,
             help="Access control: users and what they may do, in TOML (aiorocket/access/README.md).",
@@ -63,6 +73,14 @@ def server_options(port: int, port_help: str) -> Callable[[F], F]:
         )(function)
 
     return decorate
+
+
+def _keep_log_level(ctx: click.Context, _param: click.Parameter, value: str) -> None:
+    ctx.meta[LOG_LEVEL] = value
+
+
+def _keep_log_json(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    ctx.meta[LOG_JSON] = value
 
 
 def _read_token(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:

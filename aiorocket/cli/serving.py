@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
 import click
 
 from aiorocket.cli.running import run
 
-__all__ = ("Ready", "serve", "spare_the_collector", "stop_signals", "until_stopped")
+__all__ = ("LOG_JSON", "LOG_LEVEL", "Ready", "serve", "spare_the_collector", "stop_signals", "until_stopped")
 
 T = TypeVar("T")
+
+#: Where a command keeps what its options say of the log, in its context's ``meta``.
+LOG_LEVEL, LOG_JSON = "aiorocket.log_level", "aiorocket.log_json"
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -72,6 +77,21 @@ def serve(server: Callable[[], AbstractAsyncContextManager[Ready]]) -> None:
     run(_serve(server))
 
 
+class _JsonLines(logging.Formatter):
+    """One object a line; ``time`` is UTC."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
 class _Held(logging.Handler):
     """Keeps what is logged while a server starts: a start that fails is told in one line, its error's own."""
 
@@ -85,9 +105,14 @@ class _Held(logging.Handler):
     def release_logs(self) -> None:
         """From now on to standard error, beginning with what was kept."""
         logging.getLogger().removeHandler(self)
-        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        wanted = click.get_current_context().meta
+        handler = logging.StreamHandler()
+        plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        handler.setFormatter(_JsonLines() if wanted.get(LOG_JSON) else plain)
+        logging.basicConfig(handlers=[handler], level=str(wanted.get(LOG_LEVEL, "warning")).upper())
         for record in self.records:
-            logging.getLogger().handle(record)
+            if record.levelno >= logging.getLogger().level:
+                logging.getLogger().handle(record)
 
 
 def spare_the_collector() -> None:

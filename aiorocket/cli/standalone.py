@@ -175,7 +175,7 @@ def _check_folders(data: str, name: str, count: int) -> None:
 def _given(ctx: click.Context) -> list[str]:
     """The options of this start that are a broker's too, but for those that are different for each."""
     default = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
-    own = ("port", "broker_port", "brokers", "name", "data")
+    own = ("port", "broker_port", "brokers", "name", "data", "log_level", "log_json")
     return [
         text
         for option in ctx.command.params

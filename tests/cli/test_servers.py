@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -129,3 +130,14 @@ def test_several_brokers_live_and_die_each_by_itself(
 
     wrong = aiorocket.run(*start[:-1], "1")
     assert wrong.code == 2 and "s holds the messages of 2 brokers" in wrong.err
+
+
+def test_the_log_is_json_and_as_loud_as_wanted(aiorocket: Any, stop: Callable[..., Any]) -> None:
+    start = ("nameserver", "--port", "0", "--bind", "0.0.0.0", "--log-json")
+    process, _ = aiorocket.server(*start)
+    code, _, err = stop(process, signal.SIGTERM)
+    (line,) = [json.loads(text) for text in err.splitlines()]
+    assert code == 0 and list(line) == ["time", "level", "logger", "message"]
+    assert (line["level"], line["logger"]) == ("warning", "aiorocket.access") and "0.0.0.0" in line["message"]
+    process, _ = aiorocket.server(*start, "--log-level", "error")
+    assert stop(process, signal.SIGTERM) == (0, "", "")
