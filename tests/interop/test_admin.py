@@ -78,8 +78,12 @@ async def test_topics(admin: Admin, client: Client) -> None:
 
     await until(routed, "routed")
     await send(client, "operated", 4)
-    rows = await topics.status("operated")
-    assert [row.queue for row in rows][:2] == [0, 1] and sum(row.end - row.begin for row in rows) == 4
+
+    async def counted() -> bool:
+        rows = await topics.status("operated")
+        return [row.queue for row in rows][:2] == [0, 1] and sum(row.end - row.begin for row in rows) == 4
+
+    await until(counted, "counted")
     assert await topics.delete("operated") == [made.broker]
 
     async def gone() -> bool:

@@ -17,6 +17,8 @@ from aiorocket_protocol import (
     GetConsumeStatsRequestHeader,
     QueryTopicsByConsumerRequestHeader,
     RequestCode,
+    ResponseCode,
+    TopicListBody,
     decode_body,
 )
 from aiorocket_protocol.plain import Plain
@@ -251,11 +253,16 @@ class Groups:
     async def topics(self, group: str) -> Answers[str]:
         """The topics it has offsets in."""
         header = QueryTopicsByConsumerRequestHeader(self._ask.wire(group))
+        older = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 
         async def ask(broker: Broker) -> list[str]:
             code = RequestCode.QUERY_TOPICS_BY_CONSUMER
-            plain = await self._ask.plain(broker.address, code, header, accept=ABSENT)
-            return [] if plain is None else plain.texts("topicList")
+            answer = await self._ask.call(broker.address, code, header, accept=(*ABSENT, older))
+            if answer.code == older:  # 4.9: of members that are online, what they subscribe to
+                code, stats = RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(self._ask.wire(group))
+                plain = await self._ask.plain(broker.address, code, stats, accept=ABSENT)
+                return [] if plain is None else [queue.topic for queue, _ in by_queue(plain, "offsetTable")]
+            return [] if answer.code else decode_body(TopicListBody, answer.body, answer.serialize_type).topics
 
         return once(await self._ask.each(ask), self._ask.shown)
 
