@@ -52,6 +52,8 @@ BATCH = 256
 MAX_REVIVING = 16
 #: Seconds until something that the store refused is tried again.
 RETRY_AFTER = 1.0
+#: Seconds between two lines about messages that cannot be brought back.
+_SAY_AFTER = 60.0
 
 _OK = PutStatus.OK
 
@@ -87,6 +89,8 @@ class PopRevival:
         self._driver = DeadlineDriver(loop, self._next_deadline, self._due)
         self._reviving = 0
         self._rewriting = False
+        #: Failures that no line told of, and when the next may.
+        self._unsaid, self._say_at = 0, 0.0
         #: Pops whose record the store did not take.
         self._unrecorded: list[Pop] = []
         self.free: Callable[[str, str], None] = lambda topic, group: None
@@ -277,6 +281,17 @@ class PopRevival:
         self._driver.update()
         self.free(base_topic(pop.key.topic, pop.key.group), pop.key.group)
 
+    def say_failed(self, pop: Pop, offset: int, error: Exception) -> None:
+        """One line a minute: a full disk fails every message each second."""
+        self._unsaid += 1
+        if self._loop.time() >= self._say_at:
+            self._say_at = self._loop.time() + _SAY_AFTER
+            _log.warning(
+                "message %d of %s cannot be brought back: %s (%d failures since the last line)",
+                offset, pop.key.topic, error, self._unsaid,
+            )  # fmt: skip
+            self._unsaid = 0
+
     def copy_of(self, pop: Pop, offset: int) -> Copy | None:
         """Where the message goes now; None when it stays where it is. LookupError when it is gone from the log."""
         key = pop.key
@@ -373,7 +388,7 @@ class _Revival:
             _log.error("%s; nobody can get it any more", error)
             owner.landed(self._pop, offset)
         except (RocketError, ProtocolError, OSError) as error:
-            _log.warning("message %d of %s cannot be brought back: %s", offset, self._pop.key.topic, error)
+            owner.say_failed(self._pop, offset, error)
             self._failed = True
         self._end_one()
 

@@ -518,6 +518,39 @@ def test_a_change_that_was_refused_leaves_the_handle_as_it_was(monkeypatch: pyte
     simulate(main)
 
 
+def test_a_store_that_takes_nothing_is_said_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    append = MessageStore.append
+    busy = False
+
+    def refuse(store: MessageStore, topic: str, *arguments: Any, **more: Any) -> None:
+        if busy:
+            raise StoreBusyError("too much waits")
+        append(store, topic, *arguments, **more)
+
+    monkeypatch.setattr(MessageStore, "append", refuse)
+
+    async def main(sim: Simulation) -> None:
+        nonlocal busy
+        host, broker = await started(sim, sim.env(), config())
+        peer = Popper(sim, broker.address)
+        for _ in range(20):
+            await peer.send(b"x")
+        assert len(await peer.pop(invisible_time=1000)) == 20
+        busy = True
+        await asyncio.sleep(90)
+        lines = [record.getMessage() for record in caplog.records if "cannot be brought back" in record.getMessage()]
+        assert len(lines) == 2 and "(1 failures" in lines[0] and len(lines[1].split("(")[1].split()[0]) == 4
+        busy = False
+        await asyncio.sleep(2)
+        assert len(await peer.pop()) == 20
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 def test_a_message_with_no_room_for_another_property_comes_again_too() -> None:
     async def main(sim: Simulation) -> None:
         host, broker = await started(sim, sim.env(), config(retry_max_times=1))
