@@ -20,7 +20,7 @@ from aiorocket.config import StoreConfig
 from aiorocket.errors import ProtocolError
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checkpoint import QueueTable, checkpoint_state, load_checkpoint
-from aiorocket.storage.checksums import FORMAT, PAGE, Entries, encode_block, encode_head, read_entries, sums_path
+from aiorocket.storage.checksums import FORMAT, PAGE, Entries, encode_block, encode_head, load, read_entries, sums_path
 from aiorocket.storage.queue_recovery import Codes, QueuesDoNotFitError, QueueSteps, sync_queue
 from aiorocket.storage.results import Recovery
 from aiorocket.storage.segment import Segment
@@ -305,6 +305,7 @@ class LogSteps(QueueSteps):
                     file.fdatasync()
                 finally:
                     file.close()
+            self._close_sums(segment)
             return
         position = self.end - segment.base
         covered = self._resume_sums(segment, position)
@@ -323,12 +324,22 @@ class LogSteps(QueueSteps):
                 segment.cut(position)
             else:
                 file.fdatasync()
-        while covered < position:
-            data = read_pages(file, covered, min(_WINDOW, position - covered))
-            data += bytes(min(_WINDOW, position - covered) - len(data))
-            segment.cover([data], covered, self.end, 0)
-            covered += len(data)
+        _cover(segment, file, covered, position, self.end)
         segment.sync_sums()
+
+    def _close_sums(self, segment: Segment) -> None:
+        """A process that was killed had filled the last segment and not closed its checksum file, which was read to its
+        end just now: that is made up for. Where it cannot be, the scrub makes a new one."""
+        path = sums_path(segment.path)
+        entries = self.entries(segment.base)
+        if entries is None or entries.torn or self.replay > segment.base + entries.end:
+            return
+        if load(self.disk, path, segment.base) is None:
+            try:
+                _finish(self.disk, segment, self._resume_sums(segment, segment.capacity), self.end)
+            except OSError as error:
+                _LOG.warning("%s could not be closed: %s", path, error)
+                segment.sums = None
 
     def _look_through(self, segment: Segment, upto: int) -> None:
         """Nothing vouches for the last segment (a store of format 1, or its checksum file is damaged), and it was not
@@ -370,6 +381,24 @@ def _write_again(file: File, position: int, upto: int) -> None:
     while position < upto and (data := read_pages(file, position, min(_WINDOW, upto - position))):
         file.pwritev([data], position)
         position += len(data)
+
+
+def _cover(segment: Segment, file: File, covered: int, position: int, durable: int) -> None:
+    """Make checksums for what stands in a segment between two positions, which was checked before."""
+    while covered < position:
+        data = read_pages(file, covered, min(_WINDOW, position - covered))
+        data += bytes(min(_WINDOW, position - covered) - len(data))
+        segment.cover([data], covered, durable, 0)
+        covered += len(data)
+
+
+def _finish(disk: Disk, segment: Segment, covered: int, durable: int) -> None:
+    try:
+        file = segment.prepare(disk, 0)
+        _cover(segment, file, covered, _last_written(file, covered), durable)
+        segment.finish(durable, 0)
+    finally:
+        segment.close()
 
 
 def _last_written(file: File, position: int) -> int:

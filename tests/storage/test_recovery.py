@@ -13,6 +13,7 @@ from aiorocket.errors import StoreCorruptedError
 from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import Env, memory_env
 from aiorocket.storage import MessageStore, Recovery, Snapshot, StoreBusyError
+from aiorocket.storage.segment import Segment
 from aiorocket_protocol import RecordView
 from tests.storage.stores import HOST, bodies, config, intact, opened, put
 
@@ -413,3 +414,28 @@ async def test_without_checksums_a_record_of_a_wrong_queue_costs_itself_only() -
     assert sorted(intact(again, "T", 0)) == [offset for offset in range(20) if offset != 10]
     assert len(intact(again, "T", 1)) == 20
     await again.close()
+
+
+async def test_a_segment_that_was_full_when_the_process_died_has_its_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the last byte of a segment and the summary of its checksums."""
+    env = memory_env()
+    killed: list[Env] = []
+    finish = Segment.finish
+
+    def seen(segment: Segment, durable: int, replay: int) -> None:
+        killed.append(copy_of(env))
+        finish(segment, durable, replay)
+
+    monkeypatch.setattr(Segment, "finish", seen)
+    store = await opened(env)
+    for number in range(10):
+        await put(store, "T", 0, b"%d|" % number * 4000)
+    await store.close()
+    monkeypatch.undo()
+    store = await opened(killed[0], tail_cache=0)
+    assert len(bodies(store)) >= 4 and not store._log.unchecked
+    await put(store, "T", 0, b"behind")
+    await store.close()
+    store = await opened(killed[0], tail_cache=0)
+    assert bodies(store)[-1] == b"behind" and not store._log.unchecked
+    await store.close()
