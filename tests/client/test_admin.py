@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -20,8 +21,11 @@ from aiorocket import (
     UsageError,
     embed,
 )
+from aiorocket.broker import Broker
 from aiorocket.client.admin.asking import Missing, gathered
+from aiorocket.config import BrokerConfig
 from aiorocket.errors import NotConnectedError
+from aiorocket.runtime.env import real_env
 
 
 @pytest_asyncio.fixture
@@ -263,3 +267,32 @@ async def test_a_partial_answer_says_what_is_missing_and_why() -> None:
         await gathered([("a", says(NotConnectedError("first"))), ("b", says(NotConnectedError("second")))])
     with pytest.raises(ZeroDivisionError):
         await gathered([("a", says(1)), ("b", says(ZeroDivisionError()))])
+
+
+async def test_users_and_what_they_may(tmp_path: Path) -> None:
+    file = tmp_path / "access.toml"
+    file.write_text('[users.ops]\nsecret = "ops-s3cret"\nadmin = true\n')
+    config = ClientConfig(nameservers=("127.0.0.1:1",), access_key="ops", secret_key="ops-s3cret")
+    env = real_env()
+    broker = Broker(env, BrokerConfig(port=0, acl=str(file)))
+    await broker.start()
+    try:
+        async with Admin(config=config, brokers=[broker.address]) as admin:
+            users = admin.users
+            assert await users.create("shop", "shop-s3cret") == ["broker-a"]
+            assert [(each.name, each.admin, each.enabled) for each in await users.all()] == [
+                ("ops", True, True), ("shop", False, True)
+            ]  # fmt: skip
+            await users.update("shop", enabled=False)
+            assert not (await users.all("shop"))[0].enabled
+            await users.grant("shop", "Topic:orders", ["Pub", "Sub"])
+            (right,) = await users.rights("shop")
+            assert (right.user, right.resource, right.decision) == ("shop", "Topic:orders", "Allow")
+            assert set(right.actions) == {"Pub", "Sub"}
+            await users.revoke("shop", "Topic:orders")
+            assert await users.rights("shop") == []
+            await users.delete("shop")
+            assert [each.name for each in await users.all()] == ["ops"]
+    finally:
+        await broker.close()
+        await env.disk.close()
