@@ -22,11 +22,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "topic": ("aiorocket.cli.topic", "List, create, change, delete and look at topics."),
     "group": ("aiorocket.cli.group", "List, create, delete and look at consumer groups."),
     "offsets": ("aiorocket.cli.offsets", "Put consumer groups somewhere else."),
-    "message": ("aiorocket.cli.message", "Look at single messages."),
+    "message": ("aiorocket.cli.message", "Look at single messages. Looking joins no group and moves no offset."),
     "cluster": ("aiorocket.cli.cluster", "Look at brokers, and change how they run."),
     "acl": ("aiorocket.cli.acl", "Users of brokers with access control, and what they may."),
     "top": ("aiorocket.cli.top", "The groups that are furthest behind; with --watch again and again."),
-    "doctor": ("aiorocket.cli.doctor", "Say what is wrong with a cluster and what to do."),
+    "doctor": ("aiorocket.cli.doctor", "Say what is wrong with a cluster and what to do. It changes nothing."),
     "dlq": ("aiorocket.cli.dlq", "List, show and replay the messages a consumer group gave up."),
     "store": (
         "aiorocket.cli.store",
