@@ -108,7 +108,7 @@ def replay(
 async def _list(group: str, config: ClientConfig, where: Where | None, limit: int | None, as_json: bool) -> int:
     rows: list[Row] = []
     found = 0
-    async with aiorocket.Client(config=config) as client, aiorocket.Admin(client=client) as admin:
+    async with aiorocket.Admin(config=config) as admin:
         async for message in admin.dlq(group).messages(where=where, limit=limit):
             found += 1
             if as_json:
@@ -122,7 +122,7 @@ async def _list(group: str, config: ClientConfig, where: Where | None, limit: in
 
 
 async def _show(group: str, message_id: str, config: ClientConfig, as_json: bool) -> int:
-    async with aiorocket.Client(config=config) as client, aiorocket.Admin(client=client) as admin:
+    async with aiorocket.Admin(config=config) as admin:
         message = await admin.dlq(group).show(message_id)
     if message is None:
         click.echo(f"Error: no dead letter of group {group} has the id {message_id}", err=True)
@@ -169,7 +169,7 @@ async def _replay(
             }  # fmt: skip
             click.echo(json.dumps(line, ensure_ascii=False))
 
-    async with aiorocket.Client(config=config) as client, aiorocket.Admin(client=client) as admin:
+    async with aiorocket.Admin(config=config) as admin:
         letters = admin.dlq(group)
         work = await until_stopped(
             letters.replay(
