@@ -255,7 +255,7 @@ class _Load:
         self.history.add("ok", body, None, None)
 
     async def _timed(self, producer: Producer, body: str) -> None:
-        seconds = self._draw.choice([0.2, 1.0, 3.0, 10.0])
+        seconds = self._draw.choice([0.2, 1.0, 3.0, 6.0])
         self.history.add("due", body, round((time.time() + seconds) * 1000) - 2)
         await producer.send(self.topic, body.encode(), after=timedelta(seconds=seconds), timeout=1.0)
         self.history.add("ok", body, None, None)
@@ -411,7 +411,7 @@ async def _round(number: int, cycles: int, data: Path, flush: str, seed: int, cl
                 how = draw.random()
                 if how < 0.7:
                     point = draw.choice(list(POINTS))
-                    count = draw.choice([1, 1, 2, 3, 5, 10, 30, 100])
+                    count = draw.choice([1, 1, 1, 2, 3, 5, 10, 30])
                 async with _broker(port, names.address, store, flush, skew, point, count) as broker:
                     if how > 0.98:
                         broker.process.send_signal(signal.SIGSTOP)
@@ -422,7 +422,7 @@ async def _round(number: int, cycles: int, data: Path, flush: str, seed: int, cl
                         time.sleep(_STOP)  # every client stands still
                         ends["clients stopped first"] += 1
                     died = broker.process.returncode is not None or not broker.port
-                    await broker.killed(1.5 if point else draw.random() * 0.8)
+                    await broker.killed(1.0 if point else draw.random() * 0.8)
                     alive = not died and not point
                     ends["at a random moment" if alive else point] += 1
             await load.stop_sending()
