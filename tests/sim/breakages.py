@@ -593,7 +593,7 @@ FOUND: Final[dict[str, int]] = {
     "a search by time that ends one too late": 1,
     "a key index that is not kept up": 1,
     "a deleted topic that comes back": 37,
-    "a deleted topic whose files stay": 1,
+    "a deleted topic whose files stay": 57,
     "retention by the oldest message of a segment": 2,
     "retention takes what is needed": 1,
     "retention forgets the hours of a topic": 2,
