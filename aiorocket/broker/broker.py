@@ -78,6 +78,11 @@ class Broker:
         return self.server.port
 
     @property
+    def parts(self) -> Parts | None:
+        """What works on its store; None while it does not serve."""
+        return None if self._closed or self._starting.locked() else self._parts
+
+    @property
     def store(self) -> MessageStore:
         """Its messages. UsageError before ``start()``."""
         if self._parts is None:

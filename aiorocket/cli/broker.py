@@ -9,6 +9,7 @@ import click
 
 from aiorocket.broker.broker import Broker
 from aiorocket.cli import supervisor
+from aiorocket.cli.metrics import metrics_options, watched
 from aiorocket.cli.options import nameserver_option
 from aiorocket.cli.server_options import advertised, server_options, server_tls, store_options
 from aiorocket.cli.serving import Ready, serve
@@ -36,6 +37,7 @@ __all__ = ("broker",)
 )
 @click.option("--stop-at-end-of-input", is_flag=True, hidden=True, help="Stop when whoever started this is gone.")
 @store_options
+@metrics_options
 def broker(
     bind: str,
     port: int,
@@ -55,6 +57,8 @@ def broker(
     store: StoreConfig,
     name: str,
     cluster: str,
+    metrics_port: int | None,
+    metrics_host: str,
 ) -> None:
     """Run a durable broker and register it at the name servers.
 
@@ -84,14 +88,17 @@ def broker(
         if stop_at_end_of_input:
             await supervisor.stop_at_end_of_input()
         try:
-            await instance.start()
-            reload = instance.reload if acl or tls_cert else None
-            yield Ready(
-                f"broker {name} ready on {instance.address} (data {data}, flush {store.flush})",
-                reload,
-            )
+            async with watched(instance, metrics_host, metrics_port) as pages:
+                try:
+                    await instance.start()
+                    reload = instance.reload if acl or tls_cert else None
+                    yield Ready(
+                        f"broker {name} ready on {instance.address} (data {data}, flush {store.flush}){pages}",
+                        reload,
+                    )
+                finally:
+                    await instance.close()
         finally:
-            await instance.close()
             await env.disk.close()
 
     serve(server)

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from aiorocket.access.core.accounts import Account, Accounts
 from aiorocket.access.file import read_access_file
 from aiorocket.broker.broker import Broker
+from aiorocket.cli.metrics import metrics_options, watched
 from aiorocket.cli.server_options import advertised, host_port, server_options, server_tls, store_options
 from aiorocket.cli.serving import Ready, serve
 from aiorocket.cli.supervisor import supervised
@@ -43,6 +44,7 @@ __all__ = ("standalone",)
     help="Brokers, named broker-1 to broker-N, each a process with a core and a folder of its own.",
 )
 @store_options
+@metrics_options
 @click.pass_context
 def standalone(
     ctx: click.Context,
@@ -62,6 +64,8 @@ def standalone(
     store: StoreConfig,
     name: str,
     cluster: str,
+    metrics_port: int | None,
+    metrics_host: str,
 ) -> None:
     """Run a name server and a durable broker in one process.
 
@@ -90,18 +94,22 @@ def standalone(
             ),
             accounts,
         )
-        instance: Broker | None = None
         try:
             await names.start()
             # A broker reaches its name server the way it is bound; a wildcard listens on loopback too.
             near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
             if several:
                 given = _given(ctx)
+
+                def own_port(at: int) -> list[str]:
+                    return [] if metrics_port is None else ["--metrics-port", str(metrics_port and metrics_port + at)]
+
                 async with supervised(
                     {
                         each: [
                             *given, "--name", each, "--port", str(broker_port and broker_port + 10 * at),
                             "--data", os.path.join(data, each), "--nameserver", host_port(near, names.port),
+                            *own_port(at),
                         ]
                         for at, each in enumerate(several)
                     }
@@ -113,7 +121,7 @@ def standalone(
                         None,
                     )
                 return
-            instance = Broker(
+            broker = Broker(
                 env,
                 BrokerConfig(
                     name=name,
@@ -134,21 +142,22 @@ def standalone(
                 ),
                 accounts=accounts,
             )
-            await instance.start()
-            broker = instance
 
             def reload() -> None:
                 broker.reload()
                 names.reload()
 
-            yield Ready(
-                f"standalone ready: name server {host_port(host, names.port)}, broker {name} {instance.address} "
-                f"(data {data}, flush {store.flush})",
-                reload if acl or tls_cert else None,
-            )
+            async with watched(broker, metrics_host, metrics_port) as pages:
+                try:
+                    await broker.start()
+                    yield Ready(
+                        f"standalone ready: name server {host_port(host, names.port)}, broker {name} "
+                        f"{broker.address} (data {data}, flush {store.flush}){pages}",
+                        reload if acl or tls_cert else None,
+                    )
+                finally:
+                    await broker.close()
         finally:
-            if instance is not None:
-                await instance.close()
             await names.close()
             await env.disk.close()
 
@@ -175,7 +184,7 @@ def _check_folders(data: str, name: str, count: int) -> None:
 def _given(ctx: click.Context) -> list[str]:
     """The options of this start that are a broker's too, but for those that are different for each."""
     default = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
-    own = ("port", "broker_port", "brokers", "name", "data", "log_level", "log_json")
+    own = ("port", "broker_port", "brokers", "name", "data", "log_level", "log_json", "metrics_port")
     return [
         text
         for option in ctx.command.params

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -53,9 +54,14 @@ def test_standalone_keeps_what_it_acknowledged(
     assert aiorocket.run("produce", "t", "--nameserver", f"127.0.0.1:{ports(line)[0]}", stdin=b"kept\n").code == 0
     assert stop(process) == (0, "", "")
 
-    process, line = aiorocket.server(*start)
+    process, line = aiorocket.server(*start, "--metrics-port", "0")
     read = aiorocket.run("consume", "t", "--group", "g", "--nameserver", f"127.0.0.1:{ports(line)[0]}")
     assert (read.code, read.out) == (0, "kept\n"), read
+    watched = re.search(r", metrics on (http://127\.0\.0\.1:\d+)/metrics\n$", line)
+    assert watched is not None, line
+    with urlopen(f"{watched[1]}/readyz", timeout=30) as ready, urlopen(f"{watched[1]}/metrics", timeout=30) as metrics:
+        assert ready.read() == b"ready\n"
+        assert b'aiorocket_broker_delivered_messages_total{group="g",topic="t"} 1.0' in metrics.read()
     assert stop(process) == (0, "", "")
 
 

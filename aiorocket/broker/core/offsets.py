@@ -112,6 +112,10 @@ class ConsumerOffsets:
     def groups(self, topic: str) -> list[str]:
         return [group for group, name in self._offsets if name == topic]
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """(group, topic) of all that has an offset, the oldest first."""
+        return list(self._offsets)
+
     def delete_topic(self, topic: str) -> None:
         self._delete([key for key in self._offsets if key[1] == topic])
 

@@ -1,0 +1,47 @@
+"""``--metrics-port``: what a broker's process answers to Prometheus and to probes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import click
+
+from aiorocket.broker.broker import Broker
+from aiorocket.cli.server_options import host_port
+from aiorocket.errors import ConfigError
+
+__all__ = ("metrics_options", "watched")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def metrics_options(function: F) -> F:
+    """``--metrics-port`` and ``--metrics-host``."""
+    function = click.option(
+        "--metrics-host", metavar="HOST", default="127.0.0.1", show_default=True, envvar="AIOROCKET_METRICS_HOST",
+        show_envvar=True, help="Address of --metrics-port: loopback unless given. Whoever reaches it reads all of it.",
+    )(function)  # fmt: skip
+    return click.option(
+        "--metrics-port", type=click.IntRange(0, 65535), envvar="AIOROCKET_METRICS_PORT", show_envvar=True,
+        help="Answer /metrics (Prometheus), /healthz and /readyz over HTTP here; needs the extra metrics. 0 takes a "
+        "free port, which is printed. Of several brokers each has the next.",
+    )(function)  # fmt: skip
+
+
+@asynccontextmanager
+async def watched(broker: Broker, host: str, port: int | None) -> AsyncIterator[str]:
+    """Answer about ``broker`` while the block runs, if a port was given; what the line of a ready server says of it.
+    ConfigError without prometheus_client, UsageError when the port cannot be bound."""
+    if port is None:
+        yield ""
+        return
+    try:
+        from aiorocket.telemetry import broker as telemetry  # an extra
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--metrics-port needs the extra metrics ({error.name} is missing): pip install 'aiorocketmq[metrics]'"
+        ) from None
+    async with telemetry.watched(broker, host, port) as bound:
+        yield f", metrics on http://{host_port(host, bound)}/metrics"
