@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from aiorocket.config import NameServerConfig as NameServerConfig
     from aiorocket.config import ProducerConfig as ProducerConfig
     from aiorocket.config import PullConsumerConfig as PullConsumerConfig
+    from aiorocket.config import RateLimits as RateLimits
     from aiorocket.config import RemotingConfig as RemotingConfig
     from aiorocket.config import StoreConfig as StoreConfig
     from aiorocket.config import TlsConfig as TlsConfig
@@ -126,8 +127,8 @@ _HOMES = {
     ),
     "client.sending.transaction": "Transaction TransactionProducer TransactionResult",
     "config": (
-        "BrokerConfig ClientConfig ConsumerConfig NameServerConfig ProducerConfig PullConsumerConfig RemotingConfig "
-        "StoreConfig TlsConfig"
+        "BrokerConfig ClientConfig ConsumerConfig NameServerConfig ProducerConfig PullConsumerConfig RateLimits "
+        "RemotingConfig StoreConfig TlsConfig"
     ),
     "embedded": "Embedded embed",
     "errors": (

@@ -22,6 +22,7 @@ from aiorocket.broker.handlers.offset import OffsetHandlers
 from aiorocket.broker.handlers.pop import PopHandlers
 from aiorocket.broker.handlers.pull import PullHandlers
 from aiorocket.broker.handlers.query import QueryHandlers
+from aiorocket.broker.handlers.rates import SendRates
 from aiorocket.broker.handlers.recall import RecallHandler
 from aiorocket.broker.handlers.reply import ReplyHandlers
 from aiorocket.broker.handlers.send import SendHandlers
@@ -135,9 +136,11 @@ class Parts:
             StatisticsHandlers(env.clock, config.name, tables, store, self.traffic, boot=boot),
         )
 
+        rates = SendRates(loop, config.rates, tables.topics)
+
         def add(codes: Mapping[int, RequestHandler]) -> None:
             for code, handler in codes.items():
-                server.processors.add(code, security.door.guarded(code, handler))
+                server.processors.add(code, security.door.guarded(code, rates.limited(code, handler)))
 
         for each in serving:
             add(each.codes())

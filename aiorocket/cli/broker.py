@@ -13,7 +13,7 @@ from aiorocket.cli.metrics import metrics_options, watched
 from aiorocket.cli.options import nameserver_option
 from aiorocket.cli.server_options import advertised, server_options, server_tls, store_options
 from aiorocket.cli.serving import Ready, serve
-from aiorocket.config import BrokerConfig, StoreConfig, TlsConfig
+from aiorocket.config import BrokerConfig, RateLimits, StoreConfig, TlsConfig
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import BROKER_PORT
 
@@ -55,6 +55,7 @@ def broker(
     stop_at_end_of_input: bool,
     data: str,
     store: StoreConfig,
+    rates: RateLimits,
     name: str,
     cluster: str,
     metrics_port: int | None,
@@ -79,6 +80,7 @@ def broker(
         credentials_file=credentials,
         data=data,
         store=store,
+        rates=rates,
     )
 
     @asynccontextmanager

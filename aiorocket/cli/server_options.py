@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from aiorocket.cli.serving import LOG_JSON, LOG_LEVEL
-from aiorocket.config import Flush, ServerTlsConfig, StoreConfig
+from aiorocket.config import Flush, RateLimits, ServerTlsConfig, StoreConfig
 from aiorocket.errors import ConfigError
 from aiorocket_protocol import DEFAULT_CLUSTER
 
@@ -94,13 +94,13 @@ def _read_token(_ctx: click.Context, _param: click.Parameter, value: str | None)
 
 
 def store_options(function: Callable[..., None]) -> Callable[..., None]:
-    """What a broker stores, how, and under which name: the same for ``broker`` and ``standalone``. The settings of the
-    store arrive as ``store``."""
+    """What a broker stores, how, how fast, and under which name: the same for ``broker`` and ``standalone``. The
+    settings of the store arrive as ``store``, limits of rates as ``rates``."""
 
     @wraps(function)
     def with_store(
         *, flush: Flush, file_reserved_time: float, delete_when: str, disk_max_used_space_ratio: int,
-        max_log_bytes: int, min_free: int, **others: Any,
+        max_log_bytes: int, min_free: int, topic_message_rate: float, topic_byte_rate: float, **others: Any,
     ) -> None:  # fmt: skip
         try:
             store = StoreConfig(
@@ -111,9 +111,10 @@ def store_options(function: Callable[..., None]) -> Callable[..., None]:
                 max_log_bytes=max_log_bytes,
                 min_free=min_free,
             )
+            rates = RateLimits(topic_messages=topic_message_rate, topic_bytes=topic_byte_rate)
         except ConfigError as error:
             raise click.UsageError(str(error)) from None
-        function(store=store, **others)
+        function(store=store, rates=rates, **others)
 
     for option in (
         click.option("--cluster", default=DEFAULT_CLUSTER, show_default=True, help="Cluster name."),
@@ -160,6 +161,19 @@ def store_options(function: Callable[..., None]) -> Callable[..., None]:
             metavar="BYTES",
             default=-1,
             help="Free space below which messages are refused; -1 for 5 % of the disk, at most 512 MiB.",
+        ),
+        *(
+            click.option(
+                f"--{whose}-{kind}-rate",
+                type=click.FloatRange(min=0),
+                metavar=f"{kind.upper()}S",
+                default=0,
+                help=f"{kind.capitalize()}s a second that one {whose} may have; 0 for no limit. {above}",
+            )
+            for whose, kind, above in (
+                ("topic", "message", "Senders are told to come again."),
+                ("topic", "byte", "Of bodies and properties."),
+            )
         ),
         click.option(
             "--data",

@@ -16,7 +16,7 @@ from aiorocket.cli.metrics import metrics_options, watched
 from aiorocket.cli.server_options import advertised, host_port, server_options, server_tls, store_options
 from aiorocket.cli.serving import Ready, serve
 from aiorocket.cli.supervisor import supervised
-from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig, TlsConfig
+from aiorocket.config import BrokerConfig, NameServerConfig, RateLimits, StoreConfig, TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.disk import Disk
@@ -62,6 +62,7 @@ def standalone(
     brokers: int,
     data: str,
     store: StoreConfig,
+    rates: RateLimits,
     name: str,
     cluster: str,
     metrics_port: int | None,
@@ -139,6 +140,7 @@ def standalone(
                     nameserver_tls=itself,
                     data=data,
                     store=store,
+                    rates=rates,
                 ),
                 accounts=accounts,
             )

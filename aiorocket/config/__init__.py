@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from aiorocket.config.server import BrokerConfig as BrokerConfig
     from aiorocket.config.server import Flush as Flush
     from aiorocket.config.server import NameServerConfig as NameServerConfig
+    from aiorocket.config.server import RateLimits as RateLimits
     from aiorocket.config.server import StoreConfig as StoreConfig
     from aiorocket.config.tls import ServerTlsConfig as ServerTlsConfig
     from aiorocket.config.tls import TlsConfig as TlsConfig
@@ -34,7 +35,7 @@ _HOMES = {
     ),
     "limits": "Limits",
     "remoting": "RemotingConfig Serializer",
-    "server": "BrokerConfig DELAY_LEVELS Flush NameServerConfig StoreConfig",
+    "server": "BrokerConfig DELAY_LEVELS Flush NameServerConfig RateLimits StoreConfig",
     "tls": "ServerTlsConfig TlsConfig",
 }
 _HOME_OF = {name: f"aiorocket.config.{home}" for home, names in _HOMES.items() for name in names.split()}

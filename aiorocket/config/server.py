@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from aiorocket.config.addresses import check_nameservers
 from aiorocket.config.limits import Limits
-from aiorocket.config.remoting import MIB, RemotingConfig, check_positive
+from aiorocket.config.remoting import MIB, RemotingConfig, check_numbers, check_positive
 from aiorocket.config.tls import ServerTlsConfig, TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket_protocol import (
@@ -21,7 +22,7 @@ from aiorocket_protocol import (
     PERM_READ_WRITE,
 )
 
-__all__ = ("DELAY_LEVELS", "BrokerConfig", "Flush", "NameServerConfig", "StoreConfig")
+__all__ = ("DELAY_LEVELS", "BrokerConfig", "Flush", "NameServerConfig", "RateLimits", "StoreConfig")
 
 Flush = Literal["sync", "async"]
 
@@ -83,6 +84,22 @@ class StoreConfig:
             raise ConfigError(f"flush={self.flush!r}: 'sync' or 'async'")
         if self.segment_size < 64 * 1024:
             raise ConfigError(f"segment_size={self.segment_size}: at least 65536")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimits:
+    """What each topic and each group of a broker may have a second, a second's worth at once; 0 for no limit, which
+    costs nothing."""
+
+    #: Messages sent to one topic; bytes of their bodies and properties. Above it senders are told SYSTEM_BUSY.
+    topic_messages: float = 0.0
+    topic_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        for each in fields(self):
+            if not 0 <= getattr(self, each.name) < math.inf:
+                raise ConfigError(f"RateLimits.{each.name}={getattr(self, each.name)!r}: 0 (no limit) or more a second")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +201,7 @@ class BrokerConfig:
     store_replies: bool = True
     store: StoreConfig = field(default_factory=StoreConfig)
     limits: Limits = field(default_factory=Limits)
+    rates: RateLimits = field(default_factory=RateLimits)
     remoting: RemotingConfig = field(default_factory=RemotingConfig)
 
     def __post_init__(self) -> None:
