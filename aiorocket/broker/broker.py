@@ -143,6 +143,7 @@ class Broker:
             await self._listen_vip(config.port - 2)
         started.callback(parts.pulls.close)  # answers them, so that the server need not wait
         started.callback(parts.pops.close)
+        started.callback(parts.rates.close)
         parts.delivery.start()
         parts.timers.start()
         self._tasks.start(state.keep_saving(config.offset_flush_interval), name="state")

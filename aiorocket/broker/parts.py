@@ -21,6 +21,7 @@ from aiorocket.broker.handlers.locks import LockHandlers
 from aiorocket.broker.handlers.offset import OffsetHandlers
 from aiorocket.broker.handlers.pop import PopHandlers
 from aiorocket.broker.handlers.pull import PullHandlers
+from aiorocket.broker.handlers.pull_rates import PullRates
 from aiorocket.broker.handlers.query import QueryHandlers
 from aiorocket.broker.handlers.rates import SendRates
 from aiorocket.broker.handlers.recall import RecallHandler
@@ -52,8 +53,8 @@ __all__ = ("Parts",)
 
 class Parts:
     """Whole when made. The broker starts ``checks``, ``delivery``, ``timers``, ``registration`` and the sampling of
-    ``traffic``; it closes the first four, ``clients`` and ``pulls``. ``address`` is what clients are told; ``hooks``
-    are called with every message that was sent back.
+    ``traffic``; it closes the first four, ``clients``, ``pulls``, ``pops`` and ``rates``. ``address`` is what clients
+    are told; ``hooks`` are called with every message that was sent back.
     """
 
     def __init__(
@@ -136,11 +137,14 @@ class Parts:
             StatisticsHandlers(env.clock, config.name, tables, store, self.traffic, boot=boot),
         )
 
-        rates = SendRates(loop, config.rates, tables.topics)
+        self.rates = PullRates(loop, env.clock, config, tables, store)
+        limits = SendRates(loop, config.rates, tables.topics), self.rates
 
         def add(codes: Mapping[int, RequestHandler]) -> None:
             for code, handler in codes.items():
-                server.processors.add(code, security.door.guarded(code, rates.limited(code, handler)))
+                for limit in limits:
+                    handler = limit.limited(code, handler)
+                server.processors.add(code, security.door.guarded(code, handler))
 
         for each in serving:
             add(each.codes())
@@ -164,6 +168,7 @@ class Parts:
         """A connection ended."""
         self.pulls.lost(connection)
         self.pops.lost(connection)
+        self.rates.lost(connection)
         self.clients.lost(connection)
 
     # ---- what they tell each other

@@ -100,7 +100,8 @@ def store_options(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def with_store(
         *, flush: Flush, file_reserved_time: float, delete_when: str, disk_max_used_space_ratio: int,
-        max_log_bytes: int, min_free: int, topic_message_rate: float, topic_byte_rate: float, **others: Any,
+        max_log_bytes: int, min_free: int, topic_message_rate: float, topic_byte_rate: float,
+        group_message_rate: float, **others: Any,
     ) -> None:  # fmt: skip
         try:
             store = StoreConfig(
@@ -111,7 +112,9 @@ def store_options(function: Callable[..., None]) -> Callable[..., None]:
                 max_log_bytes=max_log_bytes,
                 min_free=min_free,
             )
-            rates = RateLimits(topic_messages=topic_message_rate, topic_bytes=topic_byte_rate)
+            rates = RateLimits(
+                topic_messages=topic_message_rate, topic_bytes=topic_byte_rate, group_messages=group_message_rate
+            )
         except ConfigError as error:
             raise click.UsageError(str(error)) from None
         function(store=store, rates=rates, **others)
@@ -173,6 +176,7 @@ def store_options(function: Callable[..., None]) -> Callable[..., None]:
             for whose, kind, above in (
                 ("topic", "message", "Senders are told to come again."),
                 ("topic", "byte", "Of bodies and properties."),
+                ("group", "message", "Its pulls and pops wait above it."),
             )
         ),
         click.option(

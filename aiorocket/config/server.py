@@ -94,6 +94,8 @@ class RateLimits:
     #: Messages sent to one topic; bytes of their bodies and properties. Above it senders are told SYSTEM_BUSY.
     topic_messages: float = 0.0
     topic_bytes: float = 0.0
+    #: Messages in answers to pulls and pops of one group, which wait above it. Groups of tools have no limit.
+    group_messages: float = 0.0
 
     def __post_init__(self) -> None:
         check_numbers(self)

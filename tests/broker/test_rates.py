@@ -1,4 +1,4 @@
-"""Limits on what each topic may have a second."""
+"""Limits on what each topic and each group may have a second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from aiorocket.config import BrokerConfig, RateLimits
 from aiorocket.errors import ConfigError
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import RequestCode, encode_batch
-from tests.broker.peer import Peer, running, send_header
+from tests.broker.peer import Peer, records, running, send_header, span
+from tests.broker.test_pop import pop_header
 from tests.broker.test_sim import SimPeer, config, started
 
 SENDS = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
@@ -60,6 +61,7 @@ async def test_without_a_limit_the_handlers_are_what_they_were() -> None:
     async with running() as broker:
         handlers = broker.server.processors._handlers
         assert {handlers[code].__qualname__.split(".")[0] for code in SENDS} == {"SendHandlers"}
+        assert {handlers[code].__qualname__ for code in (11, 361, 200050)} == {"PullHandlers.pull", "PopHandlers.pop"}
 
 
 def test_a_topic_gets_its_rate_and_another_its_own() -> None:
@@ -111,4 +113,86 @@ async def test_what_counts() -> None:
         more = await peer.send()
         assert more.code == 2 and "may have 0.5 bytes a second" in (more.remark or "")
         assert 330 < float((more.remark or "").split()[-2]) <= 400
+        await peer.close()
+
+
+def test_a_group_gets_its_rate_and_everything() -> None:
+    """Four queues of a group, one pull after the other of each: none spins, none is left behind, nothing is left
+    out."""
+
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config(rates=RateLimits(group_messages=10)))
+        peer = SimPeer(sim, broker.address)
+        for number in range(200):
+            await peer.send(b"%d" % number, queue_id=number % 4)
+        begin, asked = sim.loop.time(), 0
+        got: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(4)}
+        ended: list[float] = []
+
+        async def consume(queue_id: int) -> None:
+            nonlocal asked
+            while len(got[queue_id]) < 50:
+                asked += 1
+                answer = await peer.pull("T", queue_id, len(got[queue_id]))
+                assert answer.code in (0, 20)
+                got[queue_id] += [record.body for record in records(answer)] if not answer.code else []
+                passed = sum(map(len, got.values()))
+                assert passed <= 10 * (sim.loop.time() - begin + 2 * BURST)
+            ended.append(sim.loop.time())
+
+        await asyncio.gather(*map(consume, range(4)))
+        assert got == {queue_id: [b"%d" % n for n in range(queue_id, 200, 4)] for queue_id in range(4)}
+        assert ended[0] - begin > 15 and 17 < ended[-1] - begin < 25 and asked < 150
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_a_pull_above_the_rate_waits_as_long_as_its_client_does() -> None:
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config(rates=RateLimits(group_messages=0.01)))
+        peer = SimPeer(sim, broker.address)
+        for _ in range(3):
+            await peer.send()
+        assert len(records(await peer.pull())) == 1  # its share, but one at least
+        begin = sim.loop.time()
+        answer = await peer.pull(offset=1, suspend_timeout_millis=5_000)
+        assert answer.code == 20 and span(answer)[1:4] == (1, 0, 3)
+        assert 5 <= sim.loop.time() - begin < 5.3
+        busy = await peer.pull(offset=1, sys_flag=4)
+        assert busy.code == 2 and "group g may have 0.01 messages a second" in (busy.remark or "")
+        assert (await peer.pull(offset=1, consumer_group="other")).code == 0
+        popped = await peer.call(200050, pop_header(poll_time=2_000))
+        assert popped.code == 210 and sim.loop.time() - begin > 7
+        later = await peer.pull(offset=1, suspend_timeout_millis=30_000)
+        later = later if later.code == 0 else await peer.pull(offset=1, suspend_timeout_millis=30_000)
+        held = asyncio.ensure_future(peer.pull("nothing", 7))
+        lost = SimPeer(sim, broker.address, "10.0.0.8")
+        gone = asyncio.ensure_future(lost.pull())
+        await asyncio.sleep(1)
+        rates = broker._parts.rates if broker._parts else None
+        assert rates is not None and rates.held.count == 2
+        await lost.close()
+        await asyncio.gather(gone, return_exceptions=True)
+        await asyncio.sleep(1)
+        assert rates.held.count == 1
+        await host.run(broker.close())  # which answers it
+        assert (await held).code == 20
+        await peer.close()
+
+    simulate(main)
+
+
+async def test_a_pop_above_the_rate_is_served_when_there_is_room() -> None:
+    async with running(rates=RateLimits(group_messages=20)) as broker:
+        peer = await Peer.connect(broker.port)
+        for _ in range(60):
+            await peer.send()
+        begin, got = asyncio.get_running_loop().time(), 0
+        while got < 50:
+            answer = await peer.call(200050, pop_header(poll_time=15_000))
+            assert answer.code == 0
+            got += len(records(answer))
+        assert asyncio.get_running_loop().time() - begin > 0.4
         await peer.close()
