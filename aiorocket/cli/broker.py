@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import click
 
@@ -11,7 +12,14 @@ from aiorocket.broker.broker import Broker
 from aiorocket.cli import supervisor
 from aiorocket.cli.metrics import metrics_options, watched
 from aiorocket.cli.options import nameserver_option
-from aiorocket.cli.server_options import advertised, server_options, server_tls, store_options
+from aiorocket.cli.server_options import (
+    SETTINGS,
+    advertised,
+    server_options,
+    server_tls,
+    settings_option,
+    store_options,
+)
 from aiorocket.cli.serving import Ready, serve
 from aiorocket.config import BrokerConfig, RateLimits, StoreConfig, TlsConfig
 from aiorocket.runtime.env import real_env
@@ -38,7 +46,10 @@ __all__ = ("broker",)
 @click.option("--stop-at-end-of-input", is_flag=True, hidden=True, help="Stop when whoever started this is gone.")
 @store_options
 @metrics_options
+@settings_option
+@click.pass_context
 def broker(
+    ctx: click.Context,
     bind: str,
     port: int,
     advertise: str | None,
@@ -65,7 +76,9 @@ def broker(
 
     It stops on Ctrl-C or SIGTERM; what it acknowledged is still there at the next start with the same --data.
     """
-    config = BrokerConfig(
+    said: BrokerConfig = ctx.meta[SETTINGS]
+    config = replace(
+        said,
         name=name,
         cluster=cluster,
         host=bind,
@@ -74,9 +87,11 @@ def broker(
         nameservers=nameservers,
         acl=acl,
         admin_bind=admin_bind,
-        admin_token=admin_token,
-        tls=server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive),
-        nameserver_tls=TlsConfig(ca=nameserver_ca, cert=tls_cert, key=tls_key) if nameserver_ca is not None else False,
+        admin_token=admin_token or said.admin_token,
+        tls=server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive) or said.tls,
+        nameserver_tls=said.nameserver_tls
+        if nameserver_ca is None
+        else TlsConfig(ca=nameserver_ca, cert=tls_cert, key=tls_key),
         credentials_file=credentials,
         data=data,
         store=store,
@@ -93,7 +108,7 @@ def broker(
             async with watched(instance, metrics_host, metrics_port) as pages:
                 try:
                     await instance.start()
-                    reload = instance.reload if acl or tls_cert else None
+                    reload = instance.reload if acl or config.tls is not None else None
                     yield Ready(
                         f"broker {name} ready on {instance.address} (data {data}, flush {store.flush}){pages}",
                         reload,

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "top": ("aiorocket.cli.top", "The groups that are furthest behind; with --watch again and again."),
     "doctor": ("aiorocket.cli.doctor", "Say what is wrong with a cluster and what to do. It changes nothing."),
     "dlq": ("aiorocket.cli.dlq", "List, show and replay the messages a consumer group gave up."),
+    "config": ("aiorocket.cli.config", "Look at a broker's settings: what file and environment say."),
     "store": (
         "aiorocket.cli.store",
         "Look through the data directory of a broker that is not running, and mend it.",

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar
 
 import click
 
 from aiorocket.cli.serving import LOG_JSON, LOG_LEVEL
-from aiorocket.config import Flush, RateLimits, ServerTlsConfig, StoreConfig
+from aiorocket.config import BrokerConfig, Flush, RateLimits, ServerTlsConfig, StoreConfig
+from aiorocket.config.settings import broker_settings
 from aiorocket.errors import ConfigError
 from aiorocket_protocol import DEFAULT_CLUSTER
 
-__all__ = ("DEFAULT_DATA", "advertised", "host_port", "server_options", "server_tls", "store_options")
+__all__ = (
+    "DEFAULT_DATA",
+    "SETTINGS",
+    "advertised",
+    "host_port",
+    "server_options",
+    "server_tls",
+    "settings_option",
+    "store_options",
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Where broker and standalone keep messages when ``--data`` is not given: a name that says whose directory it is.
 DEFAULT_DATA = "aiorocket-data"
+
+#: Where a command keeps what file and environment say of a broker, in its context's ``meta``.
+SETTINGS = "aiorocket.broker_settings"
 
 _WILDCARDS = {"0.0.0.0", "::", "[::]", ""}
 
@@ -104,7 +118,9 @@ def store_options(function: Callable[..., None]) -> Callable[..., None]:
         group_message_rate: float, **others: Any,
     ) -> None:  # fmt: skip
         try:
-            store = StoreConfig(
+            said = click.get_current_context().meta.get(SETTINGS)
+            store = replace(
+                said.store if said is not None else StoreConfig(),
                 flush=flush,
                 file_reserved_time=file_reserved_time,
                 delete_when=_hours(delete_when),
@@ -197,6 +213,43 @@ def _hours(text: str) -> tuple[int, ...]:
         return tuple(int(hour) for hour in text.split(";") if hour)
     except ValueError:
         raise click.BadParameter(f"{text!r}: hours such as 4;16", param_hint="--delete-when") from None
+
+
+def settings_option(function: F) -> F:
+    """``--config``: what options do not say is taken from AIOROCKET_BROKER_* and then from the file. The settings that
+    have no option are in ``meta[SETTINGS]``."""
+    return click.option(
+        "--config", metavar="FILE", is_eager=True, expose_value=False, callback=_read_settings,
+        help="Settings in TOML, section [broker]; options and variables come first (docs/operating.md).",
+    )(function)  # fmt: skip
+
+
+def _read_settings(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    try:
+        said, _ = broker_settings(value)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    ctx.meta[SETTINGS] = said
+    ctx.default_map = {name: given for name, given in _as_options(said).items() if given is not None}
+
+
+def _as_options(said: BrokerConfig) -> dict[str, Any]:
+    """What of ``said`` has an option, under that option's name."""
+    store = said.store
+    return {
+        **{name: getattr(said, name) for name in ("name", "cluster", "port", "advertise", "acl", "admin_bind", "data")},
+        "bind": said.host,
+        "nameservers": ",".join(said.nameservers) or None,
+        "credentials": said.credentials_file,
+        **{
+            name: getattr(store, name)
+            for name in ("flush", "file_reserved_time", "disk_max_used_space_ratio", "max_log_bytes", "min_free")
+        },
+        "delete_when": ";".join(map(str, store.delete_when)),
+        "topic_message_rate": said.rates.topic_messages,
+        "topic_byte_rate": said.rates.topic_bytes,
+        "group_message_rate": said.rates.group_messages,
+    }
 
 
 def server_tls(cert: str | None, key: str | None, client_ca: str | None, permissive: bool) -> ServerTlsConfig | None:

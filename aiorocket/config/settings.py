@@ -1,32 +1,39 @@
-"""A client's settings from the environment or from a TOML file, by the names of the dataclasses' fields."""
+"""Settings of clients and brokers from the environment or from a TOML file, by the names of the dataclasses' fields."""
 
 from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from aiorocket.config.limits import Limits
-from aiorocket.config.remoting import RemotingConfig
-from aiorocket.config.tls import TlsConfig
+from aiorocket.config.server import BrokerConfig
 from aiorocket.errors import ConfigError
 
-__all__ = ("Option", "from_env", "from_toml", "options")
+__all__ = (
+    "BROKER_PREFIX",
+    "BROKER_SECTION",
+    "Option",
+    "broker_settings",
+    "from_env",
+    "from_toml",
+    "options",
+    "parts_of",
+)
 
 C = TypeVar("C")
 
-#: The parts of a ClientConfig that are dataclasses themselves.
-_PARTS: dict[str, type] = {"limits": Limits, "remoting": RemotingConfig, "tls": TlsConfig}
+#: A broker's variables and its section have names of their own: a client beside it has other settings.
+BROKER_PREFIX, BROKER_SECTION = "AIOROCKET_BROKER_", "broker"
 #: What the command line has always called it.
 _NAMESERVERS = "NAMESERVER"
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 class Option(NamedTuple):
-    """``path`` is its place in a ClientConfig and in TOML, ``variable`` its name in the environment without prefix."""
+    """``path`` is its place in the config and in TOML, ``variable`` its name in the environment without prefix."""
 
     path: tuple[str, ...]
     variable: str
@@ -34,41 +41,77 @@ class Option(NamedTuple):
 
 
 def options(config: type) -> Iterator[Option]:
-    """Every option of ``config``, a ClientConfig, that a text can say."""
+    """Every option of ``config``, a ClientConfig or BrokerConfig, that a text can say."""
     yield from _of(config, ())
 
 
 def _of(config: type, above: tuple[str, ...]) -> Iterator[Option]:
-    hints = get_type_hints(config)
+    hints, parts = get_type_hints(config), parts_of(config)
     for each in fields(config):
         path = (*above, each.name)
         variable = _NAMESERVERS if path == ("nameservers",) else "_".join(path).upper()
-        if each.name in _PARTS:
-            if each.name == "tls":
+        if each.name in parts:
+            if bool in get_args(hints[each.name]):
                 yield Option(path, variable, bool)
-            yield from _of(_PARTS[each.name], path)
+            yield from _of(parts[each.name], path)
         else:
             yield Option(path, variable, hints[each.name])
 
 
+def parts_of(config: type) -> dict[str, type]:
+    """The fields of ``config`` that are dataclasses themselves."""
+    return {
+        name: kind
+        for name, hint in get_type_hints(config).items()
+        for kind in (hint, *get_args(hint))
+        if isinstance(kind, type) and is_dataclass(kind)
+    }
+
+
 def from_env(config: type[C], prefix: str, environ: Mapping[str, str] | None) -> C:
     """See ``ClientConfig.from_env``."""
-    environ = os.environ if environ is None else environ
-    known = {prefix + each.variable: each for each in options(config)}
-    values: dict[str, Any] = {}
-    for name in sorted(environ):
-        if not name.startswith(prefix):
-            continue
-        option = known.get(name)
-        if option is not None:
-            _put(values, option.path, _read(option.kind, environ[name], name), name)
-        elif near := get_close_matches(name, known, 1, 0.85):
-            raise ConfigError(f"the variable {name} is no option: is {near[0]} meant?")
-    return _made(config, values)
+    return _made(config, _of_env(config, prefix, environ))
 
 
 def from_toml(config: type[C], path: str | os.PathLike[str], section: str) -> C:
     """See ``ClientConfig.from_toml``."""
+    return _made(config, _of_toml(config, path, section))
+
+
+def broker_settings(
+    path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None
+) -> tuple[BrokerConfig, dict[tuple[str, ...], str]]:
+    """A broker's settings from the section ``[broker]`` of a file and from variables that begin with
+    ``AIOROCKET_BROKER_``, which come first; and where each that was given comes from. ConfigError as of
+    ``ClientConfig``."""
+    said = list(_of_toml(BrokerConfig, path, BROKER_SECTION)) if path is not None else []
+    said += _of_env(BrokerConfig, BROKER_PREFIX, environ)
+    last = {each.path: each for each in said}
+    return _made(BrokerConfig, last.values()), {each.path: each.where for each in last.values()}
+
+
+class _Said(NamedTuple):
+    """The value of an option, and where it stands."""
+
+    path: tuple[str, ...]
+    value: Any
+    where: str
+
+
+def _of_env(config: type, prefix: str, environ: Mapping[str, str] | None) -> Iterator[_Said]:
+    environ = os.environ if environ is None else environ
+    known = {prefix + each.variable: each for each in options(config)}
+    for name in sorted(environ):
+        if not name.startswith(prefix) or (name.startswith(BROKER_PREFIX) and prefix != BROKER_PREFIX):
+            continue
+        option = known.get(name)
+        if option is not None:
+            yield _Said(option.path, _read(option.kind, environ[name], name), name)
+        elif near := get_close_matches(name, known, 1, 0.85):
+            raise ConfigError(f"the variable {name} is no option: is {near[0]} meant?")
+
+
+def _of_toml(config: type, path: str | os.PathLike[str], section: str) -> Iterator[_Said]:
     try:
         with open(path, "rb") as file:
             found: Any = tomllib.load(file)
@@ -81,28 +124,40 @@ def from_toml(config: type[C], path: str | os.PathLike[str], section: str) -> C:
     if not isinstance(found, dict):
         raise ConfigError(f"settings file {os.fspath(path)}: {section} is a value, a section [{section}] is needed")
     known = {each.path: each for each in options(config)}
-    values: dict[str, Any] = {}
+    parts = parts_of(config)
 
-    def walk(table: Mapping[str, Any], above: tuple[str, ...]) -> None:
+    def walk(table: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[_Said]:
         for name, value in table.items():
             place = (*above, name)
             where = f"{os.fspath(path)}: {'.'.join(place)}"
-            if isinstance(value, dict) and name in _PARTS and not above:
-                walk(value, place)
+            if isinstance(value, dict) and name in parts and not above:
+                yield from walk(value, place)
             elif place not in known:
                 near = get_close_matches(".".join(place), [".".join(each) for each in known], 1)
                 raise ConfigError(f"{where} is no option" + (f": is {near[0]} meant?" if near else ""))
             else:
                 _check(known[place].kind, value, where)
-                _put(values, place, tuple(value) if isinstance(value, list) else value, where)
+                yield _Said(place, tuple(value) if isinstance(value, list) else value, where)
 
-    walk(found, ())
-    return _made(config, values)
+    yield from walk(found, ())
 
 
-def _put(values: dict[str, Any], path: tuple[str, ...], value: Any, where: str) -> None:
+def _made(config: type[C], said: Iterable[_Said]) -> C:
+    parts, values = parts_of(config), dict[str, Any]()
+    for path, value, where in said:
+        _put(values, path, value, where, parts)
+    for name, value in values.items():
+        if isinstance(value, dict):
+            for each in fields(parts[name]):
+                if each.name not in value and each.default is MISSING and each.default_factory is MISSING:
+                    raise ConfigError(f"{name}.{each.name} is needed beside {name}.{min(value)}")
+            values[name] = parts[name](**value)
+    return config(**values)
+
+
+def _put(values: dict[str, Any], path: tuple[str, ...], value: Any, where: str, parts: Mapping[str, type]) -> None:
     if len(path) == 1:
-        if path[0] in _PARTS and isinstance(values.get(path[0]), dict):
+        if path[0] in parts and isinstance(values.get(path[0]), dict):
             raise ConfigError(f"{where}={value!r} beside options of its own: leave it out")
         values[path[0]] = value
         return
@@ -114,12 +169,6 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any, where: str) 
     part[path[1]] = value
 
 
-def _made(config: type[C], values: Mapping[str, Any]) -> C:
-    return config(**{
-        name: _PARTS[name](**value) if isinstance(value, dict) else value for name, value in values.items()
-    })  # fmt: skip
-
-
 def _plain(kind: Any) -> Any:
     """``kind`` without its None."""
     kinds = get_args(kind)
@@ -127,13 +176,21 @@ def _plain(kind: Any) -> Any:
 
 
 def _check(kind: Any, value: Any, where: str) -> None:
-    """ConfigError, without the value, unless one from TOML is of ``kind``; the config itself looks at numbers."""
+    """ConfigError, without the value, unless one from TOML is of ``kind``."""
     kind = _plain(kind)
     if get_origin(kind) is tuple:
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise ConfigError(f"{where}: a list of texts is needed")
-    elif kind in (str, bool) and not isinstance(value, kind):
-        raise ConfigError(f"{where}: {'text in quotes' if kind is str else 'true or false'} is needed")
+        of = get_args(kind)[0]
+        if not isinstance(value, list) or not all(_is(of, each) for each in value):
+            raise ConfigError(f"{where}: a list of {'texts' if of is str else 'numbers'} is needed")
+    elif kind in _WANTED and not _is(kind, value):
+        raise ConfigError(f"{where}: {_WANTED[kind]} is needed")
+
+
+_WANTED = {str: "text in quotes", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def _is(kind: Any, value: Any) -> bool:
+    return isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
 
 
 def _read(kind: Any, text: str, name: str) -> Any:
@@ -142,7 +199,8 @@ def _read(kind: Any, text: str, name: str) -> Any:
     if get_origin(kind) is Literal or kind is str:
         return text  # the config says which texts there are
     if get_origin(kind) is tuple:
-        return tuple(part.strip() for part in text.replace(",", ";").split(";") if part.strip())
+        parts = (part.strip() for part in text.replace(",", ";").split(";"))
+        return tuple(_read(get_args(kind)[0], part, name) for part in parts if part)
     if kind is bool:
         if text.lower() not in _YES + _NO:
             raise ConfigError(f"{name}={text!r}: true or false")

@@ -1,0 +1,113 @@
+"""``aiorocket config``: a broker's settings, as ``aiorocket broker --config`` would take them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+import click
+
+from aiorocket.cli.running import told_in_a_line
+from aiorocket.config import BrokerConfig, ServerTlsConfig, TlsConfig
+from aiorocket.config.settings import BROKER_PREFIX, BROKER_SECTION, broker_settings, options, parts_of
+
+__all__ = ("config",)
+
+_FILE = click.argument("file", required=False)
+
+
+@click.group()
+def config() -> None:
+    """Look at a broker's settings: what file and environment say.
+
+    FILE is what `aiorocket broker --config` gets; variables that begin with AIOROCKET_BROKER_ come before it.
+    """
+
+
+@config.command()
+@_FILE
+def show(file: str | None) -> None:
+    """Print every setting with its variable and where its value is from, itself a file of settings."""
+    said, where = _read(file)
+    section = None
+    # What is in no section of its own first, as TOML wants it.
+    for each in sorted(options(BrokerConfig), key=lambda each: len(each.path)):
+        above = ".".join((BROKER_SECTION, *each.path[:-1]))
+        if above != section:
+            section = above
+            click.echo(f"[{section}]")
+        value, found = _value(said, each.path)
+        line = f"{each.path[-1]} = {_toml(value)}" if found else f"# {each.path[-1]} is not set"
+        if found and _secret(each.path):
+            line = f"# {each.path[-1]} is set, and secret"
+        elif found and each.path[-1] in parts_of(BrokerConfig):
+            line = f"# {line}"  # a switch, whose name is a section's further down
+        click.echo(f"{line}  # {BROKER_PREFIX}{each.variable}, {where.get(each.path, 'default')}")
+
+
+@config.command()
+@_FILE
+def check(file: str | None) -> None:
+    """Say whether a broker could start with these settings; 1 and the reason when it could not."""
+    _, where = _read(file)
+    click.echo(f"{len(where)} setting{'' if len(where) == 1 else 's'} given, nothing is wrong")
+
+
+@config.command()
+@click.argument("name")
+@_FILE
+def explain(name: str, file: str | None) -> None:
+    """Say what setting NAME (such as port or store.flush) means, and where its value is from."""
+    said, where = _read(file)
+    known = {".".join(each.path): each for each in options(BrokerConfig)}
+    if name not in known:
+        near = get_close_matches(name, known, 1)
+        raise click.UsageError(f"{name} is no setting of a broker" + (f": is {near[0]} meant?" if near else ""))
+    option = known[name]
+    for text in _comment(option.path):
+        click.echo(text)
+    value, found = _value(said, option.path)
+    shown = "not set" if not found else "(secret)" if _secret(option.path) else _toml(value)
+    click.echo(f"value     {shown}")
+    click.echo(f"from      {where.get(option.path, 'default')}")
+    click.echo(f"variable  {BROKER_PREFIX}{option.variable}")
+
+
+def _read(file: str | None) -> tuple[BrokerConfig, dict[tuple[str, ...], str]]:
+    with told_in_a_line():
+        return broker_settings(file)
+
+
+def _value(said: BrokerConfig, path: tuple[str, ...]) -> tuple[Any, bool]:
+    """The value at ``path``; False when it has none, as what belongs to TLS that is off."""
+    value: Any = said
+    for name in path:
+        if not hasattr(value, name):
+            return None, False
+        value = getattr(value, name)
+    return value, isinstance(value, (str, bool, int, float, tuple))
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value)  # JSON's texts, numbers, lists and truth values are TOML's
+
+
+def _secret(path: tuple[str, ...]) -> bool:
+    kinds = (BrokerConfig, ServerTlsConfig, TlsConfig)
+    return path[-1] in {each.name for kind in kinds for each in fields(kind) if not each.repr}
+
+
+def _comment(path: tuple[str, ...]) -> list[str]:
+    """What stands above a setting in its class: the ``#:`` lines."""
+    kind: type = BrokerConfig
+    for name in path[:-1]:
+        kind = parts_of(kind)[name]
+    lines = [line.strip() for line in inspect.getsource(kind).splitlines()]
+    at = next(number for number, line in enumerate(lines) if line.startswith(f"{path[-1]}:"))
+    first = at
+    while lines[first - 1].startswith("#:"):
+        first -= 1
+    return [line.removeprefix("#:").strip() for line in lines[first:at]]
