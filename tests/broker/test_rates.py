@@ -160,7 +160,9 @@ def test_a_pull_above_the_rate_waits_as_long_as_its_client_does() -> None:
         answer = await peer.pull(offset=1, suspend_timeout_millis=5_000)
         assert answer.code == 20 and span(answer)[1:4] == (1, 0, 3)
         assert 5 <= sim.loop.time() - begin < 5.3
+        asked = sim.loop.time()
         busy = await peer.pull(offset=1, sys_flag=4)
+        assert 1 <= sim.loop.time() - asked < 1.3
         assert busy.code == 2 and "group g may have 0.01 messages a second" in (busy.remark or "")
         assert (await peer.pull(offset=1, consumer_group="other")).code == 0
         popped = await peer.call(200050, pop_header(poll_time=2_000))

@@ -2,9 +2,10 @@
 
 A pull or pop above its group's rate is held until there is room, the longest waiting first, as one is that waits for
 messages: at most as long as its client allows, then it is answered that there is nothing for now at its offset. One
-that does not allow it is answered SYSTEM_BUSY, for "nothing" would look like the end of the queue. While others wait
-each gets its share of a second's worth, so that all of them come to their turn. What was delivered is read off the
-broker's counters, so pulls that wait for messages cost nothing; those that came to them are paid for by the next pull.
+that allows none waits for a second and is answered SYSTEM_BUSY, for "nothing" would look like the end of the queue.
+While others wait each gets its share of a second's worth, so that all of them come to their turn. What was delivered is
+read off the broker's counters, so pulls that wait for messages cost nothing; those that came to them are paid
+for by the next pull.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ _HEADERS: dict[int, type[PullMessageRequestHeader] | type[PopMessageRequestHeade
 #: Seconds between two looks at those of one group that wait, and how many of them are served at one.
 _LOOK = 0.05
 _SERVED = 64
+#: Seconds that one waits whose client allows none: far below every client's timeout.
+_LEAST_HOLD = 1.0
 
 
 class _Held(NamedTuple):
@@ -84,7 +87,7 @@ class PullRates:
         self._delivered = tables.counters.delivered
         #: What of these was paid for.
         self._paid: dict[tuple[str, str], int] = {}
-        limit = config.rates.group_messages
+        self._limit = limit = config.rates.group_messages
         self._rate = Rate(limit) if limit else None
         limits = replace(config.limits, parked_per_queue=config.limits.parked_pulls)
         self.held = LongPolls(config.max_hold, limits)
@@ -127,13 +130,7 @@ class PullRates:
         wait = rate.wait(group, now)
         if not wait and group not in self._looks:
             return self._serve(rate, _Held(handler, connection, command, header, now), now, 1)
-        hold = min(_hold(header), self._max_hold)
-        if hold <= 0:
-            remark = (
-                f"[OVERLOAD]system busy, start flow control for a while: group {group} may have {rate.per_second:g} "
-                f"messages a second of this broker (rates.group_messages), and has room for more in {wait:.3g} s"
-            )
-            return refuse(Refusal(ResponseCode.SYSTEM_BUSY, remark))
+        hold = min(_hold(header) or _LEAST_HOLD, self._max_hold)
         # It may wait for half a minute: nothing is kept of it that is not needed, and its texts are counted.
         command.body, command.fields, command.header = b"", None, header
         command.ext = {name: text for name in (EXT_ACCEPT, EXT_EPOCH) if (text := command.ext_value(name))} or None
@@ -155,11 +152,12 @@ class PullRates:
         handler, connection, command, header, until = held
         share = max(1, int(rate.per_second * BURST / waiting))
         most = min(header.max_msg_nums, share)
+        waited = until > now and _hold(header) > 0
         rest = max(1, int((until - now) * 1000))
         if isinstance(header, PopMessageRequestHeader):
-            header = header._replace(max_msg_nums=most, poll_time=rest if until > now else header.poll_time)
+            header = header._replace(max_msg_nums=most, poll_time=rest if waited else header.poll_time)
         else:
-            suspend = rest if until > now else header.suspend_timeout_millis
+            suspend = rest if waited else header.suspend_timeout_millis
             header = header._replace(max_msg_nums=most, suspend_timeout_millis=suspend)
         command.fields, command.header = None, header
         answer = handler(connection, command)
@@ -207,7 +205,15 @@ class PullRates:
     def _end(self, pulls: list[ParkedPull]) -> None:
         for pull in pulls:
             held: _Held = pull.request
-            held.connection.reply(held.command, self._nothing(held.header))
+            answer = self._nothing(held.header) if _hold(held.header) else self._busy(held.header.consumer_group)
+            held.connection.reply(held.command, answer)
+
+    def _busy(self, group: str) -> RemotingCommand:
+        remark = (
+            f"[OVERLOAD]system busy, start flow control for a while: group {group} may have {self._limit:g} messages a "
+            "second of this broker (rates.group_messages)"
+        )
+        return refuse(Refusal(ResponseCode.SYSTEM_BUSY, remark))
 
     def _nothing(self, header: Header) -> RemotingCommand:
         if isinstance(header, PopMessageRequestHeader):
@@ -225,5 +231,5 @@ class PullRates:
 def _hold(header: Header) -> float:
     """Seconds that the client allows."""
     if isinstance(header, PopMessageRequestHeader):
-        return header.poll_time / 1000
-    return header.suspend_timeout_millis / 1000 if header.sys_flag & PULL_SUSPEND else 0.0
+        return max(0.0, header.poll_time / 1000)
+    return max(0.0, header.suspend_timeout_millis / 1000) if header.sys_flag & PULL_SUSPEND else 0.0
