@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -30,8 +31,12 @@ from aiorocket.spark.steps.manifest import (
     partition_folder,
     partition_of,
 )
-from aiorocket.spark.steps.proof import repeated
+from aiorocket.spark.steps.proof import count_by_queue, repeated
 from tests.spark.lakes import add, make, rows_of
+from tests.spark.row_frames import frame, row, shuffled
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Q0, Q1 = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
 DLQ = Queue("%DLQ%|group", "broker-a", 0)
@@ -332,6 +337,17 @@ def test_the_proof_counts_exactly_what_is_missing(offsets: set[int], repeats: in
     missing = prove(counts, {Q0: (0, 31), Q1: (7, 7)})
     assert missing.get(Q0, 0) == 31 - len(offsets) and Q1 not in missing
     assert repeated(counts) == ({Q0: repeats} if offsets and repeats else {})
+
+
+def test_offsets_are_counted_once_each_wherever_they_lie(spark: SparkSession) -> None:
+    offsets = {0: [0, 63, 64, 64, 127, 128, 2**62, 2**62 + 1], 1: [5, 5, 5], 2: [62, 63, 63, 4095, 4096]}
+    rows = [row(offset, queue=queue, stored=0) for queue, some in offsets.items() for offset in some]
+    by_file = frame(spark, shuffled(rows)).repartition(3)
+    assert count_by_queue(by_file) == {
+        Queue("orders", "broker-a", queue): (len(some), min(some), max(some), len(set(some)))
+        for queue, some in offsets.items()
+    }
+    assert count_by_queue(frame(spark, [])) == {}
 
 
 def test_a_proof_needs_rows_and_range_of_one_thing() -> None:
