@@ -27,6 +27,8 @@ _SECOND = "_aiorocket_second"
 _REACHED = "_aiorocket_reached"
 _NEAR = "_aiorocket_near"
 _WINDOW = "_aiorocket_window"
+_BYTES = "_aiorocket_bytes"
+_GROUP = "_aiorocket_group_"
 
 
 def windows(
@@ -64,15 +66,20 @@ def windows(
             )
         interval(watermark, "watermark")
         df = df.withWatermark(time, watermark)
-    elif watermark is not None:
+    groups = [_group(df, name, key) for name in by]
+    size = F.octet_length("body") if "body" in df.columns else None
+    if watermark is not None and not df.isStreaming:
+        # Computed in front of the sort that finds late rows, which then moves neither bodies nor maps.
+        df, groups = _computed(df, by, key)
+        if size is not None:
+            df, size = df.withColumn(_BYTES, size), F.col(_BYTES)
         df = _reached(df, time, watermark)
     window = F.window(F.col(time), length, slide)
-    groups = [_group(df, name, key) for name in by]
     if groups and any(name in ("windowStart", "windowEnd", "rows", "bytes", "lateRows") for name in by):
         raise UsageError(f"windows by {', '.join(by)}: the result has columns of these names itself")
     counted = [F.count(F.lit(1)).alias("rows")]
-    if "body" in df.columns:
-        counted.append(F.sum(F.octet_length("body")).alias("bytes"))
+    if size is not None:
+        counted.append(F.sum(size).alias("bytes"))
     if watermark is not None and not df.isStreaming:
         df = df.withColumn(_WINDOW, window)
         counted.append(F.count_if(F.col(_WINDOW)["end"] <= F.col(_REACHED)).alias("lateRows"))
@@ -97,9 +104,10 @@ def late_rows(
 ) -> DataFrame:  # fmt: skip
     """Of a batch, exactly: ``rows``, ``lateRows``, and ``latest`` (how long the latest was behind, in seconds) per
     group of ``by`` (as in ``windows``)."""
+    df, groups = _computed(df, by, key)
     reached = _reached(df, time, watermark)
     behind = (F.unix_micros(_REACHED) - F.unix_micros(time)) / F.lit(1e6)
-    return reached.groupBy(*[_group(df, name, key) for name in by]).agg(
+    return reached.groupBy(*groups).agg(
         F.count(F.lit(1)).alias("rows"),
         F.count_if(behind > 0).alias("lateRows"),
         F.max(F.when(behind > 0, behind)).alias("latest"),
@@ -134,6 +142,12 @@ def _group(df: DataFrame, name: str, key: str | Column | None) -> Column:
         return F.col("tags").alias("tag")
     need(df, f"by {name}", name)
     return F.col(name)
+
+
+def _computed(df: DataFrame, by: Sequence[str], key: str | Column | None) -> tuple[DataFrame, list[Column]]:
+    """The groups as columns of their own, and what refers to them."""
+    named = {f"{_GROUP}{place}": _group(df, name, key) for place, name in enumerate(by)}
+    return df.withColumns(named), [F.col(each).alias(name) for each, name in zip(named, by, strict=True)]
 
 
 def _reached(df: DataFrame, time: str, watermark: str) -> DataFrame:
