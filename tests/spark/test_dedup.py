@@ -49,6 +49,21 @@ def test_a_batch_keeps_what_was_stored_first_of_each_id(spark: SparkSession) -> 
     assert count_duplicates(df) == DedupCounts(rows=8, kept=5, dropped=3, without_key=2)
 
 
+def test_what_repeats_an_earlier_row_goes_whichever_was_stored_first(spark: SparkSession) -> None:
+    earlier = frame(spark, [row(9, msg_id="a", stored=90), row(8, msg_id=""), row(7, topic="others", msg_id="b")])
+    rows = [row(0, msg_id="a"), row(1, msg_id="b"), row(2, msg_id="b"), row(3, msg_id=""), row(4, msg_id="")]
+    kept = dedup(frame(spark, shuffled(rows)), earlier=earlier)
+    assert kept.columns == earlier.columns
+    assert _places(kept.collect()) == [("orders", 0, 1), ("orders", 0, 3), ("orders", 0, 4)]
+
+
+def test_no_join_holds_in_memory_what_is_known(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    df = frame(spark, [row(0)])
+    dedup(df, earlier=df).explain()
+    plan = capsys.readouterr().out
+    assert plan.count("Exchange") == 1 and "Join" not in plan, plan
+
+
 def test_keys_expressions_and_transactions(spark: SparkSession) -> None:
     rows = [
         row(0, keys="k1", properties={"SPARK_TXN": "q/0/0/1", "pay": "1"}),
@@ -100,6 +115,8 @@ def test_refusals(spark: SparkSession, tmp_path: Path) -> None:
         dedup(stream)
     with pytest.raises(UsageError, match="watermark='ten'"):
         dedup(stream, watermark="ten")
+    with pytest.raises(UsageError, match="takes no earlier="):
+        dedup(stream, watermark="1 hour", earlier=df)
     with pytest.raises(UsageError, match="takes a batch"):
         count_duplicates(stream)
     with pytest.raises(UsageError, match="needs the columns msgId"):

@@ -19,7 +19,7 @@ from aiorocket.spark.bridge import call
 from aiorocket.spark.planner import QueueRange
 from aiorocket.spark.steps.dead_letters import CAUSES, make_readable, triage
 from aiorocket.spark.steps.decode import decode
-from aiorocket.spark.steps.dedup import dedup, identity
+from aiorocket.spark.steps.dedup import dedup
 from aiorocket.spark.steps.inputs import Input, open_rows
 from aiorocket.spark.steps.lag_samples import sample_lag
 from aiorocket.spark.steps.latency import lag_table, latency_report
@@ -56,22 +56,20 @@ def run_dedup(
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Part ``rows``: the input without repeated rows. A row that repeats one of an earlier portion or run is dropped
-    too, whichever of the two was stored first. ``details["dropped"]`` and ``["kept"]`` are of this run."""
+    too, whichever of the two was stored first. ``details["dropped"]`` and ``["kept"]`` are of this run.
+
+    Each portion is compared with all that the table holds, and reads as many rows as the table is made of when that is
+    more than ``max_rows``: what is compared grows with the rows, not with their square."""
 
     def make(df: DataFrame, table: Table | None) -> Made:
-        unique = dedup(df, by, key=key)
-        old = None if table is None else table.rows(spark, "rows")
-        if old is not None:
-            same = "_aiorocket_same"
-            known = old.select("topic", identity(old, by, key).alias(same)).where(f"{same} IS NOT NULL")
-            marked = unique.withColumn(same, identity(unique, by, key))
-            unique = marked.join(known, ["topic", same], "left_anti").select(*df.columns)
-        return Made(df, {"rows": unique})
+        earlier = None if table is None else table.rows(spark, "rows")
+        return Made(df, {"rows": dedup(df, by, key=key, earlier=earlier)})
 
     settings = {"by": by, "key": key}
     report = add(
-        "dedup", spark, given, output, settings, make, splits=False, max_rows=max_rows, on_progress=on_progress
-    )
+        "dedup", spark, given, output, settings, make, splits=False, grows=True, max_rows=max_rows,
+        on_progress=on_progress,
+    )  # fmt: skip
     return _with(report, kept=report.rows_out, dropped=report.rows_in - report.rows_out)
 
 

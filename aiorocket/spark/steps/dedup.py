@@ -30,6 +30,7 @@ By = Literal["id", "key", "spark_txn"]
 _SPARK_TXN = "SPARK_TXN"
 _KEY = "_aiorocket_key"
 _PLACE = "_aiorocket_place"
+_EARLIER = "_aiorocket_earlier"
 
 
 class DedupCounts(NamedTuple):
@@ -48,15 +49,16 @@ def dedup(
     key: str | Column | None = None,
     watermark: str | None = None,
     time: str = "storeTimestamp",
+    earlier: DataFrame | None = None,
 ) -> DataFrame:
     """``df`` without repeated rows, the same columns.
 
-    A batch keeps the row stored first of each key (by ``storeTimestamp``, broker, queue and offset) and ignores
-    ``watermark``. A stream needs it: Spark remembers a key until the watermark (the latest ``time`` seen, less
-    ``watermark``) has passed it, so repeats that far apart or less are dropped, and so is, as with any watermark, a row
-    older than that. A stream keeps the row that its batch holds first.
+    A batch keeps the row stored first of each key (by ``storeTimestamp``, broker, queue and offset), and none of a key
+    that a row of ``earlier`` has; it ignores ``watermark``. A stream needs it: Spark remembers a key until the
+    watermark (the latest ``time`` seen, less ``watermark``) has passed it, so repeats that far apart or less are
+    dropped, and so is, as with any watermark, a row older than that. A stream keeps the row that its batch holds first.
 
-    UsageError for a stream without a watermark and for columns that are missing.
+    UsageError for a stream without a watermark or with ``earlier``, and for columns that are missing.
     """
     same = identity(df, by, key)
     if df.isStreaming:
@@ -66,20 +68,35 @@ def dedup(
                 "'1 hour'): Spark keeps the keys of that long"
             )
         interval(watermark, "watermark")
+        if earlier is not None:
+            raise UsageError("dedup of a stream takes no earlier=: its watermark says how far back it compares")
         need(df, "dedup", *QUEUE, "queueOffset", time)
         # A row without a key is its own: its place in the cluster stands for one.
         place = F.concat_ws("\x01", F.lit(""), "brokerName", "queueId", "queueOffset")
         unique = df.withColumn(_KEY, F.coalesce(same, place)).withWatermark(time, watermark)
         return unique.dropDuplicatesWithinWatermark(["topic", _KEY]).drop(_KEY)
-    return _placed(df, same).where(f"{_KEY} IS NULL OR {_PLACE} = 1").drop(_KEY, _PLACE)
+    need(df, "dedup", *QUEUE, "queueOffset", "storeTimestamp")
+    rows = df.select("*", same.alias(_KEY), F.lit(False).alias(_EARLIER))
+    if earlier is not None:
+        # Among the rows, the keys in front: rows are moved and sorted once, and no join has to hold the keys in memory.
+        known = earlier.select("topic", identity(earlier, by, key).alias(_KEY), F.lit(True).alias(_EARLIER))
+        rows = rows.unionByName(known.where(f"{_KEY} IS NOT NULL"), allowMissingColumns=True)
+    first = F.row_number().over(_same(F.desc(_EARLIER), *arrival()))
+    kept = rows.withColumn(_PLACE, first).where(f"NOT {_EARLIER} AND ({_KEY} IS NULL OR {_PLACE} = 1)")
+    return kept.drop(_KEY, _PLACE, _EARLIER)
 
 
 def duplicates(df: DataFrame, by: By = "id", *, key: str | Column | None = None) -> DataFrame:
     """The rows that ``dedup`` of this batch drops, each with ``duplicateOf``: broker, queue and offset of the row that
     stays instead."""
     _no_stream(df, "duplicates")
-    kept = F.first(F.struct("brokerName", "queueId", "queueOffset")).over(_same())
-    placed = _placed(df, identity(df, by, key)).withColumn("duplicateOf", kept)
+    need(df, "dedup", *QUEUE, "queueOffset", "storeTimestamp")
+    same = _same(*arrival())
+    rows = df.withColumn(_KEY, identity(df, by, key))
+    placed = rows.select(
+        "*", F.row_number().over(same).alias(_PLACE),
+        F.first(F.struct("brokerName", "queueId", "queueOffset")).over(same).alias("duplicateOf"),
+    )  # fmt: skip
     return placed.where(f"{_KEY} IS NOT NULL AND {_PLACE} > 1").drop(_KEY, _PLACE)
 
 
@@ -114,16 +131,11 @@ def identity(df: DataFrame, by: str, key: str | Column | None = None) -> Column:
     raise UsageError(f"dedup by={by!r}: one of 'id', 'key', 'spark_txn'")
 
 
-def _same() -> WindowSpec:
-    return Window.partitionBy("topic", _KEY).orderBy(*arrival())
-
-
-def _placed(df: DataFrame, key: Column) -> DataFrame:
-    need(df, "dedup", *QUEUE, "queueOffset", "storeTimestamp")
-    # Rows without a key are spread by their offset, else all of them would meet in one task.
+def _same(*order: Column) -> WindowSpec:
+    # Rows without a key are spread by their offset, else all of them would meet in one task. The hash in front is for
+    # the sort: Spark compares 8 bytes first, and topics and ids begin alike.
     spread = F.when(F.col(_KEY).isNull(), F.col("queueOffset"))
-    same = Window.partitionBy("topic", _KEY, spread).orderBy(*arrival())
-    return df.withColumn(_KEY, key).withColumn(_PLACE, F.row_number().over(same))
+    return Window.partitionBy(F.xxhash64("topic", _KEY, spread), "topic", _KEY, spread).orderBy(*order)
 
 
 def _no_stream(df: DataFrame, what: str) -> None:

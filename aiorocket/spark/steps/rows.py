@@ -82,6 +82,9 @@ def overlapping(files: Iterable[DataFile], ranges: Iterable[QueueRange]) -> list
 def in_ranges(df: DataFrame, ranges: Iterable[QueueRange]) -> DataFrame:
     """The rows of ``df`` whose offsets lie in ``ranges``."""
     told = [(*each.queue, each.begin, each.end) for each in ranges]
+    # Parquet knows the offsets of its row groups, and skips those that lie outside; a join does not tell it.
+    least, most = min((each[3] for each in told), default=0), max((each[4] for each in told), default=0)
+    df = df.where((F.col("queueOffset") >= least) & (F.col("queueOffset") < most))
     schema = "topic STRING, brokerName STRING, queueId INT, _begin LONG, _end LONG"
     bounds = df.sparkSession.createDataFrame(told, schema)
     df = df.join(F.broadcast(bounds), ["topic", "brokerName", "queueId"])

@@ -56,7 +56,7 @@ class Output:
 
 
 class Made(NamedTuple):
-    """What a step makes of rows. ``base`` is what is read once and counted, ``parts`` are derived from it."""
+    """What a step makes of rows. ``base`` is what is counted, ``parts`` are derived from it."""
 
     base: DataFrame
     parts: Mapping[str, DataFrame]
@@ -71,11 +71,13 @@ def add(
     make: Callable[[DataFrame, Table | None], Made],
     *,
     splits: bool,
+    grows: bool = False,
     max_rows: int = PORTION,
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Makes the new rows of the input into rows of the parts. With ``splits`` every row goes to exactly one part, and
-    RocketError is raised when they don't add up.
+    RocketError is raised when they don't add up. With ``grows`` a portion is as large as all before it together, when
+    that is more than ``max_rows``.
 
     In the report ``rows_in`` and ``ranges`` are what this run read, ``rows_out`` what it wrote, ``details["parts"]``
     the rows of each part in the whole table. Without a path nothing is kept, and all of the input is one portion.
@@ -95,13 +97,18 @@ def add(
     made_rows: dict[str, int] = {}
     _tell(on_progress, step, 0, goal, "reading")
     while True:
-        until = admit(begins, ends, max_rows if table else max(goal, 1))
+        most = max(max_rows, snapshot.rows_in if grows else 0)
+        until = admit(begins, ends, most if table else max(goal, 1))
         part = [QueueRange(queue, begins[queue], until[queue]) for queue in ends if begins[queue] < until[queue]]
         if not part:
             break
         ranges = {each.queue: (each.begin, each.end) for each in part}
         made = make(rows.read(part), table)
-        base = made.base.persist()
+        base = made.base
+        # Files are read again for the few columns that are counted: cheaper than to keep whole rows.
+        keeps = rows.costly or len(made.parts) > 1
+        if keeps:
+            base = base.persist()
         try:
             counts = count_by_queue(base)
             lost = prove(counts, ranges) if rows.provable else {}
@@ -116,7 +123,8 @@ def add(
                 wrote = {name: df.count() for name, df in made.parts.items()}
                 shows = _shows(made.parts, output.show, wrote)
         finally:
-            base.unpersist()
+            if keeps:
+                base.unpersist()
         if splits and sum(wrote.values()) != read:
             raise RocketError(f"{step}: {read} rows were read and {wrote} written: they must be as many")
         for name, count in wrote.items():
