@@ -11,12 +11,15 @@ One JVM on local[2], one broker in a process of its own, records of about 350 by
               with the same rows
     archive   the same queue written as Parquet by the task that decodes it; the obvious way is the naive source and
               Spark's Parquet sink
+    dedup     a step's table from an archive of that queue, proof and all; the ceiling is the query written by hand on
+    windows   the same Parquet files. With Spark's default memory, 1 GiB
     micro     a stream over four queues, a message in each per batch; the ceiling is Spark's rate-micro-batch source
     message   from the acknowledgement of one message to the file that commits its batch
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
@@ -41,7 +44,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-SCENARIOS = ("read", "archive", "micro", "message")
+    from aiorocket.spark.steps.report import StepReport
+
+SCENARIOS = ("read", "archive", "dedup", "windows", "micro", "message")
 ROWS = 1_000_000
 SMOKE_ROWS = 20_000
 #: The naive source takes this part of the rows.
@@ -153,6 +158,64 @@ def archive(bench: Bench) -> dict[str, Any]:
         naive.write.mode("overwrite").option("compression", "zstd").parquet(os.path.join(bench.directory, "naive"))
 
     return in_turn(bench, {"product": (rows, ours), "naive": (rows // NAIVE_PART, obvious)})
+
+
+# -- steps --
+
+
+def lake(bench: Bench) -> str:
+    """Where the archive of the topic is; made by the first scenario that asks."""
+    from aiorocket.spark.steps import archive as archive_step
+
+    path = os.path.join(bench.directory, "lake")
+    if not os.path.exists(path):
+        archive_step(bench.spark, path, f"127.0.0.1:{bench.server.nameserver}", "read", mode="direct")
+    return path
+
+
+def step(bench: Bench, name: str, run: Callable[..., StepReport], by_hand: Callable[[DataFrame], DataFrame]) -> Any:
+    """A step beside the query that one would write by hand, both from the same files to a new table."""
+    from aiorocket.spark.steps import archive_rows
+    from aiorocket.spark.steps.inputs import Input
+    from aiorocket.spark.steps.run import Output
+
+    path, places = lake(bench), itertools.count()
+
+    def ours() -> None:
+        table = Output(os.path.join(bench.directory, f"{name}-{next(places)}"))
+        report = run(bench.spark, Input(archive=path), table)
+        if report.rows_in != bench.rows or report.missing:
+            raise BenchError(f"{bench.rows} rows were due, the step says {report.as_dict()}")
+
+    def hand() -> None:
+        rows = by_hand(archive_rows(bench.spark, path))
+        rows.write.mode("overwrite").option("compression", "zstd").parquet(
+            os.path.join(bench.directory, f"{name}-hand")
+        )
+
+    return in_turn(bench, {"product": (bench.rows, ours), "ceiling": (bench.rows, hand)})
+
+
+def dedup(bench: Bench) -> dict[str, Any]:
+    from aiorocket.spark.steps.analyses import run_dedup
+
+    found: dict[str, Any] = step(bench, "dedup", run_dedup, lambda rows: rows.dropDuplicates(["topic", "msgId"]))
+    return found
+
+
+def windows(bench: Bench) -> dict[str, Any]:
+    from pyspark.sql import functions as F
+
+    from aiorocket.spark.steps.analyses import run_windows
+
+    def by_hand(rows: DataFrame) -> DataFrame:
+        window = F.window("bornTimestamp", "1 minute").alias("window")
+        return rows.groupBy(window, "topic").agg(
+            F.count("*").alias("rows"), F.sum(F.octet_length("body")).alias("bytes")
+        )
+
+    found: dict[str, Any] = step(bench, "windows", run_windows, by_hand)
+    return found
 
 
 # -- streams --
@@ -270,9 +333,9 @@ def one_message(bench: Bench) -> dict[str, Any]:
 
 
 RUNS: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    "read": read, "archive": archive, "micro": micro, "message": one_message,
+    "read": read, "archive": archive, "dedup": dedup, "windows": windows, "micro": micro, "message": one_message,
 }  # fmt: skip
-UNITS = {"read": "rows/s", "archive": "rows/s", "micro": "ms", "message": "ms"}
+UNITS = {name: "ms" if name in ("micro", "message") else "rows/s" for name in RUNS}
 FLOORS = {
     "read": ("read: one partition, all columns", 400_000, True),
     "archive": ("archive: direct, one core", 400_000, True),
@@ -287,10 +350,9 @@ def show(results: dict[str, Any], floors: list[Floor], console: Console) -> None
         table.add_column(column, justify="left" if column in ("scenario", "unit") else "right")
     for name, result in results.items():
         product, naive, own = (result.get(side) for side in ("product", "naive", "ceiling"))
-        ratio = product / naive if UNITS[name] == "rows/s" else naive / product
-        table.add_row(
-            name, f"{product:,}", f"{naive:,}", "" if own is None else f"{own:,}", UNITS[name], f"{ratio:.1f} x"
-        )
+        ratio = "" if naive is None else f"{product / naive if UNITS[name] == 'rows/s' else naive / product:.1f} x"
+        naive, own = ("" if each is None else f"{each:,}" for each in (naive, own))
+        table.add_row(name, f"{product:,}", naive, own, UNITS[name], ratio)
     console.print(table)
     console.print(table_of(floors))
 
@@ -320,7 +382,7 @@ def main() -> None:
             bench = Bench(spark, server, directory, rows, 1 if options.smoke else options.repeat, console)
             for topic, queues in (("read", 1), ("micro", 4), ("single", 4)):
                 wire.create_topic(server.nameserver, server.broker, topic, queues)
-            if {"read", "archive"} & set(wanted):
+            if {"read", "archive", "dedup", "windows"} & set(wanted):
                 console.print(f"sending {rows:,} messages", highlight=False)
                 fill(server, "read", rows)
             for name in wanted:
