@@ -63,6 +63,8 @@ _NORMAL, _DELAYED, _ORDERED = 0, 3, 4
 _SUCCESS, _EXCEPTION, _FAILED = 0, 2, 4
 #: Bytes of one message of the topic, as Java's dispatcher has it.
 _MOST_BYTES = 128_000
+#: Of the keys of one message, whose properties have 32,767 bytes.
+_MOST_KEYS = 16_000
 
 
 class TraceRecord(NamedTuple):
@@ -144,8 +146,9 @@ class MessageTrace(Middleware):
             async with Client(nameservers=..., middleware=[trace]) as client: ...
 
     Records are sent every ``interval`` seconds, and at the end of the block; ``most`` of them wait (more are counted in
-    ``dropped``). A broker that is away costs the application nothing but these. Messages whose broker switched tracing
-    off (TRACE_ON is "false") leave no record of their consumption.
+    ``dropped``). A broker that is away costs the application nothing but these, and at the end the time of one send or
+    two. Messages whose broker switched tracing off (TRACE_ON is "false") leave no record of their consumption, and
+    those of the topic itself leave none.
     """
 
     def __init__(
@@ -182,6 +185,8 @@ class MessageTrace(Middleware):
             await self._task
 
     async def publish(self, messages: list[OutgoingMessage], call_next: PublishNext) -> Any:
+        if messages[0].topic == TRACE_TOPIC:
+            return await call_next(messages)
         began, time = self._wall_ms(), asyncio.get_running_loop().time
         start = time()
         receipts = await call_next(messages)
@@ -191,7 +196,10 @@ class MessageTrace(Middleware):
         return receipts
 
     async def consume(self, messages: list[Message], call_next: ConsumeNext) -> Any:
-        traced = [each for each in messages if each.properties.get(PROPERTY_TRACE_ON) != "false"]
+        traced = [
+            each for each in messages
+            if each.topic != TRACE_TOPIC and each.properties.get(PROPERTY_TRACE_ON) != "false"
+        ]  # fmt: skip
         if not traced:
             return await call_next(messages)
         self._calls += 1
@@ -239,31 +247,43 @@ class MessageTrace(Middleware):
                 async with asyncio.timeout(self._interval):
                     await self._ending.wait()
             await self.flush()
+        await self.flush()  # what came while the last ones were sent
 
     async def flush(self) -> None:
         """Send what waits. What the broker does not take is dropped, counted and logged."""
         records, self._waiting = self._waiting, []
-        for part in _parts(records):
-            keys = dict.fromkeys(key for each in part for key in (each.msg_id, *each.keys.split()))
+        parts = _parts(records)
+        for number, part in enumerate(parts):
+            keys = dict.fromkeys(name for each in part for name in _names(each))
             body = "".join(map(write_trace, part)).encode()
             try:
                 await self._producer.send(TRACE_TOPIC, body, keys=list(keys))
-            except RocketError as error:
-                self.dropped += len(part)
-                log.warning("%d records of the message trace are lost: %s", len(part), error)
+            except (RocketError, ProtocolError) as error:
+                # At the end not one send after the other waits for a broker that is away.
+                lost = sum(map(len, parts[number:] if self._ending.is_set() else [part]))
+                self.dropped += lost
+                log.warning("%d records of the message trace are lost: %s", lost, error)
+                if self._ending.is_set():
+                    return
+
+
+def _names(record: TraceRecord) -> list[str]:
+    """The keys by which it is found. Ids and keys of others may have blanks."""
+    return f"{record.msg_id} {record.keys}".split()
 
 
 def _parts(records: Iterable[TraceRecord]) -> list[list[TraceRecord]]:
     """As many as one message holds; their ids and keys must fit its properties, too."""
     parts: list[list[TraceRecord]] = []
-    room = 0
+    room = key_room = 0
     for record in records:
-        size = 20 + len(write_trace(record)) + 2 * len(record.keys)
-        if size > room or len(parts[-1]) >= 100 or sum(len(each.keys) for each in parts[-1]) > 8_000:
+        size, key_size = len(write_trace(record).encode()), len(" ".join(_names(record)).encode()) + 1
+        if size > room or key_size > key_room or len(parts[-1]) >= 100:
             parts.append([])
-            room = _MOST_BYTES
+            room, key_room = _MOST_BYTES, _MOST_KEYS
         parts[-1].append(record)
         room -= size
+        key_room -= key_size
     return parts
 
 

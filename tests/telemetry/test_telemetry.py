@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +19,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry, generate_latest
 
-from aiorocket import Admin, Client, DeadLetter, Message, Producer, Retry, Router, Skip, UsageError
+from aiorocket import Admin, Client, DeadLetter, Message, Producer, Retry, Router, SendError, Skip, UsageError
+from aiorocket.client.sending.outgoing import property_text
 from aiorocket.runtime.threads import in_thread
 from aiorocket.telemetry.logs import JsonLines, MessageContext, current_message
 from aiorocket.telemetry.message_trace import (
+    TRACE_TOPIC,
     MessageTrace,
     TraceRecord,
     read_trace,
@@ -244,3 +248,90 @@ async def test_log_lines_name_their_message(rocketmq: LocalRocketMQ, plain: bool
         "broker": receipt.queue.broker_name, "queue": 0, "offset": 0, "message_id": receipt.msg_id, "attempt": 1,
     }  # fmt: skip
     assert after.keys() == {"time", "level", "logger", "text"} and current_message() == {}
+
+
+class Taking:
+    """A producer of trace messages: what it got, and when it goes on."""
+
+    group = "tracing"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.sent: list[tuple[list[TraceRecord], list[str]]] = []
+        self.goes_on = asyncio.Event()
+        self.error = error
+
+    async def send(self, topic: str, body: bytes, *, keys: list[str]) -> None:
+        self.sent.append((read_trace(body), keys))
+        await self.goes_on.wait()
+        if self.error is not None:
+            raise self.error
+
+
+async def _call(trace: MessageTrace, msg_id: str, keys: Sequence[str] = (), topic: str = "t") -> None:
+    message: Any = SimpleNamespace(
+        msg_id=msg_id, keys=keys, topic=topic, properties={}, group="g", reconsume_times=0
+    )  # fmt: skip
+
+    async def listener(messages: list[Message]) -> None: ...
+
+    await trace.consume([message], listener)
+
+
+async def test_what_comes_while_the_last_records_are_sent_is_sent_too() -> None:
+    producer: Any = Taking()
+    async with MessageTrace(producer, interval=0.001) as trace:
+        await _call(trace, "1")
+        async with asyncio.timeout(30):
+            while not producer.sent:
+                await asyncio.sleep(0.001)
+        await _call(trace, "2")
+        asyncio.get_running_loop().call_later(0.01, producer.goes_on.set)
+    assert [[each.msg_id for each in records] for records, _ in producer.sent] == [["1"] * 2, ["2"] * 2]
+    assert trace.dropped == 0
+
+
+async def test_the_end_does_not_wait_for_a_broker_that_is_away() -> None:
+    """Of 2,048 records each message would take as long as its producer tries."""
+    producer: Any = Taking(SendError("nobody is there", may_be_stored=False))
+    async with MessageTrace(producer, interval=100) as trace:
+        for number in range(1024):
+            await _call(trace, str(number))
+        producer.goes_on.set()
+    assert len(producer.sent) == 1 and trace.dropped == 2048
+
+
+async def test_keys_of_others_lose_no_record() -> None:
+    """Whatever ids and keys a message came with, those of its trace can be stored."""
+    producer: Any = Taking()
+    producer.goes_on.set()
+    async with MessageTrace(producer, interval=100) as trace:
+        await _call(trace, "two words")
+        for number in range(4):
+            await _call(trace, str(number), ["\u4e2d" * 2500, "k"])
+    assert sum(len(records) for records, _ in producer.sent) == 10
+    for _, keys in producer.sent:
+        property_text("id", "", keys, None, None, 0)
+
+
+async def test_a_trace_is_not_traced(rocketmq: LocalRocketMQ) -> None:
+    """Where traces are consumed there would be no end of them."""
+    await rocketmq.create_topic("t", queues=1)
+    router, bodies, address = Router("g"), list[bytes](), rocketmq.nameserver_address
+
+    @router.listener(TRACE_TOPIC, start_from="first")
+    async def listener(message: Message) -> None:
+        bodies.append(message.body)
+
+    async with Producer("tracing", nameservers=address) as producer:
+        trace = MessageTrace(producer)
+        await producer.send(TRACE_TOPIC, b"the first one creates it")
+        async with Client(nameservers=address, group="p", middleware=[trace]) as client:
+            client.include(router)
+            async with client.running():
+                await client.send("t", b"x")
+                for _ in range(3):
+                    await trace.flush()
+                    await rocketmq.settled()
+                await client.send(TRACE_TOPIC, bodies[0])
+        await trace.flush()
+    assert len(rocketmq.messages(TRACE_TOPIC)) == 3 and trace.dropped == 0
