@@ -65,6 +65,15 @@ def test_any_bytes_are_a_value_or_a_body_error(body: bytes, content_type: str | 
     assert decoder(bytes)(Carried(body, content_type)) == body
 
 
+def test_a_body_nested_too_deep_is_a_body_error() -> None:
+    """No listener of an orderly queue may fail by it for ever."""
+    deep = Carried(b'{"id":' * 5000), Carried(b"\x81\xa2id" * 5000, "application/msgpack")
+    for body in deep:
+        for kind in (*KINDS, dict):
+            with pytest.raises(BodyError):
+                decoder(kind)(body)
+
+
 @pytest.mark.parametrize("value", ["text", 3, None, [1], {1: object()}, OutgoingMessage(topic="t", body=b"x")])
 def test_what_cannot_be_written(value: object) -> None:
     with pytest.raises(UsageError, match="body"):

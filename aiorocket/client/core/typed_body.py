@@ -17,6 +17,8 @@ __all__ = ("CONTENT_TYPE", "JSON", "Body", "BodyT", "Carrier", "decoder", "encod
 #: The property that says what a body is, as Spring's producers write it. A body without one is taken for JSON.
 CONTENT_TYPE = "contentType"
 JSON = "application/json"
+#: msgspec's and pydantic's errors are ValueErrors; msgspec's of a body that is nested too deep is the other.
+_UNREADABLE = (ValueError, RecursionError)
 _MSGPACK = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
 
 
@@ -84,13 +86,13 @@ def decoder(wanted: Any) -> Callable[[Carrier], Any]:
         body = message.body
         try:
             return json(body)
-        except ValueError as error:  # so are msgspec's and pydantic's; no msgpack of an object is JSON by chance
+        except _UNREADABLE as error:  # no msgpack of an object is JSON by chance
             kind = message.content_type
             trouble: Exception = error
         if kind is not None and kind.partition(";")[0].strip().lower() in _MSGPACK:
             try:
                 return convert(msgspec.msgpack.decode(body)) if convert else msgspec.msgpack.decode(body, type=wanted)
-            except ValueError as error:
+            except _UNREADABLE as error:
                 trouble = error
         written = "" if kind is None else f", {CONTENT_TYPE} {kind:.60}"
         raise BodyError(f"the body of {len(body)} bytes{written} is no {_name(wanted)}: {trouble}") from trouble
