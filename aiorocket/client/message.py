@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from math import inf
 from types import TracebackType
 from typing import Protocol
 
@@ -178,6 +179,11 @@ class Message(RecordView):
             self._stamped = begun
             properties[PROPERTY_CONSUME_START_TIME] = str(self.source.wall_ms(begun))
         return properties
+
+    def forget_changes(self) -> None:
+        """Be what was sent again, whatever middleware has made of it."""
+        self._body = self._properties = None
+        self._stamped = -inf
 
     @property
     def sharding_key(self) -> str | None:

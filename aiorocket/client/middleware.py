@@ -50,7 +50,8 @@ class Middleware:
 
     async def consume(self, messages: list[Message], call_next: ConsumeNext) -> Any:
         """Around a call of a listener, with its messages: one, unless it takes several. They are changed in place
-        (``message.body = ...``, ``message.properties["tenant"] = ...``); what the broker has stays as it is.
+        (``message.body = ...``, ``message.properties["tenant"] = ...``); what the broker has stays as it is, and a
+        further call begins with that.
 
         The listener's answer stands whatever is returned here. To return without ``call_next`` is success. In a
         listener with ``batch_size``, or a batch listener, an exception is that of all messages that were not marked.
@@ -63,10 +64,13 @@ def publishing(middleware: Iterable[Middleware]) -> tuple[Step, ...]:
     return _steps(middleware, "publish")
 
 
-def consuming(middleware: Iterable[Middleware], handler: Callable[..., Awaitable[object]]) -> Step:
-    """``handler`` with the steps of a consumption around it; itself when there are none."""
+def consuming(
+    middleware: Iterable[Middleware], handler: Callable[..., Awaitable[object]], success: object = None
+) -> Step:
+    """``handler`` with the steps of a consumption around it; itself when there are none. ``success`` is its answer when
+    they return without it."""
     steps = _steps(middleware, "consume")
-    return partial(_consume, steps, handler) if steps else handler
+    return partial(_consume, steps, handler, success) if steps else handler
 
 
 def _steps(middleware: Iterable[Middleware], name: str) -> tuple[Step, ...]:
@@ -75,11 +79,13 @@ def _steps(middleware: Iterable[Middleware], name: str) -> tuple[Step, ...]:
 
 
 async def _consume(
-    steps: Sequence[Step], handler: Callable[..., Awaitable[object]], handed: Any, *context: Any
+    steps: Sequence[Step], handler: Callable[..., Awaitable[object]], success: object, handed: Any, *context: Any
 ) -> object:
     messages = [handed] if isinstance(handed, Message) else list(handed)
+    for message in messages:
+        message.forget_changes()  # of an earlier call: some are tried again here
     ends = await through(steps, messages, lambda _: handler(handed, *context))
-    return ends[-1] if ends else None
+    return ends[-1] if ends else success
 
 
 async def through(steps: Sequence[Step], messages: list[M], last: Callable[[list[M]], Awaitable[R]]) -> list[R]:

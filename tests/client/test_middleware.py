@@ -14,11 +14,14 @@ from aiorocket import (
     Client,
     ConsumeConcurrentlyContext,
     ConsumeConcurrentlyStatus,
+    ConsumeOrderlyContext,
+    ConsumeOrderlyStatus,
     DeadLetter,
     Embedded,
     Message,
     Middleware,
     OutgoingMessage,
+    Retry,
     Router,
     SendReceipt,
     TxState,
@@ -217,3 +220,99 @@ def test_what_is_not_overridden_is_not_there() -> None:
 
     assert consuming([], handler) is handler and consuming([Publishing()], handler) is handler
     assert publishing([Middleware()]) == () and len(publishing([Publishing()])) == 1
+
+
+class Unsealing(Middleware):
+    """What is sealed begins with "~"."""
+
+    async def consume(self, messages: list[Message], call_next: Any) -> Any:
+        for message in messages:
+            assert message.body[:1] == b"~", f"{message.body!r} is not sealed"
+            message.body = message.body[1:]
+            message.properties["tenant"] = "a"
+        return await call_next(messages)
+
+
+@pytest.mark.parametrize("kind", ["orderly", "status", "keyed"])
+async def test_a_repetition_begins_with_what_was_sent(rocketmq: Embedded, kind: str) -> None:
+    """What is tried again here is not unsealed twice, and nothing of it gets into what the broker stores."""
+    await rocketmq.create_topic("t", queues=1)
+    router, seen = Router("g", middleware=[Unsealing()]), []
+
+    def see(message: Message) -> None:
+        seen.append((message.body, message.properties["tenant"]))
+        if message.attempt < 3:
+            raise Retry(after=0.01)
+        raise DeadLetter
+
+    if kind == "orderly":
+
+        @router.orderly("t", start_from="first")
+        async def orderly(message: Message) -> None:
+            see(message)
+    elif kind == "keyed":
+
+        @router.listener("t", start_from="first", order_by=lambda message: 1, suspend=0.01)
+        async def keyed(message: Message) -> None:
+            see(message)
+    else:
+
+        @router.orderly("t", start_from="first", suspend=0.01)
+        async def status(messages: list[Message], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+            try:
+                see(messages[0])
+            except Retry:
+                return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+            return ConsumeOrderlyStatus.SUCCESS
+
+    async with rocketmq.consumer(router):
+        await rocketmq.send("t", b"~1")
+        await rocketmq.settled()
+        [dead] = rocketmq.dead_letters("g")
+    assert seen == [(b"1", "a")] * 3
+    assert dead.body == b"~1" and "tenant" not in dead.properties
+
+
+class Returning(Middleware):
+    async def consume(self, messages: list[Message], call_next: Any) -> Any:
+        if messages[0].body == b"pass":
+            await call_next(messages)
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+async def test_to_return_is_success_in_status_mode_too(rocketmq: Embedded, orderly: bool) -> None:
+    await rocketmq.create_topic("t", queues=1)
+    router, seen = Router("g", middleware=[Returning()]), []
+    if orderly:
+
+        @router.orderly("t", start_from="first", suspend=0.01)
+        async def in_order(messages: list[Message], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+            seen.extend(each.body for each in messages)
+            return ConsumeOrderlyStatus.SUCCESS
+    else:
+
+        @router.listener("t", start_from="first")
+        async def listener(messages: list[Message], context: ConsumeConcurrentlyContext) -> ConsumeConcurrentlyStatus:
+            seen.extend(each.body for each in messages)
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+    async with rocketmq.consumer(router) as consumer:
+        for body in (b"done", b"pass"):
+            await rocketmq.send("t", body)
+        await rocketmq.settled()
+        assert consumer.state().counters.retried == consumer.state().counters.suspended == 0
+    assert seen == [b"pass"]
+    rocketmq.assert_committed("g", "t", lag=0)
+
+
+class Replacing(Middleware):
+    async def publish(self, messages: list[OutgoingMessage], call_next: Any) -> Any:
+        return await call_next([dataclasses.replace(each, body={"was": each.body.decode()}) for each in messages])
+
+
+async def test_a_value_that_middleware_sends_is_written_as_any(rocketmq: Embedded) -> None:
+    await rocketmq.create_topic("t", queues=1)
+    async with Client(nameservers=rocketmq.nameserver_address, group="g", middleware=[Replacing()]) as client:
+        await client.send("t", b"1")
+    [stored] = rocketmq.messages("t")
+    assert stored.body == b'{"was":"1"}' and stored.properties["contentType"] == "application/json"

@@ -78,7 +78,8 @@ async def consume_directly(
     listener = find_listener(listeners, member.namespace, message.topic, message.tag)
     if listener is None:
         raise UsageError(f"consumer group {member.group} has no listener for topic {message.topic}")
-    listener = replace(listener, handler=consuming((*middleware, *listener.middleware), listener.handler))
+    handler = consuming((*middleware, *listener.middleware), listener.handler, listener.success)
+    listener = replace(listener, handler=handler)
     loop = asyncio.get_running_loop()
     began = loop.time()
     context, remark = ConsumeOrderlyContext(message.queue), None

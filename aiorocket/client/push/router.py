@@ -21,7 +21,12 @@ from aiorocket.client.push.handlers import (
     TakesOrderlyOne,
 )
 from aiorocket.client.push.plain import PlainHandler
-from aiorocket.client.push.status import Handler, takes_context
+from aiorocket.client.push.status import (
+    ConsumeConcurrentlyStatus,
+    ConsumeOrderlyStatus,
+    Handler,
+    takes_context,
+)
 from aiorocket.client.push.typed import OnBadBody, TypedHandler, TypedListHandler, typed
 from aiorocket.config import MissingTopics
 from aiorocket.errors import UsageError
@@ -63,6 +68,14 @@ class Listener:
     takes_batch: bool = False
     #: Around each call, of the router that it was declared in.
     middleware: tuple[Middleware, ...] = ()
+
+    @property
+    def success(self) -> ConsumeConcurrentlyStatus | ConsumeOrderlyStatus | None:
+        """What its handler returns when all is well."""
+        if not self.status:
+            return None
+        orderly = self.mode == "orderly"
+        return ConsumeOrderlyStatus.SUCCESS if orderly else ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 
 
 class Router:

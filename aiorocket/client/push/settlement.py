@@ -38,6 +38,7 @@ from aiorocket_protocol import (
     ProtocolError,
     RemotingCommand,
     RequestCode,
+    decode_properties,
 )
 
 __all__ = ("Settlement",)
@@ -231,9 +232,10 @@ class Settlement:
         times = message.reconsume_times + 1
         dead = delay_level < 0 or times >= limit
         topic = self._member.retry_topic
-        properties = {name: value for name, value in message.properties.items() if name not in _NOT_COPIED}
+        sent = decode_properties(message.raw_properties)  # without what middleware made of them
+        properties = {name: value for name, value in sent.items() if name not in _NOT_COPIED}
         properties[PROPERTY_RETRY_TOPIC] = message.wire_topic
-        properties[PROPERTY_ORIGIN_MESSAGE_ID] = message.properties.get(PROPERTY_ORIGIN_MESSAGE_ID, message.msg_id)
+        properties[PROPERTY_ORIGIN_MESSAGE_ID] = sent.get(PROPERTY_ORIGIN_MESSAGE_ID, message.msg_id)
         if not dead:
             properties[PROPERTY_DELAY] = str(delay_level or FIRST_RETRY_LEVEL + times - 1)
         text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())

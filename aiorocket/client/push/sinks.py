@@ -65,7 +65,8 @@ def make_sink(listener: Listener, config: ConsumerConfig, surroundings: Surround
         return surroundings.pools[-1]
 
     middleware = (*surroundings.middleware, *listener.middleware)
-    listener = replace(listener, handler=consuming(middleware, in_pool(listener.handler, threads)))
+    handler = consuming(middleware, in_pool(listener.handler, threads), listener.success)
+    listener = replace(listener, handler=handler)
     options: dict[str, Any] = {
         "name": f"listener-{listener.topic}",
         "concurrency": concurrency,

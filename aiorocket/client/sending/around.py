@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from aiorocket.client.middleware import Step, through
+from aiorocket.client.sending.outgoing import as_message
 from aiorocket.client.sending.sender import Selector, Sender
 from aiorocket.client.sending.timed import not_timed, send_timed
 from aiorocket.errors import UsageError
@@ -27,7 +28,7 @@ async def around(
     async def checked(messages: list[OutgoingMessage]) -> R:
         if len(messages) != count or {each.topic for each in messages} != topics:
             raise UsageError(f"a middleware gave {len(messages)} messages to call_next, {count} of topic {topics} came")
-        return await last(messages)
+        return await last([as_message(each, None) for each in messages])
 
     ends = await through(steps, messages, checked)
     if not ends:
