@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
-from aiorocket import Body, OutgoingMessage, Producer, Queue, RocketError, SendReceipt, UsageError
+from aiorocket import Body, OutgoingMessage, Producer, ProtocolError, Queue, RocketError, SendReceipt, UsageError
 from aiorocket.client.pipeline.sending import as_message, property_text
+from aiorocket.model import check_topic
 from aiorocket.runtime.entropy import Entropy
 
 __all__ = ("Outbox",)
@@ -20,6 +23,17 @@ log = logging.getLogger("aiorocket.sql")
 
 #: Longest pause after a send that failed, in seconds; the first is that of ``relay``.
 _LONGEST_PAUSE = 30.0
+
+
+class _Walk:
+    """A way through the table: the number of the row it is behind, how many were sent and how many were not, and what
+    waits behind one of these."""
+
+    def __init__(self) -> None:
+        self.after = 0
+        self.sent = 0
+        self.failed = 0
+        self.waiting: set[object] = set()
 
 
 class Outbox:
@@ -47,7 +61,8 @@ class Outbox:
             sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
             sa.Column("message_id", sa.String(64), nullable=False, unique=True),
             sa.Column("topic", sa.String(127), nullable=False),
-            sa.Column("body", sa.LargeBinary, nullable=False),
+            # MySQL's BLOB has 65,535 bytes.
+            sa.Column("body", sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=False),
             sa.Column("tag", sa.Text, nullable=False),
             sa.Column("keys", sa.JSON, nullable=False),
             sa.Column("properties", sa.JSON, nullable=False),
@@ -71,7 +86,7 @@ class Outbox:
     ) -> str:
         """Add a message to the transaction of ``session``; the id it will have. Arguments and UsageError as of
         ``Producer.send``, of which a relay could not get rid later."""
-        message = as_message(topic, body, tag, keys, properties, sharding_key, delay_level)
+        message = as_message(check_topic(topic), body, tag, keys, properties, sharding_key, delay_level)
         message_id = self._entropy.token(16).hex().upper()
         property_text(message_id, tag, keys, message.properties, sharding_key, delay_level)
         if not message.body:
@@ -86,64 +101,88 @@ class Outbox:
 
     async def relay(self, engine: AsyncEngine, producer: Producer, *, batch: int = 256, interval: float = 1.0) -> None:
         """Send rows until cancelled: up to ``batch`` at a time; look for more every ``interval`` seconds, or at once
-        after a full batch. What a database or broker refuses is logged and tried again, with pauses up to 30 s. One
-        relay is enough; while there are two, what they both send is stored once by our brokers, as above.
+        after a full batch. What a database or broker refuses is logged and tried again, with pauses up to 30 s, in
+        which other rows are sent. One relay is enough; while there are two, what they both send is stored once by our
+        brokers, as above.
 
         UsageError when ``producer`` is not idempotent."""
         if not producer.config.idempotent:
             raise UsageError("the relay of an outbox needs Producer(..., config=ProducerConfig(idempotent=True))")
-        pause = interval
+        time = asyncio.get_running_loop().time
+        walk, pause, began = _Walk(), interval, time()
         while True:
             try:
-                taken, sent = await self._round(engine, producer, batch)
-            except sa.exc.SQLAlchemyError as error:
-                log.warning("the outbox %s cannot be read or emptied: %s", self.table.name, error)
-                taken, sent = 1, 0
-            pause = interval if sent == taken else min(2 * pause, _LONGEST_PAUSE)
-            if sent < batch:
+                if await self._step(engine, producer, batch, walk):
+                    continue
+            except Exception as error:  # noqa: BLE001 - drivers raise their own when they cannot connect
+                log.warning("the outbox %s cannot be read or emptied: %r", self.table.name, error)
                 await asyncio.sleep(pause)
+                # From the beginning: what was sent and is still there must be among the last of its queue.
+                walk, pause, began = _Walk(), min(2 * pause, _LONGEST_PAUSE), time()
+                continue
+            await asyncio.sleep(interval)
+            if not walk.failed:
+                walk, pause, began = _Walk(), interval, time()
+            elif time() - began >= pause:
+                walk, pause, began = _Walk(), min(2 * pause, _LONGEST_PAUSE), time()
 
     async def drain(self, engine: AsyncEngine, producer: Producer, *, batch: int = 256) -> int:
         """Send what is there now and return how many that were; the errors of ``relay``, and RocketError when a message
-        could not be sent."""
-        total = 0
-        while True:
-            taken, sent = await self._round(engine, producer, batch)
-            total += sent
-            if sent < taken:
-                raise RocketError(f"{taken - sent} messages of {self.table.name} could not be sent, see the log")
-            if taken < batch:
-                return total
+        could not be sent, after all others."""
+        walk = _Walk()
+        while await self._step(engine, producer, batch, walk):
+            pass
+        if walk.failed:
+            raise RocketError(f"{walk.failed} messages of {self.table.name} could not be sent, see the log")
+        return walk.sent
 
-    async def _round(self, engine: AsyncEngine, producer: Producer, batch: int) -> tuple[int, int]:
-        """How many rows were there, of at most ``batch``, and how many were sent and deleted."""
+    async def _step(self, engine: AsyncEngine, producer: Producer, batch: int, walk: _Walk) -> bool:
+        """Send the next rows, at most ``batch``, and delete what is stored. Are there perhaps more?"""
+        wanted = sa.select(self.table).where(self.table.c.id > walk.after).order_by(self.table.c.id).limit(batch)
         async with engine.connect() as connection:
-            found = await connection.execute(sa.select(self.table).order_by(self.table.c.id).limit(batch))
-            rows = found.mappings().all()
+            rows = (await connection.execute(wanted)).mappings().all()
         lanes: dict[object, list[Any]] = {}
         for row in rows:
-            key = row["sharding_key"]
-            lanes.setdefault(row["id"] if key is None else (row["topic"], key), []).append(row)
+            lane = _lane_of(row)
+            if lane not in walk.waiting:
+                lanes.setdefault(lane, []).append(row)
         done: list[int] = []
         try:
             async with asyncio.TaskGroup() as group:
                 for lane in lanes.values():
                     group.create_task(_send_in_order(producer, lane, done))
-        finally:
-            if done:  # also when cancelled: what is stored is not to be sent again
+        except BaseException:
+            with suppress(Exception):  # what is stored is not to be sent again; but a cancellation must not get lost
                 await self._delete(engine, done)
-        return len(rows), len(done)
+            raise
+        await self._delete(engine, done)
+        if rows:
+            walk.after = rows[-1]["id"]
+        walk.sent += len(done)
+        walk.failed += len(rows) - len(done)
+        keyed = {lane: taken[-1] for lane, taken in lanes.items() if taken[-1]["sharding_key"] is not None}
+        stored = set(done)
+        walk.waiting.update(lane for lane, last in keyed.items() if last["id"] not in stored)
+        return len(rows) == batch
 
     async def _delete(self, engine: AsyncEngine, done: list[int]) -> None:
+        if not done:
+            return
         async with engine.begin() as connection:
             await connection.execute(self.table.delete().where(self.table.c.id.in_(done)))
+
+
+def _lane_of(row: Any) -> object:
+    """What is sent one after the other."""
+    key = row["sharding_key"]
+    return row["id"] if key is None else (row["topic"], key)
 
 
 async def _send_in_order(producer: Producer, rows: Sequence[Any], done: list[int]) -> None:
     for row in rows:
         try:
             await _send(producer, row)
-        except RocketError as error:
+        except (RocketError, ProtocolError) as error:
             log.warning(
                 "row %d of the outbox, message %s of topic %s: %s", row["id"], row["message_id"], row["topic"], error
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,6 +13,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from aiorocket import Message
 
 __all__ = ("Processed",)
+
+_LONGEST = 255
+
+
+def _text(length: int) -> sa.types.TypeEngine[str]:
+    """By default MySQL's texts are equal whatever their case."""
+    exact = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
+    return sa.String(length).with_variant(exact, "mysql", "mariadb")
 
 
 class Processed:
@@ -26,21 +35,25 @@ class Processed:
                     session.add(Invoice(order.id))
 
     The id is written in the transaction that has the effect, so either both are there or none. It is the sender's
-    (``message.msg_id``), the same in every delivery, and when a send was repeated by an outbox.
+    (``message.msg_id``) with the topic, the same in every delivery, and when a send was repeated by an outbox.
     """
 
     def __init__(self, metadata: sa.MetaData, name: str = "aiorocket_processed") -> None:
         self.table = sa.Table(
             name, metadata,
-            sa.Column("group", sa.String(255), primary_key=True),
-            sa.Column("message_id", sa.String(255), primary_key=True),
+            sa.Column("group", _text(255), primary_key=True),
+            sa.Column("topic", _text(127), primary_key=True),
+            sa.Column("message_id", _text(_LONGEST), primary_key=True),
             sa.Column("at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now(), index=True),
         )  # fmt: skip
 
     async def first(self, session: AsyncSession | AsyncConnection, message: Message) -> bool:
         """Is this the first time that this group works on the message? True once for each transaction that commits;
         another one that asks meanwhile waits, and is told when that has ended."""
-        values = {"group": message.group, "message_id": message.msg_id}
+        message_id = message.msg_id
+        if len(message_id) > _LONGEST:  # of somebody's own client; MySQL would cut it
+            message_id = sha256(message_id.encode()).hexdigest()
+        values = {"group": message.group, "topic": message.topic, "message_id": message_id}
         dialect = (session.get_bind() if isinstance(session, AsyncSession) else session).dialect.name
         insert: Any
         if dialect == "postgresql":

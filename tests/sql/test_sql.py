@@ -6,14 +6,27 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import aiosqlite
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.schema import CreateTable
 
-from aiorocket import Message, Producer, ProducerConfig, RocketError, Router, UsageError
+from aiorocket import (
+    Message,
+    OutgoingMessage,
+    Producer,
+    ProducerConfig,
+    RocketError,
+    Router,
+    TopicNotFoundError,
+    UsageError,
+)
 from aiorocket.sql import Outbox, Processed
 from aiorocket.testing import LocalRocketMQ
 
@@ -148,8 +161,144 @@ async def test_an_effect_happens_once(engine: AsyncEngine, rocketmq: LocalRocket
 
 
 async def test_another_database_is_asked_by_a_savepoint(engine: AsyncEngine) -> None:
-    message: Any = type("M", (), {"group": "g", "msg_id": "1"})()
+    message: Any = SimpleNamespace(group="g", topic="t", msg_id="1")
+    values = {"group": "g", "topic": "t", "message_id": "1"}
     async with AsyncSession(engine) as session, session.begin():
-        first = [await PROCESSED._first_by_savepoint(session, {"group": "g", "message_id": "1"}) for _ in range(2)]
+        first = [await PROCESSED._first_by_savepoint(session, values) for _ in range(2)]
     async with AsyncSession(engine) as session, session.begin():
         assert first == [True, False] and not await PROCESSED.first(session, message)
+
+
+async def test_what_cannot_be_sent_keeps_nothing_else(engine: AsyncEngine, rocketmq: LocalRocketMQ) -> None:
+    """More rows that wait than are read at a time: a key's, and such as have none."""
+    await rocketmq.create_topic("t", queues=1)
+    async with AsyncSession(engine) as session, session.begin():
+        for number in range(4):
+            await OUTBOX.put(session, "t", b"x" * 3000 if number == 0 else b"behind", sharding_key="a")
+        for _ in range(3):
+            await OUTBOX.put(session, "t", b"x" * 3000)
+        for number in range(3):
+            await OUTBOX.put(session, "t", b"%d" % number, sharding_key="b")
+    async with producer_of(rocketmq, max_message_size=2000, compress_over=2000) as producer:
+        with pytest.raises(RocketError, match=r"^7 messages of aiorocket_outbox could not be sent"):
+            await OUTBOX.drain(engine, producer, batch=2)
+    assert [each.body for each in rocketmq.messages("t")] == [b"0", b"1", b"2"]
+    assert await rows(engine, OUTBOX.table) == 7
+
+
+class Trying:
+    """A producer of an idle broker: all is stored at once but what is of the topic that nobody has."""
+
+    config = IDEMPOTENT
+
+    def __init__(self) -> None:
+        self.tried: list[str] = []
+
+    async def send(self, message: OutgoingMessage, **options: Any) -> None:
+        self.tried.append(message.topic)
+        if message.topic == "nobody":
+            raise TopicNotFoundError("nobody has it")
+
+
+async def test_what_is_new_does_not_wait_for_what_failed(engine: AsyncEngine) -> None:
+    """That is tried again after longer and longer pauses, in which the relay looks for other rows as before."""
+    producer: Any = Trying()
+    relay = asyncio.create_task(OUTBOX.relay(engine, producer, interval=0.01))
+
+    async def put_and_wait(topic: str, times: int) -> None:
+        async with AsyncSession(engine) as session, session.begin():
+            await OUTBOX.put(session, topic, b"x")
+        async with asyncio.timeout(30):
+            while producer.tried.count(topic) < times:
+                await asyncio.sleep(0.01)
+
+    await put_and_wait("nobody", 5)
+    for number in range(8):
+        await put_and_wait("t", number + 1)
+    assert producer.tried.count("nobody") < 5 + 8
+    relay.cancel()
+    await asyncio.gather(relay, return_exceptions=True)
+
+
+async def test_a_relay_ends_though_its_database_is_gone(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cancelled while it sends, and what was stored cannot be deleted any more."""
+    waits = asyncio.Event()
+
+    class Waiting(Trying):
+        async def send(self, message: OutgoingMessage, **options: Any) -> None:
+            if message.topic == "slow":
+                waits.set()
+                await asyncio.Event().wait()
+
+    async def gone(*args: object) -> None:
+        raise sa.exc.OperationalError("DELETE", {}, OSError("the database is gone"))
+
+    async with AsyncSession(engine) as session, session.begin():
+        for topic in ("t", "slow"):
+            await OUTBOX.put(session, topic, b"x")
+    monkeypatch.setattr(Outbox, "_delete", gone)
+    producer: Any = Waiting()
+    relay = asyncio.create_task(OUTBOX.relay(engine, producer))
+    async with asyncio.timeout(30):
+        await waits.wait()
+    relay.cancel()
+    ended, running = await asyncio.wait([relay], timeout=30)
+    for task in running:
+        task.cancel()
+    assert ended and relay.cancelled()
+
+
+async def test_a_relay_outlives_its_database(rocketmq: LocalRocketMQ, tmp_path: Path) -> None:
+    """Drivers raise errors of their own, such as OSError, when nobody takes their connection."""
+    await rocketmq.create_topic("t", queues=1)
+    path, away = tmp_path / "shop.db", [3]
+
+    async def connect() -> Any:
+        if away[0]:
+            away[0] -= 1
+            raise ConnectionRefusedError("the database is restarted")
+        return await aiosqlite.connect(path)
+
+    engine = create_async_engine("sqlite+aiosqlite://", async_creator=connect, poolclass=sa.pool.NullPool)
+    there = create_async_engine(f"sqlite+aiosqlite:///{path}")
+    async with there.begin() as connection:
+        await connection.run_sync(METADATA.create_all)
+        await OUTBOX.put(connection, "t", b"x")
+    async with producer_of(rocketmq) as producer:
+        relay = asyncio.create_task(OUTBOX.relay(engine, producer, interval=0.01))
+        async with asyncio.timeout(30):
+            while await rows(there, OUTBOX.table) and not relay.done():
+                await asyncio.sleep(0.01)
+        relay.cancel()
+        [ended] = await asyncio.gather(relay, return_exceptions=True)
+    assert isinstance(ended, asyncio.CancelledError) and len(rocketmq.messages("t")) == 1
+    await engine.dispose()
+    await there.dispose()
+
+
+async def test_a_topic_that_cannot_be_is_refused_at_once(engine: AsyncEngine) -> None:
+    async with AsyncSession(engine) as session:
+        with pytest.raises(UsageError, match="topic 'no topic'"):
+            await OUTBOX.put(session, "no topic", b"x")
+
+
+async def test_messages_of_two_topics_are_two(engine: AsyncEngine) -> None:
+    """Whose sender gives them one id of its own; and ids longer than the column, however they begin."""
+    ids = [("paid", "order-1"), ("sent", "order-1"), ("paid", "x" * 300 + "1"), ("paid", "x" * 300 + "2")]
+    for expected in (True, False):
+        async with AsyncSession(engine) as session, session.begin():
+            for topic, msg_id in ids:
+                message: Any = SimpleNamespace(group="g", topic=topic, msg_id=msg_id)
+                assert await PROCESSED.first(session, message) is expected
+    async with engine.connect() as connection:
+        stored = (await connection.execute(sa.select(PROCESSED.table.c.message_id))).scalars().all()
+    assert len(stored) == 4 and max(map(len, stored)) <= 255
+
+
+def test_mysql_cuts_no_body_and_tells_ids_apart() -> None:
+    """Its BLOB ends at 65,535 bytes, and its texts are equal whatever their case."""
+    made = [str(CreateTable(each).compile(dialect=mysql.dialect())) for each in (OUTBOX.table, PROCESSED.table)]
+    assert "body LONGBLOB" in made[0]
+    for column in ("`group`", "topic", "message_id"):
+        [line] = [each for each in made[1].splitlines() if each.strip().startswith(f"{column} ")]
+        assert "COLLATE utf8mb4_bin" in line
