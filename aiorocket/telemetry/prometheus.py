@@ -27,14 +27,17 @@ from aiorocket import (
     Middleware,
     OutgoingMessage,
     PublishNext,
+    Queue,
     Skip,
 )
+from aiorocket_protocol import MAX_TOPIC
 
 __all__ = ("Prometheus",)
 
 _PREFIX = "rocketmq_client"
 #: Seconds; from a listener in memory to one that calls others.
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_MOST_TOPICS = 1000
 #: How long a scrape in another thread waits for the client's loop.
 _PATIENCE = 5.0
 
@@ -67,13 +70,14 @@ class Prometheus(Middleware, Collector):
         )
         self._consuming = Gauge(f"{_PREFIX}_consuming", "Calls of listeners that run", group, registry=registry)
         self._clients: WeakSet[Client] = WeakSet()
+        self._topics: set[str] = set()
         registry.register(self)
 
     def attached(self, client: Client) -> None:
         self._clients.add(client)
 
     async def publish(self, messages: list[OutgoingMessage], call_next: PublishNext) -> Any:
-        topic = messages[0].topic
+        topic = self._label(messages[0].topic)
         with self._sending.labels(topic).track_inprogress(), self._send_seconds.labels(topic).time():
             try:
                 receipts = await call_next(messages)
@@ -84,7 +88,7 @@ class Prometheus(Middleware, Collector):
         return receipts
 
     async def consume(self, messages: list[Message], call_next: ConsumeNext) -> Any:
-        group, topic = messages[0].group, messages[0].topic
+        group, topic = messages[0].group, self._label(messages[0].topic)
         again = sum(each.attempt > 1 for each in messages)
         if again:
             self._again.labels(group, topic).inc(again)
@@ -103,6 +107,16 @@ class Prometheus(Middleware, Collector):
             raise
         finally:
             self._consumed.labels(group, topic, end).inc(len(messages))
+
+    def _label(self, topic: str) -> str:
+        """``topic``, "other" behind the first thousand: a message of a retry topic says itself where it was sent first,
+        and each name is kept for ever."""
+        topics = self._topics
+        if topic not in topics:
+            if len(topics) >= _MOST_TOPICS or len(topic) > MAX_TOPIC:
+                return "other"
+            topics.add(topic)
+        return topic
 
     # -- what is looked at --
 
@@ -167,16 +181,20 @@ def _of_consumers(states: list[ConsumerState]) -> Iterator[Metric]:
             ("late", "Messages whose result came when they were somebody else's"),
         )
     }
+    groups: dict[str, list[ConsumerState]] = {}
     for state in states:
-        for each in state.queues:
+        groups.setdefault(state.group, []).append(state)
+    for group, members in groups.items():  # of several clients: a series that is there twice would be taken once
+        behind: dict[Queue, int] = {}
+        for each in (each for state in members for each in state.queues):
             if each.behind is not None:
-                held_queue = each.queue
-                where = [state.group, held_queue.topic, held_queue.broker_name, str(held_queue.queue_id)]
-                lag.add_metric(where, each.behind)
-        held.add_metric([state.group], len(state.queues))
-        cached.add_metric([state.group], state.cached)
-        in_work.add_metric([state.group], state.in_work)
-        running.add_metric([state.group], state.running)
+                behind[each.queue] = max(each.behind, behind.get(each.queue, 0))
+        for held_queue, count in behind.items():
+            lag.add_metric([group, held_queue.topic, held_queue.broker_name, str(held_queue.queue_id)], count)
+        held.add_metric([group], sum(len(state.queues) for state in members))
+        cached.add_metric([group], sum(state.cached for state in members))
+        in_work.add_metric([group], sum(state.in_work for state in members))
+        running.add_metric([group], all(state.running for state in members))
         for name, family in counts.items():
-            family.add_metric([state.group], getattr(state.counters, name))
+            family.add_metric([group], sum(getattr(state.counters, name) for state in members))
     yield from (lag, held, cached, in_work, running, *counts.values())

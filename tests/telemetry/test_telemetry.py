@@ -335,3 +335,52 @@ async def test_a_trace_is_not_traced(rocketmq: LocalRocketMQ) -> None:
                 await client.send(TRACE_TOPIC, bodies[0])
         await trace.flush()
     assert len(rocketmq.messages(TRACE_TOPIC)) == 3 and trace.dropped == 0
+
+
+async def test_two_clients_of_one_group_are_one_series(rocketmq: LocalRocketMQ) -> None:
+    """What is exposed twice Prometheus takes once, or refuses."""
+    await rocketmq.create_topic("t", queues=2)
+    registry, routers = CollectorRegistry(), (Router("g"), Router("g"))
+    metrics, address = Prometheus(registry), rocketmq.nameserver_address
+    first, second = (Client(nameservers=address, group="p", middleware=[metrics]) for _ in range(2))
+    for client, router in zip((first, second), routers, strict=True):
+        router.listener("t", start_from="first")(ends)
+        client.include(router)
+    async with first, second, first.running(), second.running():
+        await first.send("t", b"dead")
+        await rocketmq.settled()
+        text = generate_latest(registry).decode()
+        series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+        assert sorted(series) == sorted(set(series))
+        states = first.consumer_states() + second.consumer_states()
+        held = registry.get_sample_value("rocketmq_client_held_queues", {"group": "g"})
+        assert held == sum(len(each.queues) for each in states) > len(states[0].queues)
+        assert registry.get_sample_value("rocketmq_client_dead_lettered_messages_total", {"group": "g"}) == 1
+        assert registry.get_sample_value("rocketmq_client_consumer_running", {"group": "g"}) == 1
+
+
+async def test_names_of_others_are_not_kept_for_ever() -> None:
+    """A message of a retry topic says itself where it was sent first, and a send may go where a user wants."""
+    registry = CollectorRegistry()
+    metrics = Prometheus(registry, buckets=[1])
+
+    async def called(messages: list[Any]) -> tuple[()]:
+        return ()
+
+    async def use(topic: str) -> None:
+        message: Any = SimpleNamespace(group="g", topic=topic, attempt=1)
+        await metrics.consume([message], called)
+        await metrics.publish([message], called)
+
+    for number in range(1100):
+        await use(str(number))
+    many = len(generate_latest(registry))
+    for number in range(1100, 1200):
+        await use("x" * number)
+    assert len(generate_latest(registry)) < many + 1000
+    for name in ("sent_messages_total", "consume_seconds_count"):
+        labels = {"group": "g"} if name.startswith("consume") else {}
+        found = [
+            registry.get_sample_value(f"rocketmq_client_{name}", labels | {"topic": topic}) for topic in ("7", "other")
+        ]
+        assert found == [1, 200]
