@@ -253,3 +253,22 @@ async def test_a_typed_listener_is_a_function_and_answers_administrators(rocketm
         return order.amount
 
     assert await listener(Struct("o", 3)) == 3
+
+
+async def _status(messages: list, context: aiorocket.ConsumeConcurrentlyContext) -> None: ...  # type: ignore[type-arg]  # says nothing
+async def _several(messages: list) -> None: ...  # type: ignore[type-arg]  # likewise
+async def _sequence(messages: Sequence) -> None: ...  # type: ignore[type-arg]  # likewise
+async def _named(messages: "list['Message']") -> None: ...  # noqa: UP037 - as where Message is imported for types only
+
+
+def test_a_list_of_nothing_said_is_one_of_messages() -> None:
+    """As it was before bodies had types."""
+    router = Router("g")
+    router.listener("t")(_status)
+    for handler in (_several, _sequence, _named):
+        router.listener("t", batch_size=4)(handler)
+        router.orderly("t", batch_size=4)(handler)
+        router.batch("t")(handler)
+    first, *others = (each.handler for each in router.listeners)
+    assert first is _status and router.listeners[0].status
+    assert others == [each for each in (_several, _sequence, _named) for _ in range(3)]

@@ -256,7 +256,7 @@ class Router:
         what = wanted(topic, tags, sql, start_from, missing_topics)
 
         def register(handler: H) -> H:
-            values = typed(handler, False, on_bad_body)
+            values = typed(handler, False, on_bad_body, listed=batch_size is not None)
             if values is not None and batch_size is not None:
                 raise UsageError(f"batch_size={batch_size}: in order, values come one at a time")
             self.add(

@@ -12,13 +12,13 @@ import inspect
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import update_wrapper
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, ForwardRef, Literal, TypeVar, get_args, get_origin
 
 from aiorocket.client.core.typed_body import decoder
 from aiorocket.client.exits import DeadLetter, Skip
 from aiorocket.client.message import Message
 from aiorocket.client.push.batch_listener import Batch, part_of
-from aiorocket.client.push.status import Handler
+from aiorocket.client.push.status import Handler, takes_context
 from aiorocket.errors import BodyError, UsageError
 
 __all__ = ("OnBadBody", "TypedHandler", "TypedListHandler", "typed")
@@ -31,9 +31,11 @@ _UNKNOWN = object()
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def typed(handler: Callable[..., Any], many: bool, on_bad_body: OnBadBody) -> TypedHandler | None:
-    """``handler`` as one of messages (of a Batch, with ``many``); None when it takes them as they are. UsageError for
-    an annotation that no body can be read as."""
+def typed(
+    handler: Callable[..., Any], many: bool, on_bad_body: OnBadBody, *, listed: bool = False
+) -> TypedHandler | None:
+    """``handler`` as one of messages (of a Batch, with ``many``; of a list, with ``listed``); None when it takes them
+    as they are. UsageError for an annotation that no body can be read as."""
     if on_bad_body not in get_args(OnBadBody):
         raise UsageError(f"on_bad_body={on_bad_body!r}: 'dead_letter', 'skip' or 'raise'")
     try:
@@ -44,7 +46,7 @@ def typed(handler: Callable[..., Any], many: bool, on_bad_body: OnBadBody) -> Ty
         return None
     names = _names_of(handler)
     wanted = _resolved(parameters[0], names)
-    if _is_carrier(wanted):
+    if _is_carrier(wanted) or (_is_bare(wanted) and (many or listed or takes_context(handler))):
         return None
     if wanted is _UNKNOWN:
         raise UsageError(
@@ -92,6 +94,11 @@ def _carries(parameter: inspect.Parameter, names: dict[str, Any]) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Message | Batch)
 
 
+def _is_bare(annotation: Any) -> bool:
+    """A list that does not say of what."""
+    return (get_origin(annotation) or annotation) in (list, Sequence) and not get_args(annotation)
+
+
 def _is_carrier(annotation: Any) -> bool:
     """Does it want messages as they are? So does what says nothing, and what is no type."""
     if annotation in (inspect.Parameter.empty, Any, object) or isinstance(annotation, TypeVar):
@@ -100,7 +107,11 @@ def _is_carrier(annotation: Any) -> bool:
         issubclass(annotation, Message | Batch) or getattr(annotation, "_is_protocol", False)
     ):
         return True
-    return any(_is_carrier(each) for each in get_args(annotation) if each is Message or get_origin(each))
+    arguments = get_args(annotation)
+    if get_origin(annotation) in (list, Sequence) and arguments and isinstance(arguments[0], str | ForwardRef):
+        named = arguments[0] if isinstance(arguments[0], str) else arguments[0].__forward_arg__
+        return named.endswith("Message")  # list["Message"], under TYPE_CHECKING
+    return any(_is_carrier(each) for each in arguments if each is Message or get_origin(each))
 
 
 class TypedHandler:
