@@ -74,6 +74,19 @@ def test_a_body_nested_too_deep_is_a_body_error() -> None:
                 decoder(kind)(body)
 
 
+class Numbers(BaseModel):
+    all: list[int]
+
+
+def test_a_body_with_thousands_of_errors_is_told_shortly() -> None:
+    """Whoever sent it chose how much text that is."""
+    for count, told in ((2, "2 validation errors"), (10_000, "10000 errors")):
+        with pytest.raises(BodyError, match=told) as caught:
+            decoder(Numbers)(Carried(json.dumps({"all": ["x"] * count}).encode()))
+        assert len(str(caught.value)) < 2200
+        assert (caught.value.__cause__ is None) is (count > 2)
+
+
 @pytest.mark.parametrize("value", ["text", 3, None, [1], {1: object()}, OutgoingMessage(topic="t", body=b"x")])
 def test_what_cannot_be_written(value: object) -> None:
     with pytest.raises(UsageError, match="body"):
