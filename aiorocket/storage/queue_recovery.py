@@ -333,34 +333,25 @@ def _unit(disk: Disk, path: str, index: int) -> tuple[int, int, int]:
 
 
 def code_of(found: Found, codes: Codes, topic: str, said: int | None = None) -> int:
-    """What stands beside a record in its queue: what ``codes`` say, else the hash of its tag, 0 when it has none or its
-    property string cannot be read. ``said`` is what its unit says, if there is one."""
+    """What stands beside a record in its queue: what ``codes`` say, else the hash of its tag, 0 when it has none.
+    ``said`` is what its unit says, if there is one."""
     own = codes.get(topic)
     if own is not None:
         return own(found.view, said)
-    code = tags_code_in(found.buffer, found.properties, found.start + found.size)
-    if code is not None:
-        return code
-    try:
-        return tags_code(found.view.tag)
-    except ProtocolError:  # stored as it came
-        return 0
+    return tags_code_in(found.buffer, found.properties, found.start + found.size)
 
 
-def tags_code_in(buffer: bytes, first: int, end: int) -> int | None:
-    """The hash of the tag in a property string; None when it takes more than a look."""
-    at = buffer.find(_TAGS, first, end)
-    if at < 0:
-        return 0
-    if at == first or buffer[at - 1] == _SEPARATOR:
-        stop = buffer.find(_SEPARATOR, at, end)
-        return _code_of_tag(buffer[at + len(_TAGS) : end if stop < 0 else stop])
-    return None
+def tags_code_in(buffer: bytes, first: int, end: int) -> int:
+    """The hash of the tag in a property string, stored as it came; the last one wins, as in every parser."""
+    before = end
+    while (at := buffer.rfind(_TAGS, first, before)) >= 0:
+        if at == first or buffer[at - 1] == _SEPARATOR:
+            stop = buffer.find(_SEPARATOR, at, end)
+            return _code_of_tag(buffer[at + len(_TAGS) : end if stop < 0 else stop])
+        before = at
+    return 0
 
 
 @lru_cache(maxsize=4096)
 def _code_of_tag(tag: bytes) -> int:
-    try:
-        return tags_code(tag.decode())
-    except UnicodeDecodeError:
-        return 0
+    return tags_code(tag.decode("utf-8", "replace"))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aiorocket.broker.core.send_checks import property_value
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.handlers.send import SendHandlers
+from aiorocket.storage.queue_recovery import tags_code_in
 from aiorocket_protocol import tags_code
 
 VALUES = st.sampled_from(["", "a", "b", "TAGS", "ä", "\0"])
@@ -33,3 +34,12 @@ def test_the_code_of_each_message_is_that_of_its_last_tag(messages: list[tuple[l
     codes = SendHandlers._batch_codes(handlers, Topic("t", 1, 1), items)
     tags = [property_value(encoded(pairs, False).decode(), "TAGS") for pairs, _ in messages]
     assert codes == [0 if tag is None else tags_code(tag) for tag in tags]
+
+
+@given(st.lists(st.tuples(PAIRS, CUT).map(lambda message: encoded(*message)), max_size=6))
+@example([b"TAGS\1\xe4\xb8\2", b"XTAGS\1a\2TAGS\1\xff\2KEYS\1TAGS\1b"])
+def test_a_store_finds_the_same_code_in_the_records(properties: list[bytes]) -> None:
+    """It believes the record, not the unit: one with another code there would be kept from who asks for its tag."""
+    handlers: Any = Handlers()
+    codes = SendHandlers._batch_codes(handlers, Topic("t", 1, 1), [(b"x", 0, own) for own in properties])
+    assert codes == [tags_code_in(b"body" + own + b"TAGS\1", 4, 4 + len(own)) for own in properties]
