@@ -145,7 +145,7 @@ class Broker:
         started.callback(parts.pops.close)
         started.callback(parts.rates.close)
         parts.delivery.start()
-        parts.timers.start()
+        await parts.timers.start()
         self._tasks.start(state.keep_saving(config.offset_flush_interval), name="state")
         await self._security.open(self.server, config.host, f"broker {config.name}")
         if self._security.changes:

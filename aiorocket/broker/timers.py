@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from aiorocket.broker.copies import Copy
 from aiorocket.broker.core.timers import TimerSchedule, deletes, is_rolled, wait_code
-from aiorocket.broker.due import MAX_IN_FLIGHT, DueDelivery
+from aiorocket.broker.due import MAX_IN_FLIGHT, RETRY_AFTER, DueDelivery
+from aiorocket.storage.results import StoreBusyError
 from aiorocket_protocol import (
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
@@ -30,6 +31,8 @@ __all__ = ("TimerDelivery",)
 
 #: Entries of the queue read at a time.
 BATCH = 4096
+#: How often a start looks whether damaged units are made again.
+_TRIES = 60
 
 
 class TimerDelivery(DueDelivery):
@@ -42,11 +45,19 @@ class TimerDelivery(DueDelivery):
         super().__init__(loop, clock, schedule, store)
         self._schedule = schedule
 
-    def start(self) -> None:
-        """OSError or StoreCorruptedError when the queue cannot be read."""
+    async def start(self) -> None:
+        """OSError, StoreCorruptedError or StoreBusyError when the queue cannot be read. What the store makes again of
+        it is waited for: a start that gave up would end that too, and so would the next."""
         store = self._store
         self._schedule.start(store.min_offset(TIMER_TOPIC, 0), store.max_offset(TIMER_TOPIC, 0))
-        self.arrived()
+        for left in reversed(range(_TRIES)):
+            try:
+                self.arrived()
+                return
+            except StoreBusyError:
+                if not left or self._closed:
+                    raise
+                await asyncio.sleep(RETRY_AFTER)
 
     def arrived(self) -> None:
         """Messages were stored in the timer topic."""

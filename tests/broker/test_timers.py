@@ -334,6 +334,44 @@ def test_a_wall_clock_that_is_set_makes_none_early_and_repeats_none() -> None:
     simulate(main)
 
 
+def test_a_wait_code_of_another_moment_is_no_damage(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        clock: Any = env.clock
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        await peer.send(b"now")
+        clock.skew_ms -= 10_000  # the store's time stands still until the clock is as far again
+        assert (await peer.send(b"long", properties=f"TIMER_DELAY_SEC\x01{10 * 86_400}\x02")).code == 0
+        await host.run(broker.close())
+        host, broker = await started(sim, env, config())
+        assert len(broker.timers) == 1
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+    assert "contradicted the log" not in caplog.text
+
+
+def test_a_broker_starts_with_a_damaged_wait_code() -> None:
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        assert (await peer.send(b"minute", properties="TIMER_DELAY_SEC\x0160\x02")).code == 0
+        await host.run(broker.close())
+        (units,) = [data for path, data in disk.files.items() if TIMER_TOPIC in path]
+        units[15] ^= 0x40
+        host, broker = await started(sim, env, config())
+        await asyncio.sleep(61)
+        assert await peer.drain() == [b"minute"]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_recalled_message_is_not_delivered_also_when_the_broker_slept_over_both(seed: int) -> None:
     async def main(sim: Simulation) -> None:

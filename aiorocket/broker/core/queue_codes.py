@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiorocket.broker.core.delay import DelaySchedule
-from aiorocket.broker.core.timers import wait_code
+from aiorocket.broker.core.timers import may_be_wait_code, wait_code
 from aiorocket_protocol import SCHEDULE_TOPIC, TIMER_TOPIC, RecordView, tags_code
 
 __all__ = ("queue_codes",)
@@ -28,7 +28,8 @@ def queue_codes(delays: DelaySchedule) -> dict[str, Callable[[RecordView, int | 
 
 
 def _timer(record: RecordView, said: int | None) -> int:
+    values, stored = record.properties, record.store_timestamp
     try:
-        return wait_code(record.properties, record.store_timestamp)
+        return said if said is not None and may_be_wait_code(said, values, stored) else wait_code(values, stored)
     except (KeyError, ValueError):
         return 0  # due at once: whoever tries to deliver it says what is wrong
