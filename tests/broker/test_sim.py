@@ -13,7 +13,13 @@ from aiorocket.nameserver import NameServer
 from aiorocket.remoting import RemotingClient
 from aiorocket.runtime.env import Env
 from aiorocket.testing import SimDisk, Simulation, simulate
-from aiorocket_protocol import RemotingCommand, UpdateConsumerOffsetRequestHeader, encode_batch, split_records
+from aiorocket_protocol import (
+    DeleteTopicRequestHeader,
+    RemotingCommand,
+    UpdateConsumerOffsetRequestHeader,
+    encode_batch,
+    split_records,
+)
 from tests.broker.peer import heartbeat, pull_header, send_header, span
 
 SMALL = StoreConfig(segment_size=64 * 1024, min_free=64 * 1024)
@@ -434,5 +440,30 @@ def test_delayed_messages_wait_for_room_on_a_full_disk() -> None:
         assert await peer.drain() == [b"later"]
         await peer.close()
         await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_nothing_is_stored_in_a_topic_and_then_deleted_with_it() -> None:
+    """Whoever deletes it waits for name servers, one of which may not answer; others do not know that."""
+
+    async def main(sim: Simulation) -> None:
+        names_host = sim.host("10.0.0.5")
+        nameserver = NameServer(sim.env(), NameServerConfig(host="10.0.0.5", port=9876, open_registration=True))
+        await names_host.run(nameserver.start())
+        host, broker = await started(sim, sim.env(), config(host="127.0.0.1", nameservers=("10.0.0.5:9876",)))
+        peer, other = SimPeer(sim, broker.address, "127.0.0.1"), SimPeer(sim, broker.address, "127.0.0.1")
+        assert (await peer.send(b"deleted")).code == 0
+        sim.network.partition(["127.0.0.1"], ["10.0.0.5"])
+        deleting = asyncio.ensure_future(peer.call(215, DeleteTopicRequestHeader("T")))
+        await asyncio.sleep(0.1)
+        assert not deleting.done(), deleting.result()
+        assert (await other.send(b"kept")).code == 0
+        assert (await deleting).code == 0
+        assert await other.drain() == [b"kept"]
+        await peer.close()
+        await other.close()
+        await host.run(broker.close())
+        await names_host.run(nameserver.close())
 
     simulate(main)

@@ -111,15 +111,18 @@ class TopicHandlers:
                 Refusal(ResponseCode.INVALID_PARAMETER, f"The topic[{name:.200}] is conflict with system topic.")
             )
         topic = self._topics.get(name)
-        if topic is None:
-            return RemotingCommand.response()
-        self._topics.delete(name)
+        if topic is not None:
+            self._topics.delete(name)
+            self._deleted(topic)
         self._offsets.delete_topic(name)
         self._revival.forget(topic=name)
-        self._deleted(topic)
-        # Offsets too: those that a crash brings back would pass over what a new topic of this name begins with.
+        # Begins before anything is waited for, name servers above all: what others store in a new topic of this name is
+        # not to go with the old one.
+        gone = self._store.delete_topic(name)
+        # Offsets too, in front of it in the disk's thread: those that a crash brings back would pass over what a new
+        # topic of this name begins with.
         await self._save("offsets")
-        await self._store.delete_topic(name)
+        await gone
         return RemotingCommand.response()
 
     def all_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
