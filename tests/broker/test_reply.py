@@ -12,6 +12,7 @@ from aiorocket.broker.core.groups import GroupTable
 from aiorocket.config import RemotingConfig
 from aiorocket.storage.results import StoreBusyError
 from aiorocket_protocol import (
+    JSON,
     HeartbeatData,
     RemotingCommand,
     ReplyMessageRequestHeader,
@@ -19,6 +20,7 @@ from aiorocket_protocol import (
     SendMessageResponseHeader,
     decode_properties,
     encode_body,
+    encode_head,
     encode_properties,
     parse_offset_msg_id,
 )
@@ -188,3 +190,16 @@ async def test_replies_that_the_asker_leaves_unanswered_are_bounded() -> None:
         assert broker.server.processors.awaited.total == 0
         await waiting.close()
         await peer.close()
+
+
+async def test_a_reply_that_cannot_be_passed_on_takes_no_room(broker: Broker) -> None:
+    waiting = await asker(broker)
+    head = encode_head(RemotingCommand.request(325, reply_header(), body=b"42"), JSON)
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+    writer.write(head.replace(b"TBW102", b"\\ud800") + b"42")  # half a pair, which JSON can say and UTF-8 cannot
+    async with asyncio.timeout(30):
+        data = await reader.readexactly(int.from_bytes(await reader.readexactly(4)))
+    assert b"not Unicode" in data
+    assert broker.server.processors.awaited.total == 0
+    writer.close()
+    await waiting.close()

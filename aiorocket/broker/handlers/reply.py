@@ -169,7 +169,7 @@ class ReplyHandlers:
         request = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body=reply.command.body)
         try:
             answer = target.request(request, self._config.client_call_timeout)
-        except RocketError as error:
+        except (RocketError, ProtocolError) as error:
             pushed(f"push reply message to {asker:.255} fail: {error}")
             return
 
