@@ -325,6 +325,7 @@ class CommitLog(WrittenLog):
                     elif group.sync_sums:
                         segment.sync_sums()
                 except OSError as error:
+                    segment.failed = error
                     raise _SyncError from error
 
     def _written(self, future: asyncio.Future[None]) -> None:

@@ -210,6 +210,33 @@ def test_what_the_kernel_kept_of_a_failed_sync_is_on_the_disk_after_a_restart(ca
     run(scenario)
 
 
+def test_no_progress_is_saved_behind_a_sync_that_failed() -> None:
+    """A later one that succeeds proves nothing."""
+    failed: list[int] = []
+
+    async def scenario(simulation: Simulation) -> None:
+        disk = simulation.disk()
+        store = await opened(simulation.env(disk=disk), flush="async", flush_interval=100, checkpoint_interval=1000)
+        for _ in range(6):
+            await put(store, body=bytes(10_000))
+        await asyncio.sleep(1)  # the next segment is there
+        disk.fail(1 + simulation.loop.seed)
+        await put(store, body=bytes(10_000))  # the segment is full
+        saved: list[str] = []
+        try:
+            await store.behind_sync(saved.append, "progress")
+        except OSError:
+            pass
+        if "in fdatasync" in (store.problem or ""):
+            failed.append(simulation.loop.seed)
+            assert not saved
+        await store.close()
+
+    for seed in range(8):
+        run(scenario, seed)
+    assert len(failed) > 1
+
+
 def test_a_failed_sync_is_final_until_a_restart() -> None:
     async def scenario(simulation: Simulation) -> None:
         disk = simulation.disk()
