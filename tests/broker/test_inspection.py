@@ -126,8 +126,8 @@ async def test_all_offsets(peer: Peer) -> None:
 
 
 async def test_how_far_delay_levels_are(peer: Peer) -> None:
-    await peer.send(properties={"DELAY": "2"})
     assert (await asked(peer, 45))["offsetTable"] == {}
+    await peer.send(properties={"DELAY": "2"})
     assert records(await peer.pull("T", 0))
     assert (await asked(peer, 45))["offsetTable"] == {"2": 1}
 

@@ -311,6 +311,7 @@ async def test_a_transaction_that_was_given_up_begins_anew() -> None:
             while not (found := records(await peer.pull(TOO_OFTEN, 0))):
                 await asyncio.sleep(0.01)
         (dead,) = found
+        broker.transactions.interval = 60  # from here on it has time
         data = HeartbeatData("c1", ["shop"], [])
         assert (await peer.call(34, body=encode_body(data, 0))).code == 0
         resumed = ResumeCheckHalfMessageRequestHeader(msg_id=dead.offset_msg_id)
