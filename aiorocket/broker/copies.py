@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from aiorocket.storage.queue_recovery import tags_code_in
 from aiorocket_protocol import (
     SYS_FLAG_STORE_HOST_V6,
     SYS_FLAG_TRANSACTION_MASK,
     ProtocolError,
     RecordView,
     decode_properties,
-    tags_code,
 )
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def store_copy(store: MessageStore, copy: Copy, done: Callable[[PutResult], None
     """Append it. Raises as ``MessageStore.append``."""
     view, code = copy.view, copy.tags_code
     if code is None:
-        tag = view.tag
-        code = tags_code(tag) if tag else 0
+        code = tags_code_in(copy.properties, 0, len(copy.properties))
     store.append(
         copy.topic,
         copy.queue_id,

@@ -632,3 +632,18 @@ async def test_what_is_deleted_stays_deleted_after_a_kill(deleted: str, tmp_path
         assert broker.popped == 0 and broker.offsets.query("g", "T", 0) is None
         assert broker.offsets.query("h", "T", 0) == (5 if deleted == "group" else None)
     await env.disk.close()
+
+
+def test_a_message_whose_tag_is_no_text_comes_again_too() -> None:
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config())
+        peer = Popper(sim, broker.address)
+        batch = encode_batch([(b"x", 0, b"TAGS\1\xff\2")])
+        assert (await peer.call(320, send_header(batch=True), batch)).code == 0
+        assert len(await peer.pop(invisible_time=1000)) == 1
+        await asyncio.sleep(3)
+        assert len(await peer.pop(invisible_time=1000)) == 1
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
