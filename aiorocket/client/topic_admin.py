@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.routes import TopicRoute
@@ -49,15 +49,16 @@ async def configure(client: Session, address: str, topic: str, queues: int) -> N
 
 
 async def create_topic(
-    client: Session, topic: str, queues: int = DEFAULT_QUEUES, *, cluster: str | None = None
+    client: Session, topic: str, queues: int = DEFAULT_QUEUES, *, masters: Mapping[str, str] | None = None
 ) -> None:
-    """Create ``topic`` (its name on the wire) on every master, of one cluster or of all, or change its queues there.
-    Clients find it when this returns.
+    """Create ``topic`` (its name on the wire) on every master, or on ``masters`` (addresses by name), or change its
+    queues there. Clients find it when this returns.
 
-    A broker that cannot be reached is passed over with a warning; the first error is raised when none could. UsageError
-    for a cluster that is not there, NotConnectedError when no broker is registered.
+    A broker that cannot be reached is passed over with a warning; the first error is raised when none could.
+    NotConnectedError when no broker is registered.
     """
-    masters = await masters_of(client, cluster)
+    if masters is None:
+        masters = await masters_of(client, None)
     made = await asyncio.gather(
         *(configure(client, address, topic, queues) for address in masters.values()), return_exceptions=True
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -253,6 +254,115 @@ async def test_one_broker_by_its_address(mq: Embedded) -> None:
         assert [each.topic for each in await admin.topics.all()] == ["orders"]
         assert [each.address for each in await admin.brokers.all()] == [mq.broker.address]
         assert [each[0] for each in await admin.topics.status("orders")] == ["orders", "orders"]
+
+
+async def test_a_broker_that_is_away_is_missing_from_those_asked_by_address(mq: Embedded) -> None:
+    async with Admin(nameservers=mq.nameservers, brokers=[mq.broker.address, "127.0.0.1:1"]) as admin:
+        topics = await admin.topics.all()
+        assert [each.topic for each in topics] == ["orders"]
+        assert [each.server for each in topics.missing] == ["127.0.0.1:1"]
+
+
+@asynccontextmanager
+async def second(mq: Embedded, **settings: Any) -> AsyncIterator[Broker]:
+    """One more broker of the same name server."""
+    env = real_env()
+    broker = Broker(env, BrokerConfig(port=0, name="broker-b", nameservers=mq.nameservers, **settings))
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.close()
+        await env.disk.close()
+
+
+async def test_everything_is_asked_at_an_administration_listener(mq: Embedded, tmp_path: Path) -> None:
+    path = f"unix:{tmp_path / 'admin'}"
+    async with second(mq, host="0.0.0.0", advertise="127.0.0.1", admin_bind=path) as broker:
+        async with Admin(nameservers=mq.nameservers, brokers=[broker.address]) as admin:
+            with pytest.raises(RemoteError, match="--admin-bind"):
+                await admin.topics.create("events")
+        async with Admin(nameservers=mq.nameservers, brokers=[path]) as admin:
+            await admin.topics.create("events", 1, order=True)
+            (made,) = await admin.topics.all()
+            assert (made.topic, made.broker, made.order) == ("events", "broker-b", True)
+            await sent(mq, 1, "events")
+            (one,) = await admin.messages.by_key("events", "o-0")
+            found = await admin.messages.by_id(one.offset_msg_id.lower())
+            assert found is not None and found.queue == one.queue
+            assert await admin.messages.by_id(f"01{one.offset_msg_id[2:]}") is None, "another broker's"
+
+
+async def test_a_message_of_a_broker_that_is_known_by_a_host_name_has_a_place(mq: Embedded, admin: Admin) -> None:
+    async with second(mq, advertise="localhost", cluster="second"):
+        await admin.topics.create("events", 1, cluster="second")
+        await sent(mq, 1, "events")
+        (one,) = await admin.messages.by_key("events", "o-0")
+        found = await admin.messages.by_id(one.offset_msg_id)
+        assert found is not None and found.queue == one.queue
+
+
+async def test_what_is_for_one_cluster_changes_no_other(mq: Embedded, admin: Admin) -> None:
+    async with second(mq, cluster="second"):
+        await admin.topics.create("orders", 2, permission="R", cluster="second")
+        assert {each.broker: each.permission for each in await admin.topics.all()} == {
+            "broker-a": "RW",
+            "broker-b": "R",
+        }
+        with pytest.raises(UsageError, match="no broker of cluster 'third'"):
+            await admin.topics.create("orders", cluster="third")
+
+
+async def test_a_route_is_asked_of_a_name_server_that_is_up(mq: Embedded) -> None:
+    async with Admin(nameservers=["127.0.0.1:1", *mq.nameservers]) as admin:
+        assert [each.broker for each in await admin.topics.route("orders")] == ["broker-a"]
+        gone = await admin.topics.delete("orders")
+        assert gone == ["broker-a"] and [each.server for each in gone.missing] == ["127.0.0.1:1"]
+
+
+async def test_a_topic_is_gone_from_brokers_though_no_name_server_says_so(mq: Embedded) -> None:
+    async with Admin(nameservers="127.0.0.1:1", brokers=[mq.broker.address]) as admin:
+        gone = await admin.topics.delete("orders")
+        assert gone == ["broker-a"] and "127.0.0.1:1" in gone.missing[0].why
+        assert await admin.topics.all() == []
+
+
+async def test_the_doctor_goes_on_where_it_may_not_look(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(**_: object) -> None:
+        raise RemoteError(16, "no right on the group")
+
+    monkeypatch.setattr(admin.groups, "lags", refused)
+    found = [each async for each in admin.doctor()]
+    assert [each.check for each in found if each.level == "ok"][:2] == ["name server", "advertised address"]
+    assert [each.check for each in found if "no right on the group" in each.finding] == ["permission"]
+
+
+async def test_a_group_that_has_consumed_nothing_is_put_at_the_first_message(mq: Embedded, admin: Admin) -> None:
+    await sent(mq, 4)
+    await admin.groups.create("auditors")
+    one = await admin.offsets.plan("auditors", "orders", {("broker-a", 1): 0})
+    assert [each[2:4] for each in one.moves] == [(-1, -1), (-1, 0)], "what is not named stays"
+    plan = await admin.offsets.plan("auditors", "orders", "first")
+    assert (plan.again, plan.skipped) == (0, 0)
+    await admin.offsets.apply(plan)
+    assert await admin.offsets.verify(plan) == []
+    assert [each.now for each in (await admin.offsets.plan("auditors", "orders", "last")).moves] == [0, 0]
+    consumer, seen = mq.consumer("auditors"), asyncio.Queue[bytes]()
+
+    @consumer.listener("orders", start_from="last")
+    async def on_order(message: Message) -> None:
+        seen.put_nowait(message.body)
+
+    async with consumer, asyncio.timeout(30):
+        assert {await seen.get() for _ in range(4)} == {b"0", b"1", b"2", b"3"}
+
+
+async def test_a_group_that_went_on_from_the_end_has_come_there(mq: Embedded, admin: Admin) -> None:
+    await sent(mq, 2)
+    plan = await admin.offsets.plan("billing", "orders", "last")
+    await sent(mq, 4)
+    await consumed(mq, 6)
+    assert await admin.offsets.verify(plan, within=0) == []
 
 
 async def test_a_partial_answer_says_what_is_missing_and_why() -> None:

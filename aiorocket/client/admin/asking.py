@@ -10,7 +10,7 @@ from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.session import Session
 from aiorocket.client.topic_admin import masters_of
-from aiorocket.errors import NotConnectedError, RemoteError, RocketError, UsageError
+from aiorocket.errors import NotConnectedError, RocketError, UsageError
 from aiorocket_protocol import (
     MASTER_ID,
     BrokerData,
@@ -67,7 +67,7 @@ class Asking:
 
     def __init__(self, client: Session, brokers: Sequence[str] = ()) -> None:
         self.client = client
-        self._given = tuple(brokers)
+        self.given = tuple(brokers)
 
     # ---- names
 
@@ -83,7 +83,7 @@ class Asking:
 
     async def cluster_info(self) -> ClusterInfo:
         """Which brokers there are, as the first name server that answers knows them; NotConnectedError."""
-        if self._given:
+        if self.given:
             found = await self.brokers()
             data = {each.name: BrokerData("", each.name, {MASTER_ID: each.address}) for each in found}
             return ClusterInfo(data, {})
@@ -99,8 +99,8 @@ class Asking:
     async def brokers(self, *, cluster: str | None = None, broker: str | None = None) -> list[Broker]:
         """The masters of one cluster or of all, or the one named ``broker``. UsageError when there is none of the name,
         NotConnectedError when nobody can be reached or is registered."""
-        if self._given:
-            found = [Broker(await self._name_of(address), address) for address in self._given]
+        if self.given:
+            found = [Broker(await self.name_of(address), address) for address in self.given]
         else:
             found = [Broker(*each) for each in (await masters_of(self.client, cluster)).items()]
         if broker is None:
@@ -110,11 +110,13 @@ class Asking:
             raise UsageError(f"no broker {broker!r}: there are {', '.join(each.name for each in found)}")
         return named
 
-    async def _name_of(self, address: str) -> str:
+    async def name_of(self, address: str) -> str:
+        """The name of the broker at ``address``, which is its own where it does not say: it may be asked other things,
+        and one that is away is missing from what is asked next."""
         try:
             answer = await self.call(address, RequestCode.GET_BROKER_CONFIG)
-        except RemoteError:
-            return address  # it may be asked other things
+        except (RocketError, ProtocolError):
+            return address
         return decode_configuration(answer.body).get("brokerName", address)
 
     # ---- how

@@ -86,10 +86,12 @@ async def examine(
     for runtime in runtimes:
         for finding in _of_runtime(runtime, client.env.clock.wall_ms()):
             yield finding
-    async for finding in _groups(groups, lag):
-        yield finding
-    async for finding in _topics(topics):
-        yield finding
+    for part in (_groups(groups, lag), _topics(topics)):
+        try:
+            async for finding in part:
+                yield finding
+        except (RocketError, ProtocolError) as error:  # who may look at brokers may not look at every topic and group
+            yield Finding("error", "permission", "", str(error), "what comes behind it is missing below")
 
 
 def _of_runtime(runtime: BrokerRuntime, now: int) -> list[Finding]:

@@ -65,16 +65,22 @@ class Messages:
             raise UsageError(f"{offset_msg_id!r} is no offset id ({error}): by_unique_key takes a sender's") from None
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         brokers = await self._ask.brokers()
-        found = [each for each in brokers if each.address == address] or [Broker("", address)]
-        try:
-            answer = await self._ask.call(
-                found[0].address, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset)
-            )
-        except RemoteError as error:
-            if error.code == ResponseCode.SYSTEM_ERROR:  # what brokers say of an offset where nothing begins
-                return None
-            raise
-        return self._seen(answer.body, found[0].name)[0]
+        found = [each for each in brokers if each.address == address]
+        if not found:  # registered by a host's name, or asked by another address than clients are told
+            found = brokers if self._ask.given else [Broker(await self._ask.name_of(address), address)]
+        for at in found:
+            try:
+                answer = await self._ask.call(
+                    at.address, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset)
+                )
+            except RemoteError as error:
+                if error.code == ResponseCode.SYSTEM_ERROR:  # what brokers say of an offset where nothing begins
+                    continue
+                raise
+            for message in self._seen(answer.body, at.name):
+                if message.offset_msg_id == offset_msg_id.strip().upper():  # another broker has another one there
+                    return message
+        return None
 
     async def by_offset(self, topic: str, broker: str, queue: int, offset: int) -> StoredMessage | None:
         """The message at ``offset`` of a queue; None when there is none."""

@@ -15,8 +15,11 @@ from aiorocket.model import Queue, check_group
 from aiorocket_protocol import (
     CloneGroupOffsetRequestHeader,
     GetConsumerConnectionListRequestHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumerOffsetResponseHeader,
     RequestCode,
     ResetOffsetRequestHeader,
+    ResponseCode,
     UpdateConsumerOffsetRequestHeader,
     decode_configuration,
 )
@@ -31,7 +34,8 @@ Target = Moment | Literal["first", "last"]
 
 
 class OffsetMove(NamedTuple):
-    """A group's offset in one queue, now and as planned; the queue has ``begin`` up to ``end``."""
+    """A group's offset in one queue, now and as planned; the queue has ``begin`` up to ``end``. ``now`` is -1 where it
+    has none yet: its consumers then begin where they say."""
 
     broker: str
     queue: int
@@ -104,24 +108,38 @@ class Offsets:
             queue = Queue(self._ask.wire(topic), row.broker, row.queue)
             scan = QueueScan(self._ask.client, queue, addresses[row.broker])
             begin, end = await scan.bounds()
+            now = row.offset or await self._stored(group, queue, addresses[row.broker])
             if skip is not None:
                 then = row.offset + skip
             elif isinstance(to, Mapping):
-                then = to.get((row.broker, row.queue), row.offset)
+                if (row.broker, row.queue) not in to:
+                    return OffsetMove(row.broker, row.queue, now, now, begin, end)
+                then = to[row.broker, row.queue]
             elif at == 0 or at == -1:
                 then = begin if at == 0 else end
             else:
                 assert at is not None
                 then = await scan.offset_at(at)
-            return OffsetMove(row.broker, row.queue, row.offset, min(max(then, begin), end), begin, end)
+            return OffsetMove(row.broker, row.queue, now, min(max(then, begin), end), begin, end)
 
+        if gone := sorted({each.broker for each in lags} - addresses.keys()):
+            raise NotConnectedError(f"nobody says where these brokers are: {', '.join(gone)}")
         moves = await asyncio.gather(*map(move, lags))
         return OffsetPlan(group, topic, tuple(moves), at, lags.missing)
+
+    async def _stored(self, group: str, queue: Queue, address: str) -> int:
+        """Lag says 0 of a queue that the group has no offset in: then it is -1."""
+        header = QueryConsumerOffsetRequestHeader(self._ask.wire(group), queue.topic, queue.queue_id, False)
+        answer = await self._ask.call(
+            address, RequestCode.QUERY_CONSUMER_OFFSET, header, accept=(int(ResponseCode.QUERY_NOT_FOUND),)
+        )
+        return -1 if answer.code else int(answer.read(QueryConsumerOffsetResponseHeader).offset)
 
     async def apply(self, plan: OffsetPlan) -> None:
         """Do what the plan says. Brokers from 5.0 on tell a running group by themselves. On older ones (and with
         ``useServerSideResetOffset=false``) members are told of a time only: UsageError, and nothing is changed, when
-        the plan is by number and the group is online."""
+        the plan is by number and the group is online. Another error may come when a part is done: ``verify`` says
+        what is not."""
         brokers = {each.name: each for each in await self._ask.brokers()}
         needed = sorted({each.broker for each in plan.moves if each.now != each.then})
         if gone := [name for name in needed if name not in brokers]:
@@ -200,4 +218,4 @@ class Offsets:
 
 def _came(move: OffsetMove, offset: int) -> bool:
     """Whether a group at ``offset`` went where it was sent, and perhaps on from there."""
-    return move.then <= offset <= move.end if move.then > move.now else move.then <= offset < move.now
+    return offset >= move.then if move.then > move.now else move.then <= offset < move.now

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from aiorocket.client.admin.asking import ABSENT, Answers, Asking, Broker
+from aiorocket.client.admin.asking import ABSENT, Answers, Asking, Broker, Missing
 from aiorocket.client.topic_admin import DEFAULT_QUEUES, create_topic
-from aiorocket.errors import TopicNotFoundError, UsageError
+from aiorocket.errors import RocketError, TopicNotFoundError, UsageError
 from aiorocket.model import check_topic
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
@@ -24,6 +24,7 @@ from aiorocket_protocol import (
     GetRouteInfoRequestHeader,
     GetTopicStatsInfoRequestHeader,
     MessageQueue,
+    ProtocolError,
     QueryTopicConsumeByWhoRequestHeader,
     RequestCode,
     TopicConfig,
@@ -113,9 +114,11 @@ class Topics:
         """Create ``topic`` on every master of ``cluster``, or of all, or change it. Clients find it when this returns.
         UsageError, and RemoteError when brokers refuse."""
         _in_range(queues)
-        await create_topic(self._ask.client, self._ask.wire(check_topic(topic)), queues, cluster=cluster)
+        wire = self._ask.wire(check_topic(topic))
+        masters = {each.name: each.address for each in await self._ask.brokers(cluster=cluster)}
+        await create_topic(self._ask.client, wire, queues, masters=masters)
         if permission != "RW" or order or attributes:
-            await self.update(topic, permission=permission, order=order, attributes=attributes)
+            await self.update(topic, permission=permission, order=order, attributes=attributes, cluster=cluster)
 
     async def update(
         self,
@@ -126,11 +129,12 @@ class Topics:
         permission: str | None = None,
         order: bool | None = None,
         attributes: Mapping[str, str] | None = None,
+        cluster: str | None = None,
         broker: str | None = None,
     ) -> Answers[TopicInfo]:
-        """Change what is given and nothing else, on every master that has the topic or on ``broker``; what it is now.
-        TopicNotFoundError when none has it. To have fewer queues, first take write queues away, and read queues when
-        what they hold is consumed."""
+        """Change what is given and nothing else, on every master that has the topic, of ``cluster`` or of all, or on
+        ``broker``; what it is now. TopicNotFoundError when none has it. To have fewer queues, first take write queues
+        away, and read queues when what they hold is consumed."""
         wire = self._ask.wire(topic)
         if permission is not None and permission not in _PERMISSIONS:
             raise UsageError(f"permission={permission!r}: RW, R or W")
@@ -159,14 +163,15 @@ class Topics:
             await self._ask.call(at.address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
             return [_info(topic, at, new)]
 
-        changed = await self._ask.each(ask, broker=broker)
+        changed = await self._ask.each(ask, cluster=cluster, broker=broker)
         if not changed and not changed.missing:
             raise TopicNotFoundError(f"no broker has topic {topic!r}")
         return changed
 
     async def delete(self, topic: str, *, cluster: str | None = None) -> Answers[str]:
         """Delete ``topic`` with its messages on every master, and from the name servers. The brokers it is gone from;
-        one that never had it counts."""
+        one that never had it counts. Name servers that do not do it are ``missing``: they forget the topic when its
+        brokers register next."""
         wire = self._ask.wire(topic)
 
         async def ask(broker: Broker) -> list[str]:
@@ -181,8 +186,10 @@ class Topics:
             return [nameserver]
 
         gone = await self._ask.each(ask, cluster=cluster)
-        forgotten = await self._ask.each_nameserver(forget)
-        gone.missing += forgotten.missing
+        try:
+            gone.missing += (await self._ask.each_nameserver(forget)).missing
+        except (RocketError, ProtocolError) as error:  # the messages are gone all the same
+            gone.missing += (Missing("name servers", str(error)),)
         return gone
 
     async def status(self, topic: str) -> Answers[QueueStatus]:
@@ -206,9 +213,10 @@ class Topics:
         await self._ask.client.route(wire, refresh=True)  # its errors say what each name server said
         header = GetRouteInfoRequestHeader(wire, accept_standard_json_only=True)
         for nameserver in self._ask.client.config.nameservers:
-            answer = await self._ask.call(nameserver, RequestCode.GET_ROUTEINFO_BY_TOPIC, header, accept=ABSENT)
-            if answer.code:
-                continue
+            try:
+                answer = await self._ask.call(nameserver, RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+            except (RocketError, ProtocolError):
+                continue  # one that is away, or has none: another one had
             data = decode_body(TopicRouteData, answer.body, answer.serialize_type)
             brokers = {each.broker_name: each for each in data.broker_datas}
             return [
