@@ -139,7 +139,9 @@ def moment(text: str) -> int:
 def confirmed(function: F) -> F:
     """``--yes``: what cannot be undone is asked about on a terminal and refused elsewhere without it."""
 
-    def check(_ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+    def check(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+        if ctx.resilient_parsing:  # a shell completes words: nobody sees the question
+            return value
         if not value and not (sys.stdin.isatty() and click.confirm("This cannot be undone. Go on?")):
             raise click.UsageError("this cannot be undone: give --yes")
         return value

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import aiorocket
 from aiorocket.cli.asked import changes, moment, told
 
 if TYPE_CHECKING:
@@ -59,12 +60,19 @@ def reset(
         title = f"Group {group} in {topic}: {plan.again} messages come again, {plan.skipped} will not come"
         if dry_run:
             return told("offset move", title, plan.moves, plan.missing)
-        await admin.offsets.apply(plan)
-        wrong = await admin.offsets.verify(plan)
+        failed = False
+        try:
+            await admin.offsets.apply(plan)
+        except aiorocket.UsageError:
+            raise  # nothing is changed
+        except (aiorocket.RocketError, aiorocket.ProtocolError) as error:
+            failed = True
+            click.echo(f"Error: {error}. Part of the plan may be done; what is not follows", err=True)
+        wrong = await (admin.offsets.verify(plan, within=0) if failed else admin.offsets.verify(plan))
         code = told("offset move", title, plan.moves, plan.missing)
         for each in wrong:
             click.echo(f"Error: {each.broker} queue {each.queue} is at {each.now}, not at {each.then}", err=True)
-        return 1 if wrong else code
+        return 1 if wrong or failed else code
 
     return work
 

@@ -105,6 +105,8 @@ def _read_token(_ctx: click.Context, _param: click.Parameter, value: str | None)
             return file.read().strip()
     except OSError as error:
         raise click.BadParameter(f"{value}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise click.BadParameter(f"{value}: not text; base64 or hexadecimal digits are") from None
 
 
 def store_options(function: Callable[..., None]) -> Callable[..., None]:

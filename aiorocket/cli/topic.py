@@ -49,8 +49,8 @@ def create(name: str, queues: int, permission: str, order: bool, cluster: str | 
 
     async def work(admin: Admin) -> int:
         await admin.topics.create(name, queues, permission=permission, order=order, cluster=cluster)
-        rows = [each for each in await admin.topics.all(system=True) if each.topic == name]
-        return told("topic", f"Topic {name}", rows)
+        found = await admin.topics.all(system=True, cluster=cluster)
+        return told("topic", f"Topic {name}", [each for each in found if each.topic == name], found.missing)
 
     return work
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -13,6 +14,10 @@ from click.testing import CliRunner, Result
 
 from aiorocket.cli.asked import SCHEMA
 from aiorocket.cli.main import COMMANDS, cli
+from aiorocket.cli.topic import topic
+from aiorocket.client.admin.asking import Broker
+from aiorocket.client.admin.offsets import OffsetMove, OffsetPlan, Offsets
+from aiorocket.errors import ConnectionLostError
 from aiorocket.testing.server import RocketMQServer, broker_thread
 
 Run = Callable[..., Result]
@@ -144,6 +149,45 @@ def test_a_broker_may_be_asked_directly(server: RocketMQServer, tmp_path: Path) 
     assert "orders" in {row["topic"] for row in rows(asked, "topic")}
     nowhere = CliRunner().invoke(cli, ["topic", "list", "--broker", f"unix:{tmp_path / 'nothing'}"])
     assert nowhere.exit_code == 1 and "unix:" in nowhere.output
+
+
+def test_a_topic_that_a_broker_could_not_be_asked_about_is_not_done(server: RocketMQServer) -> None:
+    brokers = [server.embedded.broker.address, "127.0.0.1:1"]
+    arguments = [part for each in brokers for part in ("--broker", each)]
+    made = CliRunner().invoke(
+        cli, ["topic", "create", "apart", "--nameserver", server.nameserver_address, "--json", *arguments]
+    )
+    assert made.exit_code == 1 and "missing: 127.0.0.1:1" in made.stderr, made.output
+    assert [row["broker"] for row in json.loads(made.stdout)["rows"]] == ["broker-a"]
+
+
+def test_a_reset_that_fails_on_its_way_says_how_far_it_came(ask: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask("group", "create", "halfway").exit_code == 0
+    whole = Offsets._reset
+
+    async def first_only(self: Offsets, plan: OffsetPlan, broker: Broker, moves: list[OffsetMove]) -> None:
+        await whole(self, plan, broker, moves[:1])
+        raise ConnectionLostError("the broker is gone")
+
+    monkeypatch.setattr(Offsets, "_reset", first_only)
+    result = ask("offsets", "reset", "halfway", "orders", "--to", "last", "--json")
+    assert result.exit_code == 1 and "the broker is gone" in result.stderr
+    assert "queue 1 is at" in result.stderr and "queue 0 is at" not in result.stderr
+
+
+def test_completing_a_word_asks_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(click, "confirm", asked.append)
+    topic.commands["delete"].make_context("delete", ["events"], resilient_parsing=True)
+    assert not asked
+
+
+def test_a_token_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(bytes(range(128, 160)))
+    result = CliRunner().invoke(cli, ["broker", "--admin-token-file", str(file)])
+    assert result.exit_code == 2 and "not text" in result.output
 
 
 def test_no_command_that_changes_something_is_repeated() -> None:
