@@ -22,7 +22,8 @@ def _found() -> Any:
         import aiorocketmq_speedups
     except ImportError:
         return None
-    return aiorocketmq_speedups if aiorocketmq_speedups.INTERFACE == _INTERFACE else None
+    # An empty directory of that name, such as an uninstall may leave, can be imported too.
+    return aiorocketmq_speedups if getattr(aiorocketmq_speedups, "INTERFACE", None) == _INTERFACE else None
 
 
 _module = _found()

@@ -5,6 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from aiorocket_protocol import fast
 
 HERE = Path(__file__).parent
 WITHOUT = """
@@ -23,3 +28,9 @@ def test_every_vector_and_form_without_msgspec() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
+
+
+def test_speedups_that_say_nothing_of_themselves_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty directory of that name is imported too."""
+    monkeypatch.setitem(sys.modules, "aiorocketmq_speedups", ModuleType("aiorocketmq_speedups"))
+    assert fast._found() is None
