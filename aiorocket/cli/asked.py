@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -13,7 +13,7 @@ import click
 
 import aiorocket
 from aiorocket.cli.options import client_options
-from aiorocket.cli.running import run
+from aiorocket.cli.running import INTERRUPTED, run
 from aiorocket.cli.show import table
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def changes(function: Command) -> Callable[..., None]:
         work = function(*args, **given)
         context = click.get_current_context()
         context.obj = as_json
-        sys.exit(run(_work(config, brokers, work, watch)))
+        sys.exit(run(_until_stopped(_work(config, brokers, work, watch))))
 
     decorated: Any = command
     for option in (
@@ -67,6 +67,13 @@ def changes(function: Command) -> Callable[..., None]:
     ):  # fmt: skip
         decorated = option(decorated)
     return cast("Callable[..., None]", decorated)
+
+
+async def _until_stopped(work: Coroutine[object, object, int]) -> int:
+    from aiorocket.cli.serving import until_stopped
+
+    task = await until_stopped(work)
+    return INTERRUPTED if task.cancelled() else task.result()
 
 
 async def _work(

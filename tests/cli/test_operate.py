@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,6 +184,19 @@ def test_completing_a_word_asks_no_question(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(click, "confirm", asked.append)
     topic.commands["delete"].make_context("delete", ["events"], resilient_parsing=True)
     assert not asked
+
+
+def test_what_goes_on_until_it_is_interrupted_ends_as_interrupted(server: RocketMQServer) -> None:
+    arguments = ["topic", "list", "--watch", "0.1", "--nameserver", server.nameserver_address]
+    command = [sys.executable, "-m", "aiorocket", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        try:
+            assert watching.stdout is not None and watching.stdout.readline()
+            watching.send_signal(signal.SIGINT)
+            _, said = watching.communicate(timeout=60)
+        finally:
+            watching.kill()
+    assert (watching.returncode, said) == (130, "")
 
 
 def test_a_token_that_is_no_text_is_refused(tmp_path: Path) -> None:
