@@ -14,7 +14,7 @@ from aiorocket.access.file import read_access_file
 from aiorocket.broker.broker import Broker
 from aiorocket.cli.metrics import metrics_options, watched
 from aiorocket.cli.server_options import advertised, host_port, server_options, server_tls, store_options
-from aiorocket.cli.serving import Ready, serve
+from aiorocket.cli.serving import LOG_JSON, LOG_LEVEL, Ready, serve
 from aiorocket.cli.supervisor import supervised
 from aiorocket.config import BrokerConfig, NameServerConfig, RateLimits, StoreConfig, TlsConfig
 from aiorocket.errors import ConfigError
@@ -187,7 +187,8 @@ def _given(ctx: click.Context) -> list[str]:
     """The options of this start that are a broker's too, but for those that are different for each."""
     default = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
     own = ("port", "broker_port", "brokers", "name", "data", "log_level", "log_json", "metrics_port")
-    return [
+    log = ["--log-level", ctx.meta[LOG_LEVEL], *["--log-json"] * ctx.meta[LOG_JSON]]
+    return log + [
         text
         for option in ctx.command.params
         if option.name is not None and option.name not in own and ctx.get_parameter_source(option.name) not in default

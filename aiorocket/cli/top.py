@@ -23,7 +23,6 @@ def top(limit: int) -> Callable[[Admin], Awaitable[int]]:
 
     async def work(admin: Admin) -> int:
         lags = await admin.groups.lags()
-        missing = next((rows.missing for rows in lags.values()), ())
         rows: list[dict[str, Any]] = [
             {
                 "group": group,
@@ -34,6 +33,6 @@ def top(limit: int) -> Callable[[Admin], Awaitable[int]]:
             for group, found in lags.items()
         ]
         rows.sort(key=lambda row: row["lag"], reverse=True)
-        return told("group lag", "Groups", rows[:limit], missing)
+        return told("group lag", "Groups", rows[:limit], lags.missing)
 
     return work

@@ -14,6 +14,10 @@ from urllib.request import urlopen
 
 import pytest
 
+from aiorocket.cli.broker import broker
+from aiorocket.cli.serving import LOG_JSON, LOG_LEVEL
+from aiorocket.cli.standalone import _given, standalone
+
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 
@@ -147,3 +151,10 @@ def test_the_log_is_json_and_as_loud_as_wanted(aiorocket: Any, stop: Callable[..
     assert (line["level"], line["logger"]) == ("warning", "aiorocket.access") and "0.0.0.0" in line["message"]
     process, _ = aiorocket.server(*start, "--log-level", "error")
     assert stop(process, signal.SIGTERM) == (0, "", "")
+
+
+def test_brokers_of_their_own_processes_log_as_they_are_told() -> None:
+    with standalone.make_context("standalone", ["--brokers", "2", "--log-json", "--log-level", "error"]) as told:
+        given = _given(told)
+    assert broker.make_context("broker", given).meta == told.meta
+    assert (told.meta[LOG_LEVEL], told.meta[LOG_JSON]) == ("error", True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from aiorocket.client.admin.asking import ABSENT, CLIENT_CALL, Answers, Asking, Broker
+from aiorocket.client.admin.asking import ABSENT, CLIENT_CALL, Answers, Asking, Broker, Missing
 from aiorocket.client.admin.topics import by_queue, once
 from aiorocket.errors import UsageError
 from aiorocket.model import check_group
@@ -23,7 +23,7 @@ from aiorocket_protocol import (
 )
 from aiorocket_protocol.plain import Plain
 
-__all__ = ("GroupInfo", "GroupMembers", "Groups", "Member", "QueueLag", "RunningInfo", "Subscription")
+__all__ = ("GroupInfo", "GroupMembers", "Groups", "Lags", "Member", "QueueLag", "RunningInfo", "Subscription")
 
 
 class GroupInfo(NamedTuple):
@@ -89,6 +89,12 @@ class RunningInfo(NamedTuple):
     queues: dict[tuple[str, str, int], dict[str, Any]]
     topics: dict[str, dict[str, Any]]
     stacks: str
+
+
+class Lags(dict[str, Answers[QueueLag]]):
+    """By group; ``missing`` as of ``Answers``, also when there is no group."""
+
+    missing: tuple[Missing, ...] = ()
 
 
 class Groups:
@@ -170,7 +176,7 @@ class Groups:
         answers.sort()
         return answers
 
-    async def lags(self, *, cluster: str | None = None) -> dict[str, Answers[QueueLag]]:
+    async def lags(self, *, cluster: str | None = None) -> Lags:
         """``lag`` of every group that has consumed, asked of each master at once."""
 
         async def ask(broker: Broker) -> list[tuple[str, QueueLag]]:
@@ -185,7 +191,8 @@ class Groups:
             return found
 
         answers = await self._ask.each(ask, cluster=cluster)
-        result: dict[str, Answers[QueueLag]] = {}
+        result = Lags()
+        result.missing = answers.missing
         for name, lag in sorted(answers):
             result.setdefault(name, Answers()).append(lag)
         for each in result.values():
