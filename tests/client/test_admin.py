@@ -263,6 +263,8 @@ async def test_a_broker_that_is_away_is_missing_from_those_asked_by_address(mq: 
         topics = await admin.topics.all()
         assert [each.topic for each in topics] == ["orders"]
         assert [each.server for each in topics.missing] == ["127.0.0.1:1"]
+        with pytest.raises(NotConnectedError, match=r"127\.0\.0\.1:1"):  # it may be the one
+            await admin.brokers.config("broker-b")
         lags = await admin.groups.lags()
         assert not lags and [each.server for each in lags.missing] == ["127.0.0.1:1"]
 

@@ -10,7 +10,7 @@ from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.session import Session
 from aiorocket.client.topic_admin import masters_of
-from aiorocket.errors import NotConnectedError, RocketError, UsageError
+from aiorocket.errors import NotConnectedError, RemoteError, RocketError, UsageError
 from aiorocket_protocol import (
     MASTER_ID,
     BrokerData,
@@ -99,23 +99,30 @@ class Asking:
     async def brokers(self, *, cluster: str | None = None, broker: str | None = None) -> list[Broker]:
         """The masters of one cluster or of all, or the one named ``broker``. UsageError when there is none of the name,
         NotConnectedError when nobody can be reached or is registered."""
-        if self.given:
-            found = [Broker(await self.name_of(address), address) for address in self.given]
-        else:
+        away: Exception | None = None
+        found: list[Broker] = []
+        for address in self.given:
+            try:
+                found.append(Broker(await self.name_of(address), address))
+            except (RocketError, ProtocolError) as error:
+                found.append(Broker(address, address))  # what is asked next will miss it
+                away = away or error
+        if not self.given:
             found = [Broker(*each) for each in (await masters_of(self.client, cluster)).items()]
         if broker is None:
             return found
         named = [each for each in found if broker in each]
+        if not named and away is not None:  # it may be the one
+            raise away
         if not named:
             raise UsageError(f"no broker {broker!r}: there are {', '.join(each.name for each in found)}")
         return named
 
     async def name_of(self, address: str) -> str:
-        """The name of the broker at ``address``, which is its own where it does not say: it may be asked other things,
-        and one that is away is missing from what is asked next."""
+        """The name of the broker at ``address``, or ``address`` when it does not say: it may be asked other things."""
         try:
             answer = await self.call(address, RequestCode.GET_BROKER_CONFIG)
-        except (RocketError, ProtocolError):
+        except RemoteError:
             return address
         return decode_configuration(answer.body).get("brokerName", address)
 
