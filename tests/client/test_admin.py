@@ -308,6 +308,15 @@ async def test_a_message_of_a_broker_that_is_known_by_a_host_name_has_a_place(mq
         assert found is not None and found.queue == one.queue
 
 
+async def test_queues_are_read_at_the_address_that_was_given(mq: Embedded) -> None:
+    async with (
+        second(mq, advertise="127.0.0.9") as broker,  # where nobody listens, as behind a port that is mapped
+        Admin(nameservers=mq.nameservers, brokers=[f"127.0.0.1:{broker.server.port}"]) as admin,
+    ):
+        await admin.topics.create("events", 1)
+        assert [each async for each in admin.messages.by_time("events")] == []
+
+
 async def test_what_is_for_one_cluster_changes_no_other(mq: Embedded, admin: Admin) -> None:
     async with second(mq, cluster="second"):
         await admin.topics.create("orders", 2, permission="R", cluster="second")

@@ -190,9 +190,10 @@ class Messages:
     async def _queues(self, topic: str) -> list[tuple[Broker, int, QueueScan]]:
         wire = self._ask.wire(topic)
         route = await self._ask.client.route(wire, refresh=True)
+        given = {each.name: each.address for each in await self._ask.brokers()} if self._ask.given else {}
         found = []
         for each in sorted({*route.publish, *route.subscribe}):
-            broker = Broker(each.broker_name, master_of(route, each.broker_name))
+            broker = Broker(each.broker_name, given.get(each.broker_name) or master_of(route, each.broker_name))
             found.append((broker, each.queue_id, QueueScan(self._ask.client, each, broker.address)))
         return found
 
