@@ -176,6 +176,7 @@ def test_a_reset_that_fails_on_its_way_says_how_far_it_came(ask: Run, monkeypatc
     result = ask("offsets", "reset", "halfway", "orders", "--to", "last", "--json")
     assert result.exit_code == 1 and "the broker is gone" in result.stderr
     assert "queue 1 is at" in result.stderr and "queue 0 is at" not in result.stderr
+    assert ask("group", "delete", "halfway", "--yes").exit_code == 0
 
 
 def test_completing_a_word_asks_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
