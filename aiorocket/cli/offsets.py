@@ -29,7 +29,7 @@ def _read_queues(
     for value in values:
         place, _, offset = value.partition("=")
         broker, _, queue = place.rpartition(":")
-        if not broker or not queue.isdigit() or not offset.isdigit():
+        if not broker or not queue.isdecimal() or not offset.isdecimal():
             raise click.BadParameter(f"{value!r}: BROKER:QUEUE=OFFSET, such as broker-a:0=1200")
         found[broker, int(queue)] = int(offset)
     return found or None

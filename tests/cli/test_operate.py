@@ -102,7 +102,13 @@ def test_a_group_is_put_somewhere_else(ask: Run) -> None:
     back = ask("offsets", "reset", "auditors", "orders", "--queue", "broker-a:1=0")
     assert back.exit_code == 0 and sum(row["lag"] for row in rows(ask("top", "--json"), "group lag")) == 2
     assert list(rows(ask("top", "--json"), "group lag")[0]) == FIELDS["group lag"].split()
-    for wrong in ([], ["--to", "first", "--skip", "1"], ["--to", "yesterday"], ["--queue", "0=1"]):
+    for wrong in (
+        [],
+        ["--to", "first", "--skip", "1"],
+        ["--to", "yesterday"],
+        ["--queue", "0=1"],
+        ["--queue", "a:\u00b2=1"],
+    ):
         assert ask("offsets", "reset", "auditors", "orders", *wrong).exit_code == 2
 
 
