@@ -170,8 +170,8 @@ class Topics:
 
     async def delete(self, topic: str, *, cluster: str | None = None) -> Answers[str]:
         """Delete ``topic`` with its messages on every master, and from the name servers. The brokers it is gone from;
-        one that never had it counts. Name servers that do not do it are ``missing``: they forget the topic when its
-        brokers register next."""
+        one that never had it counts. Name servers that do not do it are ``missing``: they go on telling clients of
+        it, until it is deleted again."""
         wire = self._ask.wire(topic)
 
         async def ask(broker: Broker) -> list[str]:
