@@ -21,7 +21,7 @@ from aiorocket.cli.server_options import (
     store_options,
 )
 from aiorocket.cli.serving import Ready, serve
-from aiorocket.config import BrokerConfig, RateLimits, StoreConfig, TlsConfig
+from aiorocket.config import BrokerConfig, RateLimits, ServerTlsConfig, StoreConfig, TlsConfig
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import BROKER_PORT
 
@@ -77,6 +77,10 @@ def broker(
     It stops on Ctrl-C or SIGTERM; what it acknowledged is still there at the next start with the same --data.
     """
     said: BrokerConfig = ctx.meta[SETTINGS]
+    tls = server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive)
+    if tls is not None and tls_client_ca is None and isinstance(said.tls, ServerTlsConfig):
+        # Another certificate lets nobody else in.
+        tls = replace(tls, client_ca=said.tls.client_ca, client_cert=said.tls.client_cert)
     config = replace(
         said,
         name=name,
@@ -88,7 +92,7 @@ def broker(
         acl=acl,
         admin_bind=admin_bind,
         admin_token=admin_token or said.admin_token,
-        tls=server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive) or said.tls,
+        tls=tls or said.tls,
         nameserver_tls=said.nameserver_tls
         if nameserver_ca is None
         else TlsConfig(ca=nameserver_ca, cert=tls_cert, key=tls_key),

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from aiorocket.cli import broker as command
 from aiorocket.cli.config import _comment
 from aiorocket.cli.main import cli
-from aiorocket.config import BrokerConfig
+from aiorocket.config import BrokerConfig, ServerTlsConfig
 from aiorocket.config.settings import broker_settings, options
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +91,14 @@ def test_options_come_before_variables_and_these_before_the_file(monkeypatch: py
     assert (config.rates.topic_bytes, config.rates.group_messages) == (7, 9)
     assert config.tls is not None and config.tls == broker_settings("b.toml", {})[0].tls
     assert started(monkeypatch, "--config", "b.toml").nameservers == ("a:1", "b:2")
+
+
+def test_a_certificate_by_option_asks_clients_for_what_the_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("tls.toml").write_text('[broker.tls]\ncert = "c"\nclient_ca = "ca"\nclient_cert = "required"')
+    tls = started(monkeypatch, "--config", "tls.toml", "--tls-cert", "new").tls
+    assert tls == ServerTlsConfig(cert="new", client_ca="ca", client_cert="required")
+    tls = started(monkeypatch, "--config", "tls.toml", "--tls-cert", "new", "--tls-client-ca", "other").tls
+    assert tls == ServerTlsConfig(cert="new", client_ca="other", client_cert="required")
 
 
 @pytest.mark.parametrize(
