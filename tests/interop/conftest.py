@@ -13,7 +13,16 @@ from typing import NoReturn
 import pytest
 
 from tests.interop import works
-from tests.interop.peers import OLDER, JavaClient, Server, apache_server, fetch_jars, missing_programs, our_server
+from tests.interop.peers import (
+    OLDER,
+    JavaClient,
+    Server,
+    apache_server,
+    fetch_jars,
+    missing_programs,
+    our_server,
+    wait_for_statistics,
+)
 
 
 def _wanted(config: pytest.Config) -> bool:
@@ -74,6 +83,7 @@ def apache(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         "authorizationMetadataProvider": f"{auth}.authorization.provider.LocalAuthorizationMetadataProvider",
     }
     with apache_server(jars, tmp_path_factory.mktemp("apache"), more=users) as server:
+        wait_for_statistics(server)
         yield server
 
 
@@ -84,6 +94,7 @@ def apache_older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (place / "conf").mkdir()
     (place / "conf" / "plain_acl.yml").write_text("globalWhiteRemoteAddresses:\n- 127.0.0.*\naccounts: []\n")
     with apache_server(fetch_jars(OLDER), place, more={"aclEnable": "true"}) as server:
+        wait_for_statistics(server)
         yield server
 
 

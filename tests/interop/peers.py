@@ -40,6 +40,7 @@ __all__ = (
     "kept",
     "missing_programs",
     "our_server",
+    "wait_for_statistics",
 )
 
 HERE = Path(__file__).resolve().parent
@@ -271,6 +272,14 @@ def apache_server(
         with apache_broker(lib, place, names, port=port, more=more, java_options=java_options) as broker:
             broker.wait_until(lambda: ask(nameserver, 105, {"topic": "TBW102"})[0] == 0, "routable")
             yield Server("apache", nameserver, f"127.0.0.1:{port}", first_retry=10.0)
+
+
+def wait_for_statistics(server: Server) -> None:
+    """Apache's hold nothing in a broker's first second, and GET_BROKER_RUNTIME_INFO (28) then is a SYSTEM_ERROR."""
+    deadline = time.monotonic() + 60
+    while (code := ask(server.broker, 28, {})[0]) != 0:
+        assert time.monotonic() < deadline, f"no statistics: code {code}"
+        time.sleep(0.1)
 
 
 @contextmanager

@@ -495,19 +495,7 @@ def ours_said(ours: Server, guarded: Server) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module", params=[NEWEST, OLDER])
 def apaches(request: pytest.FixtureRequest) -> tuple[str, Any]:
     server: Server = request.getfixturevalue("apache" if request.param == NEWEST else "apache_older")
-    wait_for_statistics(server)
     return request.param, all_said(server)
-
-
-def wait_for_statistics(server: Server) -> None:
-    """Apache's hold nothing in a broker's first second, and 28 then is a SYSTEM_ERROR."""
-    broker, deadline = Raw(server.broker), time.monotonic() + 30
-    try:
-        while (answer := broker.ask(28)) is None or answer.code:
-            assert time.monotonic() < deadline, f"no statistics: {answer}"
-            time.sleep(0.1)
-    finally:
-        broker.close()
 
 
 def matches(pattern: str, text: str) -> bool:
