@@ -129,7 +129,7 @@ class Broker:
         )  # fmt: skip
         store.on_arrival = parts.arrived
         started.push_async_callback(parts.checks.close)
-        parts.checks.start()  # before the first request can end a transaction
+        await parts.checks.start()  # before the first request can end a transaction
         started.callback(parts.revival.close)
         parts.revival.start()
         started.push_async_callback(parts.delivery.close)

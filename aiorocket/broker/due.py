@@ -11,19 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.broker.copies import Copy, store_copy
 from aiorocket.errors import RocketError, StoreError
 from aiorocket.runtime.deadlines import DeadlineDriver
-from aiorocket.storage.results import PutResult, PutStatus
+from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
 from aiorocket_protocol import ProtocolError, RecordView
 
 if TYPE_CHECKING:
     from aiorocket.runtime.clock import Clock
     from aiorocket.storage.store import MessageStore
 
-__all__ = ("DueDelivery", "Schedule")
+__all__ = ("DueDelivery", "Schedule", "when_whole")
 
 _log = logging.getLogger("aiorocket.broker")
 
@@ -34,6 +35,21 @@ MAX_IN_FLIGHT = 1024
 RETRY_AFTER = 1.0
 #: Seconds that closing waits for messages on their way.
 SETTLE = 2.0
+#: How often a start looks whether damaged units are made again.
+_TRIES = 60
+
+
+async def when_whole(read: Callable[[], None], closed: Callable[[], bool]) -> None:
+    """``read()``, which may begin anew. What the store makes again of the queue is waited for, before StoreBusyError
+    passes: a start that gave up would end that too, and so would the next."""
+    for left in reversed(range(_TRIES)):
+        try:
+            read()
+            return
+        except StoreBusyError:
+            if not left or closed():
+                raise
+            await asyncio.sleep(RETRY_AFTER)
 
 
 class Schedule(Protocol):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiorocket.broker.copies import Copy
 from aiorocket.broker.core.timers import TimerSchedule, deletes, is_rolled, wait_code
-from aiorocket.broker.due import MAX_IN_FLIGHT, RETRY_AFTER, DueDelivery
-from aiorocket.storage.results import StoreBusyError
+from aiorocket.broker.due import MAX_IN_FLIGHT, DueDelivery, when_whole
 from aiorocket_protocol import (
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
@@ -31,8 +30,6 @@ __all__ = ("TimerDelivery",)
 
 #: Entries of the queue read at a time.
 BATCH = 4096
-#: How often a start looks whether damaged units are made again.
-_TRIES = 60
 
 
 class TimerDelivery(DueDelivery):
@@ -46,18 +43,10 @@ class TimerDelivery(DueDelivery):
         self._schedule = schedule
 
     async def start(self) -> None:
-        """OSError, StoreCorruptedError or StoreBusyError when the queue cannot be read. What the store makes again of
-        it is waited for: a start that gave up would end that too, and so would the next."""
+        """OSError, StoreCorruptedError or StoreBusyError when the queue cannot be read."""
         store = self._store
         self._schedule.start(store.min_offset(TIMER_TOPIC, 0), store.max_offset(TIMER_TOPIC, 0))
-        for left in reversed(range(_TRIES)):
-            try:
-                self.arrived()
-                return
-            except StoreBusyError:
-                if not left or self._closed:
-                    raise
-                await asyncio.sleep(RETRY_AFTER)
+        await when_whole(self.arrived, lambda: self._closed)
 
     def arrived(self) -> None:
         """Messages were stored in the timer topic."""

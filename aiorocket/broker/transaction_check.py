@@ -23,6 +23,7 @@ from aiorocket.broker.copies import Copy, store_copy
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.transactions import Half, HalfState, Stored, decode_op, encode_op, immunity
+from aiorocket.broker.due import when_whole
 from aiorocket.errors import RocketError, StoreError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import PutResult, PutStatus
@@ -113,8 +114,11 @@ class TransactionChecks:
 
     # ---- life
 
-    def start(self) -> None:
-        """Make the table from the queues. OSError or StoreCorruptedError when they cannot be read."""
+    async def start(self) -> None:
+        """Make the table from the queues. OSError, StoreCorruptedError or StoreBusyError when they cannot be read."""
+        await when_whole(self._restore, lambda: self._closed)
+
+    def _restore(self) -> None:
         store = self._store
         ends = [(store.min_offset(topic, 0), store.max_offset(topic, 0)) for topic in (HALF_TOPIC, OP_TOPIC)]
         half, op = self.table.starts(*ends)

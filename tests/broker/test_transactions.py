@@ -654,3 +654,23 @@ def test_outcomes_survive_the_end_of_the_broker(seed: int, end: str) -> None:
         await host.run(broker.close())
 
     simulate(main, seed)
+
+
+def test_a_broker_starts_with_a_damaged_unit_of_a_half_message() -> None:
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env)
+        shop = Shop(sim, "10.0.1.1")
+        await shop.register()
+        for number in range(3):
+            await shop.half(b"%d" % number)
+        await host.run(broker.close())
+        (units,) = [data for path, data in disk.files.items() if "consumequeue/RMQ_SYS_TRANS_HALF_TOPIC" in path]
+        units[27] ^= 0x40
+        host, broker = await started(sim, env)
+        assert len(broker.transactions) == 3
+        await shop.close()
+        await host.run(broker.close())
+
+    simulate(main)

@@ -381,7 +381,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "aiorocket.broker.timers:TimerDelivery.arrived", "self._driver.update()", "None", _timers
     ),
     "timers in the queue not looked for at a start": Breakage(
-        "aiorocket.broker.timers:TimerDelivery.start", "self.arrived()",
+        "aiorocket.broker.timers:TimerDelivery.start", "await when_whole(self.arrived, lambda: self._closed)",
         "self._schedule.next = self._store.max_offset(TIMER_TOPIC, 0)", _timers,
     ),
     "a timer due while another waits": Breakage(
