@@ -44,3 +44,4 @@ def test_the_checker_sees_what_is_broken() -> None:
     again = ["got", "a", "popping", 5, 5, 60]
     assert check([*whole, again]) == []
     assert "popped again" in check([*whole, ["acked", "a"], again])[0]
+    assert check([*whole, ["acked", "a"], again, ["clock", "", 3600]]) == []
