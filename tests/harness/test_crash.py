@@ -45,3 +45,4 @@ def test_the_checker_sees_what_is_broken() -> None:
     assert check([*whole, again]) == []
     assert "popped again" in check([*whole, ["acked", "a"], again])[0]
     assert check([*whole, ["acked", "a"], again, ["clock", "", 3600]]) == []
+    assert check([*whole, again, ["acked", "a"], again]) == []
