@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from aiorocket import Consumer, ConsumerConfig, Embedded, Message
-from aiorocket.testing.faults import WireFaults
+from aiorocket.testing import Simulation, simulate
+from aiorocket.testing.cluster import SimCluster
 from aiorocket_protocol import RequestCode
 
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
@@ -88,26 +89,31 @@ async def test_one_message_that_hangs_holds_back_its_queue_by_the_span(mq: Embed
         await until(lambda: len(gate.seen) == 100)
 
 
-async def test_an_empty_queue_costs_one_request(mq: Embedded, until: Until) -> None:
+def test_an_empty_queue_costs_one_request() -> None:
     """After a first one that is answered at once. It waits at the broker, 15 s at most, and is answered as soon as a
     message is stored."""
-    pulls: Counter[int] = Counter()
-    faults = WireFaults()
-    faults.watch(lambda _, request: pulls.update([request.code]))
-    faults.attach(mq.broker.server)
-    await mq.create_topic("orders", queues=1)
-    gate = Gate(b"nothing")
-    async with member(mq, gate) as consumer, mq.producer("shop") as shop:
-        await until(lambda: pulls[RequestCode.PULL_MESSAGE] == 4)  # two for orders, two for the retry topic
-        await until(lambda: mq.broker.parked_pulls == 2)
-        await asyncio.sleep(0.1)
-        assert (pulls[RequestCode.PULL_MESSAGE], mq.broker.parked_pulls) == (4, 2)
-        began = asyncio.get_running_loop().time()
-        await shop.send("orders", b"1")
-        await until(lambda: gate.seen == [b"1"])
-        assert asyncio.get_running_loop().time() - began < 14
-        await until(lambda: consumer.state().counters.consumed == 1 and mq.broker.parked_pulls == 2)
-        assert pulls[RequestCode.PULL_MESSAGE] == 5
+
+    async def scenario(sim: Simulation) -> None:
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("orders", 1)
+            broker, pulls = cluster.brokers[0], Counter[int]()
+            broker.faults.watch(lambda _, request: pulls.update([request.code]))
+            gate = Gate(b"nothing")
+            member = await cluster.consumer("billing", "orders", gate)
+            sender = await cluster.producer()
+            await asyncio.sleep(3)
+            # two for orders, two for the retry topic
+            assert (pulls[RequestCode.PULL_MESSAGE], broker.broker.parked_pulls) == (4, 2)
+            await asyncio.sleep(10)
+            assert (pulls[RequestCode.PULL_MESSAGE], broker.broker.parked_pulls) == (4, 2)
+            await sender.send("orders", "1")
+            await asyncio.sleep(1)
+            assert len(gate.seen) == member.consumer.state().counters.consumed == 1
+            assert (pulls[RequestCode.PULL_MESSAGE], broker.broker.parked_pulls) == (5, 2)
+            await asyncio.sleep(30)
+            assert pulls[RequestCode.PULL_MESSAGE] == 5 + 2 * 2
+
+    simulate(scenario)
 
 
 async def test_short_polls_ask_again_and_again(mq: Embedded, until: Until) -> None:
