@@ -4,21 +4,14 @@
     python tests/fuzz/fuzz_protocol.py --seeds          rewrite the seeds from protocol/vectors
     python tests/fuzz/fuzz_protocol.py [OPTIONS]        libFuzzer's own, e.g. -max_total_time=3600 DIRECTORY
 
-The first byte of an input chooses the target, the rest is its input. A target may raise ProtocolError and nothing
-else, and what it accepts must come back from its own encoding. ``one_input`` needs no fuzzing engine, so tests run
-the seeds through it.
+Targets and seeds are those of ``aiorocket_protocol.fuzzing``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import json
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(__file__).resolve().parent / "corpus" / "protocol"
@@ -27,198 +20,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "protocol"))
 
 
-def _targets() -> dict[str, Callable[[bytes], None]]:
-    import aiorocket_protocol as protocol
-    from aiorocket_protocol import JSON, MSGPACK, ROCKETMQ, SPECS, FrameSplitter, ProtocolError, fastjson
-    from aiorocket_protocol.fast import PURE
-
-    def same(name: str, *arguments: object) -> None:
-        """The compiled function, where it is installed, does what the pure one does."""
-        if name in PURE:
-            assert _outcome(getattr(protocol, name), arguments) == _outcome(PURE[name], arguments)
-
-    def frames(data: bytes) -> None:
-        def split(pieces: list[bytes]) -> tuple[list[tuple[int, bytes, bytes]], str | None]:
-            splitter, found = FrameSplitter(), []
-            try:
-                for piece in pieces:
-                    found += splitter.feed(piece)
-                if splitter.error is not None:
-                    splitter.feed(b"")
-            except ProtocolError as error:
-                return found, str(error)
-            return found, None
-
-        whole = split([data])
-        same("cut_frames", memoryview(data), len(data))
-        same("cut_frames", memoryview(data), len(data) // 2)
-        step = 1 + len(data) // 7
-        assert whole == split([data[at : at + step] for at in range(0, len(data), step)])
-        found, error = whole
-        encoded = b"".join(protocol.encode_frame(*frame) for frame in found)
-        assert data.startswith(encoded)
-        assert error or len(data) - len(encoded) < protocol.MAX_FRAME
-        for frame in found:
-            with contextlib.suppress(ProtocolError):
-                protocol.decode(*frame)
-
-    def header(serialize_type: int) -> Callable[[bytes], None]:
-        def decode(data: bytes) -> None:
-            same("decode", serialize_type, data, b"")
-            command = protocol.decode(serialize_type, data, b"")
-            same("encode_head", command, serialize_type)
-            header_class = protocol.REQUEST_HEADERS.get(command.code, protocol.SendMessageResponseHeader)
-            assert header_class in SPECS
-            try:
-                value = command.read(header_class)
-                assert command.read(header_class) == value
-            except ProtocolError:
-                pass
-            try:
-                once = protocol.encode(command, serialize_type)
-            except ProtocolError:
-                return  # a lone surrogate escaped in JSON, or nesting that only the reader follows
-            (frame,) = FrameSplitter().feed(once)
-            assert protocol.encode(protocol.decode(*frame), serialize_type) == once
-
-        return decode
-
-    def records(data: bytes) -> None:
-        same("split_records", data)
-        views = protocol.split_records(data)
-        assert sum(view.size for view in views) == len(data)
-        names = [name for name in dir(protocol.RecordView) if not name.startswith("_")]
-        for view in views:
-            for name in names:
-                with contextlib.suppress(ProtocolError):
-                    getattr(view, name)
-            with contextlib.suppress(ProtocolError):
-                protocol.check_record(data, view.start)
-            protocol.parse_blank(data, view.start)
-
-    def properties(data: bytes) -> None:
-        found = protocol.decode_properties(data)
-        for name, value in found.items():
-            assert protocol.find_property(data, name.encode()) == value.encode()
-        for name in ("TAGS", "DELAY"):
-            assert (protocol.find_property(data, name.encode()) is None) == (name not in found)
-        with contextlib.suppress(ProtocolError):  # a 0x01 inside a value is read, but never written
-            assert protocol.decode_properties(protocol.encode_properties(found)) == found
-
-    def batch(data: bytes) -> None:
-        same("decode_batch", data)
-        items = protocol.decode_batch(data)
-        same("encode_records", items, b"A\x01b\x02", b"t", 1, 2, 3, 0, 4, bytes(8), 5, bytes(8))
-        for body, flag, properties in items:
-            same("encode_record", b"t", body, properties, 1, 2, 3, flag, 0, 4, bytes(8), 5, bytes(8))
-        again = protocol.encode_batch(items)
-        assert protocol.decode_batch(again) == items
-
-    def body(serialize_type: int) -> Callable[[bytes], None]:
-        classes = (protocol.TopicRouteData, protocol.HeartbeatData, protocol.LockBatchBody, protocol.RegisterBrokerBody,
-                   protocol.ClusterInfo, protocol.ConsumerConnection)  # fmt: skip
-
-        def decode(data: bytes) -> None:
-            for body_class in classes:
-                try:
-                    value = protocol.decode_body(body_class, data, serialize_type)
-                    encoded = protocol.encode_body(value, serialize_type)
-                except ProtocolError:
-                    continue
-                assert protocol.decode_body(body_class, encoded, serialize_type) == value
-
-        return decode
-
-    def registration(data: bytes) -> None:
-        protocol.RegisterBrokerBody.from_compressed(data)
-
-    def tolerant_json(data: bytes) -> None:
-        fastjson.loads(data)
-
-    return {
-        "frame": frames,
-        "json": header(JSON),
-        "rocketmq": header(ROCKETMQ),
-        "msgpack": header(MSGPACK),
-        "record": records,
-        "properties": properties,
-        "batch": batch,
-        "fastjson": tolerant_json,
-        "body": body(JSON),
-        "body-msgpack": body(MSGPACK),
-        "register-compressed": registration,
-    }
-
-
-def _outcome(function: Callable[..., Any], arguments: tuple[object, ...]) -> tuple[object, ...]:
-    """What it gives or raises, in a form that can be compared to the last bit."""
-    try:
-        return "gives", _plain(function(*arguments))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other one must raise the same
-        return "raises", type(error), str(error)
-
-
-def _plain(value: Any) -> object:
-    if type(value) in (list, tuple):
-        return type(value), [_plain(each) for each in value]
-    if dataclasses.is_dataclass(value):
-        return type(value), [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
-    if hasattr(value, "buffer"):
-        return type(value), value.buffer, value.start, value.end
-    return type(value), bytes(value) if type(value).__name__ == "Raw" else value
-
-
-# Which target reads a kind of invalid.json, where the names differ.
-_KINDS = {"record-crc": "record", "record-body": "record", "route": "body", "heartbeat": "body"}
-_targets_by_name: dict[str, Callable[[bytes], None]] = {}
-_target_list: list[Callable[[bytes], None]] = []
-
-
-def one_input(data: bytes) -> None:
-    """Run one input. Returns, or raises what no input may cause."""
-    if not _target_list:
-        _targets_by_name.update(_targets())
-        _target_list.extend(_targets_by_name.values())
-    if not data:
-        return
-    from aiorocket_protocol import ProtocolError
-
-    with contextlib.suppress(ProtocolError):
-        _target_list[data[0] % len(_target_list)](data[1:])
-
-
-def seeds() -> dict[str, bytes]:
-    """File name to input, one per vector; deep or long ones only test limits and stay out."""
-    names = list(_targets())
-    found: dict[str, bytes] = {}
-
-    def add(target: str, name: str, hexadecimal: str) -> None:
-        data = bytes.fromhex(hexadecimal)
-        if len(data) <= 1024:
-            found[f"{target}-{name}".replace(" ", "-")] = bytes([names.index(target)]) + data
-
-    def vectors(file: str) -> list[dict[str, str]]:
-        text = (ROOT / "protocol" / "vectors" / file).read_text(encoding="utf-8")
-        entries: list[dict[str, str]] = json.loads(text)["vectors"]
-        return entries
-
-    for file, target in (
-        ("frames.json", "frame"), ("recorded.json", "frame"), ("records.json", "record"),
-        ("properties.json", "properties"), ("batches.json", "batch"), ("fastjson.json", "fastjson"),
-    ):  # fmt: skip
-        for vector in vectors(file):
-            add(target, vector["name"], vector["hex"])
-    for vector in vectors("headers.json"):
-        add(vector["codec"], vector["name"], vector["hex"])
-    for vector in vectors("bodies.json"):
-        target = {"json": "body", "msgpack": "body-msgpack", "compressed": "register-compressed"}[vector["codec"]]
-        add(target, vector["name"], vector["hex"])
-    for vector in vectors("invalid.json"):
-        add(_KINDS.get(vector["kind"], vector["kind"]), "invalid-" + vector["name"], vector["hex"])
-    return found
-
-
 def write_seeds() -> None:
+    from aiorocket_protocol.fuzzing import seeds
+
     CORPUS.mkdir(parents=True, exist_ok=True)
     wanted = seeds()
     for path in CORPUS.iterdir():
@@ -236,7 +40,7 @@ def main(arguments: list[str]) -> None:
     import atheris  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
     with atheris.instrument_imports(include=["aiorocket_protocol"]):
-        import aiorocket_protocol  # noqa: F401
+        from aiorocket_protocol.fuzzing import one_input
     if arguments[:1] == ["--runs"]:
         if len(arguments) != 2 or not arguments[1].isdigit():
             sys.exit("usage: fuzz_protocol.py --runs N")
