@@ -8,15 +8,15 @@ from typing import Any, Protocol
 
 from aiorocket.access.core.accounts import Account, Accounts, FromFile
 from aiorocket.access.core.judge import judge
-from aiorocket.access.core.requests import is_administration
+from aiorocket.access.core.requests import is_administration, is_registration
 from aiorocket.errors import ConfigError
 from aiorocket.remoting.address import format_address, host_of, is_loopback, unix_path
 from aiorocket.remoting.connection import Connection
-from aiorocket.remoting.processors import RequestHandler
+from aiorocket.remoting.processors import ProcessorTable, RequestHandler, not_supported
 from aiorocket.remoting.server import RemotingServer
 from aiorocket_protocol import RemotingCommand, ResponseCode
 
-__all__ = ("ADMIN_USER", "AdminDoor")
+__all__ = ("ADMIN_USER", "AdminDoor", "share_listener")
 
 _log = logging.getLogger("aiorocket.access")
 
@@ -82,6 +82,18 @@ class AdminDoor:
             "(--admin-bind unix:PATH or HOST:PORT) and ask there, with a token (--admin-token-file FILE) and send it, "
             "or with users (--acl FILE); or bind it to 127.0.0.1",
         )
+
+
+def share_listener(table: ProcessorTable, other: ProcessorTable) -> None:
+    """Serve on the administration listener of ``table``'s server what ``other``, a server of the same process, serves
+    and it does not: one listener is enough for both. Registrations stay where their connection's end is noticed."""
+    for code in sorted({*other.codes()} - {*table.codes()}):
+        if not is_registration(code):
+            table.add(code, partial(_shared, other.handler(code)))
+
+
+def _shared(handler: RequestHandler, connection: Connection, command: RemotingCommand) -> Any:
+    return handler(connection, command) if connection.data.get(_MARK) else not_supported(command.code)
 
 
 def _host_port(bind: str) -> tuple[str, int]:

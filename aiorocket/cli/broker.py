@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import click
 
+from aiorocket.broker.addresses import advertised as advertised_address
 from aiorocket.broker.broker import Broker
 from aiorocket.cli import supervisor
 from aiorocket.cli.metrics import metrics_options, watched
 from aiorocket.cli.options import nameserver_option
+from aiorocket.cli.running import run
 from aiorocket.cli.server_options import (
     SETTINGS,
     advertised,
@@ -21,7 +24,8 @@ from aiorocket.cli.server_options import (
     store_options,
 )
 from aiorocket.cli.serving import Ready, serve
-from aiorocket.config import BrokerConfig, RateLimits, ServerTlsConfig, StoreConfig, TlsConfig
+from aiorocket.config import BrokerConfig, RateLimits, StoreConfig, TlsConfig
+from aiorocket.errors import ConfigError
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import BROKER_PORT
 
@@ -43,6 +47,7 @@ __all__ = ("broker",)
     metavar="FILE",
     help="Speak TLS to name servers, whose certificates these authorities signed; --tls-cert is shown to them.",
 )
+@click.option("--check", is_flag=True, help="Say what is wrong with options, settings and files, and do not start.")
 @click.option("--stop-at-end-of-input", is_flag=True, hidden=True, help="Stop when whoever started this is gone.")
 @store_options
 @metrics_options
@@ -63,6 +68,7 @@ def broker(
     nameserver_ca: str | None,
     credentials: str | None,
     nameservers: tuple[str, ...],
+    check: bool,
     stop_at_end_of_input: bool,
     data: str,
     store: StoreConfig,
@@ -77,10 +83,7 @@ def broker(
     It stops on Ctrl-C or SIGTERM; what it acknowledged is still there at the next start with the same --data.
     """
     said: BrokerConfig = ctx.meta[SETTINGS]
-    tls = server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive)
-    if tls is not None and tls_client_ca is None and isinstance(said.tls, ServerTlsConfig):
-        # Another certificate lets nobody else in.
-        tls = replace(tls, client_ca=said.tls.client_ca, client_cert=said.tls.client_cert)
+    tls = server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive, said.tls)
     config = replace(
         said,
         name=name,
@@ -101,6 +104,10 @@ def broker(
         store=store,
         rates=rates,
     )
+
+    if check:
+        run(_check(config))
+        return
 
     @asynccontextmanager
     async def server() -> AsyncIterator[Ready]:
@@ -123,3 +130,25 @@ def broker(
             await env.disk.close()
 
     serve(server)
+
+
+async def _check(config: BrokerConfig) -> None:
+    """Raise what a start would of these settings, of the files they name, of its host, and of a place for the data;
+    nothing is written, and a broker that runs with them is no reason."""
+    env = real_env()
+    try:
+        Broker(env, config)
+        await advertised_address(config, config.port)
+        _check_place(config.data or "")
+    finally:
+        await env.disk.close()
+
+
+def _check_place(data: str) -> None:
+    place = os.path.abspath(data)
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    if not os.path.isdir(place):
+        raise ConfigError(f"data={data!r}: {place} is no directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"data={data!r}: {place} cannot be written by this user")

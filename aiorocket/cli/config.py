@@ -51,8 +51,18 @@ def show(file: str | None) -> None:
 @config.command()
 @_FILE
 def check(file: str | None) -> None:
-    """Say whether a broker could start with these settings; 1 and the reason when it could not."""
+    """Say whether a broker could start with these settings; 1 and the reason when it could not.
+
+    It is `aiorocket broker --config FILE --check`: files that are named are read, the host is resolved.
+    """
     _, where = _read(file)
+    # Imported here: a broker is much more than the other commands need.
+    from aiorocket.cli.broker import broker
+
+    try:
+        broker.main(["--check", *(["--config", file] if file is not None else [])], standalone_mode=False)
+    except click.UsageError as error:
+        raise click.ClickException(error.format_message()) from None
     click.echo(f"{len(where)} setting{'' if len(where) == 1 else 's'} given, nothing is wrong")
 
 

@@ -10,11 +10,20 @@ import click
 
 from aiorocket.broker.broker import Broker
 from aiorocket.cli.server_options import host_port
+from aiorocket.config.settings import is_service_link
 from aiorocket.errors import ConfigError
 
 __all__ = ("metrics_options", "watched")
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _NoServiceLink(click.Option):
+    """Kubernetes sets AIOROCKET_METRICS_PORT=tcp://... for a service that is called aiorocket-metrics."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value = super().resolve_envvar_value(ctx)
+        return None if value is not None and is_service_link("", value) else value
 
 
 def metrics_options(function: F) -> F:
@@ -25,8 +34,8 @@ def metrics_options(function: F) -> F:
     )(function)  # fmt: skip
     return click.option(
         "--metrics-port", type=click.IntRange(0, 65535), envvar="AIOROCKET_METRICS_PORT", show_envvar=True,
-        help="Answer /metrics (Prometheus), /healthz and /readyz over HTTP here; needs the extra metrics. 0 takes a "
-        "free port, which is printed. Of several brokers each has the next.",
+        cls=_NoServiceLink, help="Answer /metrics (Prometheus), /healthz and /readyz over HTTP here; needs the extra "
+        "metrics. 0 takes a free port, which is printed. Of several brokers each has the next.",
     )(function)  # fmt: skip
 
 

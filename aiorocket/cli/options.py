@@ -15,7 +15,7 @@ import aiorocket
 if TYPE_CHECKING:
     from aiorocket.config import ClientConfig, TlsConfig
 
-__all__ = ("HERE", "BadInputError", "client_options", "nameserver_option", "parse_nameservers")
+__all__ = ("HERE", "BadInputError", "broker_option", "client_options", "nameserver_option", "parse_nameservers")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,6 +35,8 @@ def parse_nameservers(text: str) -> tuple[str, ...]:
     if not addresses:
         raise ValueError("no address given; expected HOST:PORT[,HOST:PORT]")
     for address in addresses:
+        if address.startswith("unix:"):  # an administration listener that knows both, as of `standalone`
+            continue
         host, colon, port = address.rpartition(":")
         if not colon or not host or "/" in host:
             raise ValueError(f"{address!r} is not HOST:PORT")
@@ -65,6 +67,13 @@ def nameserver_option(function: F) -> F:
         show_envvar=True,
         help="Name servers to ask, separated by ',' or ';'.",
     )(function)
+
+
+#: ``brokers`` of an ``Admin``.
+broker_option = click.option(
+    "--broker", "brokers", multiple=True, metavar="HOST:PORT|unix:PATH", envvar="AIOROCKET_BROKER", show_envvar=True,
+    help="Ask there, not the brokers that name servers know: an administration listener.",
+)  # fmt: skip
 
 
 def client_options(function: F) -> F:

@@ -19,6 +19,7 @@ from aiorocket_protocol import DEFAULT_CLUSTER
 __all__ = (
     "DEFAULT_DATA",
     "SETTINGS",
+    "SETTINGS_FILE",
     "advertised",
     "host_port",
     "server_options",
@@ -32,8 +33,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: Where broker and standalone keep messages when ``--data`` is not given: a name that says whose directory it is.
 DEFAULT_DATA = "aiorocket-data"
 
-#: Where a command keeps what file and environment say of a broker, in its context's ``meta``.
-SETTINGS = "aiorocket.broker_settings"
+#: Where a command keeps what file and environment say of a broker, and the file's name, in its context's ``meta``.
+SETTINGS, SETTINGS_FILE = "aiorocket.broker_settings", "aiorocket.settings_file"
 
 _WILDCARDS = {"0.0.0.0", "::", "[::]", ""}
 
@@ -222,7 +223,7 @@ def settings_option(function: F) -> F:
     have no option are in ``meta[SETTINGS]``."""
     return click.option(
         "--config", metavar="FILE", is_eager=True, expose_value=False, callback=_read_settings,
-        help="Settings in TOML, section [broker]; options and variables come first (docs/operating.md).",
+        help="A broker's settings in TOML, section [broker]; options and variables come first (docs/operating.md).",
     )(function)  # fmt: skip
 
 
@@ -231,8 +232,11 @@ def _read_settings(ctx: click.Context, _param: click.Parameter, value: str | Non
         said, _ = broker_settings(value)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
-    ctx.meta[SETTINGS] = said
-    ctx.default_map = {name: given for name, given in _as_options(said).items() if given is not None}
+    ctx.meta[SETTINGS], ctx.meta[SETTINGS_FILE] = said, value
+    given = {name: given for name, given in _as_options(said).items() if given is not None}
+    if any(each.name == "broker_port" for each in ctx.command.params):  # where --port is the name server's
+        given["broker_port"] = given.pop("port")
+    ctx.default_map = given
 
 
 def _as_options(said: BrokerConfig) -> dict[str, Any]:
@@ -254,19 +258,25 @@ def _as_options(said: BrokerConfig) -> dict[str, Any]:
     }
 
 
-def server_tls(cert: str | None, key: str | None, client_ca: str | None, permissive: bool) -> ServerTlsConfig | None:
-    """What the TLS options of a server say."""
+def server_tls(
+    cert: str | None, key: str | None, client_ca: str | None, permissive: bool, said: object = None
+) -> ServerTlsConfig | None:
+    """What the TLS options of a server say. Another certificate than the one that a file ``said`` lets nobody else
+    in."""
     if cert is None:
         if key is not None or client_ca is not None or permissive:
             raise click.UsageError("--tls-key, --tls-client-ca and --tls-permissive need --tls-cert")
         return None
-    return ServerTlsConfig(
+    tls = ServerTlsConfig(
         cert=cert,
         key=key,
         client_ca=client_ca,
         client_cert="none" if client_ca is None else "required",
         mode="permissive" if permissive else "enforcing",
     )
+    if client_ca is None and isinstance(said, ServerTlsConfig):
+        tls = replace(tls, client_ca=said.client_ca, client_cert=said.client_cert)
+    return tls
 
 
 def host_port(host: str, port: int) -> str:

@@ -5,18 +5,29 @@ from __future__ import annotations
 import os.path
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import click
 from click.core import ParameterSource
 
+from aiorocket.access.admin_door import share_listener
 from aiorocket.access.core.accounts import Account, Accounts
 from aiorocket.access.file import read_access_file
 from aiorocket.broker.broker import Broker
 from aiorocket.cli.metrics import metrics_options, watched
-from aiorocket.cli.server_options import advertised, host_port, server_options, server_tls, store_options
+from aiorocket.cli.server_options import (
+    SETTINGS,
+    SETTINGS_FILE,
+    advertised,
+    host_port,
+    server_options,
+    server_tls,
+    settings_option,
+    store_options,
+)
 from aiorocket.cli.serving import LOG_JSON, LOG_LEVEL, Ready, serve
 from aiorocket.cli.supervisor import supervised
-from aiorocket.config import BrokerConfig, NameServerConfig, RateLimits, StoreConfig, TlsConfig
+from aiorocket.config import BrokerConfig, NameServerConfig, RateLimits, ServerTlsConfig, StoreConfig, TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.disk import Disk
@@ -45,6 +56,7 @@ __all__ = ("standalone",)
 )
 @store_options
 @metrics_options
+@settings_option
 @click.pass_context
 def standalone(
     ctx: click.Context,
@@ -80,9 +92,17 @@ def standalone(
     if several and (admin_bind or ctx.get_parameter_source("admin_token") is ParameterSource.COMMANDLINE):
         raise click.UsageError("--brokers with --admin-bind or --admin-token-file: give AIOROCKET_ADMIN_TOKEN to all")
     host = advertised(bind, advertise)
-    tls = server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive)
+    said: BrokerConfig = ctx.meta[SETTINGS]
+    tls = server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive, said.tls) or said.tls
+    if several and tls is not None:
+        raise click.UsageError("--brokers with TLS: start a nameserver and each broker by itself")
     # To itself, which need not prove who it is.
-    itself = TlsConfig(verify=False, cert=tls_cert, key=tls_key) if tls is not None else False
+    itself = (
+        TlsConfig(verify=False, cert=tls.cert, key=tls.key, key_password=tls.key_password)
+        if isinstance(tls, ServerTlsConfig)
+        else False
+    )
+    admin_token = admin_token or said.admin_token
 
     @asynccontextmanager
     async def server() -> AsyncIterator[Ready]:
@@ -124,7 +144,8 @@ def standalone(
                 return
             broker = Broker(
                 env,
-                BrokerConfig(
+                replace(
+                    said,
                     name=name,
                     cluster=cluster,
                     host=bind,
@@ -133,6 +154,7 @@ def standalone(
                     nameservers=(host_port(near, names.port),),
                     access_key=key.name if key is not None else None,
                     secret_key=key.secret if key is not None else None,
+                    credentials_file=None,
                     acl=acl,
                     admin_bind=admin_bind,
                     admin_token=admin_token,
@@ -152,10 +174,11 @@ def standalone(
             async with watched(broker, metrics_host, metrics_port) as pages:
                 try:
                     await broker.start()
+                    share_listener(broker.server.processors, names.processors)
                     yield Ready(
                         f"standalone ready: name server {host_port(host, names.port)}, broker {name} "
                         f"{broker.address} (data {data}, flush {store.flush}){pages}",
-                        reload if acl or tls_cert else None,
+                        reload if acl or tls is not None else None,
                     )
                 finally:
                     await broker.close()
@@ -186,14 +209,21 @@ def _check_folders(data: str, name: str, count: int) -> None:
 def _given(ctx: click.Context) -> list[str]:
     """The options of this start that are a broker's too, but for those that are different for each."""
     default = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
-    own = ("port", "broker_port", "brokers", "name", "data", "log_level", "log_json", "metrics_port")
+    own = ("port", "broker_port", "brokers", "name", "data", "log_level", "log_json", "metrics_port", "config")
     log = ["--log-level", ctx.meta[LOG_LEVEL], *["--log-json"] * ctx.meta[LOG_JSON]]
-    return log + [
-        text
-        for option in ctx.command.params
-        if option.name is not None and option.name not in own and ctx.get_parameter_source(option.name) not in default
-        for text in (option.opts[-1], str(ctx.params[option.name]))
-    ]
+    file = ctx.meta[SETTINGS_FILE]
+    return (
+        log
+        + ([] if file is None else ["--config", file])
+        + [
+            text
+            for option in ctx.command.params
+            if option.name is not None
+            and option.name not in own
+            and ctx.get_parameter_source(option.name) not in default
+            for text in (option.opts[-1], str(ctx.params[option.name]))
+        ]
+    )
 
 
 def _administration(disk: Disk, acl: str) -> tuple[Accounts, Account]:

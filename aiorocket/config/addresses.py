@@ -20,10 +20,12 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def check_nameservers(nameservers: object) -> None:
-    """ConfigError unless it is a tuple of HOST:PORT."""
+    """ConfigError unless it is a tuple of HOST:PORT, or unix:PATH of an administration listener."""
     if not isinstance(nameservers, tuple | list):
         raise ConfigError(f"nameservers={nameservers!r}: a tuple of HOST:PORT")
     for address in nameservers:
+        if str(address).startswith("unix:"):
+            continue
         try:
             parse_address(str(address))
         except UsageError as error:

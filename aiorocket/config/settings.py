@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -19,9 +21,12 @@ __all__ = (
     "broker_settings",
     "from_env",
     "from_toml",
+    "is_service_link",
     "options",
     "parts_of",
 )
+
+_log = logging.getLogger("aiorocket.config")
 
 C = TypeVar("C")
 
@@ -29,6 +34,10 @@ C = TypeVar("C")
 BROKER_PREFIX, BROKER_SECTION = "AIOROCKET_BROKER_", "broker"
 #: What the command line has always called it.
 _NAMESERVERS = "NAMESERVER"
+#: What Kubernetes tells a pod of a service NAME beside it: NAME_SERVICE_HOST, NAME_PORT=tcp://10.0.0.7:10911,
+#: NAME_PORT_10911_TCP_ADDR and more. A service that is called aiorocket-broker has our prefix.
+_LINK = re.compile(r"(_SERVICE_(HOST|PORT(_\w+)?)|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
+_LINKS_TO = ("tcp://", "udp://", "sctp://")
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -105,10 +114,18 @@ def _of_env(config: type, prefix: str, environ: Mapping[str, str] | None) -> Ite
         if not name.startswith(prefix) or (name.startswith(BROKER_PREFIX) and prefix != BROKER_PREFIX):
             continue
         option = known.get(name)
-        if option is not None:
+        if is_service_link(name, environ[name]):
+            if option is not None:
+                _log.warning("%s=%s is Kubernetes' link to a service and no setting: ignored", name, environ[name])
+        elif option is not None:
             yield _Said(option.path, _read(option.kind, environ[name], name), name)
         elif near := get_close_matches(name, known, 1, 0.85):
             raise ConfigError(f"the variable {name} is no option: is {near[0]} meant?")
+
+
+def is_service_link(name: str, value: str) -> bool:
+    """Whether a variable is one that Kubernetes sets for a service, whose name happens to begin as ours do."""
+    return value.startswith(_LINKS_TO) or _LINK.search(name) is not None
 
 
 def _of_toml(config: type, path: str | os.PathLike[str], section: str) -> Iterator[_Said]:

@@ -13,7 +13,7 @@ from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.rarely import Rarely
 from aiorocket_protocol import MAX_CONTROL_BODY, MSGPACK, ProtocolError, RemotingCommand, RequestCode, ResponseCode
 
-__all__ = ("ProcessorTable", "RequestHandler", "error_response")
+__all__ = ("ProcessorTable", "RequestHandler", "error_response", "not_supported")
 
 RequestHandler = Callable[[Connection, RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None]
 
@@ -71,6 +71,10 @@ class ProcessorTable:
             raise ValueError(f"request code {int(code)} has a handler already")
         self._handlers[int(code)] = handler
 
+    def handler(self, code: int) -> RequestHandler:
+        """Who serves ``code``. KeyError when nobody does."""
+        return self._handlers[code]
+
     def codes(self) -> list[int]:
         """The codes served, ascending."""
         return sorted(self._handlers)
@@ -79,7 +83,7 @@ class ProcessorTable:
         """Call the handler of ``request`` and see to it that there is one answer. Raises nothing."""
         handler = self._handlers.get(request.code)
         if handler is None:
-            self._answer(connection, request, _not_supported(request.code))
+            self._answer(connection, request, not_supported(request.code))
             return
         if len(request.body) > _MOST_PACKED and self.is_too_large(connection, request):
             return
@@ -188,7 +192,8 @@ def _too_large(request: RemotingCommand) -> RemotingCommand:
     return RemotingCommand.response(ResponseCode.INVALID_PARAMETER, remark=remark)
 
 
-def _not_supported(code: int) -> RemotingCommand:
+def not_supported(code: int) -> RemotingCommand:
+    """The answer to a request that nobody here serves."""
     name = f" ({_NAMES[code]})" if code in _NAMES else ""
     # The blank at the start is RocketMQ's own text.
     return RemotingCommand.response(

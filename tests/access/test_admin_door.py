@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from aiorocket.access.admin_door import share_listener
 from aiorocket.config import BrokerConfig, ClientConfig, NameServerConfig
 from aiorocket.errors import ConfigError, NotConnectedError, UsageError
 from aiorocket.nameserver import NameServer
@@ -88,6 +89,27 @@ async def test_a_name_server_has_the_same(tmp_path: Path) -> None:
     finally:
         await server.close()
         await env.disk.close()
+
+
+async def test_one_listener_serves_both_servers_of_a_process(tmp_path: Path) -> None:
+    names_ask, route = int(RequestCode.GET_NAMESRV_CONFIG), int(RequestCode.GET_BROKER_CLUSTER_INFO)
+    env = memory_env()
+    names = NameServer(env, NameServerConfig(host="0.0.0.0", port=0))
+    admin = f"unix:{tmp_path / 'admin'}"
+    async with running(**OPEN, admin_bind=admin) as broker:
+        share_listener(broker.server.processors, names.processors)
+        for code in (LIST, names_ask, route):
+            assert (await answer(admin, code)).code == 0
+        for code in (names_ask, route):
+            told = await answer(broker.address, code)
+            assert (
+                told.code == 3
+                and told.remark
+                == (await answer(broker.address, 9999)).remark.replace("9999", f"{code}")
+                + f" ({RequestCode(code).name})"
+            ), "elsewhere a broker is what it was"
+        assert (await answer(admin, int(RequestCode.REGISTER_BROKER))).code == 3
+    await env.disk.close()
 
 
 @pytest.mark.parametrize("bind", ["10912", "host:", "unix:", ":1", "a:99999"])

@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from aiorocket.cli import broker as command
 from aiorocket.cli.config import _comment
 from aiorocket.cli.main import cli
-from aiorocket.config import BrokerConfig, ServerTlsConfig
+from aiorocket.config import BrokerConfig, ClientConfig, ServerTlsConfig
 from aiorocket.config.settings import broker_settings, options
+from aiorocket.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 FILE = """
@@ -111,14 +112,55 @@ def test_a_certificate_by_option_asks_clients_for_what_the_file_says(monkeypatch
         ("[broker.store]\nflush = 'maybe'", "flush='maybe'"),
         ("[broker.tls]\nkey = 'k'", "tls.cert is needed beside tls.key"),
         ("[aiorocket]", r"no section \[broker\]"),
+        ("[broker]\nport = 70000", "70000 is not in the range"),
+        ("[broker]\nhost = '0.0.0.0'", "needs --advertise HOST"),
+        ("[broker]\nadvertise = '::'", "not a host that clients can connect to"),
+        ("[broker]\nadvertise = 'no such host'", "cannot be resolved"),
+        ("[broker]\nadmin_bind = 'unix:'", "a path is missing"),
+        ("[broker]\nadmin_token = 'short'", "at least 16"),
+        ("[broker]\nacl = 'none.toml'", "none.toml"),
+        ("[broker]\ncredentials_file = 'none.json'", "none.json"),
+        ("[broker.tls]\ncert = 'none.pem'", "none.pem"),
+        ("[broker]\ndata = 'x.toml/store'", "x.toml"),
+        ("[broker.rates]\ntopic_bytes = -1.0", "topic_bytes"),
+        ("[broker.store]\nmin_free = -2", "-2 is not in the range"),
     ],
 )
 def test_what_cannot_be(given: str, said: str) -> None:
+    """What is refused by one is refused by the other, in the same words."""
     Path("x.toml").write_text(given)
     checked = CliRunner().invoke(cli, ["config", "check", "x.toml"])
     assert checked.exit_code == 1 and re.search(said, checked.output), checked.output
     refused = CliRunner().invoke(cli, ["broker", "--config", "x.toml"])
-    assert refused.exit_code == 2 and re.search(said, " ".join(refused.output.split()))
+    assert refused.exit_code in (1, 2) and re.search(said, " ".join(refused.output.split()))
+
+
+#: What a pod is told of services aiorocket-broker, aiorocket-nameserver, aiorocket-metrics and aiorocket beside it.
+LINKS = {
+    f"{service}_{name}": value
+    for service in ("AIOROCKET_BROKER", "AIOROCKET_NAMESERVER", "AIOROCKET_METRICS", "AIOROCKET", "AIOROCKET_CLIENT")
+    for name, value in (
+        ("SERVICE_HOST", "10.0.0.7"),
+        ("SERVICE_PORT", "10911"),
+        ("SERVICE_PORT_ADMIN", "10920"),
+        ("PORT", "tcp://10.0.0.7:10911"),
+        ("PORT_10911_TCP", "tcp://10.0.0.7:10911"),
+        ("PORT_10911_TCP_PROTO", "tcp"),
+        ("PORT_10911_TCP_PORT", "10911"),
+        ("PORT_10911_TCP_ADDR", "10.0.0.7"),
+    )
+}
+
+
+def test_links_of_kubernetes_to_services_are_no_settings(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert started(monkeypatch, **LINKS).port == 10911
+    assert "AIOROCKET_BROKER_PORT=tcp://10.0.0.7:10911 is Kubernetes' link to a service and no setting" in caplog.text
+    assert started(monkeypatch, **{**LINKS, "AIOROCKET_BROKER_PORT": "10955"}).port == 10955
+    assert ClientConfig.from_env(environ=LINKS) == ClientConfig()
+    with pytest.raises(ConfigError, match="is AIOROCKET_NAMESERVER meant"):
+        ClientConfig.from_env(environ={"AIOROCKET_NAMESERVERS": "a:1"})
 
 
 def test_what_is_shown_is_a_file_that_says_the_same() -> None:
@@ -132,7 +174,10 @@ def test_what_is_shown_is_a_file_that_says_the_same() -> None:
     again, _ = broker_settings("shown.toml", {})
     first, _ = broker_settings("b.toml", {"AIOROCKET_BROKER_NAME": "blue"})
     assert again.store == first.store and again.limits == first.limits and again.name == "blue"
-    assert CliRunner().invoke(cli, ["config", "check", "b.toml"]).output == "14 settings given, nothing is wrong\n"
+    checked = CliRunner().invoke(cli, ["config", "check", "b.toml"])
+    assert checked.exit_code == 1 and "c.pem" in checked.output
+    Path("plain.toml").write_text(FILE.partition("[broker.tls]")[0])
+    assert CliRunner().invoke(cli, ["config", "check", "plain.toml"]).output == "12 settings given, nothing is wrong\n"
     assert CliRunner().invoke(cli, ["config", "check"]).exit_code == 0
 
 

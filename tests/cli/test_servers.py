@@ -15,6 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from aiorocket.cli.broker import broker
+from aiorocket.cli.server_options import SETTINGS
 from aiorocket.cli.serving import LOG_JSON, LOG_LEVEL
 from aiorocket.cli.standalone import _given, standalone
 
@@ -67,6 +68,29 @@ def test_standalone_keeps_what_it_acknowledged(
         assert ready.read() == b"ready\n"
         assert b'aiorocket_broker_delivered_messages_total{group="g",topic="t"} 1.0' in metrics.read()
     assert stop(process) == (0, "", "")
+
+
+def test_standalone_takes_a_file_and_one_listener_administers_both(
+    aiorocket: Any, stop: Callable[..., Any], ports: Callable[[str], list[int]]
+) -> None:
+    (aiorocket.directory / "s.toml").write_text(
+        '[broker]\nname = "red"\nport = 0\nhost = "0.0.0.0"\nadvertise = "127.0.0.1"\ndata = "kept"\n'
+        'admin_bind = "unix:admin.sock"\nauto_create_topics = false\n[broker.store]\nflush = "async"\n'
+    )
+    process, line = aiorocket.server("standalone", "--port", "0", "--config", "s.toml")
+    assert re.fullmatch(
+        r"standalone ready: name server 127\.0\.0\.1:\d+, broker red 127\.0\.0\.1:\d+ \(data kept, flush async\)\n",
+        line,
+    )
+    outside = f"127.0.0.1:{ports(line)[0]}"
+    refused = aiorocket.run("topic", "create", "t", "--nameserver", outside)
+    assert refused.code == 1 and "--admin-bind" in refused.err
+    both = ("--nameserver", "unix:admin.sock", "--broker", "unix:admin.sock")
+    made = aiorocket.run("topic", "create", "t", *both)
+    assert made.code == 0, made
+    sent = aiorocket.run("produce", "none", "--nameserver", outside, stdin=b"x\n")
+    assert sent.code == 1 and "none" in sent.err, "what has no option is taken from the file too"
+    assert stop(process)[:2] == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -158,3 +182,13 @@ def test_brokers_of_their_own_processes_log_as_they_are_told() -> None:
         given = _given(told)
     heard = broker.make_context("broker", given)
     assert [(each.meta[LOG_LEVEL], each.meta[LOG_JSON]) for each in (told, heard)] == [("error", True)] * 2
+
+
+def test_brokers_of_their_own_processes_take_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "b.toml"
+    file.write_text('[broker]\nretry_max_times = 3\nport = 10955\n[broker.store]\nflush = "async"\n')
+    with standalone.make_context("standalone", ["--brokers", "2", "--config", str(file)]) as told:
+        given = _given(told)
+        assert (told.params["port"], told.params["broker_port"]) == (9876, 10955)
+    heard = broker.make_context("broker", given)
+    assert heard.params["flush"] == "async" and heard.meta[SETTINGS].retry_max_times == 3
