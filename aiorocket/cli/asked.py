@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 import aiorocket
-from aiorocket.cli.options import client_options
+from aiorocket.cli.options import broker_option, client_options
 from aiorocket.cli.running import INTERRUPTED, run
 from aiorocket.cli.show import table
 
@@ -58,12 +58,7 @@ def changes(function: Command) -> Callable[..., None]:
 
     decorated: Any = command
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="One JSON document."),
-        click.option(
-            "--broker", "brokers", multiple=True, metavar="HOST:PORT|unix:PATH", envvar="AIOROCKET_BROKER",
-            show_envvar=True, help="Ask there, not the brokers that name servers know: an administration listener.",
-        ),
-        client_options,
+        click.option("--json", "as_json", is_flag=True, help="One JSON document."), broker_option, client_options,
     ):  # fmt: skip
         decorated = option(decorated)
     return cast("Callable[..., None]", decorated)

@@ -14,7 +14,7 @@ import click
 import aiorocket
 from aiorocket.cli.conditions import condition, every
 from aiorocket.cli.counts import counted
-from aiorocket.cli.options import client_options
+from aiorocket.cli.options import broker_option, client_options
 from aiorocket.cli.running import INTERRUPTED, run
 from aiorocket.cli.show import Row, table
 
@@ -47,6 +47,7 @@ def _selection(function: F) -> F:
             help="Only messages with: tag=T, keys=K, topic=T, id=I, property.NAME=V, body~TEXT, reconsume_times>=N; "
             "= != ~ (contains), for numbers < <= > >= too. Given more than once, all must hold.",
         ),
+        broker_option,
         client_options,
     ):  # fmt: skip
         function = option(function)
@@ -64,19 +65,22 @@ def dlq() -> None:
 @dlq.command("list")
 @click.argument("group")
 @_selection
-def list_(group: str, config: ClientConfig, where: Where | None, limit: int | None, as_json: bool) -> None:
+def list_(
+    group: str, config: ClientConfig, brokers: tuple[str, ...], where: Where | None, limit: int | None, as_json: bool
+) -> None:
     """List the dead letters of GROUP, the oldest first."""
-    sys.exit(run(_list(group, config, where, limit, as_json)))
+    sys.exit(run(_list(group, config, brokers, where, limit, as_json)))
 
 
 @dlq.command()
 @click.argument("group")
 @click.argument("message_id")
 @client_options
+@broker_option
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
-def show(group: str, message_id: str, config: ClientConfig, as_json: bool) -> None:
+def show(group: str, message_id: str, config: ClientConfig, brokers: tuple[str, ...], as_json: bool) -> None:
     """Show one dead letter of GROUP with its properties and its body."""
-    sys.exit(run(_show(group, message_id, config, as_json)))
+    sys.exit(run(_show(group, message_id, config, brokers, as_json)))
 
 
 @dlq.command()
@@ -90,6 +94,7 @@ def show(group: str, message_id: str, config: ClientConfig, as_json: bool) -> No
 def replay(
     group: str,
     config: ClientConfig,
+    brokers: tuple[str, ...],
     where: Where | None,
     limit: int | None,
     as_json: bool,
@@ -102,13 +107,15 @@ def replay(
     Every group that subscribes to such a topic gets them. They stay dead letters too, marked as replayed: the next
     replay passes over them, also when this one is interrupted. It exits with 0 only when all were sent.
     """
-    sys.exit(run(_replay(group, config, where, limit, as_json, rate, to, dry_run)))
+    sys.exit(run(_replay(group, config, brokers, where, limit, as_json, rate, to, dry_run)))
 
 
-async def _list(group: str, config: ClientConfig, where: Where | None, limit: int | None, as_json: bool) -> int:
+async def _list(
+    group: str, config: ClientConfig, brokers: tuple[str, ...], where: Where | None, limit: int | None, as_json: bool
+) -> int:
     rows: list[Row] = []
     found = 0
-    async with aiorocket.Admin(config=config) as admin:
+    async with aiorocket.Admin(config=config, brokers=brokers) as admin:
         async for message in admin.dlq(group).messages(where=where, limit=limit):
             found += 1
             if as_json:
@@ -121,8 +128,8 @@ async def _list(group: str, config: ClientConfig, where: Where | None, limit: in
     return 0
 
 
-async def _show(group: str, message_id: str, config: ClientConfig, as_json: bool) -> int:
-    async with aiorocket.Admin(config=config) as admin:
+async def _show(group: str, message_id: str, config: ClientConfig, brokers: tuple[str, ...], as_json: bool) -> int:
+    async with aiorocket.Admin(config=config, brokers=brokers) as admin:
         message = await admin.dlq(group).show(message_id)
     if message is None:
         click.echo(f"Error: no dead letter of group {group} has the id {message_id}", err=True)
@@ -147,6 +154,7 @@ async def _show(group: str, message_id: str, config: ClientConfig, as_json: bool
 async def _replay(
     group: str,
     config: ClientConfig,
+    brokers: tuple[str, ...],
     where: Where | None,
     limit: int | None,
     as_json: bool,
@@ -169,7 +177,7 @@ async def _replay(
             }  # fmt: skip
             click.echo(json.dumps(line, ensure_ascii=False))
 
-    async with aiorocket.Admin(config=config) as admin:
+    async with aiorocket.Admin(config=config, brokers=brokers) as admin:
         letters = admin.dlq(group)
         work = await until_stopped(
             letters.replay(

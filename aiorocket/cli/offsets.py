@@ -62,7 +62,7 @@ def reset(
             return told("offset move", title, plan.moves, plan.missing)
         failed = False
         try:
-            await admin.offsets.apply(plan)
+            plan = await admin.offsets.apply(plan)
         except aiorocket.UsageError:
             raise  # nothing is changed
         except (aiorocket.RocketError, aiorocket.ProtocolError) as error:

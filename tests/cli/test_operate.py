@@ -156,6 +156,10 @@ def test_a_broker_may_be_asked_directly(server: RocketMQServer, tmp_path: Path) 
         cli, ["topic", "list", "--json", "--nameserver", "127.0.0.1:1", "--broker", broker["address"]]
     )
     assert "orders" in {row["topic"] for row in rows(asked, "topic")}
+    letters = CliRunner().invoke(
+        cli, ["dlq", "list", "billing", "--nameserver", server.nameserver_address, "--broker", broker["address"]]
+    )
+    assert letters.exit_code == 0 and letters.output == "0 dead letters of group billing\n"
     nowhere = CliRunner().invoke(cli, ["topic", "list", "--broker", f"unix:{tmp_path / 'nothing'}"])
     assert nowhere.exit_code == 1 and "unix:" in nowhere.output
 

@@ -169,8 +169,13 @@ async def test_a_running_group_moves(mq: Embedded, admin: Admin) -> None:
         assert {await seen.get() for _ in range(4)} == {b"0", b"1", b"2", b"3"}
         broker = (await admin.brokers.all())[0].name
         plan = await admin.offsets.plan("billing", "orders", {(broker, 0): 0, (broker, 1): 0})
-        await admin.offsets.apply(plan._replace(moves=tuple(each._replace(now=each.end) for each in plan.moves)))
+        plan = plan._replace(moves=tuple(each._replace(now=each.end) for each in plan.moves))
+        applied = await admin.offsets.apply(plan)
         assert {await seen.get() for _ in range(4)} == {b"0", b"1", b"2", b"3"}
+    # Its members have committed by now what they consumed again: that it is where it was is no failure.
+    assert sum(each.lag for each in await admin.groups.lag("billing", "orders")) == 0
+    assert applied.kept == {broker} and await admin.offsets.verify(applied, within=0) == []
+    assert len(await admin.offsets.verify(plan, within=0)) == 2, "of what nobody applied that cannot be said"
 
 
 async def test_messages(mq: Embedded, admin: Admin) -> None:
@@ -293,6 +298,13 @@ async def test_everything_is_asked_at_an_administration_listener(mq: Embedded, t
             (made,) = await admin.topics.all()
             assert (made.topic, made.broker, made.order) == ("events", "broker-b", True)
             await sent(mq, 1, "events")
+            await admin.topics.create(
+                "%DLQ%billing", 1, permission="W"
+            )  # as an old broker's: it has to be made readable
+            async with Admin(nameservers=mq.nameservers) as stranger:
+                with pytest.raises(RemoteError, match="--admin-bind"):
+                    await stranger.dlq("billing").show("x")
+            assert await admin.dlq("billing").show("x") is None
             (one,) = await admin.messages.by_key("events", "o-0")
             found = await admin.messages.by_id(one.offset_msg_id.lower())
             assert found is not None and found.queue == one.queue

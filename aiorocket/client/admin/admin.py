@@ -50,7 +50,7 @@ class Admin:
             raise UsageError("an Admin takes client=, or nameservers=, config= and env=: the client has them already")
         self._own_client = client is None
         self.client = client or Session(nameservers=nameservers, config=config, env=env)
-        asking = Asking(self.client, brokers)
+        self._asking = asking = Asking(self.client, brokers)
         self.topics = Topics(asking)
         self.groups = Groups(asking)
         self.offsets = Offsets(asking, self.groups)
@@ -93,4 +93,4 @@ class Admin:
 
     def dlq(self, group: str) -> DeadLetters:
         """The messages that consumer group ``group`` gave up. UsageError for a name that no group can have."""
-        return DeadLetters(self.client, group)
+        return DeadLetters(self._asking, group)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.retry import remote_error
+from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.session import Session
-from aiorocket.client.topic_admin import masters_of
+from aiorocket.client.topic_admin import master_of, masters_of
 from aiorocket.errors import NotConnectedError, RemoteError, RocketError, UsageError
 from aiorocket_protocol import (
     MASTER_ID,
@@ -125,6 +126,11 @@ class Asking:
         except RemoteError:
             return address
         return decode_configuration(answer.body).get("brokerName", address)
+
+    async def master(self, route: TopicRoute, broker: str) -> str:
+        """Where the master named ``broker`` is asked about the route's topic; NotConnectedError when nobody says."""
+        given = {each.name: each.address for each in await self.brokers()} if self.given else {}
+        return given.get(broker) or master_of(route, broker)
 
     # ---- how
 

@@ -6,14 +6,14 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from aiorocket.client.admin.asking import Asking
 from aiorocket.client.admin.dead_message import DeadMessage
 from aiorocket.client.admin.marks import Marks
 from aiorocket.client.admin.moments import Moment, millis
 from aiorocket.client.admin.replay import Replay, ReplayOutcome, ReplayReport
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.queue_scan import QueueScan
-from aiorocket.client.session import Session
-from aiorocket.client.topic_admin import configure, master_of
+from aiorocket.client.topic_admin import configure
 from aiorocket.errors import TopicNotFoundError, UsageError
 from aiorocket.model import check_group, check_topic
 
@@ -32,11 +32,13 @@ class DeadLetters:
     topic write permission only) reading changes that permission first.
     """
 
-    def __init__(self, client: Session, group: str) -> None:
+    def __init__(self, asking: Asking, group: str) -> None:
+        self._ask = asking
+        client = asking.client
         self.group = check_group(group)
         self._namespace = client.config.namespace
         #: As brokers know them, with the namespace.
-        self.marks = Marks(client, group)
+        self.marks = Marks(asking, group)
         self.topic, self.marks_topic = self.marks.dead_letters_topic, self.marks.topic
         self._client = client
 
@@ -143,6 +145,7 @@ class DeadLetters:
         for name in sorted({queue.broker_name for queue in hidden}):
             count = sum(queue.broker_name == name for queue in route.publish)
             log.info("%s on %s cannot be read: giving it read permission", self.topic, name)
-            await configure(self._client, master_of(route, name), self.topic, count)
+            await configure(self._client, await self._ask.master(route, name), self.topic, count)
         queues = sorted({*route.publish, *route.subscribe})
-        return [QueueScan(self._client, queue, master_of(route, queue.broker_name)) for queue in queues]
+        at = {name: await self._ask.master(route, name) for name in sorted({each.broker_name for each in queues})}
+        return [QueueScan(self._client, queue, at[queue.broker_name]) for queue in queues]

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from aiorocket.client.admin.asking import Asking
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.client.sending.attempts import Attempts
 from aiorocket.client.sending.outgoing import EncodedMessage
 from aiorocket.client.sending.publish import Publish
-from aiorocket.client.session import Session
-from aiorocket.client.topic_admin import configure, master_of
+from aiorocket.client.topic_admin import configure
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import RemoteError, RocketError
 from aiorocket.model import Queue, check_topic
@@ -33,7 +33,9 @@ _TIMEOUT = 15.0
 class Marks:
     """Those of one group, on the brokers that have its dead letters."""
 
-    def __init__(self, client: Session, group: str) -> None:
+    def __init__(self, asking: Asking, group: str) -> None:
+        self._ask = asking
+        client = asking.client
         name = wrap(client.config.namespace, group)
         #: As brokers know them, with the namespace.
         self.topic = check_topic(_PREFIX + name)
@@ -58,7 +60,7 @@ class Marks:
             return
         if (await (await self._scan(broker_name)).bounds()).end == 0:
             try:
-                address = master_of(await self._client.route(self.dead_letters_topic), broker_name)
+                address = await self._ask.master(await self._client.route(self.dead_letters_topic), broker_name)
                 await configure(self._client, address, self.topic, 1)
             except RemoteError as refusal:
                 # A broker that serves no administration may still create topics at the first send: this is it, and its
@@ -81,7 +83,7 @@ class Marks:
         await self._attempts.run(publish, target, mark, self._client.loop.time() + _TIMEOUT, moves=False)
 
     async def _scan(self, broker_name: str) -> QueueScan:
-        address = master_of(await self._client.route(self.dead_letters_topic), broker_name)
+        address = await self._ask.master(await self._client.route(self.dead_letters_topic), broker_name)
         return QueueScan(self._client, Queue(self.topic, broker_name, 0), address)
 
     async def _open(self, *, refresh: bool) -> Publish:

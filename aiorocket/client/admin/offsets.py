@@ -47,13 +47,15 @@ class OffsetMove(NamedTuple):
 
 class OffsetPlan(NamedTuple):
     """Made by ``Offsets.plan``. ``at`` is the time in ms that ``to`` said, -1 for "last"; None when offsets were given
-    by number. ``missing`` are brokers that could not be asked: nothing changes there."""
+    by number. ``missing`` are brokers that could not be asked: nothing changes there. ``kept`` are brokers that said,
+    when it was applied, that they keep the reset until the group goes on from there."""
 
     group: str
     topic: str
     moves: tuple[OffsetMove, ...]
     at: int | None
     missing: tuple[Missing, ...] = ()
+    kept: frozenset[str] = frozenset()
 
     @property
     def again(self) -> int:
@@ -135,11 +137,11 @@ class Offsets:
         )
         return -1 if answer.code else int(answer.read(QueryConsumerOffsetResponseHeader).offset)
 
-    async def apply(self, plan: OffsetPlan) -> None:
-        """Do what the plan says. Brokers from 5.0 on tell a running group by themselves. On older ones (and with
-        ``useServerSideResetOffset=false``) members are told of a time only: UsageError, and nothing is changed, when
-        the plan is by number and the group is online. Another error may come when a part is done: ``verify`` says
-        what is not."""
+    async def apply(self, plan: OffsetPlan) -> OffsetPlan:
+        """Do what the plan says, and give it with what ``verify`` need not guess. Brokers from 5.0 on tell a running
+        group by themselves. On older ones (and with ``useServerSideResetOffset=false``) members are told of a time
+        only: UsageError, and nothing is changed, when the plan is by number and the group is online. Another error may
+        come when a part is done: ``verify`` says what is not."""
         brokers = {each.name: each for each in await self._ask.brokers()}
         needed = sorted({each.broker for each in plan.moves if each.now != each.then})
         if gone := [name for name in needed if name not in brokers]:
@@ -150,6 +152,8 @@ class Offsets:
         for name in needed:
             moves = [each for each in plan.moves if each.broker == name and each.now != each.then]
             await ways[name](plan, brokers[name], moves)
+        # A bound method is equal to another of the same object, not the same.
+        return plan._replace(kept=frozenset(name for name, way in ways.items() if way == self._reset))
 
     async def _way(self, plan: OffsetPlan, broker: Broker) -> _Way:
         answer = await self._ask.call(broker.address, RequestCode.GET_BROKER_CONFIG)
@@ -187,8 +191,9 @@ class Offsets:
 
     async def verify(self, plan: OffsetPlan, *, within: float = _DONE_WITHIN) -> list[OffsetMove]:
         """The moves that did not come about, with where the group is as ``now``; none of them when all did. A group
-        that is online may be further than planned already. Waits up to ``within`` seconds for members that were
-        told."""
+        that is online may be further than planned already. ``plan`` is what ``apply`` gave: of one that it did not
+        give, and on brokers before 5.0, a group that was sent back and has caught up since is not told from one that
+        never went. Waits up to ``within`` seconds for members that were told."""
         loop = self._ask.client.loop
         deadline = loop.time() + within
         while True:
@@ -197,7 +202,8 @@ class Offsets:
             wrong = [
                 each._replace(now=where.get((each.broker, each.queue), -1))
                 for each in plan.moves
-                if each.now != each.then and not _came(each, where.get((each.broker, each.queue), -1))
+                if each.now != each.then
+                and not _came(each, where.get((each.broker, each.queue), -1), kept=each.broker in plan.kept)
             ]
             if not wrong or loop.time() >= deadline:
                 return wrong
@@ -216,6 +222,7 @@ class Offsets:
         return await self._ask.each(ask)
 
 
-def _came(move: OffsetMove, offset: int) -> bool:
-    """Whether a group at ``offset`` went where it was sent, and perhaps on from there."""
-    return offset >= move.then if move.then > move.now else move.then <= offset < move.now
+def _came(move: OffsetMove, offset: int, *, kept: bool) -> bool:
+    """Whether a group at ``offset`` went where it was sent, and perhaps on from there. A broker that ``kept`` the reset
+    takes no commit until the group has pulled from there, so wherever it is behind that it came this way."""
+    return offset >= move.then and (kept or move.then > move.now or offset < move.now)
