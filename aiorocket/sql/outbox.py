@@ -12,7 +12,17 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
-from aiorocket import Body, OutgoingMessage, Producer, ProtocolError, Queue, RocketError, SendReceipt, UsageError
+from aiorocket import (
+    Body,
+    OutgoingMessage,
+    Producer,
+    ProtocolError,
+    Queue,
+    RocketError,
+    SendReceipt,
+    SendStatus,
+    UsageError,
+)
 from aiorocket.client.pipeline.sending import as_message, property_text
 from aiorocket.model import check_topic
 from aiorocket.runtime.entropy import Entropy
@@ -20,6 +30,10 @@ from aiorocket.runtime.entropy import Entropy
 __all__ = ("Outbox",)
 
 log = logging.getLogger("aiorocket.sql")
+
+#: The broker has the message, and not yet where it survives what the topic's brokers promise to survive. A master whose
+#: slaves are away is not among them: it gives no more, and every repetition would be stored again.
+_NOT_YET_SAFE = (SendStatus.FLUSH_DISK_TIMEOUT, SendStatus.FLUSH_SLAVE_TIMEOUT)
 
 #: Longest pause after a send that failed, in seconds; the first is that of ``relay``.
 _LONGEST_PAUSE = 30.0
@@ -48,8 +62,9 @@ class Outbox:
         async with Producer("orders", nameservers=..., config=ProducerConfig(idempotent=True)) as producer:
             await outbox.relay(engine, producer)  # in a task of the service, or in a process of its own
 
-    What was committed is sent, however often relay or database are killed: a row is deleted when its message is stored,
-    and has the message's id and, by its number, its queue. So one that is sent again is stored once by our brokers, if
+    What was committed is sent, however often relay or database are killed: a row is deleted when its message is stored
+    (a broker that did not flush it in time has yet to store it), and has the message's id and, by its number, its
+    queue. So one that is sent again is stored once by our brokers, if
     it is among the last 256 messages of its queue. Apache's store it again, with the same ``msg_id``: that is what
     ``Processed`` is for. Rows with one ``sharding_key`` are sent in the order of their numbers.
     """
@@ -181,7 +196,9 @@ def _lane_of(row: Any) -> object:
 async def _send_in_order(producer: Producer, rows: Sequence[Any], done: list[int]) -> None:
     for row in rows:
         try:
-            await _send(producer, row)
+            receipt = await _send(producer, row)
+            if receipt.status in _NOT_YET_SAFE:
+                raise RocketError(f"the broker answered {receipt.status.name}, it is sent again")
         except (RocketError, ProtocolError) as error:
             log.warning(
                 "row %d of the outbox, message %s of topic %s: %s", row["id"], row["message_id"], row["topic"], error

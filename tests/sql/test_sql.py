@@ -22,8 +22,11 @@ from aiorocket import (
     OutgoingMessage,
     Producer,
     ProducerConfig,
+    Queue,
     RocketError,
     Router,
+    SendReceipt,
+    SendStatus,
     TopicNotFoundError,
     UsageError,
 )
@@ -191,13 +194,33 @@ class Trying:
 
     config = IDEMPOTENT
 
-    def __init__(self) -> None:
+    def __init__(self, *statuses: SendStatus) -> None:
         self.tried: list[str] = []
+        self.statuses = list(statuses)
 
-    async def send(self, message: OutgoingMessage, **options: Any) -> None:
+    async def send(self, message: OutgoingMessage, **options: Any) -> SendReceipt:
         self.tried.append(message.topic)
         if message.topic == "nobody":
             raise TopicNotFoundError("nobody has it")
+        status = self.statuses.pop(0) if self.statuses else SendStatus.SEND_OK
+        return SendReceipt("id", Queue(message.topic, "b", 0), 0, "offset", status)
+
+
+async def test_a_row_is_kept_until_its_message_is_on_the_disk(engine: AsyncEngine) -> None:
+    """A broker that could not flush in time has it in memory: to send it again makes two of it at most."""
+    producer: Any = Trying(*list(SendStatus)[1:])
+    async with AsyncSession(engine) as session, session.begin():
+        await OUTBOX.put(session, "t", b"x")
+    for kept in (SendStatus.FLUSH_DISK_TIMEOUT, None, SendStatus.FLUSH_SLAVE_TIMEOUT, None):
+        if kept is None:
+            assert await OUTBOX.drain(engine, producer) == 1 and await rows(engine, OUTBOX.table) == 0
+            async with AsyncSession(engine) as session, session.begin():
+                await OUTBOX.put(session, "t", b"x")
+        else:
+            with pytest.raises(RocketError, match="1 messages"):
+                await OUTBOX.drain(engine, producer)
+            assert await rows(engine, OUTBOX.table) == 1
+    assert len(producer.tried) == 4 and not producer.statuses
 
 
 async def test_what_is_new_does_not_wait_for_what_failed(engine: AsyncEngine) -> None:
@@ -225,10 +248,11 @@ async def test_a_relay_ends_though_its_database_is_gone(engine: AsyncEngine, mon
     waits = asyncio.Event()
 
     class Waiting(Trying):
-        async def send(self, message: OutgoingMessage, **options: Any) -> None:
+        async def send(self, message: OutgoingMessage, **options: Any) -> SendReceipt:
             if message.topic == "slow":
                 waits.set()
                 await asyncio.Event().wait()
+            return await super().send(message)
 
     async def gone(*args: object) -> None:
         raise sa.exc.OperationalError("DELETE", {}, OSError("the database is gone"))
