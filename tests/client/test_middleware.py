@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -316,3 +317,20 @@ async def test_a_value_that_middleware_sends_is_written_as_any(rocketmq: Embedde
         await client.send("t", b"1")
     [stored] = rocketmq.messages("t")
     assert stored.body == b'{"was":"1"}' and stored.properties["contentType"] == "application/json"
+
+
+@pytest.mark.parametrize("later", [{"at": datetime.now(UTC)}, {"after": timedelta(1)}, {"delay_level": 3}])
+async def test_a_half_message_is_not_made_to_come_later(rocketmq: Embedded, later: dict[str, Any]) -> None:
+    """RocketMQ would drop that, and deliver it when it is committed."""
+
+    class Delaying(Middleware):
+        async def publish(self, messages: list[OutgoingMessage], call_next: Any) -> Any:
+            return await call_next([dataclasses.replace(each, **later) for each in messages])
+
+    await rocketmq.create_topic("t", queues=1)
+    async with aiorocket.TransactionProducer(
+        "p", nameservers=rocketmq.nameserver_address, middleware=[Delaying()], checker=lambda message: TxState.UNKNOWN
+    ) as producer:
+        with pytest.raises(UsageError, match="a transactional message"):
+            async with producer.transaction("t", b"x"):
+                pytest.fail("it was stored")

@@ -7,7 +7,6 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
@@ -146,10 +145,7 @@ class TransactionProducer(Producer):
 
         Entering raises as ``send``. A transactional message cannot be delayed (UsageError; RocketMQ drops the delay).
         """
-        message = as_message(topic, body, tag, keys, properties, sharding_key, 0)
-        not_timed(message, "a transactional message")
-        if message.delay_level:
-            raise UsageError(f"delay_level={message.delay_level}: a transactional message cannot be delayed")
+        message = _not_delayed(as_message(topic, body, tag, keys, properties, sharding_key, 0))
         return Transaction(self, message, queue, timeout)
 
     async def send_in_transaction(
@@ -287,10 +283,16 @@ class Transaction:
         timeout = producer.config.send_timeout if self._timeout is None else self._timeout
         system = {PROPERTY_TRAN_MSG: "true", PROPERTY_PGROUP: producer.wire_group}
         deadline = asyncio.get_running_loop().time() + timeout
-        send = partial(
-            producer.sender.send, deadline=deadline, queue=self._queue, system=system,
-            sys_flag=SYS_FLAG_TRANSACTION_PREPARED,
-        )  # fmt: skip
+
+        async def send(message: OutgoingMessage) -> SendReceipt:
+            return await producer.sender.send(
+                _not_delayed(message),
+                deadline,
+                queue=self._queue,
+                system=system,
+                sys_flag=SYS_FLAG_TRANSACTION_PREPARED,
+            )
+
         self.receipt = await around_one(producer.sender.steps, self._message, send)
         return self.receipt
 
@@ -330,6 +332,14 @@ class Transaction:
         if self.receipt is None:
             raise UsageError("the transaction has not begun: use 'async with'")
         return self.receipt
+
+
+def _not_delayed(message: OutgoingMessage) -> OutgoingMessage:
+    """The message itself; UsageError when it, or a middleware, says that it comes later: RocketMQ drops that."""
+    not_timed(message, "a transactional message")
+    if message.delay_level:
+        raise UsageError(f"delay_level={message.delay_level}: a transactional message cannot be delayed")
+    return message
 
 
 def _end_command(header: EndTransactionRequestHeader, remark: str | None) -> RemotingCommand:
