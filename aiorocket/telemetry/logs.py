@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from aiorocket import ConsumeNext, Message, Middleware
+from aiorocket.telemetry.legible import said_by
 
 __all__ = ("JsonLines", "MessageContext", "current_message")
 
@@ -32,10 +33,10 @@ class MessageContext(Middleware, logging.Filter):
 
     async def consume(self, messages: list[Message], call_next: ConsumeNext) -> Any:
         first = messages[0]
-        queue = first.queue
+        queue, about = first.queue, said_by(first)
         said = {
-            "group": first.group, "topic": first.topic, "broker": queue.broker_name, "queue": queue.queue_id,
-            "offset": first.offset, "message_id": first.msg_id, "attempt": first.attempt,
+            "group": first.group, "topic": about.topic, "broker": queue.broker_name, "queue": queue.queue_id,
+            "offset": first.offset, "message_id": about.msg_id, "attempt": first.attempt,
         }  # fmt: skip
         if len(messages) > 1:
             said["messages"] = len(messages)

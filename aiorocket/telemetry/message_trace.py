@@ -28,6 +28,7 @@ from aiorocket import (
     Skip,
 )
 from aiorocket.runtime.clock import WallClock
+from aiorocket.telemetry.legible import said_by
 from aiorocket_protocol import (
     DEFAULT_REGION,
     PROPERTY_MSG_REGION,
@@ -197,20 +198,21 @@ class MessageTrace(Middleware):
 
     async def consume(self, messages: list[Message], call_next: ConsumeNext) -> Any:
         traced = [
-            each for each in messages
-            if each.topic != TRACE_TOPIC and each.properties.get(PROPERTY_TRACE_ON) != "false"
+            (each, about) for each, about in zip(messages, map(said_by, messages), strict=True)
+            if about.topic != TRACE_TOPIC and about.properties.get(PROPERTY_TRACE_ON) != "false"
         ]  # fmt: skip
         if not traced:
             return await call_next(messages)
         self._calls += 1
-        request_id, group, began = f"{traced[0].msg_id}{self._calls:08X}", traced[0].group, self._wall_ms()
+        request_id, group, began = f"{traced[0][1].msg_id}{self._calls:08X}", messages[0].group, self._wall_ms()
         time = asyncio.get_running_loop().time
         start = time()
-        for each in traced:
+        for each, about in traced:
             self._add(
                 TraceRecord(
-                    "SubBefore", each.msg_id, began, each.properties.get(PROPERTY_MSG_REGION, self._region), group,
-                    topic=each.topic, keys=" ".join(each.keys), request_id=request_id, retry_times=each.reconsume_times,
+                    "SubBefore", about.msg_id, began, about.properties.get(PROPERTY_MSG_REGION, self._region), group,
+                    topic=about.topic, keys=" ".join(about.keys), request_id=request_id,
+                    retry_times=each.reconsume_times,
                 )
             )  # fmt: skip
         code = _EXCEPTION
@@ -226,11 +228,11 @@ class MessageTrace(Middleware):
             raise
         finally:
             now, cost = self._wall_ms(), round(1000 * (time() - start)) // len(messages)
-            for each in traced:
+            for _, about in traced:
                 self._add(
                     TraceRecord(
-                        "SubAfter", each.msg_id, now, each.properties.get(PROPERTY_MSG_REGION, self._region), group,
-                        topic=each.topic, keys=" ".join(each.keys), request_id=request_id, context_code=code,
+                        "SubAfter", about.msg_id, now, about.properties.get(PROPERTY_MSG_REGION, self._region), group,
+                        topic=about.topic, keys=" ".join(about.keys), request_id=request_id, context_code=code,
                         cost=cost, success=code == _SUCCESS,
                     )
                 )  # fmt: skip

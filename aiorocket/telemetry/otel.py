@@ -25,6 +25,7 @@ from aiorocket import (
     Skip,
     __version__,
 )
+from aiorocket.telemetry.legible import said_by
 
 __all__ = ("OpenTelemetry",)
 
@@ -55,25 +56,25 @@ class OpenTelemetry(Middleware):
                 return _said(span, await call_next([_carrying(each, where) for each, where in pairs]))
 
     async def consume(self, messages: list[Message], call_next: ConsumeNext) -> Any:
-        first = messages[0]
+        first, about = messages[0], [said_by(each) for each in messages]
         said: dict[str, Any] = {
             "messaging.consumer.group.name": first.group,
             "messaging.destination.partition.id": str(first.queue.queue_id),
         }
-        origins = [propagate.extract(each.properties) for each in messages]
+        origins = [propagate.extract(each.properties) for each in about]
         links = [Link(found) for each in origins if (found := trace.get_current_span(each).get_span_context()).is_valid]
         parent = None
         if len(messages) == 1:
             parent = origins[0]
             said |= {
-                "messaging.message.id": first.msg_id,
+                "messaging.message.id": about[0].msg_id,
                 "messaging.message.body.size": len(first.raw_body),
                 "messaging.rocketmq.message.reconsume_times": first.reconsume_times,
             }
-            said |= _labels(first.tag, first.keys, first.sharding_key)
+            said |= _labels(about[0].tag, about[0].keys, about[0].sharding_key)
         else:
             said["messaging.batch.message_count"] = len(messages)
-        with self._span("process", first.topic, SpanKind.CONSUMER, said, parent=parent, links=links):
+        with self._span("process", about[0].topic, SpanKind.CONSUMER, said, parent=parent, links=links):
             return await call_next(messages)
 
     @contextmanager

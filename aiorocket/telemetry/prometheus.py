@@ -30,6 +30,7 @@ from aiorocket import (
     Queue,
     Skip,
 )
+from aiorocket.telemetry.legible import topic_of
 from aiorocket_protocol import MAX_TOPIC
 
 __all__ = ("Prometheus",)
@@ -88,7 +89,7 @@ class Prometheus(Middleware, Collector):
         return receipts
 
     async def consume(self, messages: list[Message], call_next: ConsumeNext) -> Any:
-        group, topic = messages[0].group, self._label(messages[0].topic)
+        group, topic = messages[0].group, self._label(topic_of(messages[0]))
         again = sum(each.attempt > 1 for each in messages)
         if again:
             self._again.labels(group, topic).inc(again)

@@ -34,6 +34,7 @@ from aiorocket.telemetry.message_trace import (
 from aiorocket.telemetry.otel import OpenTelemetry
 from aiorocket.telemetry.prometheus import Prometheus
 from aiorocket.testing import LocalRocketMQ
+from tests.storage.stores import HOST
 
 Handler = Callable[[Message], None]
 
@@ -269,7 +270,7 @@ class Taking:
 
 async def _call(trace: MessageTrace, msg_id: str, keys: Sequence[str] = (), topic: str = "t") -> None:
     message: Any = SimpleNamespace(
-        msg_id=msg_id, keys=keys, topic=topic, properties={}, group="g", reconsume_times=0
+        msg_id=msg_id, keys=keys, topic=topic, properties={}, group="g", reconsume_times=0, tag="", sharding_key=None
     )  # fmt: skip
 
     async def listener(messages: list[Message]) -> None: ...
@@ -384,3 +385,36 @@ async def test_names_of_others_are_not_kept_for_ever() -> None:
             registry.get_sample_value(f"rocketmq_client_{name}", labels | {"topic": topic}) for topic in ("7", "other")
         ]
         assert found == [1, 200]
+
+
+@pytest.mark.parametrize("watching", [OpenTelemetry, Prometheus, MessageContext, MessageTrace])
+async def test_properties_that_are_no_text_reach_the_listener(rocketmq: LocalRocketMQ, watching: Any) -> None:
+    """Another language's client may send any bytes. Whether they matter is the listener's business."""
+    await rocketmq.create_topic("t", queues=1)
+    router, got = Router("g"), list[bytes]()
+
+    @router.listener("t", start_from="first")
+    async def listener(message: Message) -> None:
+        got.append(message.body)
+
+    taking: Any = Taking()
+    given = {OpenTelemetry: (TracerProvider(),), Prometheus: (CollectorRegistry(),), MessageTrace: (taking,)}
+    middleware = [watching(*given.get(watching, ()))]
+    properties = b"own\x01\xff\xfe\x02KEYS\x01\xfa\x02UNIQ_KEY\x01\xfb\x02"
+    rocketmq.broker.store.append(
+        "t",
+        0,
+        b"x",
+        properties,
+        flag=0,
+        sys_flag=0,
+        born_timestamp=7,
+        born_host=HOST,
+        tags_code=0,
+        done=lambda result: None,
+    )
+    async with Client(nameservers=rocketmq.nameserver_address, middleware=middleware) as client:
+        client.include(router)
+        async with client.running():
+            await rocketmq.settled()
+    assert got == [b"x"]
