@@ -72,12 +72,16 @@ class ClientConfig:
     #: What a consumer does about a topic that nobody has: "wait" begins with the others and takes it when it is there,
     #: from its first message on; "create" creates it; with "error" a start fails after ``start_timeout``.
     missing_topics: MissingTopics = "wait"
+    #: Of the producers and consumers on this client that are given no config of their own, ``Client.send`` among them.
+    producer: ProducerConfig = field(default_factory=lambda: ProducerConfig())
+    consumer: ConsumerConfig = field(default_factory=lambda: ConsumerConfig())
+    pull_consumer: PullConsumerConfig = field(default_factory=lambda: PullConsumerConfig())
 
     @classmethod
     def from_env(cls, prefix: str = "AIOROCKET_", environ: Mapping[str, str] | None = None) -> ClientConfig:
         """Of the variables that begin with ``prefix``: ``AIOROCKET_NAMESERVER``, ``AIOROCKET_START_TIMEOUT``,
-        ``AIOROCKET_REMOTING_REQUEST_TIMEOUT``, ``AIOROCKET_TLS_CA`` and so on, in the units of the options. ConfigError
-        for a value that cannot be, and for a name that looks like a misspelt option."""
+        ``AIOROCKET_REMOTING_REQUEST_TIMEOUT``, ``AIOROCKET_CONSUMER_CONCURRENCY`` and so on, in the units of the
+        options. ConfigError for a value that cannot be, and for a name that looks like a misspelt option."""
         from aiorocket.config.settings import from_env
 
         return from_env(cls, prefix, environ)

@@ -213,11 +213,11 @@ def _is(kind: Any, value: Any) -> bool:
 def _read(kind: Any, text: str, name: str) -> Any:
     """``text`` as a value of ``kind``; ConfigError names the variable, and never holds the value of a secret."""
     kind = _plain(kind)
-    if get_origin(kind) is Literal or kind is str:
-        return text  # the config says which texts there are
     if get_origin(kind) is tuple:
         parts = (part.strip() for part in text.replace(",", ";").split(";"))
         return tuple(_read(get_args(kind)[0], part, name) for part in parts if part)
+    if get_origin(kind) is Literal or kind is str or str in get_args(kind):
+        return text  # the config says which texts there are
     if kind is bool:
         if text.lower() not in _YES + _NO:
             raise ConfigError(f"{name}={text!r}: true or false")

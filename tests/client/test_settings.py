@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from aiorocket import ClientConfig, ConfigError, RemotingConfig, TlsConfig
+from aiorocket import (
+    Client,
+    ClientConfig,
+    ConfigError,
+    ConsumerConfig,
+    ProducerConfig,
+    PullConsumerConfig,
+    RemotingConfig,
+    TlsConfig,
+)
 from aiorocket.config.settings import options
 
 ROOT = Path(__file__).parents[2]
@@ -20,11 +29,15 @@ def test_every_option_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
         "AIOROCKET_MISSING_TOPICS": "create", "AIOROCKET_INSTANCE": "one", "AIOROCKET_REMOTING_MAX_IN_FLIGHT": "7",
         "AIOROCKET_REMOTING_SERIALIZER": "json", "AIOROCKET_TLS_CA": "ca.pem", "AIOROCKET_TLS_CHECK_HOSTNAME": "no",
         "AIOROCKET_ACCESS_KEY": "k", "AIOROCKET_SECRET_KEY": "s", "AIOROCKET_SEEDS": "200", "HOME": "/",
+        "AIOROCKET_PRODUCER_IDEMPOTENT": "yes", "AIOROCKET_CONSUMER_ALLOCATE": "AVG_BY_CIRCLE",
+        "AIOROCKET_CONSUMER_SHORT_POLL": "2", "AIOROCKET_PULL_CONSUMER_AUTO_COMMIT": "1",
     }  # fmt: skip
     assert ClientConfig.from_env(environ=given) == ClientConfig(
         nameservers=("a:1", "b:2"), start_timeout=2.5, namespace="dev", missing_topics="create", instance="one",
         remoting=RemotingConfig(max_in_flight=7, serializer="json"), tls=TlsConfig(ca="ca.pem", check_hostname=False),
-        access_key="k", secret_key="s",
+        access_key="k", secret_key="s", producer=ProducerConfig(idempotent=True),
+        consumer=ConsumerConfig(allocate="AVG_BY_CIRCLE", short_poll=2.0),
+        pull_consumer=PullConsumerConfig(auto_commit=True),
     )  # fmt: skip
     assert ClientConfig.from_env(environ={}) == ClientConfig()
     assert ClientConfig.from_env(environ={"AIOROCKET_TLS": "true"}).tls is True
@@ -85,6 +98,19 @@ def test_values_of_the_wrong_kind_in_a_file(tmp_path: Path, given: bytes, said: 
     (tmp_path / "x.toml").write_bytes(given)
     with pytest.raises(ConfigError, match=said):
         ClientConfig.from_toml(tmp_path / "x.toml")
+
+
+def test_what_a_service_sets_is_that_of_all_it_makes(tmp_path: Path) -> None:
+    (tmp_path / "mq.toml").write_text(
+        "[aiorocket.producer]\nsend_timeout = 7\n[aiorocket.consumer]\nconcurrency = 3\n"
+        "[aiorocket.pull_consumer]\nauto_commit = true\n"
+    )
+    client = Client(config=ClientConfig.from_toml(tmp_path / "mq.toml"), group="g")
+    assert client.producer().config.send_timeout == 7 and client.consumer().config.concurrency == 3
+    assert client.pull_consumer().config.auto_commit
+    assert client.consumer(config=ConsumerConfig(batch_size=2)).config.concurrency == 16
+    with pytest.raises(ConfigError, match="concurrency=0"):
+        ClientConfig.from_env(environ={"AIOROCKET_CONSUMER_CONCURRENCY": "0"})
 
 
 def table() -> str:

@@ -69,8 +69,8 @@ class PullConsumer:
             raise UsageError("a PullConsumer takes client=, or nameservers= and env=: the client has them already")
         if hooks is not None and (on_assigned is not None or on_revoked is not None):
             raise UsageError("a PullConsumer takes either hooks= or on_assigned= and on_revoked=")
-        self.config = config or PullConsumerConfig()
         self.client = client or Session(nameservers=nameservers, env=env)
+        self.config = config or self.client.config.pull_consumer
         self.group = group
         self.member = member = Member(
             self.client,

@@ -82,8 +82,8 @@ class Consumer(Router):
             if group is None:
                 raise UsageError("which group? Consumer(group, ...), or a Router with a group")
         super().__init__(group)
-        self.config = config or ConsumerConfig()
         self.client = client or Session(nameservers=nameservers, env=env)
+        self.config = config or self.client.config.consumer
         self._around = (*self.client.middleware, *middleware)
         model = self.config.message_model.upper()
         self.member = member = Member(

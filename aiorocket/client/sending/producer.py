@@ -75,7 +75,7 @@ class Producer:
         self.group = check_group(group)
         self._own_client = client is None
         self.client = client or Session(nameservers=nameservers, env=env)
-        self.config = config or ProducerConfig()
+        self.config = config or self.client.config.producer
         self._lifecycle = Lifecycle(f"producer {group!r}")
         #: What its verbs are made of, for pipelines that prepare messages by themselves.
         self.sender = Sender(group, self.client, self.config, self._lifecycle, hooks, middleware)
