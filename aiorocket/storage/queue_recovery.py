@@ -77,6 +77,8 @@ class QueueSteps:
         self.queues: QueueTable = {}
         self.by_bytes: dict[tuple[bytes, int], ConsumeQueue] = {}
         self.rebuilding = False
+        #: When queues are made again: where the checkpoint says that they begin.
+        self.minimum: dict[tuple[str, int], int] = {}
         #: ``state`` is what the queues' own files say.
         self.guessed = False
         #: The newest checkpoint was found, and it names every topic that was deleted.
@@ -205,6 +207,8 @@ class QueueSteps:
         self.rebuilding = True
         if self.guessed:
             self.state = {}  # it came from the files that turned out to be wrong
+        for topic, rows in self.state.get("queues", {}).items():
+            self.minimum.update({(topic, queue_id): minimum for queue_id, minimum, _ in rows})
         self.replay = self.start
         self.records = self.scanned = self.lost = 0
 
@@ -267,10 +271,13 @@ class QueueSteps:
             topic = found.topic.decode()
             if found.offset < self.deleted.get(topic, 0):
                 return None
+            minimum = self.minimum.get((topic, found.queue_id), 0)
+            if position < minimum and found.offset < self.state.get("replay", 0):
+                return None  # too old to be served when the checkpoint was saved; what followed it may be gone
             if queue is None:
                 # The first record left of a queue sets where it begins, if the log's beginning was removed.
                 removed = self.start > 0 or self.compacted or found.offset < self.trusted
-                first = position if self.rebuilding and removed else 0
+                first = position if self.rebuilding and removed else minimum
                 queue = self._queue(topic, found.queue_id, first)
         except (UnicodeDecodeError, UsageError) as error:
             self._reject(found, str(error))

@@ -260,7 +260,6 @@ class LogSteps(QueueSteps):
                 queue = self.queues.get((topic, queue_id))
                 if queue is None:
                     queue = self._queue(topic, queue_id, minimum if self.lost else count)
-                queue.min_offset = min(queue.next_offset, max(queue.min_offset, minimum))
                 if queue.next_offset < count:
                     self._fill(queue, count)
 

@@ -487,6 +487,39 @@ def test_a_queue_that_is_empty_costs_no_second_rebuild(world: World) -> None:
     assert rebuilt == [True, False]
 
 
+def test_a_queue_that_compaction_left_its_oldest_message_begins_where_it_did(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The segment of the first one is not worth a compaction, that of the others is."""
+
+    async def work(store: MessageStore) -> None:
+        store.retention.reserved = {"long": 1000.0}.get
+        await fill(store, 1, "short")
+        await fill(store, 4, "long")
+        await fill(store, 4, "short")
+        await fill(store, 11, "long")
+        await asyncio.sleep(20 * HOUR)
+        assert (store.min_offset("short", 0), store.max_offset("short", 0)) == (5, 5)
+        assert store.read_record(0) is not None and store.min_physical == 0
+
+    async def again(store: MessageStore) -> None:
+        assert store.recovery.rebuilt
+        assert (store.min_offset("short", 0), store.max_offset("short", 0)) == (5, 5)
+        assert numbers(store, "long") == list(range(15))
+        await fill(store, 1, "short")
+
+    async def once_more(store: MessageStore) -> None:
+        assert store.recovery.rebuilt
+        assert (store.min_offset("short", 0), numbers(store, "short")) == (5, [5])
+
+    world.run(work, tail_cache=0)
+    for look in (again, once_more):
+        for path in [path for path in world.disk.files if path.startswith("/store/consumequeue/long/")]:
+            del world.disk.files[path]
+        world.run(look, file_reserved_time=0)
+    assert "are lost" not in caplog.text
+
+
 async def test_a_file_system_gets_the_space_back(tmp_path: Path) -> None:
     env = real_env()
     store = await opened(env, str(tmp_path), segment_size=1 << 20, max_log_bytes=1 << 20, flush="async")
