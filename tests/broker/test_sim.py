@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,10 +15,14 @@ from aiorocket.remoting import RemotingClient
 from aiorocket.runtime.env import Env
 from aiorocket.testing import SimDisk, Simulation, simulate
 from aiorocket_protocol import (
+    CreateTopicRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
     DeleteTopicRequestHeader,
     RemotingCommand,
     UpdateConsumerOffsetRequestHeader,
+    UpdateGroupForbiddenRequestHeader,
     encode_batch,
+    encode_configuration,
     split_records,
 )
 from tests.broker.peer import heartbeat, pull_header, send_header, span
@@ -465,5 +470,45 @@ def test_nothing_is_stored_in_a_topic_and_then_deleted_with_it() -> None:
         await other.close()
         await host.run(broker.close())
         await names_host.run(nameserver.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize(
+    ("code", "header", "body", "is_so"),
+    [
+        (17, CreateTopicRequestHeader("Made", "TBW102", 3, 3, 6, "SINGLE_TAG", order=False), b"",
+         lambda broker: "Made" in broker.topics),
+        (207, DeleteSubscriptionGroupRequestHeader("g", clean_offset=True), b"",
+         lambda broker: broker.configs.get("g") is None and broker.offsets.query("g", "T", 0) is None),
+        (353, UpdateGroupForbiddenRequestHeader("g", "T", readable=False), b"",
+         lambda broker: ("g", "T") in broker.configs.forbidden),
+        (25, None, encode_configuration({"transactionCheckMax": "3"}),
+         lambda broker: broker.transactions.max_checks == 3),
+    ],
+    ids=["topic", "group", "forbidden", "settings"],
+)  # fmt: skip
+def test_a_change_asked_for_again_is_durable_when_it_is_answered(
+    code: int, header: Any, body: bytes, is_so: Callable[[Broker], bool]
+) -> None:
+    """Though the first request, which changed it, could not be recorded."""
+
+    async def main(sim: Simulation) -> None:
+        disk: SimDisk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config(host="127.0.0.1"))
+        peer = SimPeer(sim, broker.address, "127.0.0.1")
+        await peer.send()
+        assert (await peer.call(15, UpdateConsumerOffsetRequestHeader("g", "T", 0, 1))).code == 0
+        await asyncio.sleep(6.0)
+        disk.fail()
+        assert (await peer.call(code, header, body)).code != 0
+        assert (await peer.call(code, header, body)).code == 0
+        host.kill(power_cut=True)
+        disk.crash()
+        host, broker = await started(sim, env, config(host="127.0.0.1"))
+        assert is_so(broker)
+        await peer.close()
+        await host.run(broker.close())
 
     simulate(main)

@@ -65,5 +65,5 @@ class SettingsHandlers:
                 "settings changed by %s: %s", connection.peer, ", ".join(f"{k}={v}" for k, v in wanted.items())
             )
             self._tables.follow_settings()
-            await self._save()
+        await self._save()  # also when nothing changed: an earlier request may not have come so far, or failed
         return RemotingCommand.response()

@@ -99,8 +99,7 @@ class TopicHandlers:
         changed = self._topics.configure(*topics)
         if isinstance(changed, Refusal):
             return refuse(changed)
-        if changed:
-            await self._save()
+        await self._save()  # also when nothing changed: an earlier request may not have come so far, or failed
         return RemotingCommand.response()
 
     async def delete_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -186,11 +185,10 @@ class TopicHandlers:
     async def delete_group(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 207."""
         header = command.read(DeleteSubscriptionGroupRequestHeader)
-        if self._configs.delete(header.group_name):
-            if header.clean_offset or header.remove_offset:
-                self._offsets.delete_group(header.group_name)
-                self._revival.forget(group=header.group_name)
-            await self._save("offsets")
+        if self._configs.delete(header.group_name) and (header.clean_offset or header.remove_offset):
+            self._offsets.delete_group(header.group_name)
+            self._revival.forget(group=header.group_name)
+        await self._save("offsets")  # also for one that is gone: an earlier request may not have come so far, or failed
         return RemotingCommand.response()
 
     def group_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -208,12 +206,11 @@ class TopicHandlers:
         if not is_group_name(group) or not is_topic_name(topic):
             why = f"group {group!r:.300}, topic {topic!r:.300}: illegal characters or length"
             return refuse(Refusal(ResponseCode.INVALID_PARAMETER, why))
-        version = self._configs.version
         if header.readable:
             self._configs.allow(group, topic)
         elif header.readable is False and (refusal := self._configs.forbid(group, topic)) is not None:
             return refuse(refusal)
-        if self._configs.version != version:
+        if header.readable is not None:
             await self._save()
         readable = (group, topic) not in self._configs.forbidden
         plain = {"group": group, "readable": readable, "topic": topic}
