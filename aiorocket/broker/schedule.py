@@ -7,10 +7,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.copies import Copy
-from aiorocket.broker.core.delay import DelaySchedule
+from aiorocket.broker.core.delay import DELAY_OUT_MS, DelaySchedule
 from aiorocket.broker.due import MAX_IN_FLIGHT, DueDelivery
 from aiorocket.errors import RocketError
-from aiorocket_protocol import PROPERTY_REAL_QID, PROPERTY_REAL_TOPIC, SCHEDULE_TOPIC, RecordView
+from aiorocket_protocol import PROPERTY_REAL_QID, PROPERTY_REAL_TOPIC, SCHEDULE_TOPIC, RecordView, encode_properties
 
 if TYPE_CHECKING:
     from aiorocket.runtime.clock import Clock
@@ -77,8 +77,10 @@ class DelayDelivery(DueDelivery):
 
     def _copy(self, view: RecordView, level: int, offset: int) -> Copy:
         # Stored again as they are: a consumer sees by them that a message was delayed, and how long.
-        properties = view.properties
-        return Copy(view, properties[PROPERTY_REAL_TOPIC], int(properties[PROPERTY_REAL_QID]), view.raw_properties)
+        properties, raw = view.properties, view.raw_properties
+        if DELAY_OUT_MS in properties:
+            raw = encode_properties({name: value for name, value in properties.items() if name != DELAY_OUT_MS})
+        return Copy(view, properties[PROPERTY_REAL_TOPIC], int(properties[PROPERTY_REAL_QID]), raw)
 
     def _name(self, level: int, offset: int) -> str:
         return f"delayed message at level {level} offset {offset}"

@@ -71,7 +71,8 @@ class TimerDelivery(DueDelivery):
         values[PROPERTY_TIMER_DEQUEUE_MS] = str(now)
         if is_rolled(code):
             values[PROPERTY_TIMER_ROLL_TIMES] = str(int(values.get(PROPERTY_TIMER_ROLL_TIMES, "0")) + 1)
-            return Copy(view, TIMER_TOPIC, 0, encode_properties(values), wait_code(values, now))
+            code = wait_code(values, max(now, self._store.timestamp))
+            return Copy(view, TIMER_TOPIC, 0, encode_properties(values), code)
         if PROPERTY_TIMER_DEL_UNIQKEY in values:
             name = values[PROPERTY_TIMER_DEL_UNIQKEY]
             # Whoever may send to one topic recalls nothing of another.

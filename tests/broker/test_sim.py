@@ -226,6 +226,38 @@ def test_a_clock_set_back_a_year_does_not_hold_a_message_for_a_year() -> None:
     simulate(main)
 
 
+def test_what_waits_since_the_clock_was_set_back_is_no_damage(caplog: pytest.LogCaptureFixture) -> None:
+    """Stamps of the store never go back, so what stands beside such a message does not follow from its stamp."""
+
+    async def main(sim: Simulation) -> None:
+        env = sim.env(disk=sim.disk())
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        await peer.send(b"now")
+        env.clock.skew_ms -= 3600_000  # type: ignore[attr-defined]
+        at = env.clock.wall_ms() + 30 * 86_400_000
+        await peer.send(b"level", properties="DELAY\x013\x02KEYS\x01k\x02")
+        await peer.send(b"far", properties=f"TIMER_DELIVER_MS\x01{at}\x02")
+        for _ in range(2):
+            await host.run(broker.close())
+            host, broker = await started(sim, env, config())
+        assert "contradicted" not in caplog.text and not broker.store.damaged
+        await asyncio.sleep(8)
+        assert await peer.drain() == [b"now"]
+        await asyncio.sleep(3)
+        assert await peer.drain() == [b"now", b"level"]
+        view = split_records((await peer.pull("T", 0, 1)).body)[0]
+        assert view.properties["KEYS"] == "k" and "DELAY_OUT_MS" not in view.properties
+        env.clock.skew_ms += 30 * 86_400_000  # type: ignore[attr-defined]
+        await asyncio.sleep(30)
+        assert await peer.drain() == [b"now", b"level", b"far"]
+        assert "contradicted" not in caplog.text
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_what_was_acknowledged_survives_a_killed_process_and_a_power_cut(seed: int, power: bool) -> None:

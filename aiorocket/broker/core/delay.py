@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ("DelaySchedule",)
+from aiorocket_protocol import PROPERTY_DELAY, PROPERTY_REAL_QID, PROPERTY_REAL_TOPIC
+
+__all__ = ("DELAY_OUT_MS", "DelaySchedule")
+
+#: Property of a message that waits and was stored while the wall clock was behind the newest stamp of the store: when
+#: it is due, which the level and its own stamp do not tell then.
+DELAY_OUT_MS = "DELAY_OUT_MS"
 
 
 class _Level:
@@ -48,6 +54,18 @@ class DelaySchedule:
 
     def due_at(self, level: int, now_ms: int) -> int:
         return now_ms + self._levels[level - 1].delay_ms
+
+    def put_off(
+        self, values: dict[str, str], level: int, topic: str, queue_id: int, now_ms: int, newest_ms: int
+    ) -> int:
+        """Make these the properties of a message that waits for ``topic``; when it is due. ``newest_ms`` is the newest
+        stamp of the store."""
+        due = self.due_at(level, now_ms)
+        values.pop(DELAY_OUT_MS, None)
+        if now_ms < newest_ms:
+            values[DELAY_OUT_MS] = str(due)
+        values.update({PROPERTY_DELAY: str(level), PROPERTY_REAL_TOPIC: topic, PROPERTY_REAL_QID: str(queue_id)})
+        return due
 
     def position(self, level: int) -> int:
         return self._levels[level - 1].next

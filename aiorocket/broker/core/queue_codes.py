@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiorocket.broker.core.delay import DelaySchedule
+from aiorocket.broker.core.delay import DELAY_OUT_MS, DelaySchedule
 from aiorocket.broker.core.timers import may_be_wait_code, wait_code
 from aiorocket_protocol import SCHEDULE_TOPIC, TIMER_TOPIC, RecordView, tags_code
 
 __all__ = ("queue_codes",)
+
+_DELAY_OUT_MS = DELAY_OUT_MS.encode()
 
 
 def queue_codes(delays: DelaySchedule) -> dict[str, Callable[[RecordView, int | None], int]]:
@@ -16,6 +18,8 @@ def queue_codes(delays: DelaySchedule) -> dict[str, Callable[[RecordView, int | 
     was counted by the levels of its time, so one that could be true is."""
 
     def level(record: RecordView, said: int | None) -> int:
+        if _DELAY_OUT_MS in record.raw_properties and (due := record.properties.get(DELAY_OUT_MS, "")).isdecimal():
+            return int(due)
         if said is not None and record.store_timestamp <= said <= delays.due_at(
             len(delays.levels), record.store_timestamp
         ):

@@ -41,7 +41,7 @@ ROLL = 2 * 86_400_000
 #: A message is stored again at least half of ROLL before it is due. What was kept from it for longer (the broker was
 #: down) may be due by now, and then has to be back in the queue before anything that is due later is delivered.
 LATE = ROLL // 4
-#: Milliseconds between two looks at the clock for one message: a moment, or as far as it is set back as a rule.
+#: Milliseconds between two looks at the clock for one message: a moment.
 _LOOKS = 60_000
 
 # The low bits of a wait code, in the order in which entries of one millisecond must be met.
@@ -79,8 +79,8 @@ def due_of(values: Mapping[str, str], now_ms: int, max_delay_ms: int) -> int | R
 
 
 def wait_code(values: Mapping[str, str], stored_ms: int) -> int:
-    """What stands beside a message of the timer topic in its queue: when to look at it, and as what. ValueError or
-    KeyError when it has no due time."""
+    """What stands beside a message of the timer topic in its queue: when to look at it, and as what. ``stored_ms`` is
+    not before the newest stamp of the store. ValueError or KeyError when it has no due time."""
     due = int(values[PROPERTY_TIMER_OUT_MS])
     left = due - stored_ms
     if left > ROLL:

@@ -105,7 +105,7 @@ class RecallHandler:
                 sys_flag=0,
                 born_timestamp=now,
                 born_host=connection.peer_host,
-                tags_code=wait_code(values, now),
+                tags_code=wait_code(values, max(now, self._store.timestamp)),
                 done=done,
             )
         except StoreError as error:

@@ -339,14 +339,13 @@ class SendHandlers:
         name, store_queue = topic.name, queue_id
         if level > 0:
             level = self._delays.clamp(level)
-            values.update(DELAY=str(level), REAL_TOPIC=name, REAL_QID=str(queue_id))
+            code = self._delays.put_off(values, level, name, queue_id, self._clock.wall_ms(), self._store.timestamp)
             name, store_queue = SCHEDULE_TOPIC, level - 1
-            code = self._delays.due_at(level, self._clock.wall_ms())
         elif due:
             values.pop(PROPERTY_TIMER_ROLL_TIMES, None)  # counted from here
             values.update(TIMER_OUT_MS=str(due), REAL_TOPIC=name, REAL_QID=str(queue_id))
             name, store_queue = TIMER_TOPIC, 0
-            code = wait_code(values, self._clock.wall_ms())
+            code = wait_code(values, max(self._clock.wall_ms(), self._store.timestamp))
         text = encode_properties(values).decode()
         more = len(self._added) + 64 + (ROOM_FOR_TIMER if due else 0)
         refusal = check_sizes(0, len(text.encode()) + more, self._max_body)

@@ -125,9 +125,9 @@ class SendBackHandler:
             level = self._delays.clamp(where.delay_level)
             for timer in TIMER_PROPERTIES:
                 properties.pop(timer, None)
-            properties.update(DELAY=str(level), REAL_TOPIC=name, REAL_QID=str(queue_id))
+            now, newest = self._clock.wall_ms(), self._store.timestamp
+            code = self._delays.put_off(properties, level, name, queue_id, now, newest)
             name, queue_id = SCHEDULE_TOPIC, level - 1
-            code = self._delays.due_at(level, self._clock.wall_ms())
 
         event = SendBack(
             group=config.name,
