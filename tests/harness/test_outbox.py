@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from aiorocket import Embedded, embed
 from aiorocket.sql import Outbox
 from aiorocket.testing.stored import stored_messages
+from tests.harness.postgres import postgres
 
 pytestmark = pytest.mark.harness
 
@@ -39,8 +42,17 @@ async def left(url: str) -> int:
     return int(count)
 
 
-async def test_killed_relays(tmp_path: Path) -> None:
-    url = f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}"
+@pytest_asyncio.fixture(params=["sqlite", "postgresql"])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}"
+    else:
+        with postgres() as server:
+            await server.ready()
+            yield server.url
+
+
+async def test_killed_relays(url: str, tmp_path: Path) -> None:
     engine = create_async_engine(url)
     async with engine.begin() as connection:
         await connection.run_sync(METADATA.create_all)
