@@ -56,6 +56,7 @@ class Broker:
         self.delays = tables.delays
         self.timers = tables.timers
         self.transactions = tables.transactions
+        self.alarms = tables.alarms  # empty unless ``broker/alarms.py`` watches it, as servers do
         #: Called with every message that a consumer sent back, once it is stored; must return quickly.
         self.on_send_back: list[Callable[[SendBack], None]] = []
         #: What opening the store found; None before ``start()``.
@@ -199,8 +200,7 @@ class Broker:
     def _start_locks(self, state: BrokerState, *, empty: bool) -> None:
         lost = "locks" in state.lost and not empty
         if lost:
-            grace = self.config.lock_grace
-            _log.warning("who holds which queue lock is not on record: none is granted for %g s", grace)
+            _log.warning("who holds which queue lock is not on record: none for %g s", self.config.lock_grace)
         self.locks.start(asyncio.get_running_loop().time(), lost=lost, floor=self._env.clock.wall_ms())
         state.begin("locks")  # before the first message, so that a store with messages and no record has lost it
 

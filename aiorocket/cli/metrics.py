@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 
 import click
 
+from aiorocket.broker.alarms import keep_watching
 from aiorocket.broker.broker import Broker
 from aiorocket.cli.server_options import host_port
 from aiorocket.config.settings import is_service_link
 from aiorocket.errors import ConfigError
+from aiorocket.runtime.tasks import TaskScope
 
 __all__ = ("metrics_options", "watched")
 
@@ -41,8 +43,19 @@ def metrics_options(function: F) -> F:
 
 @asynccontextmanager
 async def watched(broker: Broker, host: str, port: int | None) -> AsyncIterator[str]:
-    """Answer about ``broker`` while the block runs, if a port was given; what the line of a ready server says of it.
-    ConfigError without prometheus_client, UsageError when the port cannot be bound."""
+    """Look for alarms while the block runs, and answer about ``broker`` if a port was given; what the line of a ready
+    server says of it. ConfigError without prometheus_client, UsageError when the port cannot be bound."""
+    watch = TaskScope("alarms")
+    watch.start(keep_watching(broker), name="alarms")
+    try:
+        async with _pages(broker, host, port) as said:
+            yield said
+    finally:
+        await watch.close()
+
+
+@asynccontextmanager
+async def _pages(broker: Broker, host: str, port: int | None) -> AsyncIterator[str]:
     if port is None:
         yield ""
         return

@@ -133,7 +133,9 @@ class CommitLog(WrittenLog):
         self.scheduled = False
         #: Why appends are refused; None while they are not.
         self.refusal: StoreError | None = None
-        self._flushing: CommitGroup | None = None
+        #: What is on its way to the disk in a thread; and the last sync behind the writes, which may be done.
+        self.flushing: CommitGroup | None = None
+        self.syncing: asyncio.Future[None] | None = None
         self._committing = False
         self._rolling_back = False
         self._probe_at = 0.0
@@ -282,7 +284,7 @@ class CommitLog(WrittenLog):
     def flush(self) -> None:
         """Write what has gathered. Called once per loop turn with appends, unless a flush is running."""
         group = self.group
-        if self._flushing is not None or self._committing:
+        if self.flushing is not None or self._committing:
             return  # its end begins the next flush
         if not group.dones:
             self.scheduled = False  # a burst has written what this was scheduled for
@@ -290,7 +292,7 @@ class CommitLog(WrittenLog):
             return
         group.seal(self.end)
         self._new_group()
-        self._flushing = group
+        self.flushing = group
         if self._sync_mode and (now := self._loop.time()) >= self._sums_due:
             self._sums_due = now + _SUMS_SYNC
             group.sync_sums = True
@@ -332,9 +334,9 @@ class CommitLog(WrittenLog):
         self._ended(asyncio.CancelledError() if future.cancelled() else future.exception())
 
     def _ended(self, error: BaseException | None) -> None:
-        group = self._flushing
+        group = self.flushing
         assert group is not None
-        self._flushing = None
+        self.flushing = None
         if error is not None:
             self._flush_failed(group, error)
             return
@@ -424,7 +426,8 @@ class CommitLog(WrittenLog):
         self._sync_timer = None
         segment = self.unsynced()
         if segment is not None and not isinstance(self.refusal, StoreBrokenError):
-            self._disk.run(segment.sync).add_done_callback(partial(self._synced, self.written))
+            self.syncing = self._disk.run(segment.sync)
+            self.syncing.add_done_callback(partial(self._synced, self.written))
 
     def _synced(self, upto: int, future: asyncio.Future[None]) -> None:
         if future.cancelled():
@@ -445,7 +448,7 @@ class CommitLog(WrittenLog):
             return
         if self._sync_mode:
             await self._disk.run(segment.stamp, self.synced, replay)
-        elif self._flushing is None:  # else the writer's thread is at the file
+        elif self.flushing is None:  # else the writer's thread is at the file
             segment.stamp(self.synced, replay)
 
     async def sync(self) -> None:

@@ -154,6 +154,12 @@ class MessageStore:
         return None if self._log.refusal is None else str(self._log.refusal)
 
     @property
+    def flushing(self) -> object | None:
+        """The flush that is under way, another object for each; None when there is none."""
+        syncing = self._log.syncing
+        return self._log.flushing or (syncing if syncing is not None and not syncing.done() else None)
+
+    @property
     def damaged(self) -> list[Damage]:
         """The ranges of the log that were found damaged, by this process or an earlier one. What stood in them is not
         served; pulls go on behind them."""

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from aiorocket import __version__
 from aiorocket.broker.broker import Broker
 from aiorocket.broker.core.traffic import GROUP_GET_NUMS, TOPIC_PUT_NUMS
+from aiorocket.broker.lags import MOST_PAIRS, lags
 from aiorocket.broker.parts import Parts
 from aiorocket.runtime.threads import in_thread
 from aiorocket.telemetry.http import Page, serve_pages
@@ -29,9 +30,7 @@ __all__ = ("MOST_SERIES", "metrics", "not_ready", "watched")
 
 _PREFIX = "aiorocket_broker"
 #: Series of one name: beyond them the youngest topics and groups are left out, which ``series_left_out`` counts.
-MOST_SERIES = 2000
-#: Queues looked at before others have their turn.
-_TURN = 512
+MOST_SERIES = MOST_PAIRS
 
 Row = tuple[Sequence[str], float]
 Family = CounterMetricFamily | GaugeMetricFamily
@@ -59,19 +58,22 @@ async def metrics(broker: Broker, most: int = MOST_SERIES) -> list[Metric]:
     parts = broker.parts
     if parts is None:
         return [ready, info]
-    lags = await _lags(broker, most)
+    behind = await _lags(broker, most)
+    alarms = GaugeMetricFamily(f"{_PREFIX}_alarms", "Things there is an alarm about", labels=["alarm"])
+    for name, things in broker.alarms.raised.items():
+        alarms.add_metric([name], len(things))
     registered = GaugeMetricFamily(f"{_PREFIX}_registered", "Does it know the broker?", labels=["nameserver"])
     for each in broker.config.nameservers:
         registered.add_metric([each], each not in parts.registration.failures)
     left_out = GaugeMetricFamily(f"{_PREFIX}_series_left_out", "Series beyond the most there may be", labels=["metric"])
     several: list[Metric] = []
-    for family, rows in (*_of_topics_and_groups(broker, parts), lags):
+    for family, rows in (*_of_topics_and_groups(broker, parts), behind):
         given = iter(rows)
         for labels, value in islice(given, most):
             family.add_metric(labels, value)
         left_out.add_metric([family.name], sum(1 for _ in given))
         several.append(family)
-    return [ready, info, registered, *_of_the_whole(broker, parts), *several, left_out]
+    return [ready, info, alarms, registered, *_of_the_whole(broker, parts), *several, left_out]
 
 
 def _of_the_whole(broker: Broker, parts: Parts) -> Iterator[Metric]:
@@ -142,24 +144,9 @@ def _of_topics_and_groups(broker: Broker, parts: Parts) -> Iterator[tuple[Family
 
 
 async def _lags(broker: Broker, most: int) -> tuple[GaugeMetricFamily, list[Row]]:
-    """How far groups are behind, of pairs of a group and a topic in which it has an offset and that its members, if
-    any, subscribe to. What they do not have any more, because it was too old, is not counted."""
-    store, rows, looked = broker.store, list[Row](), 0
-    groups = {each.name for each in broker.configs}
-    for group, name in broker.offsets.pairs():
-        topic, live = broker.topics.get(name), broker.consumers.get(group)
-        if topic is None or group not in groups or (live and live.subscriptions and name not in live.subscriptions):
-            continue
-        lag = 0
-        if len(rows) < most:  # beyond that only their number is wanted
-            for queue_id in range(topic.read_queues):
-                looked += 1
-                if not looked % _TURN:
-                    await asyncio.sleep(0)
-                offset = max(broker.offsets.query(group, name, queue_id) or 0, store.min_offset(name, queue_id))
-                lag += max(0, store.max_offset(name, queue_id) - offset)
-        rows.append(([group, name], lag))
+    """How far groups are behind in each topic."""
     text = "Messages of a topic that a group has not consumed"
+    rows: list[Row] = [(pair, lag) async for pair, lag in lags(broker, most)]
     return GaugeMetricFamily(f"{_PREFIX}_lag_messages", text, labels=["group", "topic"]), rows
 
 
@@ -197,7 +184,8 @@ async def watched(broker: Broker, host: str, port: int) -> AsyncIterator[int]:
     async def ready() -> Page:
         why = not_ready(broker)
         status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
-        return Page(("\n".join(why or ["ready"]) + "\n").encode(), status)
+        alarms = [f"alarm {text}" for text in broker.alarms.texts()]  # to be known; no reason to send nothing here
+        return Page(("\n".join([*(why or ["ready"]), *alarms]) + "\n").encode(), status)
 
     async with serve_pages(host, port, {"/metrics": shown, "/healthz": alive, "/readyz": ready}) as bound:
         yield bound

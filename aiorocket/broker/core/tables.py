@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from aiorocket.broker.core.alarms import AlarmBoard
 from aiorocket.broker.core.counters import GroupCounters
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.group_configs import GroupConfigs
@@ -36,6 +37,7 @@ class Tables(NamedTuple):
     modes: ModeTable
     counters: GroupCounters
     settings: Settings
+    alarms: AlarmBoard
 
     @classmethod
     def of(cls, config: BrokerConfig) -> Tables:
@@ -65,6 +67,7 @@ class Tables(NamedTuple):
             modes=ModeTable(limits.modes),
             counters=GroupCounters(),
             settings=Settings(config),
+            alarms=AlarmBoard(),
         )
 
     def follow_settings(self) -> None:

@@ -69,6 +69,7 @@ class StatisticsHandlers:
         self._producers = tables.producers
         self._offsets = tables.offsets
         self._counters = tables.counters
+        self._alarms = tables.alarms
         self._delays = tables.delays
         self._traffic = traffic
         self._store = store
@@ -293,6 +294,7 @@ class StatisticsHandlers:
                 if (end := store.max_offset(SCHEDULE_TOPIC, level - 1))
             },
             **self._counters.report(),
+            **self._alarms.report(),
         }
         for live in self._consumers:
             if difference := live.difference():

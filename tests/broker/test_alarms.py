@@ -1,0 +1,112 @@
+"""Alarms: what raises each, what is said of it, and when that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorocket.broker import alarms as watching
+from aiorocket.broker.core.alarms import ALARMS, MOST_NAMED, SAID_EVERY, AlarmBoard, Growing, Rising
+from aiorocket.client.admin.brokers import BrokerRuntime
+from aiorocket.client.admin.doctor import _of_runtime
+from aiorocket_protocol import KVTable, decode_body
+from tests.broker.peer import Peer, heartbeat, running
+
+
+def table() -> str:
+    """The table of docs/operating.md."""
+    rows = [f"| `{name}` | {alarm.when} | {alarm.advice} |" for name, alarm in ALARMS.items()]
+    return "\n".join(("| alarm | when | what to do |", "|---|---|---|", *rows)) + "\n"
+
+
+def test_the_page_has_every_alarm() -> None:
+    assert table() in (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+
+
+def test_what_grows_without_falling_is_growing() -> None:
+    growing = Growing(looks=3, growth=10)
+    assert [growing.look({"g": value, "still": 50}) for value in (0, 5, 5, 9)] == [{}] * 4
+    assert growing.look({"g": 10}) == {"g": 10} and growing.look({"g": 12}) == {"g": 12}
+    assert growing.look({"g": 11}) == {}, "it catches up"
+    assert growing.look({}) == {} and growing.look({"g": 1000}) == {}, "a group that is new has not grown"
+
+
+@given(st.lists(st.integers(0, 50), max_size=30))
+def test_growing_is_what_its_numbers_say(values: list[int]) -> None:
+    growing, run = Growing(looks=3, growth=10), list[int]()
+    for value in values:
+        run = [*run, value] if run and value >= run[-1] else [value]
+        grown = run[-1] - run[0]
+        assert growing.look({"g": value}) == ({"g": grown} if len(run) > 3 and grown >= 10 else {})
+
+
+def test_what_rose_is_rising_for_a_while() -> None:
+    rising = Rising(recent=100)
+    assert rising.look(0, {"g": 0}) == {}
+    assert rising.look(10, {"g": 2, "new": 1}) == {"g": 2, "new": 1}
+    assert rising.look(100, {"g": 5, "new": 1}) == {"g": 5, "new": 1}
+    assert rising.look(111, {"g": 5, "new": 1}) == {"g": 5}
+    assert rising.look(201, {"g": 5}) == {} and rising.look(202, {"g": 6}) == {"g": 1}
+
+
+def test_an_alarm_is_said_once_an_hour_and_again_when_it_comes_back_later() -> None:
+    board = AlarmBoard()
+    (line,) = board.look(0, {"disk_low": {"": "3.0% of the disk are free"}})
+    assert line.startswith("alarm disk_low: 3.0% of the disk are free; what to do: make room")
+    assert board.look(1, {"disk_low": {"": "2.9% of the disk are free"}}) == []
+    assert board.texts() == ["disk_low: 2.9% of the disk are free"]
+    assert board.look(2, {"disk_low": {}}) == [] and board.texts() == []
+    assert board.look(3, {"disk_low": {"": "x"}}) == [], "it comes and goes"
+    assert len(board.look(SAID_EVERY, {"disk_low": {"": "x"}})) == 1
+    assert board.look(2 * SAID_EVERY, {"disk_low": {}}) == [] and not board._said
+    many = {f"g{number}": "1 messages" for number in range(MOST_NAMED + 7)}
+    assert len(board.look(0, {"dead_letters": many})) == MOST_NAMED + 1 and len(board.texts()) == MOST_NAMED + 1
+    assert board.raised["dead_letters"]["..."] == "7 more"
+    assert board.report()["alarm_dead_letters"].startswith("g0: 1 messages; g1: ")
+
+
+async def test_a_broker_watches_itself(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async with running() as broker:
+        peer = await Peer.connect(broker.port)
+        await peer.create_topic("T", 1)
+        other = await Peer.connect(broker.port)
+        for each, topics in ((peer, ("T",)), (other, ("T", "U"))):
+            assert (await each.call(34, None, heartbeat(f"c{len(topics)}", *topics))).code == 0
+        broker.counters.dead_letters["g"] += 2
+        broker.counters.stale_commits["g"] += 1
+        stuck = object()
+        store = type(broker.store)
+        monkeypatch.setattr(store, "flushing", stuck)
+        monkeypatch.setattr(store, "problem", "no space for messages")
+        monkeypatch.setattr(broker.store.retention, "space", lambda: (1000, 149))
+        monkeypatch.setattr(watching, "_FLUSH_LOOK", 0.01)
+        monkeypatch.setattr(watching, "_LOOK", 0.2)
+        with caplog.at_level(logging.WARNING, "aiorocket.alarms"):
+            watch = asyncio.ensure_future(watching.keep_watching(broker))
+            async with asyncio.timeout(30):
+                while "flush_slow" not in caplog.text:
+                    await asyncio.sleep(0.01)
+            raised = {name: set(things) for name, things in broker.alarms.raised.items() if things}
+            assert raised == {
+                "flush_slow": {""}, "write_dead": {""}, "disk_low": {""}, "dead_letters": {"g"},
+                "lock_conflicts": {"g"}, "subscriptions_differ": {"g"},
+            }  # fmt: skip
+            assert "alarm dead_letters g: 2 messages were given up of late; what to do: `aiorocket dlq" in caplog.text
+            values = decode_body(KVTable, (await peer.call(28)).body, 0).table
+            found = {each.check: each for each in _of_runtime(BrokerRuntime("broker-a", "", "", values), 0)}
+            assert found["alarm write_dead"].level == "error" and "no space" in found["alarm write_dead"].finding
+            assert found["alarm flush_slow"].advice == ALARMS["flush_slow"].advice
+            assert "alarm disk_low" not in found, "of which there is a finding for every broker"
+            monkeypatch.setattr(store, "problem", None)
+            async with asyncio.timeout(30):
+                while broker.alarms.raised["write_dead"]:
+                    await asyncio.sleep(0.01)
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+        await peer.close()
+        await other.close()
