@@ -27,6 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "acl": ("aiorocket.cli.acl", "Users of brokers with access control, and what they may."),
     "top": ("aiorocket.cli.top", "The groups that are furthest behind; with --watch again and again."),
     "doctor": ("aiorocket.cli.doctor", "Say what is wrong with a cluster and what to do. It changes nothing."),
+    "dashboard": (
+        "aiorocket.cli.dashboard",
+        "Show a cluster in the browser: what is wrong now, topics, groups, messages, dead letters.",
+    ),
     "dlq": ("aiorocket.cli.dlq", "List, show and replay the messages a consumer group gave up."),
     "config": ("aiorocket.cli.config", "Look at a broker's settings: what file and environment say."),
     "store": (

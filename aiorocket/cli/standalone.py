@@ -14,6 +14,7 @@ from aiorocket.access.admin_door import share_listener
 from aiorocket.access.core.accounts import Account, Accounts
 from aiorocket.access.file import read_access_file
 from aiorocket.broker.broker import Broker
+from aiorocket.cli.dashboard import beside, dashboard_options
 from aiorocket.cli.metrics import metrics_options, watched
 from aiorocket.cli.server_options import (
     SETTINGS,
@@ -57,6 +58,7 @@ __all__ = ("standalone",)
 @store_options
 @metrics_options
 @settings_option
+@dashboard_options
 @click.pass_context
 def standalone(
     ctx: click.Context,
@@ -79,6 +81,10 @@ def standalone(
     cluster: str,
     metrics_port: int | None,
     metrics_host: str,
+    dashboard_port: int | None,
+    dashboard_bind: str,
+    dashboard_token: str | None,
+    dashboard_allow_writes: bool,
 ) -> None:
     """Run a name server and a durable broker in one process.
 
@@ -91,6 +97,8 @@ def standalone(
         raise click.UsageError("--brokers with --acl or --tls-cert: start a nameserver and each broker by itself")
     if several and (admin_bind or ctx.get_parameter_source("admin_token") is ParameterSource.COMMANDLINE):
         raise click.UsageError("--brokers with --admin-bind or --admin-token-file: give AIOROCKET_ADMIN_TOKEN to all")
+    if several and dashboard_port is not None:
+        raise click.UsageError("--brokers with --dashboard: start `aiorocket dashboard` beside it")
     host = advertised(bind, advertise)
     said: BrokerConfig = ctx.meta[SETTINGS]
     tls = server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive, said.tls) or said.tls
@@ -142,30 +150,27 @@ def standalone(
                         None,
                     )
                 return
-            broker = Broker(
-                env,
-                replace(
-                    said,
-                    name=name,
-                    cluster=cluster,
-                    host=bind,
-                    port=broker_port,
-                    advertise=host,
-                    nameservers=(host_port(near, names.port),),
-                    access_key=key.name if key is not None else None,
-                    secret_key=key.secret if key is not None else None,
-                    credentials_file=None,
-                    acl=acl,
-                    admin_bind=admin_bind,
-                    admin_token=admin_token,
-                    tls=tls,
-                    nameserver_tls=itself,
-                    data=data,
-                    store=store,
-                    rates=rates,
-                ),
-                accounts=accounts,
+            settings = replace(
+                said,
+                name=name,
+                cluster=cluster,
+                host=bind,
+                port=broker_port,
+                advertise=host,
+                nameservers=(host_port(near, names.port),),
+                access_key=key.name if key is not None else None,
+                secret_key=key.secret if key is not None else None,
+                credentials_file=None,
+                acl=acl,
+                admin_bind=admin_bind,
+                admin_token=admin_token,
+                tls=tls,
+                nameserver_tls=itself,
+                data=data,
+                store=store,
+                rates=rates,
             )
+            broker = Broker(env, settings, accounts=accounts)
 
             def reload() -> None:
                 broker.reload()
@@ -175,11 +180,15 @@ def standalone(
                 try:
                     await broker.start()
                     share_listener(broker.server.processors, names.processors)
-                    yield Ready(
-                        f"standalone ready: name server {host_port(host, names.port)}, broker {name} "
-                        f"{broker.address} (data {data}, flush {store.flush}){pages}",
-                        reload if acl or tls is not None else None,
-                    )
+                    async with beside(
+                        settings.nameservers[0], settings, key, dashboard_bind, dashboard_port, dashboard_token,
+                        dashboard_allow_writes,
+                    ) as page:  # fmt: skip
+                        yield Ready(
+                            f"standalone ready: name server {host_port(host, names.port)}, broker {name} "
+                            f"{broker.address} (data {data}, flush {store.flush}){pages}{page}",
+                            reload if acl or tls is not None else None,
+                        )
                 finally:
                     await broker.close()
         finally:

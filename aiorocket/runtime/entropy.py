@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
-__all__ = ("Entropy",)
+__all__ = ("Entropy", "secret")
 
 
 class Entropy:
@@ -35,3 +36,8 @@ class Entropy:
         """``seconds`` spread evenly over 50 % to 100 % of itself, so that peers which failed together don't return
         together."""
         return seconds * (0.5 + 0.5 * self._random.random())
+
+
+def secret(n: int) -> bytes:
+    """``n`` bytes that nobody can guess, of the operating system; no seed repeats them."""
+    return os.urandom(n)

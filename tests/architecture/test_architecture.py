@@ -54,6 +54,7 @@ OUTSIDE = re.compile(
 ALLOWED = {
     ("aiorocket/runtime/", "time.time_ns"): "the wall clock itself",
     ("aiorocket/runtime/", "random.Random"): "the source of randomness itself",
+    ("aiorocket/runtime/", "os.urandom"): "what nobody may guess, such as the key of a session",
     ("aiorocket/testing/", "random.Random"): "simulations draw from a seed",
     ("aiorocket/cli/demo.py", "time.perf_counter"): "latencies: uvloop's clock counts whole milliseconds",
     ("aiorocket/cli/lake/log_demo.py", "time.perf_counter"): "how long Spark took, where no loop runs",

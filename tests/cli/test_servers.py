@@ -59,11 +59,15 @@ def test_standalone_keeps_what_it_acknowledged(
     assert aiorocket.run("produce", "t", "--nameserver", f"127.0.0.1:{ports(line)[0]}", stdin=b"kept\n").code == 0
     assert stop(process) == (0, "", "")
 
-    process, line = aiorocket.server(*start, "--metrics-port", "0")
+    process, line = aiorocket.server(*start, "--metrics-port", "0", "--dashboard", "0")
     read = aiorocket.run("consume", "t", "--group", "g", "--nameserver", f"127.0.0.1:{ports(line)[0]}")
     assert (read.code, read.out) == (0, "kept\n"), read
-    watched = re.search(r", metrics on (http://127\.0\.0\.1:\d+)/metrics\n$", line)
+    watched = re.search(
+        r", metrics on (http://127\.0\.0\.1:\d+)/metrics, dashboard (http://127\.0\.0\.1:\d+/) \(read-only\)\n$", line
+    )
     assert watched is not None, line
+    with urlopen(f"{watched[2]}topics", timeout=30) as topics:
+        assert b"/topic?topic=t" in topics.read()
     with urlopen(f"{watched[1]}/readyz", timeout=30) as ready, urlopen(f"{watched[1]}/metrics", timeout=30) as metrics:
         assert ready.read() == b"ready\n"
         assert b'aiorocket_broker_delivered_messages_total{group="g",topic="t"} 1.0' in metrics.read()

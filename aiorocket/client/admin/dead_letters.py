@@ -49,9 +49,11 @@ class DeadLetters:
         until: Moment | None = None,
         where: Where | None = None,
         limit: int | None = None,
+        newest: int | None = None,
     ) -> AsyncGenerator[DeadMessage, None]:
         """What was given up from ``since`` up to ``until`` (aware datetimes, or ms) and satisfies ``where``: the oldest
-        first in each queue, one queue after the other, at most ``limit``. What is added meanwhile is not seen."""
+        first in each queue, one queue after the other, at most ``limit``; ``newest`` looks at so many of each queue's
+        end only. What is added meanwhile is not seen."""
         first, last = millis("since", since), millis("until", until)
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}: 0 or more")
@@ -62,6 +64,8 @@ class DeadLetters:
             begin, end = await scan.bounds()
             if begin >= end:
                 continue
+            if newest is not None:
+                begin = max(begin, end - newest)
             if first is not None:
                 begin = max(begin, await scan.offset_at(first))
             marks = await self.marks.on(scan.queue.broker_name)

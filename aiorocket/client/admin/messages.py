@@ -94,6 +94,17 @@ class Messages:
                     return message
         return None
 
+    async def by_offsets(
+        self, topic: str, broker: str, queue: int, begin: int, end: int
+    ) -> AsyncGenerator[StoredMessage, None]:
+        """The messages of a queue from ``begin`` up to ``end``, as far as they are there."""
+        at = (await self._ask.brokers(broker=broker))[0]
+        scan = QueueScan(self._ask.client, Queue(self._ask.wire(topic), at.name, queue), at.address)
+        bounds = await scan.bounds()
+        async with aclosing(self._scan(topic, at, queue, max(begin, bounds.begin), min(end, bounds.end))) as found:
+            async for message in found:
+                yield message
+
     async def by_key(
         self, topic: str, key: str, *, since: Moment | None = None, until: Moment | None = None, limit: int = 64
     ) -> Answers[StoredMessage]:

@@ -1,0 +1,140 @@
+"""``aiorocket dashboard``, and the same page inside ``aiorocket standalone --dashboard``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+import aiorocket
+from aiorocket.cli.options import client_options
+
+if TYPE_CHECKING:
+    from aiorocket import Admin
+    from aiorocket.access.core.accounts import Account
+    from aiorocket.cli.serving import Ready
+    from aiorocket.config import BrokerConfig, ClientConfig
+
+__all__ = ("beside", "dashboard", "dashboard_options", "shown")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TOKEN = "AIOROCKET_DASHBOARD_TOKEN"
+
+
+def _read_token(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return os.environ.get(_TOKEN) or None
+    try:
+        with open(value, encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError as error:
+        raise click.BadParameter(f"{value}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise click.BadParameter(f"{value}: not text; base64 or hexadecimal digits are") from None
+
+
+def _options(function: F, prefix: str) -> F:
+    for option in (
+        click.option(
+            f"--{prefix}allow-writes", is_flag=True, help="Let it change things: replay dead letters, reset offsets."
+        ),
+        click.option(
+            f"--{prefix}token-file", f"{prefix.replace('-', '_')}token", metavar="FILE", callback=_read_token,
+            help=f"Viewers have to know the token in this file; off loopback there must be one. Or {_TOKEN}.",
+        ),
+        click.option(
+            f"--{prefix}bind", metavar="HOST", default="127.0.0.1", show_default=True,
+            help="Address of the page: loopback unless given.",
+        ),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+@asynccontextmanager
+async def beside(
+    nameserver: str, settings: BrokerConfig, key: Account | None, host: str, port: int | None, token: str | None,
+    allow_writes: bool,
+) -> AsyncIterator[str]:  # fmt: skip
+    """The page in the process of the broker with these ``settings``, which it asks as its administrator ``key`` may;
+    what the line of a ready server says of it."""
+    if port is None:
+        yield ""
+        return
+    signed = (key.name, key.secret) if key is not None else (None, None)
+    if key is None and settings.admin_token is not None:
+        signed = ("admin", settings.admin_token)
+    config = aiorocket.ClientConfig(
+        nameservers=(nameserver,), access_key=signed[0], secret_key=signed[1], tls=settings.nameserver_tls
+    )
+    brokers = (settings.admin_bind,) if settings.admin_bind is not None and settings.admin_token is None else ()
+    async with (
+        aiorocket.Admin(config=config, brokers=brokers) as admin,
+        shown(admin, host, port, token, allow_writes) as said,
+    ):
+        yield f", dashboard {said}"
+
+
+def dashboard_options(function: F) -> F:
+    """``--dashboard`` and what goes with it."""
+    help_text = (
+        "Show the web page of the cluster here; needs the extra dashboard. 0 takes a free port, which is printed."
+    )
+    return click.option("--dashboard", "dashboard_port", type=click.IntRange(0, 65535), metavar="PORT", help=help_text)(
+        _options(function, "dashboard-")
+    )
+
+
+@click.command()
+@click.option(
+    "--broker", "brokers", multiple=True, metavar="HOST:PORT|unix:PATH", envvar="AIOROCKET_BROKER",
+    show_envvar=True, help="Ask there, not the brokers that name servers know: an administration listener.",
+)  # fmt: skip
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8088,
+    show_default=True,
+    help="0 takes a free one, which is printed.",
+)
+@lambda function: _options(function, "")
+@client_options
+def dashboard(
+    config: ClientConfig, brokers: Sequence[str], bind: str, port: int, token: str | None, allow_writes: bool
+) -> None:
+    """Show a cluster in the browser: what is wrong now, topics, groups, messages, dead letters.
+
+    Ours and Apache's. It looks only, unless it is started with --allow-writes. It stops on Ctrl-C or SIGTERM.
+    """
+    from aiorocket.cli.serving import Ready, serve
+
+    @asynccontextmanager
+    async def server() -> AsyncIterator[Ready]:
+        async with (
+            aiorocket.Admin(config=config, brokers=brokers) as admin,
+            shown(admin, bind, port, token, allow_writes) as said,
+        ):
+            yield Ready(f"dashboard ready: {said}", None)
+
+    serve(server)
+
+
+@asynccontextmanager
+async def shown(admin: Admin, host: str, port: int, token: str | None, allow_writes: bool) -> AsyncIterator[str]:
+    """Show the page while the block runs; where it is. ConfigError without the extra or for settings that cannot be,
+    UsageError when the port cannot be bound."""
+    try:
+        from aiorocket.dashboard.server import serving  # an extra
+        from aiorocket.dashboard.settings import DashboardConfig
+    except ModuleNotFoundError as error:
+        raise aiorocket.ConfigError(
+            f"the dashboard needs the extra dashboard ({error.name} is missing): pip install 'aiorocketmq[dashboard]'"
+        ) from None
+    settings = DashboardConfig(host=host, port=port, token=token, allow_writes=allow_writes)
+    async with serving(admin, settings) as bound:
+        where = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        yield f"http://{where}/ ({'writes allowed' if allow_writes else 'read-only'})"

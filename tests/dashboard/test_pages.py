@@ -1,0 +1,193 @@
+"""What the pages say, and to whom: without a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from aiorocket import Admin, ConfigError, DeadLetter, Embedded, Message
+from aiorocket.dashboard import findings, guard
+from aiorocket.dashboard.body import preview, shown
+from aiorocket.dashboard.settings import DashboardConfig
+from tests.dashboard.conftest import Visit
+
+TOKEN = "0123456789abcdef"
+
+
+def csrf(page: httpx.Response) -> str:
+    found = re.search(r'name="csrf" value="([0-9a-f]+)"', page.text)
+    assert found is not None, page.text
+    return found[1]
+
+
+async def ok(client: httpx.AsyncClient, path: str, **query: str) -> str:
+    answer = await client.get(path, params=query)
+    assert answer.status_code == 200, (path, answer.text)
+    return answer.text
+
+
+@asynccontextmanager
+async def buried(mq: Embedded, admin: Admin, *bodies: bytes) -> AsyncIterator[None]:
+    """Group billing, online, has given up messages with these bodies."""
+    consumer = mq.consumer("billing")
+
+    @consumer.listener("orders", start_from="first")
+    async def give_up(message: Message) -> None:
+        raise DeadLetter("no such <b>customer</b>")
+
+    async with consumer, mq.producer() as producer:
+        for body in bodies:
+            await producer.send("orders", body)
+        async with asyncio.timeout(30):
+            while len([each async for each in admin.dlq("billing").messages()]) < len(bodies):
+                await asyncio.sleep(0.02)
+            while sum(each.lag for each in await admin.groups.lag("billing", "orders")):
+                await consumer.commit()
+                await asyncio.sleep(0.02)
+        yield
+
+
+async def test_topics_and_groups_are_found_and_shown_in_parts(mq: Embedded, admin: Admin, visit: Visit) -> None:
+    for number in range(60):
+        await admin.topics.create(f"topic-{number:02}", 1)
+    await admin.groups.create("billing")
+    async with mq.producer() as producer:
+        for number in range(3):
+            await producer.send("orders", b"%d" % number)
+    async with visit() as browser:
+        first, second = await ok(browser, "/topics"), await ok(browser, "/topics", page="2")
+        assert "61 topics" in first and "page 1 of 2" in first and "orders" in first and "topic-59" not in first
+        assert "topic-59" in second and "orders" not in second
+        found = await ok(browser, "/topics", q="IC-5")
+        assert "10 topics" in found and "topic-57" in found and "topic-07" not in found
+        assert (
+            "%RETRY%" not in first and "schedule_topic" in (await ok(browser, "/topics", system="1", q="sched")).lower()
+        )
+        orders = await ok(browser, "/topic", topic="orders")
+        assert "<strong>3</strong> messages" in orders and "broker-a" in orders
+        assert "billing" in await ok(browser, "/groups")
+        assert "Nobody is online" in await ok(browser, "/group", group="billing")
+        for path, status in (
+            ("/topic?topic=nowhere", 404),
+            ("/topics?page=x", 400),
+            ("/group", 400),
+            ("/nothing", 404),
+        ):
+            answer = await browser.get(path)
+            assert answer.status_code == status and "did not work" in answer.text, path
+        assert "page 2 of 2" in await ok(browser, "/topics", page="99")
+
+
+async def test_the_first_page_says_what_is_wrong(mq: Embedded, admin: Admin, visit: Visit) -> None:
+    async with buried(mq, admin, b"a", b"b", b"c"), visit() as browser:
+        first = await ok(browser, "/")
+        for part in ("alarms", "hanging", "lag", "dead"):
+            assert f'hx-get="/now/{part}"' in first
+        dead = await ok(browser, "/now/dead")
+        assert "3\u00d7" in dead and "no such &lt;b&gt;customer&lt;/b&gt;" in dead and "<b>" not in dead
+        assert "None: whoever has messages" in await ok(browser, "/now/hanging")
+        assert "No group is behind" in await ok(browser, "/now/lag")
+        assert "are well" in await ok(browser, "/now/alarms")
+        members = await ok(browser, "/group/members", group="billing")
+        assert "orders" in members and "PYTHON" in members and "What its tasks" in members
+
+
+async def test_a_listener_that_hangs_is_named(mq: Embedded, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "HANGS", -1)  # who has a message at hand hangs
+    consumer, began, stop = mq.consumer("slow"), asyncio.Event(), asyncio.Event()
+
+    @consumer.listener("orders", start_from="first")
+    async def slow(message: Message) -> None:
+        began.set()
+        await stop.wait()
+
+    async with consumer, mq.producer() as producer:
+        await producer.send("orders", b"x")
+        await asyncio.wait_for(began.wait(), 30)
+        await consumer.commit()
+        async with visit() as browser:
+            assert "1 at hand" in await ok(browser, "/now/hanging")
+            assert "slow" in await ok(browser, "/now/lag")
+            members = await ok(browser, "/group/members", group="slow")
+            assert ">hangs<" in members and "slow(test_pages.py" in members
+        stop.set()
+
+
+async def test_nothing_is_shown_without_the_token_off_loopback(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ({"host": "0.0.0.0"}, {"token": "short"}, {"port": 70_000}, {"sample": 0.0}):
+        with pytest.raises(ConfigError):
+            DashboardConfig(**wrong)
+    monkeypatch.setattr(guard, "_WRONG", 0.0)
+    async with visit(host="10.0.0.1", token=TOKEN) as browser:
+        turned = await browser.get("/topic?topic=a")
+        assert (turned.status_code, turned.headers["location"]) == (303, "/login?next=/topic%3Ftopic%3Da")
+        assert (await browser.get("/now/dead", headers={"hx-request": "true"})).headers["hx-redirect"] == "/login"
+        page = await browser.get("/login?next=//evil.example")
+        assert page.status_code == 200 and 'name="next" value="/"' in page.text
+        form = {"csrf": csrf(page), "next": "/groups", "token": "wrong-wrong-wrong"}
+        wrong_token = await browser.post("/login", data=form)
+        assert wrong_token.status_code == 403 and (await browser.get("/groups")).status_code == 303
+        form = {"csrf": csrf(wrong_token), "next": "/groups", "token": TOKEN}
+        assert (await browser.post("/login", data={**form, "csrf": "0" * 64})).status_code == 403
+        assert (await browser.post("/login", data={**form, "csrf": "\u00e9"})).status_code == 403
+        signed_in = await browser.post("/login", data=form)
+        assert (signed_in.status_code, signed_in.headers["location"]) == (303, "/groups")
+        cookie = signed_in.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=strict" in cookie and TOKEN not in cookie
+        groups = await browser.get("/groups")
+        assert groups.status_code == 200 and "Sign out" in groups.text
+        out = await browser.post("/logout", data={"csrf": csrf(groups)})
+        assert out.status_code == 303 and (await browser.get("/groups")).status_code == 303
+        name, value = next(iter(browser.cookies.items()))
+        browser.cookies.set(name, value.replace("Ig", "Ix", 1) + "0")
+        assert (await browser.get("/groups")).status_code == 303
+
+
+async def test_headers_hosts_and_forms(visit: Visit) -> None:
+    async with visit() as browser:
+        for path in ("/", "/nothing", "/static/htmx.min.js", "/login"):
+            headers = (await browser.get(path)).headers
+            policy = headers["content-security-policy"]
+            assert "frame-ancestors 'none'" in policy and "script-src 'self';" in policy and "unsafe" not in policy
+            assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+        for host in (
+            "evil.example",
+            "127.evil.example",
+            "localhost.evil.example",
+            "localhost:x",
+            "[::1",
+            "",
+            "a@127.0.0.1",
+        ):
+            assert (await browser.get("/", headers={"host": host})).status_code == 421, host
+        for host in ("localhost", "127.0.0.1:8088", "[::1]:8088", "127.8.8.8"):
+            assert (await browser.get("/", headers={"host": host})).status_code == 200, host
+        assert (await browser.get("/static/..%2fapp.py")).status_code == 404
+        sign = await browser.get("/")
+        assert "<script>" not in sign.text and " style=" not in sign.text and "onclick" not in sign.text
+        post = browser.post
+        assert (await post("/logout", data={"csrf": "x"})).status_code == 403
+        assert (await post("/logout", content=b"{}", headers={"content-type": "application/json"})).status_code == 415
+        assert (await post("/logout", data={"csrf": "x" * 300_000})).status_code == 413
+        other = {"sec-fetch-site": "cross-site"}
+        assert (await post("/logout", data={"csrf": "x"}, headers=other)).status_code == 403
+
+
+def test_bodies_of_every_kind_are_shown() -> None:
+    assert shown(b'{"a": [1]}') == ("json", '{\n  "a": [\n    1\n  ]\n}', 0)
+    assert shown(b"{no json")[:2] == ("text", "{no json") and shown(b"[" * 5000).form == "text"
+    assert shown(b'{"a": "\\ud800"}').form == "json"
+    assert shown("h\u00e9".encode()) == ("text", "h\u00e9", 0) and shown(b"") == ("text", "", 0)
+    assert shown(b"\xff\x00").form == "hex" and shown(b"a\x00b").form == "hex" and shown(b"{}", "hex").form == "hex"
+    assert shown(b"AB\xff" + bytes(14), "hex").text.splitlines() == [
+        "00000000  41 42 ff 00 00 00 00 00  00 00 00 00 00 00 00 00  AB..............",
+        "00000010  00                                                ." + "",
+    ]
+    assert shown(bytes(70_000)).left == 70_000 - 65_536 and shown(b"\xe2\x82", "text").text == "\ufffd"
+    half = b"x" * 65_535 + "\u20ac".encode()  # the cut is in the middle of a character
+    assert shown(half).form == "text" and preview(b"a\n\n b\x07") == "a b\ufffd" and len(preview(b"x" * 999)) == 160
