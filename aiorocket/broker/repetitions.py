@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.sent_once import WINDOW, SentOnce
+from aiorocket.broker.core.sent_once import SentOnce, window
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import PROPERTY_UNIQ_KEY, RecordView, ResponseCode
@@ -27,9 +27,17 @@ class Repetitions:
         self._broker = broker
         self._once = SentOnce[PutResult](self._last_stored)
 
-    def begin(self, topic: str, queue_id: int, unique: str, broker: str | None, done: Done) -> Done | Refusal | None:
-        """For a send that began at ``broker``: what the store is to call; None when ``done`` was called, or will
-        be."""
+    def begin(
+        self,
+        topic: str,
+        queue_id: int,
+        unique: str,
+        broker: str | None,
+        done: Done,
+        elsewhere: tuple[str, int] | None = None,
+    ) -> Done | Refusal | None:
+        """For a send that began at ``broker``: what the store is to call; None when ``done`` was called, or will be,
+        because an attempt was stored there or ``elsewhere``."""
         if broker != self._broker:
             text = f"this send began at broker {broker!r:.150}, which may have it; this is {self._broker!r}"
             return Refusal(ResponseCode.INVALID_PARAMETER, text)
@@ -40,7 +48,7 @@ class Repetitions:
             done(result)
 
         try:
-            return self._once.begin(topic, queue_id, unique, stored)
+            return self._once.begin(topic, queue_id, unique, stored, elsewhere)
         except (StoreError, OSError) as error:
             return Refusal(ResponseCode.SYSTEM_ERROR, f"whether this send is a repetition cannot be read: {error}")
 
@@ -50,8 +58,9 @@ class Repetitions:
 
     def _last_stored(self, topic: str, queue_id: int) -> Iterator[tuple[str, PutResult]]:
         store = self._store
-        first = max(store.min_offset(topic, queue_id), store.max_offset(topic, queue_id) - WINDOW)
-        for offset, (physical, _, _) in enumerate(store.entries(topic, queue_id, first, WINDOW), first):
+        count = window(topic)
+        first = max(store.min_offset(topic, queue_id), store.max_offset(topic, queue_id) - count)
+        for offset, (physical, _, _) in enumerate(store.entries(topic, queue_id, first, count), first):
             data = store.read_record(physical)
             if data is None:
                 continue  # damaged: the log of damage says so

@@ -71,6 +71,48 @@ def test_a_repetition_is_stored_once_over_restarts(power: bool) -> None:
     simulate(main)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_timer_that_is_due_when_it_is_sent_again_is_stored_once(restarted: bool) -> None:
+    async def main(sim: Simulation) -> None:
+        env = sim.env(disk=sim.disk())
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        await send(peer, "first")
+        timer = f"UNIQ_KEY\x01timer\x02TIMER_DELIVER_MS\x01{env.clock.wall_ms() + 2000}\x02"
+        assert (await send(peer, "timer", properties=timer)).code == 0
+        for _ in range(3):
+            if restarted:
+                await host.run(broker.close())
+                host, broker = await started(sim, env, config())
+            await asyncio.sleep(1.5)
+            assert (await send(peer, "timer", properties=timer)).code == 0
+        assert await peer.drain() == [b"first", b"timer"]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_a_delayed_message_is_known_behind_many_of_others() -> None:
+    async def main(sim: Simulation) -> None:
+        env = sim.env(disk=sim.disk())
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        delayed = "UNIQ_KEY\x01{}\x02DELAY\x014\x02"
+        assert (await send(peer, "mine", properties=delayed.format("mine"))).code == 0
+        others = range(WINDOW + 1)
+        await asyncio.gather(*(peer.send(topic="Other", properties=delayed.format(f"o{n}")) for n in others))
+        await host.run(broker.close())
+        host, broker = await started(sim, env, config())
+        assert (await send(peer, "mine", properties=delayed.format("mine"))).code == 0
+        await asyncio.sleep(40)
+        assert await peer.drain() == [b"mine"]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 @pytest.mark.parametrize("idempotent", [True, False])
 def test_a_producer_whose_answers_are_lost(idempotent: bool) -> None:
     async def main(sim: Simulation) -> None:

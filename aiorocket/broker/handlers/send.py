@@ -246,7 +246,12 @@ class SendHandlers:
         ext = command.ext
         once = ext is not None and EXT_ONCE in ext
         if once:
-            first = self._once.begin(topic, queue_id, unique, command.ext_value(EXT_ONCE), done)
+            elsewhere = None
+            if topic == TIMER_TOPIC:
+                elsewhere = header.topic, told_queue
+            elif TIMER_PREFIX in properties:
+                elsewhere = TIMER_TOPIC, 0
+            first = self._once.begin(topic, queue_id, unique, command.ext_value(EXT_ONCE), done, elsewhere)
             if first is None:
                 return
             if isinstance(first, Refusal):
