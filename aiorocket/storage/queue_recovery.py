@@ -207,8 +207,8 @@ class QueueSteps:
         self.rebuilding = True
         if self.guessed:
             self.state = {}  # it came from the files that turned out to be wrong
-        for topic, rows in self.state.get("queues", {}).items():
-            self.minimum.update({(topic, queue_id): minimum for queue_id, minimum, _ in rows})
+        rows = self.state.get("queues", {}).items()
+        self.minimum = {(topic, queue_id): minimum for topic, found in rows for queue_id, minimum, _ in found}
         self.replay = self.start
         self.records = self.scanned = self.lost = 0
 

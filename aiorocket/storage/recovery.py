@@ -162,7 +162,7 @@ class LogSteps(QueueSteps):
             else:
                 self.segments.append(segment)
         for before, after in zip(self.segments, self.segments[1:], strict=False):
-            end = self._end_of(before, sizes[before.base][0], after.base)
+            end = _end_of(disk, before, sizes[before.base][0], after.base)
             before.capacity = after.base - before.base
             before.end = after.base
             if end < after.base:
@@ -197,23 +197,6 @@ class LogSteps(QueueSteps):
             entries = self.entries(base)
             written = entries is not None and entries.end > 0 and entries.durable > base
         return size, written
-
-    def _end_of(self, segment: Segment, size: int, following: int) -> int:
-        """Log offset where a full segment ends, by its file. A disk that reserves no space leaves it shorter: its last
-        bytes are then the head of the blank."""
-        if segment.base + size >= following:
-            return following
-        file = self.disk.open(segment.path)
-        try:
-            start = max(0, size - BLANK_SIZE)
-            blank = parse_blank(read_pages(file, start, BLANK_SIZE), 0)
-            if blank is not None:
-                return min(following, segment.base + start + blank)
-        except ProtocolError:
-            pass  # no blank
-        finally:
-            file.close()
-        return segment.base + size
 
     def scan(self) -> None:
         """Read from ``replay`` to the end of the log, dispatching every record; sets ``end``."""
@@ -371,6 +354,24 @@ class LogSteps(QueueSteps):
             at = len(data)
         segment.resume(kept.checksums(), at)
         return kept.end
+
+
+def _end_of(disk: Disk, segment: Segment, size: int, following: int) -> int:
+    """Log offset where a full segment ends, by its file. A disk that reserves no space leaves it shorter: its last
+    bytes are then the head of the blank."""
+    if segment.base + size >= following:
+        return following
+    file = disk.open(segment.path)
+    try:
+        start = max(0, size - BLANK_SIZE)
+        blank = parse_blank(read_pages(file, start, BLANK_SIZE), 0)
+        if blank is not None:
+            return min(following, segment.base + start + blank)
+    except ProtocolError:
+        pass  # no blank
+    finally:
+        file.close()
+    return segment.base + size
 
 
 def _write_again(file: File, position: int, upto: int) -> None:
