@@ -64,26 +64,18 @@ _UNDER_WAY = 400
 
 
 class _History:
-    """Lines of what happened; ``rows`` has those of earlier runs too."""
+    """Lines of what happened in a round. One that was ended in the middle begins anew, with another topic: nobody knows
+    what it had on its way."""
 
     def __init__(self, path: Path) -> None:
         self.rows: list[list[Any]] = []
-        if path.exists():
-            whole = path.read_text().rpartition("\n")[0]
-            self.rows = [json.loads(line) for line in whole.splitlines()]
-            path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
-        self._file: TextIO = path.open("a")
+        self._file: TextIO = path.open("w")
         #: Acknowledged and due at once, and not delivered so far, by group.
         self.waiting: dict[str, set[str]] = {group: set() for group in GROUPS}
-        for row in self.rows:
-            self._note(row)
 
     def add(self, *row: Any) -> None:
         self.rows.append(list(row))
         self._file.write(json.dumps(row) + "\n")
-        self._note(row)
-
-    def _note(self, row: Any) -> None:
         if row[0] == "ok" and row[2] is not None:
             for waiting in self.waiting.values():
                 waiting.add(row[1])
@@ -399,7 +391,7 @@ async def _round(number: int, cycles: int, data: Path, flush: str, seed: int, cl
     names = NameServer(env, NameServerConfig(port=0))
     await names.start()
     store = data / "store"
-    topic = f"crash-{number}"
+    topic = f"crash-{number}-{time.time_ns():x}"
     ends: Counter[str] = Counter()
     load = _Load(history, topic, names.address, draw)
     try:
