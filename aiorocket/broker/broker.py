@@ -132,7 +132,7 @@ class Broker:
         started.push_async_callback(parts.checks.close)
         await parts.checks.start()  # before the first request can end a transaction
         started.callback(parts.revival.close)
-        parts.revival.start()
+        await parts.revival.start()
         started.push_async_callback(parts.delivery.close)
         started.push_async_callback(parts.timers.close)
         started.callback(parts.clients.close)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from aiorocket.broker.copies import NOT_COPIED, Copy, copied_properties, store_copy
 from aiorocket.broker.core.pops import Pop, PopTable, QueueKey, encode_acknowledged, encode_forgotten, encode_reset
 from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.due import when_whole
 from aiorocket.errors import RocketError, StoreError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import PutResult, PutStatus
@@ -87,6 +88,7 @@ class PopRevival:
         self._topics_changed = topics_changed
         self._log_topic = revive_topic(cluster)
         self._driver = DeadlineDriver(loop, self._next_deadline, self._due)
+        self._closed = False
         self._reviving = 0
         self._rewriting = False
         #: Failures that no line told of, and when the next may.
@@ -98,40 +100,67 @@ class PopRevival:
 
     # ---- life
 
-    def start(self) -> None:
-        """Make the table from the records. OSError or StoreCorruptedError when they cannot be read."""
+    async def start(self) -> None:
+        """Make the table from the records. OSError, StoreCorruptedError or StoreBusyError when they cannot be read."""
         store, topic = self.store, self._log_topic
         saved = self._offsets.query(REVIVE_GROUP, topic, 0) or 0
         low, high = store.min_offset(topic, 0), store.max_offset(topic, 0)
-        at = min(max(saved, low), high)
-        self.table.end = at
-        now, wall_ms = self._loop.time(), self._clock.wall_ms()
-        reached: dict[QueueKey, int] = {}
-        while entries := store.entries(topic, 0, at, BATCH):
-            for physical, _, _ in entries:
-                data = store.read_record(physical)
-                try:
-                    if data is None:
-                        raise ValueError("it is not in the log")
-                    view = RecordView(data, 0, len(data))
-                    found = self.table.replay(view.body, at, now=now, wall_ms=wall_ms)
-                    if found is not None:
-                        reached[found[0]] = found[1]
-                except (LookupError, TypeError, ValueError, ProtocolError) as error:
-                    _log.error("record %d of %s cannot be used and is left out: %r", at, topic, error)
-                    self.table.recorded(None, at)
-                at += 1
-        for key, offset in reached.items():
-            if self.table.out(key):
-                self._offsets.commit(key.group, key.topic, key.queue_id, offset)
-            else:
-                # Pulls of the group may have come further than its last pop.
-                saved = self._offsets.query(key.group, key.topic, key.queue_id) or 0
-                self._offsets.commit(key.group, key.topic, key.queue_id, max(saved, offset))
+        self.table.end = min(max(saved, low), high)
+        places: list[int] = []
+
+        def read() -> None:
+            while entries := store.entries(topic, 0, self.table.end + len(places), BATCH):
+                places.extend(physical for physical, _, _ in entries)
+
+        await when_whole(read, lambda: self._closed)
+        self._replay(places)
         self._save_begin()
         self._driver.update()
 
+    def _replay(self, places: list[int]) -> None:
+        """A record that cannot be used may have been that of a pop. What it took is not known, so a group whose later
+        pops step over something goes back there."""
+        now, wall_ms = self._loop.time(), self._clock.wall_ms()
+        reached: dict[QueueKey, int] = {}
+        back: dict[QueueKey, int] = {}
+        lost = 0
+
+        def committed(key: QueueKey) -> int | None:
+            return reached.get(key, self._committed(key))
+
+        for at, physical in enumerate(places, self.table.end):
+            data = self.store.read_record(physical)
+            try:
+                if data is None:
+                    raise ValueError("it is not in the log")
+                body = RecordView(data, 0, len(data)).body
+                if lost and (over := self.table.stepped_over(body, committed)) is not None:
+                    back[over[0]] = min(over[1], back.get(over[0], over[1]))
+                found = self.table.replay(body, at, now=now, wall_ms=wall_ms)
+                if found is not None:
+                    reached[found[0]] = found[1]
+            except (LookupError, TypeError, ValueError, ProtocolError) as error:
+                lost += 1
+                _log.error("record %d of %s cannot be used and is left out: %r", at, self._log_topic, error)
+                self.table.recorded(None, at)
+        for key, offset in reached.items():
+            if key in back:
+                offset = self.table.go_back(key, back[key])
+                _log.error(
+                    "group %s: what it popped of topic %s queue %d from offset %d on comes again: %d records of who has"
+                    " what are lost",
+                    key.group, key.topic, key.queue_id, back[key], lost,
+                )  # fmt: skip
+            elif not self.table.out(key):
+                # Pulls of the group may have come further than its last pop.
+                offset = max(self._committed(key) or 0, offset)
+            self._offsets.commit(key.group, key.topic, key.queue_id, offset)
+
+    def _committed(self, key: QueueKey) -> int | None:
+        return self._offsets.query(key.group, key.topic, key.queue_id)
+
     def close(self) -> None:
+        self._closed = True
         self._driver.close()
 
     # ---- what the handlers report

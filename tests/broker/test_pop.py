@@ -425,6 +425,56 @@ def test_a_kill_forgets_neither_what_is_out_nor_what_is_done(power: bool, in_ord
     simulate(main)
 
 
+@pytest.mark.parametrize("damage", ["unit", "record", "both"])
+@pytest.mark.parametrize("in_order", [False, True])
+def test_damaged_records_refuse_no_start_and_lose_no_message(
+    damage: str, in_order: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of three pops the second is not on record any more."""
+
+    async def main(sim: Simulation) -> None:
+        disk: SimDisk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        for number in range(6):
+            await peer.send(b"%d" % number, queue_id=number % 2 if in_order else 0)
+        pops = [popped(await peer.call(200050, pop_header(max_msg_nums=2, order=in_order))) for _ in range(3)]
+        held = sum(map(len, pops))
+        await host.run(broker.close())
+        topic = "rmq_sys_REVIVE_LOG_DefaultCluster"
+        (units,) = [data for path, data in disk.files.items() if f"consumequeue/{topic}" in path]
+        (log,) = [data for path, data in disk.files.items() if "/commitlog/" in path and path.endswith("0")]
+        second = [at for at in range(0, len(units), 20) if b'"ol"' in _record(log, units, at)][1]
+        place = int.from_bytes(units[second : second + 8], "big")
+        if damage != "unit":
+            log[place + 90] ^= 0x40
+        if damage != "record":
+            units[second + 7] ^= 0x40
+        await peer.close()
+        host, broker = await started(sim, env, config())
+        assert broker.popped == held if damage == "unit" else broker.popped < held
+        if damage != "unit":
+            assert "comes again" in caplog.text or in_order
+        peer = SimPeer(sim, broker.address)
+        found: set[bytes] = set()
+        for _ in range(12):
+            for one in popped(await peer.call(200050, pop_header(invisible_time=10_000, order=in_order))):
+                found.add(one.body)
+                assert (await peer.call(200051, one.ack)).code == 0
+            await asyncio.sleep(30)
+        assert found == {b"%d" % number for number in range(6)}
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def _record(log: bytearray, units: bytearray, at: int) -> bytes:
+    place, size = int.from_bytes(units[at : at + 8], "big"), int.from_bytes(units[at + 8 : at + 12], "big")
+    return bytes(log[place : place + size])
+
+
 def test_a_group_that_began_at_the_end_loses_nothing_to_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     """It found nothing for it, and so there is no pop that tells where it was."""
     monkeypatch.setattr(MessageStore, "is_in_memory", lambda *_: False)  # else it would begin at the oldest message

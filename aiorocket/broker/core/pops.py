@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
@@ -371,6 +371,31 @@ class PopTable:
         self.recorded(pop, at)
         queue = self._queues.get(key)
         return None if queue is None else (key, next(iter(queue.out), queue.next))
+
+    def stepped_over(self, record: bytes, committed: Callable[[QueueKey], int | None]) -> tuple[QueueKey, int] | None:
+        """Of the record of a pop that is to be replayed next: its queue, and the first offset between where the group
+        goes on and where the pop says that it does which is not in it. A filter may not have taken that; or a record
+        that is lost did. ``committed`` knows a group's offset. Raises as ``replay``."""
+        members = json.loads(record)
+        if "nx" not in members:
+            return None
+        offsets = {int(offset) for offset in members["ol"]}
+        key = QueueKey(str(members["t"]), str(members["c"]), int(members["q"]))
+        begin = committed(key)
+        first = self.next_offset(key, min(offsets, default=0) if begin is None else begin)
+        missing = next((offset for offset in range(first, int(members["nx"])) if offset not in offsets), None)
+        return None if missing is None else (key, missing)
+
+    def go_back(self, key: QueueKey, offset: int) -> int:
+        """What is from ``offset`` on comes again, whether it is out or not; the group's offset afterwards."""
+        queue = self._queues.get(key)
+        for at, pop in [] if queue is None else list(queue.out.items()):
+            if at >= offset and queue is not None:
+                self._land(queue, at, pop)
+        if queue is None or key not in self._queues:
+            return offset
+        queue.next = offset
+        return next(iter(queue.out))
 
     # ---- inside
 

@@ -5,8 +5,8 @@ A message is known by its UNIQ_KEY, which is its producer (address, process, see
 and the same in every attempt. It lies in the record, so what is known of a queue is read from its last records when the
 first such send comes, and needs nothing of its own on the disk.
 
-What waits for its time stands in a queue that all topics share. A timer may be due by the time that it is sent again, and
-would then be stored in its own queue: it is looked for in both.
+What waits for its time stands in a queue that all topics share. A timer may be due by the time that it is sent again,
+and would then be stored in its own queue: it is looked for in both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ __all__ = ("SHARED_WINDOW", "WINDOW", "SentOnce", "window")
 WINDOW, SHARED_WINDOW = 256, 2048
 #: Queues that are remembered; others are read again.
 MAX_QUEUES = 1024
-
 
 
 def window(topic: str) -> int:
