@@ -34,14 +34,17 @@ def environment() -> dict[str, str]:
 
 
 class Child:
-    """One process of a scenario; ``argv`` follows the Python interpreter. Use as a context manager."""
+    """One process of a scenario; ``argv`` follows ``program``, which is the Python interpreter. Use as a context
+    manager."""
 
-    def __init__(self, name: str, *argv: str, patience: float = 180.0, quiet: bool = False) -> None:
+    def __init__(
+        self, name: str, *argv: str, patience: float = 180.0, quiet: bool = False, program: str = sys.executable
+    ) -> None:
         self.name = name
         self.patience = patience
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, *argv],
+            [program, *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else None,

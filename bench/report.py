@@ -18,8 +18,10 @@ from bench.processes import ROOT
 RESULTS = ROOT / "bench" / "results"
 
 
-def arguments(about: str, scenarios: Sequence[str], *, repeat: int, repeated: str) -> argparse.Namespace:
-    """The command line, with ``options.scenarios`` the ones that are wanted."""
+def arguments(
+    about: str, scenarios: Sequence[str], *, repeat: int, repeated: str, java: Sequence[str] = ()
+) -> argparse.Namespace:
+    """The command line, with ``options.scenarios`` the ones that are wanted; those of ``java`` need its option."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(scenarios))
     parser.add_argument("--repeat", type=int, default=repeat, help=repeated)
@@ -27,7 +29,10 @@ def arguments(about: str, scenarios: Sequence[str], *, repeat: int, repeated: st
     parser.add_argument("--check", action="store_true", help="exit with 1 when a floor is missed")
     parser.add_argument("--data", default=tempfile.gettempdir(), help="directory for stores (a real disk)")
     parser.add_argument("--note", default="", help="recorded with the run, e.g. what else used the machine")
+    if java:
+        parser.add_argument("--java", action="store_true", help=f"Apache beside it, and {', '.join(java)}")
     options = parser.parse_args()
+    scenarios = [*scenarios, *(java if java and options.java else ())]
     options.scenarios = options.scenarios or list(scenarios)
     if unknown := set(options.scenarios) - set(scenarios):
         parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(scenarios)}")

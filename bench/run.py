@@ -4,6 +4,9 @@
     python -m bench.run single drain       some of them
     python -m bench.run --smoke            tiny counts: does every scenario run and do its counts add up (seconds)
     python -m bench.run --check            exit with 1 when a floor is missed
+    python -m bench.run --java             Apache's Java client and broker beside it, and the rows that mix them
+
+The product is the pure code and, where the fast lane is installed, that too.
 
 A run is appended to ``bench/results/<date>.json`` with the machine's facts, a smoke run is not.
 """
@@ -12,9 +15,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -23,49 +27,23 @@ from bench import ceiling, consumers, scenarios
 from bench.machine import facts
 from bench.processes import BenchError
 from bench.report import Floor, arguments, finish, table_of
+from bench.sides import FULL, SMOKE, Runner, Sizes, products
 
 SCENARIOS = (
     "single", "single-sync", "batch", "batch-sync", "drain", "orderly", "orderly-single", "latency", "latency-sync",
     "start", "first", "queues", "parked",
 )  # fmt: skip
-#: Apache's Java client 5.5.0 with its broker 5.5.0 on two such cores, msg/s; the final goals are 1.5 times these.
-JAVA = {
-    "single": 42_500, "single-sync": 42_000, "batch": 113_900, "batch-sync": 96_800, "drain": 284_000,
-    "orderly": 324_000,
-}  # fmt: skip
-
+#: With --java only: Java's clients on our broker, ours beside Go's on Apache's.
+MIXED = ("java-on-ours", "java-drains-ours", "ours-on-apache")
+#: Scenarios that Java runs too.
+JAVA = ("single", "single-sync", "batch", "batch-sync", "drain", "orderly")
 
 #: Long runs, at most three pairs of each.
 DRAINS = ("drain", "orderly", "orderly-single")
 
 
-class Sizes(NamedTuple):
-    single: int = 200_000
-    batch: int = 640_000
-    drain: int = 512_000
-    seconds: float = 10.0
-    starts: int = 7
-    firsts: int = 20
-    queues: tuple[int, ...] = (1, 10, 100, 1000)
-    queued: int = 2_048_000
-    parked: int = 10_000
-    wakes: int = 1_000
-    idle: float = 15.0
-    warm: int = 4_096
-
-
-FULL = Sizes()
-SMOKE = Sizes(
-    single=2_000, batch=6_400, drain=6_400, seconds=0.5, starts=1, warm=320, firsts=2, queues=(1, 10), queued=6_400,
-    parked=200, wakes=20, idle=1.0,
-)  # fmt: skip
-
-
-Runner = Callable[[], dict[str, Any]]
-
-
 def pairs(sizes: Sizes, data: str) -> dict[str, tuple[Runner, Runner, float | None]]:
-    """Scenario -> (probe, product, floor of product / probe)."""
+    """Scenario -> (probe, product, floor of the pure product / probe)."""
     e2e, probe = scenarios.end_to_end, ceiling.measure
     single, batch, warm = sizes.single, sizes.batch, sizes.warm
     return {
@@ -108,25 +86,29 @@ def pairs(sizes: Sizes, data: str) -> dict[str, tuple[Runner, Runner, float | No
     }
 
 
-def interleaved(name: str, probe: Runner, product: Runner, repeat: int, console: Console) -> dict[str, Any]:
-    """Probe, product, probe, product …; medians, and the load seen at each pair, for others may use the machine."""
+def interleaved(name: str, sides: dict[str, Runner], repeat: int, console: Console) -> dict[str, Any]:
+    """Each side in turn, and again; medians, and the load seen at each round, for others may use the machine. The
+    first side is what the others are divided by."""
     runs: list[dict[str, Any]] = []
     for number in range(repeat):
-        load = os.getloadavg()[0]
-        console.print(f"{name} {number + 1}/{repeat}: probe …", end="", highlight=False)
-        ceiling_run = probe()
-        console.print(f" {ceiling_run['rate']:,}/s, product …", end="", highlight=False)
-        product_run = product()
-        console.print(f" {product_run['rate']:,}/s (load {load:.1f})", highlight=False)
-        runs.append({"load": round(load, 2), "probe": ceiling_run, "product": product_run})
-    probe_rate = median(run["probe"]["rate"] for run in runs)
-    product_rate = median(run["product"]["rate"] for run in runs)
+        console.print(f"{name} {number + 1}/{repeat}:", end="", highlight=False)
+        run: dict[str, Any] = {"load": round(os.getloadavg()[0], 2)}
+        for side, runner in sides.items():
+            run[side] = runner()
+            console.print(f" {side} {run[side]['rate']:,}/s", end="", highlight=False)
+        console.print(f" (load {run['load']:.1f})", highlight=False)
+        runs.append(run)
+    rates = {side: median(run[side]["rate"] for run in runs) for side in sides}
+    first = next(iter(sides))
     return {
-        "probe": probe_rate,
-        "product": product_rate,
-        "ratio": round(product_rate / probe_rate, 3),
-        "probe_cpu_us": middle(runs, "probe"),
-        "product_cpu_us": middle(runs, "product"),
+        "rates": rates,
+        "ratios": {side: round(rate / rates[first], 3) for side, rate in rates.items() if side != first},
+        "sends": {
+            side: median(run[side]["acknowledged_rate"] for run in runs)
+            for side in sides
+            if "acknowledged_rate" in runs[0][side]
+        },
+        "cpu_us": {side: middle(runs, side) for side in sides},
         "runs": runs,
     }
 
@@ -140,9 +122,9 @@ def floors(results: dict[str, Any], ratios: dict[str, float | None]) -> list[Flo
     for name, result in results.items():
         limit = ratios.get(name)
         if limit is not None:
-            found.append(Floor(f"{name}: product / probe", result["ratio"], limit, True, "x"))
+            found.append(Floor(f"{name}: product / probe", result["ratios"]["pure"], limit, True, "x"))
     if "single" in results:
-        found.append(Floor("single: the probe itself", results["single"]["probe"], 100_000, True, "msg/s"))
+        found.append(Floor("single: the probe itself", results["single"]["rates"]["probe"], 100_000, True, "msg/s"))
     if "latency" in results:
         listener = results["latency"]["listener_ms"]
         found.append(Floor("latency: send to listener p50", listener["p50"], 0.5, False, "ms"))
@@ -163,24 +145,18 @@ def floors(results: dict[str, Any], ratios: dict[str, float | None]) -> list[Flo
 
 
 def show(results: dict[str, Any], reached: list[Floor], console: Console) -> None:
-    title = "msg/s end to end, medians; CPU µs per message: producer + broker + consumer (drain: broker + consumer)"
+    title = "msg/s end to end and of sends alone, medians; CPU µs per message: producer + broker + consumer"
     rates = Table(title=title, title_justify="left")
-    for column in ("scenario", "probe", "product", "ratio", "probe CPU", "product CPU", "Java", "of Java"):
-        rates.add_column(column, justify="left" if column == "scenario" else "right")
+    for column in ("scenario", "side", "msg/s", "sends/s", "of the first", "of Java", "CPU"):
+        rates.add_column(column, justify="left" if column in ("scenario", "side") else "right")
     for name, result in results.items():
-        if "ratio" not in result:
-            continue
-        java = JAVA.get(name)
-        rates.add_row(
-            name,
-            f"{result['probe']:,.0f}",
-            f"{result['product']:,.0f}",
-            f"{result['ratio']:.2f}",
-            " + ".join(f"{each:.1f}" for each in result["probe_cpu_us"].values()),
-            " + ".join(f"{each:.1f}" for each in result["product_cpu_us"].values()),
-            f"{java:,}" if java else "",
-            f"{result['product'] / java:.2f}" if java else "",
-        )
+        for side, rate in result.get("rates", {}).items():
+            java = result["rates"].get("java")
+            ratio = result["ratios"].get(side)
+            cpu = " + ".join(f"{each:.1f}" for each in result["cpu_us"][side].values())
+            of = "" if ratio is None else f"{ratio:.2f}"
+            sends = f"{result['sends'][side]:,.0f}" if side in result["sends"] else ""
+            rates.add_row(name, side, f"{rate:,.0f}", sends, of, f"{rate / java:.2f}" if java else "", cpu)
     if rates.row_count:
         console.print(rates)
     for name, result in results.items():
@@ -208,7 +184,7 @@ def show(results: dict[str, Any], reached: list[Floor], console: Console) -> Non
 
 def main() -> None:
     assert __doc__ is not None
-    options = arguments(__doc__, SCENARIOS, repeat=5, repeated="pairs of probe and product (5; drain at most 3)")
+    options = arguments(__doc__, SCENARIOS, repeat=5, repeated="rounds of all sides (5; drain at most 3)", java=MIXED)
     console = Console()
     sizes = SMOKE if options.smoke else FULL
     machine = facts(options.data)
@@ -216,10 +192,17 @@ def main() -> None:
     results: dict[str, Any] = {}
     try:
         for name in options.scenarios:
-            if name in both:
-                probe, product, _ = both[name]
+            if name in both or name in MIXED:
                 repeat = 1 if options.smoke else min(options.repeat, 3) if name in DRAINS else options.repeat
-                results[name] = interleaved(name, probe, product, repeat, console)
+                with ExitStack() as stack:
+                    sides: dict[str, Runner] = {}
+                    if name in both:
+                        sides = {"probe": both[name][0], **products(both[name][1])}
+                    if options.java and name in (*JAVA, *MIXED):
+                        from bench import beside  # needs what tests/interop has
+
+                        sides |= beside.sides(name, sizes, options.data, stack)
+                    results[name] = interleaved(name, sides, repeat, console)
             elif name == "first":
                 results[name] = consumers.first(sizes.firsts, data=options.data)
             elif name == "queues":
@@ -233,12 +216,13 @@ def main() -> None:
                 flush = "sync" if name == "latency-sync" else "async"
                 # Three busy processes on two cores: where the kernel puts them decides over milliseconds, for a whole
                 # run. So the middle one of three counts.
-                runs = [
-                    scenarios.latency(seconds=sizes.seconds, flush=flush, data=options.data)
-                    for _ in range(1 if options.smoke else 3)
-                ]
-                runs.sort(key=lambda run: run["listener_ms"]["p99"])
-                results[name] = {**runs[len(runs) // 2], "p99_of_each_ms": [run["listener_ms"]["p99"] for run in runs]}
+                latency = partial(scenarios.latency, seconds=sizes.seconds, flush=flush, data=options.data)
+                for side, runner in products(latency).items():
+                    runs = [runner() for _ in range(1 if options.smoke else 3)]
+                    runs.sort(key=lambda run: run["listener_ms"]["p99"])
+                    each = [run["listener_ms"]["p99"] for run in runs]
+                    of = name if side == "pure" else f"{name}-{side}"
+                    results[of] = {**runs[len(runs) // 2], "p99_of_each_ms": each}
     except BenchError as error:
         sys.exit(f"bench: {error}")
     if options.smoke:

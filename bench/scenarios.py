@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from bench import wire
 from bench.processes import BenchError, Child
@@ -54,7 +54,14 @@ def standalone(
             yield server
 
 
-def client(role: str, server: Server, *options: str) -> Child:
+class Known(Protocol):
+    """Whoever has a name server."""
+
+    @property
+    def nameserver(self) -> int: ...
+
+
+def client(role: str, server: Known, *options: str) -> Child:
     return Child(role, "-m", "bench.roles", role, "--nameserver", f"127.0.0.1:{server.nameserver}", *options)
 
 

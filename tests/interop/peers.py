@@ -164,6 +164,10 @@ class Process:
         except subprocess.TimeoutExpired:
             self.kill()
 
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
     def kill(self) -> None:
         """SIGKILL, and wait until it has ended."""
         self._child.kill()

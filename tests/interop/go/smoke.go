@@ -3,10 +3,12 @@
 //	smoke send    NAMESERVER TOPIC PREFIX COUNT
 //	smoke consume NAMESERVER TOPIC GROUP  TAG COUNT LIMIT_SECONDS
 //	smoke steady  NAMESERVER TOPIC SECONDS LIMIT_SECONDS
+//	smoke load    NAMESERVER TOPIC WARM COUNT IN_FLIGHT SIZE
 //
 // "send" makes bodies PREFIX-0, PREFIX-1 ..., the even ones with the tag "even" and the odd ones with "odd", then one batch
 // of two. "consume" reads TAG from the first offset until COUNT different bodies were consumed; the first of them fails once.
 // "steady" sends for so long, whatever fails, while a consumer listens, and then waits until all that was acknowledged came.
+// "load" sends WARM and then COUNT messages of SIZE bytes, IN_FLIGHT at a time.
 package main
 
 import (
@@ -16,6 +18,8 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/apache/rocketmq-client-go/v2"
@@ -35,6 +39,8 @@ func main() {
 		consume(os.Args[2], os.Args[3], os.Args[4], os.Args[5], number(os.Args[6]), number(os.Args[7]))
 	case "steady":
 		steady(os.Args[2], os.Args[3], number(os.Args[4]), number(os.Args[5]))
+	case "load":
+		load(os.Args[2], os.Args[3], number(os.Args[4]), number(os.Args[5]), number(os.Args[6]), number(os.Args[7]))
 	default:
 		fail(fmt.Errorf("send or consume, not %s", os.Args[1]))
 	}
@@ -170,6 +176,50 @@ func steady(nameserver, topic string, seconds, limit int) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
+}
+
+func load(nameserver, topic string, warm, count, inFlight, size int) {
+	sender, err := rocketmq.NewProducer(
+		producer.WithNameServer([]string{nameserver}), producer.WithGroupName("go-load"), producer.WithRetry(0),
+		producer.WithSendMsgTimeout(time.Minute))
+	fail(err)
+	fail(sender.Start())
+	body := make([]byte, size)
+	post := func(count int) int64 {
+		var acknowledged atomic.Int64
+		var senders sync.WaitGroup
+		var begun atomic.Int64
+		for id := 0; id < inFlight; id++ {
+			senders.Add(1)
+			go func() {
+				defer senders.Done()
+				for begun.Add(1) <= int64(count) {
+					result, err := sender.SendSync(context.Background(), primitive.NewMessage(topic, body))
+					if err == nil && result.Status == primitive.SendOK {
+						acknowledged.Add(1)
+					}
+				}
+			}()
+		}
+		senders.Wait()
+		return acknowledged.Load()
+	}
+	post(warm)
+	before, begin := used(), time.Now()
+	acknowledged := post(count)
+	show(map[string]any{
+		"event": "loaded", "acknowledged": acknowledged, "started": 0, "ended": time.Since(begin).Seconds(),
+		"cpu": used() - before,
+	})
+	fail(sender.Shutdown())
+}
+
+// CPU seconds of this process so far.
+func used() float64 {
+	var found syscall.Rusage
+	fail(syscall.Getrusage(syscall.RUSAGE_SELF, &found))
+	seconds := func(time syscall.Timeval) float64 { return float64(time.Sec) + float64(time.Usec)/1e6 }
+	return seconds(found.Utime) + seconds(found.Stime)
 }
 
 func number(text string) int {
