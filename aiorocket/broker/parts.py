@@ -33,6 +33,7 @@ from aiorocket.broker.handlers.statistics import StatisticsHandlers
 from aiorocket.broker.handlers.topic import TopicHandlers
 from aiorocket.broker.handlers.transaction import TransactionHandlers
 from aiorocket.broker.keeping import needed, reserved
+from aiorocket.broker.plain_send import plain_sends
 from aiorocket.broker.registration import Registration
 from aiorocket.broker.revive import PopRevival
 from aiorocket.broker.schedule import DelayDelivery
@@ -150,6 +151,7 @@ class Parts:
             add(each.codes())
         for admin in administration:
             add(admin.codes())
+        server.processors.plain = plain_sends(config, tables, store, sends, server.processors)
         if security.accounts is not None:
             names = config.name, config.cluster, address
             add(AccessHandlers(security.accounts, lambda: state.save("access"), *names).codes())

@@ -40,7 +40,7 @@ from aiorocket_protocol import (
     pack_host,
 )
 
-__all__ = ("Connection", "serialize_type_of")
+__all__ = ("Connection", "Plain", "serialize_type_of")
 
 #: What EXT_ACCEPT says to servers. A client answers as it is asked: what Apache's forward to it may carry another's.
 _ACCEPT_MSGPACK = "msgpack"
@@ -62,6 +62,8 @@ _TYPES = {"auto": JSON, "json": JSON, "rocketmq": ROCKETMQ, "msgpack": MSGPACK}
 _NAMES = {JSON: "JSON", ROCKETMQ: "ROCKETMQ", MSGPACK: "msgpack"}
 
 Dispatch = Callable[["Connection", RemotingCommand], None]
+#: Of (connection, header, body) of a msgpack request, before ``dispatch``: whether it was plain, and is done with.
+Plain = Callable[["Connection", bytes, bytes], bool]
 Frame = tuple[int, bytes, bytes]
 
 
@@ -84,7 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         "_out_bytes", "_out_large", "_paused_writing", "_peer_type", "_requests", "_send_type", "_since_partial",
         "_since_quiet", "_since_stalled", "_splitter", "_stopped", "_suspect_since", "_timeouts", "_transport",
         "_turn", "_unread", "_unsent", "_upgrade", "_writable_waiters", "_write_mark", "close_reason", "closed",
-        "config", "data", "dispatch", "local", "misbehaved", "peer", "peer_host", "tasks",
+        "config", "data", "dispatch", "local", "misbehaved", "peer", "peer_host", "plain", "tasks",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +104,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self.config = config
         self.dispatch = dispatch
+        self.plain: Plain | None = None
         #: Owner of tasks started for this connection (handlers that await).
         self.tasks = tasks
         self.peer = "?"
@@ -371,22 +374,24 @@ class Connection(asyncio.BufferedProtocol):
         requests = self._requests
         limit = self.config.max_in_flight
         high_water = self.config.write_high_water
+        plain = self.plain
         for kind, header, body in frames:
-            try:
-                command = decode(kind, header, body)
-            except ProtocolError as error:
-                self._refuse(error)
-                return
-            if kind != self._peer_type:
-                self._peer_type_changed(kind)
-            if command.flag & 1:
-                future = requests.pop(command.opaque, None)
-                if future is not None and not future.done():
-                    future.set_result(command)
-                continue
-            if not command.flag & 2:
-                self._in_flight += 1
-            self.dispatch(self, command)
+            if plain is None or kind != MSGPACK or self._peer_type != MSGPACK or not plain(self, header, body):
+                try:
+                    command = decode(kind, header, body)
+                except ProtocolError as error:
+                    self._refuse(error)
+                    return
+                if kind != self._peer_type:
+                    self._peer_type_changed(kind)
+                if command.flag & 1:
+                    future = requests.pop(command.opaque, None)
+                    if future is not None and not future.done():
+                        future.set_result(command)
+                    continue
+                if not command.flag & 2:
+                    self._in_flight += 1
+                self.dispatch(self, command)
             if self.closed:
                 return
             if self._in_flight >= limit or self._paused_writing or self._out_bytes > high_water:

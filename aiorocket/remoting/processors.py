@@ -9,7 +9,7 @@ from typing import cast
 
 from aiorocket.errors import BackPressureError, RemoteError, RocketError, StoreFullError
 from aiorocket.remoting.awaited import AwaitedBytes
-from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.connection import Connection, Plain
 from aiorocket.remoting.rarely import Rarely
 from aiorocket_protocol import MAX_CONTROL_BODY, MSGPACK, ProtocolError, RemotingCommand, RequestCode, ResponseCode
 
@@ -55,13 +55,15 @@ class ProcessorTable:
     flight), or an awaitable of either, which costs a task and is for requests off the hot path.
     """
 
-    __slots__ = ("_bugs", "_handlers", "_refusals", "awaited")
+    __slots__ = ("_bugs", "_handlers", "_refusals", "awaited", "plain")
 
     def __init__(self) -> None:
         self._handlers: dict[int, RequestHandler] = {}
         #: By request code (None: all that are no codes).
         self._refusals = Rarely(_WARN_EVERY)
         self._bugs = Rarely(_WARN_EVERY)
+        #: A compiled way around ``dispatch``, for requests that it would only hand to their handler.
+        self.plain: Plain | None = None
         #: For handlers that keep a request until a peer answers.
         self.awaited = AwaitedBytes()
 

@@ -117,6 +117,7 @@ class RemotingServer:
                 on_lost=self._lost,
                 held=self._held,
             )
+            made.plain = self.processors.plain
             if mark is not None:
                 made.data[mark] = True
             return made

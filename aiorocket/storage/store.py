@@ -16,6 +16,7 @@ from functools import partial
 from itertools import accumulate, chain
 from struct import pack
 from types import MappingProxyType
+from typing import Any
 
 from aiorocket.config import StoreConfig
 from aiorocket.errors import StoreError
@@ -171,6 +172,13 @@ class MessageStore:
         return self._store_host
 
     # ---- appending
+
+    def appending(self) -> dict[str, Any]:
+        """What the compiled way of a plain append works with: all that ``append`` does, in the same fields."""
+        return {
+            "log": self._log, "tail": self._tail, "queues": self._queues, "wall_ms": self._wall_ms,
+            "max_pending": self._max_pending,
+        }  # fmt: skip
 
     def append(
         self,

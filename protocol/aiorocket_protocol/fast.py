@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ("PURE", "SPEEDUPS", "twin")
+__all__ = ("PURE", "SPEEDUPS", "compiled", "twin")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: What a twin takes, answers and calls: those of another version are not used.
-_INTERFACE = 1
+_INTERFACE = 2
 
 
 def _found() -> Any:
@@ -31,6 +31,11 @@ _module = _found()
 SPEEDUPS: str | None = None if _module is None else _module.__version__
 #: The pure functions that have a twin in use.
 PURE: dict[str, Callable[..., Any]] = {}
+
+
+def compiled(name: str) -> Any:
+    """What is compiled for more than one function, None without it. Whoever asks has the pure way too."""
+    return getattr(_module, name, None)
 
 
 def twin(pure: F) -> F:

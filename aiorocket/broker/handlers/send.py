@@ -153,8 +153,9 @@ class SendHandlers:
         self._max_body = config.max_message_size
         self._max_batch = config.limits.batch
         #: What a broker adds to every message but the items of a batch.
-        self._added = "".join([f"{name}\x01{value}\x02" for name, value in added_properties(config.cluster).items()])
-        self._max_user_properties = MAX_PROPERTIES - len(self._added.encode()) - 64
+        self.added = "".join([f"{name}\x01{value}\x02" for name, value in added_properties(config.cluster).items()])
+        #: How many characters the properties may have that nobody needs to count.
+        self.max_user_properties = MAX_PROPERTIES - len(self.added.encode()) - 64
         #: An offset id is the store's host and the physical offset in hex; the host never changes.
         self._store_host = host = store.store_host
         self._id_prefix = host.hex().upper()
@@ -187,7 +188,7 @@ class SendHandlers:
             or not topic.plain
             or not 0 <= queue_id < topic.max_queues
             or len(body) > self._max_body
-            or len(properties) > self._max_user_properties
+            or len(properties) > self.max_user_properties
             or _DELAY in properties
             or _TRAN_MSG in properties
             or _POP_CK in properties
@@ -241,7 +242,7 @@ class SendHandlers:
             )
             connection.reply(command, RemotingCommand(0, 0, 1, LANGUAGE_PYTHON, VERSION, None, None, header))
 
-        data = (properties + self._added).encode()  # raises before anything waits for the message
+        data = (properties + self.added).encode()  # raises before anything waits for the message
         stored: PutDone = done
         ext = command.ext
         once = ext is not None and EXT_ONCE in ext
@@ -322,7 +323,7 @@ class SendHandlers:
             return refuse(admitted)
         topic, queue_id, dead = admitted
         properties = header.properties or ""
-        refusal = check_sizes(len(command.body), len((properties + self._added).encode()), self._max_body)
+        refusal = check_sizes(len(command.body), len((properties + self.added).encode()), self._max_body)
         if refusal is not None:
             return refuse(refusal)
         values = decode_properties(properties.encode())
@@ -352,7 +353,7 @@ class SendHandlers:
             name, store_queue = TIMER_TOPIC, 0
             code = wait_code(values, max(self._clock.wall_ms(), self._store.timestamp))
         text = encode_properties(values).decode()
-        more = len(self._added) + 64 + (ROOM_FOR_TIMER if due else 0)
+        more = len(self.added) + 64 + (ROOM_FOR_TIMER if due else 0)
         refusal = check_sizes(0, len(text.encode()) + more, self._max_body)
         if refusal is not None:
             return refuse(refusal)

@@ -89,35 +89,36 @@ fn head<'py>(
 
 /// Numbers, text, None and truth, in the shortest form.
 fn pack(to: &mut Vec<u8>, value: &Bound<'_, PyAny>) -> Option<()> {
-    if let Some(text) = value.is_exact_instance_of::<PyString>().then(|| utf8(value)) {
-        let text = text?.as_bytes();
-        match text.len() {
-            length @ 0..=31 => to.push(0xA0 | length as u8),
-            length @ 32..=0xFF => to.extend_from_slice(&[0xD9, length as u8]),
-            length @ 0x100..=0xFFFF => {
-                to.push(0xDA);
-                to.extend_from_slice(&(length as u16).to_be_bytes());
-            }
-            length => {
-                to.push(0xDB);
-                to.extend_from_slice(&u32::try_from(length).ok()?.to_be_bytes());
-            }
-        }
+    if value.is_exact_instance_of::<PyString>() {
+        return pack_text(to, utf8(value)?);
     } else if value.is_none() {
         to.push(0xC0);
-        return Some(());
     } else if value.is_exact_instance_of::<PyInt>() {
         pack_number(to, value.extract().ok()?);
-        return Some(());
     } else {
         to.push(if value.downcast_exact::<PyBool>().ok()?.is_true() { 0xC3 } else { 0xC2 });
-        return Some(());
     }
-    to.extend_from_slice(utf8(value)?.as_bytes());
     Some(())
 }
 
-fn pack_number(to: &mut Vec<u8>, number: i64) {
+pub fn pack_text(to: &mut Vec<u8>, text: &str) -> Option<()> {
+    match text.len() {
+        length @ 0..=31 => to.push(0xA0 | length as u8),
+        length @ 32..=0xFF => to.extend_from_slice(&[0xD9, length as u8]),
+        length @ 0x100..=0xFFFF => {
+            to.push(0xDA);
+            to.extend_from_slice(&(length as u16).to_be_bytes());
+        }
+        length => {
+            to.push(0xDB);
+            to.extend_from_slice(&u32::try_from(length).ok()?.to_be_bytes());
+        }
+    }
+    to.extend_from_slice(text.as_bytes());
+    Some(())
+}
+
+pub fn pack_number(to: &mut Vec<u8>, number: i64) {
     match number {
         -32..=127 => to.push(number as u8),
         128..=0xFF => to.extend_from_slice(&[0xCC, number as u8]),
@@ -190,16 +191,16 @@ pub fn decode<'py>(
     DECODE.call(py, &[&serialize_type, &header, &body])
 }
 
-struct Envelope<'a> {
+pub struct Envelope<'a> {
     /// code, flag, opaque, version, language
-    numbers: [i32; 5],
+    pub numbers: [i32; 5],
     remark: Option<&'a str>,
     /// The positional fields as they came.
-    fields: Option<&'a [u8]>,
+    pub fields: Option<&'a [u8]>,
 }
 
 /// None unless the header is as our own encoders write it, without undeclared fields.
-fn envelope(data: &[u8]) -> Option<Envelope<'_>> {
+pub fn envelope(data: &[u8]) -> Option<Envelope<'_>> {
     let (&first, mut rest) = data.split_first()?;
     if first != 0x97 {
         return None;
@@ -230,15 +231,15 @@ fn envelope(data: &[u8]) -> Option<Envelope<'_>> {
     inside.is_empty().then_some(Envelope { numbers, remark, fields: Some(rest) })
 }
 
-enum Value<'a> {
+pub enum Value<'a> {
     Nil,
-    Truth,
+    Truth(bool),
     Number(i64),
     Text(&'a [u8]),
 }
 
 impl Value<'_> {
-    fn number(&self) -> Option<i64> {
+    pub fn number(&self) -> Option<i64> {
         match self {
             Value::Number(number) => Some(*number),
             _ => None,
@@ -247,14 +248,14 @@ impl Value<'_> {
 }
 
 /// The next scalar of `rest`.
-fn take<'a>(rest: &mut &'a [u8]) -> Option<Value<'a>> {
+pub fn take<'a>(rest: &mut &'a [u8]) -> Option<Value<'a>> {
     let kind = piece(rest, 1)?[0];
     Some(match kind {
         0x00..=0x7F => Value::Number(kind.into()),
         0xE0..=0xFF => Value::Number((kind as i8).into()),
         0xA0..=0xBF => Value::Text(piece(rest, (kind & 0x1F).into())?),
         0xC0 => Value::Nil,
-        0xC2 | 0xC3 => Value::Truth,
+        0xC2 | 0xC3 => Value::Truth(kind == 0xC3),
         0xCC => Value::Number(piece(rest, 1)?[0].into()),
         0xCD => Value::Number(u16::from_be_bytes(piece(rest, 2)?.try_into().ok()?).into()),
         0xCE => Value::Number(u32::from_be_bytes(piece(rest, 4)?.try_into().ok()?).into()),

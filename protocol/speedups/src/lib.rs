@@ -7,6 +7,7 @@
 
 mod frames;
 mod headers;
+mod plain_send;
 mod properties;
 mod records;
 
@@ -16,7 +17,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyTuple};
 
 /// Raised by one with every change of what a twin takes, answers or calls.
-const INTERFACE: u32 = 1;
+const INTERFACE: u32 = 2;
 /// What nobody knows. The switch is read here because `aiorocket_protocol` reads no environment.
 const OFF: u32 = 0;
 
@@ -106,6 +107,8 @@ mod aiorocketmq_speedups {
     use super::frames::cut_frames;
     #[pymodule_export]
     use super::headers::{decode, encode_head};
+    #[pymodule_export]
+    use super::plain_send::PlainSends;
     #[pymodule_export]
     use super::properties::property_value;
     #[pymodule_export]

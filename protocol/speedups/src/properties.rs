@@ -28,7 +28,7 @@ pub fn utf8<'a>(value: &'a Bound<'_, PyAny>) -> Option<&'a str> {
     value.downcast_exact::<PyString>().ok()?.to_str().ok()
 }
 
-fn find<'a>(properties: &'a str, name: &str) -> Option<&'a str> {
+pub fn find<'a>(properties: &'a str, name: &str) -> Option<&'a str> {
     // Of several with this name the last one counts: from the back, pair by pair. A value may hold 0x01.
     let mut rest = properties;
     loop {

@@ -17,38 +17,38 @@ const MAGIC_V1: i32 = 0xDAA3_20A7_u32 as i32;
 const ANY_V6: i32 = 0x030;
 const HEAD: usize = 88;
 const MAX_TOPIC: usize = 127;
-const MAX_PROPERTIES: usize = 32767;
+pub const MAX_PROPERTIES: usize = 32767;
 const ITEM_OVERHEAD: usize = 22;
 
-fn crc(body: &[u8]) -> i32 {
+pub fn crc(body: &[u8]) -> i32 {
     (crc32fast::hash(body) & 0x7FFF_FFFF) as i32
 }
 
 /// What all records of a batch share.
-struct Shared<'a> {
-    topic: &'a [u8],
-    queue_id: i32,
-    sys_flag: i32,
-    born_timestamp: i64,
-    born_host: [u8; 8],
-    store_timestamp: i64,
-    store_host: [u8; 8],
-    reconsume_times: i32,
-    prepared_transaction_offset: i64,
+pub struct Shared<'a> {
+    pub topic: &'a [u8],
+    pub queue_id: i32,
+    pub sys_flag: i32,
+    pub born_timestamp: i64,
+    pub born_host: [u8; 8],
+    pub store_timestamp: i64,
+    pub store_host: [u8; 8],
+    pub reconsume_times: i32,
+    pub prepared_transaction_offset: i64,
 }
 
 /// What is each record's own.
-struct Own<'a> {
-    size: i32,
-    body: &'a [u8],
-    properties: [&'a [u8]; 2],
-    crc: i32,
-    flag: i32,
-    queue_offset: i64,
-    physical_offset: i64,
+pub struct Own<'a> {
+    pub size: i32,
+    pub body: &'a [u8],
+    pub properties: [&'a [u8]; 2],
+    pub crc: i32,
+    pub flag: i32,
+    pub queue_offset: i64,
+    pub physical_offset: i64,
 }
 
-fn size_of(topic: &[u8], body: &[u8], properties: usize) -> Option<i32> {
+pub fn size_of(topic: &[u8], body: &[u8], properties: usize) -> Option<i32> {
     if topic.len() > MAX_TOPIC || properties > MAX_PROPERTIES {
         return None;
     }
@@ -56,7 +56,7 @@ fn size_of(topic: &[u8], body: &[u8], properties: usize) -> Option<i32> {
 }
 
 /// Writes a record to the front of `to` and gives what is behind it.
-fn write<'t>(mut to: &'t mut [u8], shared: &Shared<'_>, own: &Own<'_>) -> &'t mut [u8] {
+pub fn write<'t>(mut to: &'t mut [u8], shared: &Shared<'_>, own: &Own<'_>) -> &'t mut [u8] {
     let mut head = [0u8; HEAD];
     let mut at = 0;
     let mut put = |field: &[u8]| {

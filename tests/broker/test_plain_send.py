@@ -1,0 +1,251 @@
+"""The compiled way of a plain send leaves the same bytes, answers and state as the pure one, whatever comes.
+
+Needs the distribution in protocol/speedups, see tests/protocol/test_speedups.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorocket.broker.broker import Broker
+from aiorocket.config import BrokerConfig, StoreConfig
+from aiorocket.remoting.connection import Connection
+from aiorocket.runtime.tasks import TaskScope
+from aiorocket.storage.results import PutResult, PutStatus
+from aiorocket.testing.sim import Simulation, simulate
+from aiorocket_protocol import (
+    EXT_ONCE,
+    MSGPACK,
+    READ_SIZE,
+    GetMaxOffsetRequestHeader,
+    RemotingCommand,
+    RequestCode,
+    SendMessageRequestHeaderV2,
+    encode,
+)
+from aiorocket_protocol.fast import compiled
+from tests.broker.peer import send_header
+
+if compiled("PlainSends") is None:
+    pytest.skip("aiorocketmq-speedups is not installed (pip install ./protocol/speedups)", allow_module_level=True)
+
+ID = "UNIQ_KEY\x010A000001000100000001000000010001\x02"
+
+
+class Pipe(asyncio.Transport):
+    """What a server wrote."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("10.0.0.9", 4242), "sockname": ("10.0.0.1", 10911)})
+        self.data = b""
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.data += bytes(data)
+
+    def writelines(self, parts: Any) -> None:
+        self.data += b"".join(map(bytes, parts))
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+
+def outcome(chunks: Sequence[bytes], *, plain: bool, seen: list[bool], fail: bool = False, **settings: Any) -> Any:
+    """What a broker that got ``chunks`` from one connection answered, stored and counts; ``fail`` tells the last one
+    that the disk is full."""
+    found: list[Any] = []
+
+    async def drive(simulation: Simulation) -> None:
+        simulation.network.random = random.Random(1)
+        broker = Broker(simulation.env(), BrokerConfig(host="127.0.0.1", advertise="10.0.0.1", port=10911, **settings))
+        await broker.start()
+        store, log = broker.store, broker.store._log
+        processors = broker.server.processors
+        assert processors.plain is not None
+        compiled_way = processors.plain
+
+        def watched(connection: Connection, header: bytes, body: bytes) -> bool:
+            seen.append(compiled_way(connection, header, body))
+            return seen[-1]
+
+        async with TaskScope("test") as tasks:
+            connection = Connection(
+                asyncio.get_running_loop(), broker.server.config, processors.dispatch, tasks, is_client=False,
+                shared=memoryview(bytearray(READ_SIZE)),
+            )  # fmt: skip
+            connection.plain = watched if plain else None
+            pipe = Pipe()
+            connection.connection_made(pipe)
+            # The first one says that the peer speaks msgpack, and makes the topic's queues.
+            for first in (0, 1):
+                feed(connection, frame(send_header("T", first, default_topic_queue_nums=4, properties=ID), b"first"))
+            await asyncio.sleep(1)
+            for chunk in chunks:
+                feed(connection, chunk)
+                if fail:
+                    for done in log.group.dones[-1:]:
+                        done(PutResult(PutStatus.FULL, 0, 0, 0))
+                await asyncio.sleep(0)
+            await asyncio.sleep(1)
+            queues = sorted((key, queue) for key, queue in store._queues.items() if key[0] == "T")
+            found.extend(
+                (pipe.data, pipe.closed, connection._in_flight, connection._out_bytes, connection.close_reason)
+            )
+            found.extend((log.end, log.pending, log.scheduled, store.timestamp, store._tail.size))
+            for (topic, queue_id), queue in queues:
+                read = store.read(topic, queue_id, 0, 1000, 1 << 24)
+                found.extend((queue_id, queue.next_offset, queue.max_offset, queue.marked, b"".join(read.pieces)))
+                found.append(store.entries(topic, queue_id, 0, 1000))
+            connection.close("done")
+            connection.connection_lost(None)
+        await broker.close()
+
+    simulate(drive)
+    return found
+
+
+def feed(connection: Connection, data: bytes) -> None:
+    while data:
+        buffer = connection.get_buffer(-1)
+        part = data[: len(buffer)]
+        buffer[: len(part)] = part
+        connection.buffer_updated(len(part))
+        data = data[len(part) :]
+
+
+def frame(header: Any, body: bytes, code: int = RequestCode.SEND_MESSAGE_V2, **changes: Any) -> bytes:
+    command = RemotingCommand(code, header=header, body=body, **{"opaque": 77, **changes})
+    return encode(command, MSGPACK)
+
+
+def same(chunks: Sequence[bytes], **more: Any) -> list[bool]:
+    """Both ways agree; which frames the compiled one took."""
+    seen: list[bool] = []
+    compiled_way = outcome(chunks, plain=True, seen=seen, **more)
+    assert compiled_way == outcome(chunks, plain=False, seen=[], **more)
+    return seen[1:]  # the second of the two that come first
+
+
+NUMBER = st.sampled_from([0, 1, 2, 3, 4, 7, -1, 8, 12, 127, 128, 2**31 - 1, -(2**31)])
+PROPERTIES = st.none() | st.lists(
+    st.sampled_from(
+        [ID, ID[:-1], "TAGS\x01A\x02", "TAGS\x01B\x02", "TAGS\x01\x02", "KEYS\x01k1 k2\x02", "a\x01ü\u4e2d\x02",
+         "DELAY\x013\x02", "XDELAY\x010\x02", "TRAN_MSG\x01true\x02", "POP_CK\x01x\x02", "TIMER_DELAY_SEC\x011\x02",
+         "UNIQ_KEY\x01\x02", "MYUNIQ_KEY\x01no\x02", "\x02", "\x01", "n\x01TAGS\x01A\x02", "loose", "l\x01" + "v" * 40]
+    ), max_size=4,
+).map(lambda parts: ID + "".join(parts))  # fmt: skip
+HEADERS = st.builds(
+    SendMessageRequestHeaderV2,
+    st.sampled_from(["p", "", "grüppe"]),
+    st.sampled_from(["T", "T", "T", "T", "unknown", "%RETRY%g", "SCHEDULE_TOPIC_XXXX", "TBW102", "bad/name", ""]),
+    st.just("TBW102"),
+    st.sampled_from([4, 1]),
+    st.sampled_from([0, 1, 1, 3, 4, -1]),
+    NUMBER,
+    st.sampled_from([0, 1_700_000_000_000, -5, 2**63 - 1]),
+    NUMBER,
+    PROPERTIES,
+    st.none() | NUMBER,
+    st.none() | st.booleans(),
+    st.none() | NUMBER,
+    st.sampled_from([None, False, False, True]),
+    st.sampled_from([None, "broker-a"]),
+)
+PLAIN = st.builds(
+    lambda queue, parts, reconsumed, flags: send_header(
+        "T", queue, properties=parts, reconsume_times=reconsumed, sys_flag=flags, batch=False, broker_name="b",
+        unit_mode=False,
+    ),
+    st.sampled_from([0, 1]), st.sampled_from([ID, ID + "TAGS\x01A\x02", ID[:-1]]), st.sampled_from([None, 0, 3]),
+    st.sampled_from([0, 1, 4, 8, 12, 0x30]),
+)  # fmt: skip
+BODIES = st.binary(max_size=80) | st.sampled_from([b"", b"x" * 5000])
+COMMANDS = st.builds(
+    lambda header, body, opaque, flag, ext, version: frame(
+        header, body, opaque=opaque, flag=flag, ext=ext, version=version
+    ),
+    HEADERS, BODIES, NUMBER, st.sampled_from([0, 0, 0, 2]), st.sampled_from([None, None, {EXT_ONCE: "1"}, {"a": "b"}]),
+    st.sampled_from([0, 400, 473]),
+)  # fmt: skip
+PLAIN_COMMANDS = st.builds(lambda header, body, opaque: frame(header, body, opaque=opaque), PLAIN, BODIES, NUMBER)
+
+
+@given(st.lists(PLAIN_COMMANDS, min_size=1, max_size=6), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_plain_sends_are_taken_and_nothing_differs(frames: list[bytes], apart: bool) -> None:
+    seen = same(frames if apart else [b"".join(frames)])
+    assert seen.count(True) >= len(frames) // 2  # a tag is made known by the first that has it
+
+
+@given(st.lists(st.one_of(COMMANDS, PLAIN_COMMANDS), min_size=1, max_size=6))
+@settings(max_examples=150, deadline=None)
+def test_of_every_send_nothing_differs(frames: list[bytes]) -> None:
+    same([b"".join(frames)])
+
+
+@given(PLAIN_COMMANDS, st.integers(8, 130), st.integers(0, 255), st.integers(0, 3))
+@settings(max_examples=200, deadline=None)
+def test_of_damaged_headers_nothing_differs(good: bytes, at: int, value: int, kind: int) -> None:
+    at = min(at, 7 + int.from_bytes(good[5:8], "big"))
+    if kind == 0:
+        good = good[:at] + bytes([value]) + good[at + 1 :]
+    elif kind == 1:  # one byte more in the header
+        header = int.from_bytes(good[5:8], "big") + 1
+        total = int.from_bytes(good[:4], "big") + 1
+        good = (
+            total.to_bytes(4, "big") + good[4:5] + header.to_bytes(3, "big") + good[8:at] + bytes([value]) + good[at:]
+        )
+    elif kind == 2:  # a field of another type
+        good = good.replace(b"\xa1T", bytes([value, 0x54]), 1)
+    same([good])
+
+
+def test_a_burst_of_blocks_and_a_full_segment() -> None:
+    header = send_header("T", 1, properties=ID + "TAGS\x01A\x02", batch=False, unit_mode=False)
+    burst = b"".join(frame(header, b"x" * 3000, opaque=number) for number in range(300))
+    seen = same([burst], store=StoreConfig(segment_size=1 << 19))
+    assert seen.count(True) > 280
+    header = header._replace(queue_id=0, properties=ID)
+    assert all(
+        same([b"".join(frame(header, b"y", opaque=number) for number in range(70))], store=StoreConfig(tail_cache=4096))
+    )
+
+
+def test_a_send_that_the_disk_refuses() -> None:
+    header = send_header("T", 1, properties=ID, batch=False, unit_mode=False)
+    assert same([frame(header, b"x")], fail=True) == [True]
+
+
+def test_limits_of_size() -> None:
+    long = ID + "k\x01" + "v" * 32_000 + "\x02"
+    for properties in (long, ID + "k\x01" + "ü" * 16_300 + "\x02"):
+        same([frame(send_header("T", 1, properties=properties, batch=False), b"x")])
+    header = send_header("T", 1, properties=ID, batch=False)
+    assert same([frame(header, b"x" * 1000)], max_message_size=1000) == [True]
+    assert same([frame(header, b"x" * 1001)], max_message_size=1000) == [False]
+
+
+def test_other_requests_are_left_alone() -> None:
+    assert same([frame(GetMaxOffsetRequestHeader("T", 0), b"", RequestCode.GET_MAX_OFFSET)]) == [False]
