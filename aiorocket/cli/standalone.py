@@ -218,7 +218,8 @@ def _check_folders(data: str, name: str, count: int) -> None:
 def _given(ctx: click.Context) -> list[str]:
     """The options of this start that are a broker's too, but for those that are different for each."""
     default = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
-    own = ("port", "broker_port", "brokers", "name", "data", "log_level", "log_json", "metrics_port", "config")
+    own = ("port", "broker_port", "brokers", "name", "data", "log_level", "log_json", "metrics_port", "config",
+        "dashboard_port", "dashboard_bind", "dashboard_token", "dashboard_allow_writes")  # fmt: skip
     log = ["--log-level", ctx.meta[LOG_LEVEL], *["--log-json"] * ctx.meta[LOG_JSON]]
     file = ctx.meta[SETTINGS_FILE]
     return (

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from aiorocket.dashboard import brokers, groups, overview, topics
+from aiorocket.dashboard import brokers, dead_letters, groups, messages, offsets, overview, tail, topics
 from aiorocket.dashboard.guard import Guard, here
 from aiorocket.dashboard.site import FILES, Site, query, site_of
 from aiorocket.errors import NotConnectedError, ProtocolError, RocketError, TopicNotFoundError, UsageError
@@ -65,12 +65,21 @@ PAGES: dict[str, Handler] = {
     "/groups": groups.groups,
     "/group": groups.group,
     "/group/members": groups.group_members,
+    "/messages": messages.messages,
+    "/message": messages.message,
+    "/message/body": messages.message_body,
+    "/dead": dead_letters.dead_letters,
+    "/reset": offsets.plan,
+    "/tail": tail.tail,
+    "/tail/rows": tail.tail_rows,
     "/brokers": brokers.brokers,
     "/brokers/rates": brokers.rates,
 }
 #: The same of what is posted; the guard has looked at it before.
 WRITES: dict[str, Handler] = {
     "/login": login,
+    "/dead/replay": dead_letters.replay,
+    "/reset": offsets.apply,
 }
 
 

@@ -11,8 +11,8 @@ from aiorocket.runtime.entropy import secret
 
 __all__ = ("Session", "Sessions")
 
-#: Seconds that somebody who signed in stays so, and that a plan may be applied after it was shown.
-SESSION, PLAN = 12 * 3600.0, 900.0
+#: Seconds that somebody who signed in stays so.
+SESSION = 12 * 3600.0
 
 
 class Session(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -16,6 +15,7 @@ from starlette.responses import HTMLResponse
 
 from aiorocket import Admin
 from aiorocket.dashboard import findings
+from aiorocket.dashboard.kept import Plans
 from aiorocket.dashboard.rates import Rates
 from aiorocket.dashboard.sessions import Sessions
 from aiorocket.dashboard.settings import DashboardConfig
@@ -46,7 +46,7 @@ class Site:
     """``start`` and ``close`` it with the Admin, which it does not own. ``pages`` are the paths there are."""
 
     def __init__(self, admin: Admin, config: DashboardConfig, pages: Collection[str]) -> None:
-        self.admin, self.config, self.sessions = admin, config, Sessions()
+        self.admin, self.config, self.sessions, self.plans = admin, config, Sessions(), Plans()
         self.tasks = tasks = TaskScope("dashboard")
         self.rates = Rates(admin, config.sample)
         self.topics = Shared(tasks, "topics", admin.topics.all, 3.0)
@@ -84,12 +84,6 @@ class Site:
             **values,
         )
         return HTMLResponse(text, status)
-
-    def sign(self, text: str, purpose: str, seconds: float) -> str:
-        return self.sessions.sign(text, purpose, asyncio.get_running_loop().time() + seconds)
-
-    def signed(self, value: str, purpose: str) -> str | None:
-        return self.sessions.signed(value, purpose, asyncio.get_running_loop().time())
 
     def ago(self, millis: int) -> str:
         """How long since, for a person."""

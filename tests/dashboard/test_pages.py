@@ -26,7 +26,7 @@ def csrf(page: httpx.Response) -> str:
 
 
 async def ok(client: httpx.AsyncClient, path: str, **query: str) -> str:
-    answer = await client.get(path, params=query)
+    answer = await client.get(path, params=query or None)
     assert answer.status_code == 200, (path, answer.text)
     return answer.text
 
@@ -176,6 +176,107 @@ async def test_headers_hosts_and_forms(visit: Visit) -> None:
         assert (await post("/logout", data={"csrf": "x" * 300_000})).status_code == 413
         other = {"sec-fetch-site": "cross-site"}
         assert (await post("/logout", data={"csrf": "x"}, headers=other)).status_code == 403
+
+
+async def test_messages_are_found_by_key_id_and_time_and_shown(mq: Embedded, visit: Visit) -> None:
+    hostile = '<script>alert("x")</script>'
+    async with mq.producer() as producer:
+        for number in range(3):
+            sent = await producer.send("orders", b'{"n": %d}' % number, tag="paid", keys=[f"o-{number}"])
+        await producer.send("orders", hostile.encode() + b"\x00", keys=[hostile], properties={hostile: hostile})
+    async with visit() as browser:
+        found = await ok(browser, "/messages", topic="orders")
+        assert "4 messages" in found and "&lt;script&gt;" in found and hostile not in found
+        for query in (
+            {"topic": "orders", "key": "o-2"}, {"topic": "orders", "id": sent.msg_id}, {"id": sent.offset_msg_id},
+            {"topic": "orders", "id": sent.offset_msg_id},
+        ):  # fmt: skip
+            found = await ok(browser, "/messages", **query)
+            assert "1 messages" in found and "{&#34;n&#34;: 2}" in found, query
+        assert "4 messages" in await ok(browser, "/messages", topic="orders", since="2020-01-01T00:00")
+        assert "0 messages" in await ok(browser, "/messages", topic="orders", since="2099-01-01T00:00:00")
+        assert "needs a topic" in await ok(browser, "/messages", key="o-2")
+        assert (await browser.get("/messages?topic=orders&since=soon")).status_code == 400
+        at = {
+            "topic": "orders",
+            "broker": "broker-a",
+            "queue": str(sent.queue.queue_id),
+            "offset": str(sent.offset),
+        }
+        message = await ok(browser, "/message", **at)
+        assert "&#34;n&#34;: 2" in message and sent.msg_id in message and sent.offset_msg_id in message
+        assert "7b 22 6e" in await ok(browser, "/message", **at, **{"as": "hex"})
+        raw = await browser.get("/message/body", params=at)
+        assert raw.content == b'{"n": 2}' and raw.headers["content-type"] == "application/octet-stream"
+        assert raw.headers["content-disposition"].startswith("attachment")
+        assert (await browser.get("/message", params={**at, "offset": "99"})).status_code == 400
+        for row in re.findall(r'href="(/message\?[^"]*)"', await ok(browser, "/messages", topic="orders")):
+            assert hostile not in await ok(browser, row.replace("&amp;", "&"))
+
+
+async def test_dead_letters_are_chosen_looked_at_and_sent_again(mq: Embedded, admin: Admin, visit: Visit) -> None:
+    async with buried(mq, admin, b"a", b"b", b"c"), visit(allow_writes=True) as browser, visit() as reader:
+        assert "3 of the newest 3" in await ok(reader, "/dead", group="billing", q="NO SUCH")
+        assert "0 of the newest 3" in await ok(reader, "/dead", group="billing", q="declined")
+        assert "billing" in await ok(reader, "/dead")
+        page = await browser.get("/dead?group=billing")
+        chosen = re.findall(r'name="id" value="(\w+)"', page.text)[:2]
+        form: dict[str, object] = {"csrf": csrf(page), "group": "billing", "id": chosen}
+        own = {**form, "csrf": csrf(await reader.get("/dead?group=billing"))}
+        assert (await reader.post("/dead/replay", data=own)).status_code == 403  # read-only
+        assert (await browser.post("/dead/replay", data=own)).status_code == 403  # another browser's sign
+        dry = await browser.post("/dead/replay", data=form)
+        assert dry.status_code == 200 and "Send 2 again?" in dry.text and "2 to" in dry.text
+        assert sum(each.end for each in await admin.topics.status("orders")) == 3
+        done = await browser.post("/dead/replay", data={**form, "confirm": "yes"})
+        assert "2 were sent again" in done.text and done.text.count("<td>sent</td>") == 2
+        assert sum(each.end for each in await admin.topics.status("orders")) == 5
+        again = await browser.post("/dead/replay", data={**form, "confirm": "yes"})
+        assert "0 were sent again" in again.text and "2 were replayed before" in again.text
+        nothing = {**form, "id": []}
+        assert (await browser.post("/dead/replay", data=nothing)).status_code == 400
+
+
+async def test_a_group_is_put_somewhere_else_as_it_was_shown(mq: Embedded, admin: Admin, visit: Visit) -> None:
+    async with mq.producer() as producer:
+        for number in range(4):
+            await producer.send("orders", b"%d" % number)
+    await admin.groups.create("billing")
+    await admin.offsets.apply(await admin.offsets.plan("billing", "orders", "last"))
+    where = {"group": "billing", "topic": "orders"}
+    async with visit(allow_writes=True) as browser, visit() as reader:
+        assert "<strong>4</strong> messages come once more" in await ok(reader, "/reset", **where, to="first")
+        for way in ({"to": "time", "at": "2020-01-01T00:00"}, {"to": "skip", "skip": "-9"}):
+            assert "<strong>4</strong> messages come once more" in await ok(reader, "/reset", **where, **way)
+        assert (await reader.get("/reset", params={**where, "to": "time"})).status_code == 400
+        page = await browser.get("/reset", params={**where, "to": "first"})
+        ticket = re.search(r'name="ticket" value="(\w+)"', page.text)
+        assert ticket is not None and sum(each.lag for each in await admin.groups.lag("billing")) == 0
+        done = await browser.post("/reset", data={"csrf": csrf(page), "ticket": ticket[1]})
+        assert "Done, and looked after" in done.text, done.text
+        assert sum(each.lag for each in await admin.groups.lag("billing")) == 4
+        twice = await browser.post("/reset", data={"csrf": csrf(page), "ticket": ticket[1]})
+        assert twice.status_code == 400 and "carried out" in twice.text
+
+
+async def test_messages_are_seen_as_they_come(mq: Embedded, visit: Visit) -> None:
+    async with visit() as browser, mq.producer() as producer:
+        await producer.send("orders", b"before")
+
+        async def look(page: str) -> str:
+            where = re.search(r'hx-get="([^"]*)"', page)
+            assert where is not None
+            return await ok(browser, where[1].replace("&amp;", "&"))
+
+        page = await ok(browser, "/tail", topic="orders", tag="x&y")
+        for number in range(120):
+            await producer.send("orders", b"m-%d" % number, tag="x&y" if number % 2 else "other")
+        rows = await look(page)
+        assert "m-119" in rows and "m-118" not in rows and "before" not in rows and "passed over 20" in rows
+        rows = await look(rows)
+        assert "<tr>" not in rows
+        assert (await browser.get("/tail/rows?topic=orders&after=1+x")).status_code == 400
+        assert (await browser.get("/tail?topic=nowhere")).status_code == 404
 
 
 def test_bodies_of_every_kind_are_shown() -> None:
