@@ -140,7 +140,9 @@ async def test_cancelled_senders_of_a_key_do_not_block_it(scripted: Scripted) ->
     scripted.by_turns(None)
     async with Producer("p", nameservers=scripted.address) as producer:
         tasks = [asyncio.ensure_future(producer.send("t", b"x", sharding_key="k")) for _ in range(4)]
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while not scripted.sends:
+                await asyncio.sleep(0.001)
         for task in tasks[:3]:
             task.cancel()
         assert (await tasks[3]).offset == 2
