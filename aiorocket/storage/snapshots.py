@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from aiorocket.errors import StoreCorruptedError
@@ -18,6 +19,10 @@ __all__ = ("Snapshot",)
 
 _MAGIC = b"aiorocket-state"
 _VERSION = 1
+#: Values written in one call: some 100 us. A call that writes hundreds of thousands keeps the interpreter, and with it
+#: the loop in the other thread, until it is done.
+_A_PIECE = 1_000
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Snapshot:
@@ -58,11 +63,37 @@ class Snapshot:
     def save(self, value: dict[str, Any]) -> None:
         """Make ``value`` the state, durably. OSError leaves the previous state in force."""
         generation = self._generation + 1
-        text = json.dumps(value, separators=(",", ":")).encode()
+        text = "".join(_pieces(value)).encode()
         covered = b"%d\n%s" % (generation, text)
         head = b"%s %d %08x " % (_MAGIC, _VERSION, zlib.crc32(covered))
         self._disk.replace(f"{self.path}.{'ab'[generation & 1]}", head + covered)
         self._generation = generation
+
+
+def _pieces(value: dict[str, Any] | list[Any], *, inside: bool = False) -> Iterator[str]:
+    """As JSON, piece by piece: the members of ``value``, and what is large in them."""
+    named = isinstance(value, dict)
+    some: list[Any] = []
+    count = 0
+    mark = "{" if named else "["
+    entries: Iterable[Any] = value.items() if isinstance(value, dict) else value
+    for entry in entries:
+        inner = entry[1] if named else entry
+        size = len(inner) if isinstance(inner, dict | list) else 0
+        alone = size >= _A_PIECE or (size > 0 and not inside)
+        if some and (alone or count + size >= _A_PIECE):
+            yield mark + _encode(dict(some) if named else some)[1:-1]
+            some, count, mark = [], 0, ","
+        if alone:
+            yield mark + (_encode(entry[0]) + ":" if named else "")
+            yield from _pieces(inner, inside=True)
+            mark = ","
+        else:
+            some.append(entry)
+            count += 1 + size
+    if some or not value:
+        yield mark + _encode(dict(some) if named else some)[1:-1]
+    yield "}" if named else "]"
 
 
 def _parse(data: bytes) -> tuple[int, dict[str, Any]]:

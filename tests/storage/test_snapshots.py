@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aiorocket.errors import StoreCorruptedError
 from aiorocket.runtime.disk import MemoryDisk
-from aiorocket.storage import Snapshot
+from aiorocket.storage import Snapshot, snapshots
 from aiorocket.testing import SimDisk
 
 
@@ -74,3 +78,30 @@ def test_a_failed_save_keeps_the_state_and_the_next_one_works() -> None:
         again.save({"number": 3})
         disk.crash()
         assert Snapshot(disk, "d/state").load() == {"number": 3}
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(value=st.dictionaries(st.text(max_size=3), _JSON, max_size=4), piece=st.integers(1, 4))
+def test_the_pieces_of_a_state_are_its_json(value: dict[str, Any], piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshots, "_A_PIECE", piece)
+        assert "".join(snapshots._pieces(value)) == json.dumps(value, separators=(",", ":"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"offsetTable": {f"t{n}@g": {str(queue): 7 for queue in range(8)} for n in range(1_000)}},
+        {"queues": {"t": [[queue, 0, 9] for queue in range(5_000)]}, "start": 0},
+        {"locks": [["g", "t", "b", queue, "somebody", 3] for queue in range(5_000)], "counter": 5_000},
+    ],
+)
+def test_no_piece_of_a_large_state_is_large(value: dict[str, Any]) -> None:
+    """One call of the encoder keeps the interpreter from the loop's thread until it returns."""
+    assert max(map(len, snapshots._pieces(value))) < 30_000
