@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from aiorocket.errors import StoreCorruptedError
@@ -10,13 +11,41 @@ from aiorocket.storage.consume_queue import ConsumeQueue
 from aiorocket.storage.snapshots import Snapshot
 from aiorocket.storage.walk import Bad
 
-__all__ = ("QueueTable", "checkpoint_state", "load_checkpoint")
+__all__ = ("QueueRows", "QueueTable", "checkpoint_state", "load_checkpoint")
 
 QueueTable = dict[tuple[str, int], ConsumeQueue]
 
 
+class QueueRows:
+    """What a checkpoint says of queues, read little by little; one that has changed since is read again."""
+
+    def __init__(self, queues: Iterable[ConsumeQueue] = ()) -> None:
+        #: [id, min offset, count] of each queue, by topic.
+        self.topics: dict[str, list[list[int]]] = {}
+        self._rows: dict[ConsumeQueue, list[int]] = {}
+        self.read(queues)
+
+    def read(self, queues: Iterable[ConsumeQueue]) -> None:
+        for queue in queues:
+            if queue.deleted:
+                continue
+            row = self._rows.get(queue)
+            if row is None:
+                row = self._rows[queue] = [queue.queue_id, 0, 0]
+                self.topics.setdefault(queue.topic, []).append(row)
+            row[1:] = queue.min_offset, queue.max_offset
+
+    def count(self, queue: ConsumeQueue) -> int:
+        """As it was read."""
+        return self._rows[queue][2]
+
+    def forget(self, topic: str) -> None:
+        """The queues that it had are deleted."""
+        self.topics.pop(topic, None)
+
+
 def checkpoint_state(
-    queues: QueueTable,
+    queues: QueueRows,
     *,
     start: int,
     replay: int,
@@ -26,10 +55,7 @@ def checkpoint_state(
     damage: list[Bad],
     clean: bool,
 ) -> dict[str, Any]:
-    """What a checkpoint says; queues are [id, min offset, count] by topic, damaged ranges [from, to, reason]."""
-    topics: dict[str, list[list[int]]] = {}
-    for (topic, queue_id), queue in queues.items():
-        topics.setdefault(topic, []).append([queue_id, queue.min_offset, queue.max_offset])
+    """What a checkpoint says; damaged ranges are [from, to, reason]."""
     return {
         "format": FORMAT,
         "clean": clean,
@@ -39,7 +65,7 @@ def checkpoint_state(
         "timestamp": timestamp,
         "deleted": deleted,
         "damaged": [list(bad) for bad in damage],
-        "queues": topics,
+        "queues": queues.topics,
     }
 
 

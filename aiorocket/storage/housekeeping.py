@@ -14,7 +14,7 @@ from functools import partial
 
 from aiorocket.config import StoreConfig
 from aiorocket.runtime.disk import Disk
-from aiorocket.storage.checkpoint import QueueTable, checkpoint_state
+from aiorocket.storage.checkpoint import QueueRows, QueueTable, checkpoint_state
 from aiorocket.storage.commit_log import CommitLog
 from aiorocket.storage.consume_queue import UNIT_SIZE, ConsumeQueue, remove_queue, write_units
 from aiorocket.storage.files import FileCache
@@ -24,6 +24,10 @@ __all__ = ("Housekeeping",)
 
 #: Queues written and synced by one job of the writer thread; flushes of the log wait behind it.
 _QUEUES = 16
+#: Queues looked at in one turn of the loop, and how often those are looked at again that changed meanwhile, if there
+#: are more of them than that.
+_A_TURN = 2_000
+_ROUNDS = 8
 #: A queue costs a checkpoint a file that is opened, written and synced, some 100 us of CPU and a sync of the disk, for
 #: however few messages. So that of many queues is put off by one interval for each so many, twelve at most, and until
 #: the log has grown by so much: reading that much again at a start takes a second.
@@ -64,6 +68,8 @@ class Housekeeping:
         self._closing = False
         self._put_off = 0
         self._covered = log.written
+        #: What a checkpoint has read of the queues so far.
+        self._rows = QueueRows()
         self.dirty: dict[ConsumeQueue, None] = {}
         self.deleting: dict[str, None] = {}
 
@@ -145,12 +151,13 @@ class Housekeeping:
     async def _checkpoint(self, *, clean: bool) -> bool:
         async with self._one_at_a_time:
             log, disk = self._log, self._disk
-            dirty, self.dirty = self.dirty, {}
+            # Queues lose what is old before the log does: a beginning from before they are looked at fits them.
+            start = log.start_offset
+            rows, dirty = await self._look()
             replay = log.written
-            counts = [(queue, queue.max_offset) for queue in dirty]
             state = checkpoint_state(
-                self._queues,
-                start=log.start_offset,
+                rows,
+                start=start,
                 replay=replay,
                 durable=replay,
                 timestamp=self._timestamp(),
@@ -162,8 +169,9 @@ class Housekeeping:
             if log.is_broken:
                 return False
             try:
-                for at in range(0, len(counts), _QUEUES):
-                    some = [(queue, count) for queue, count in counts[at : at + _QUEUES] if not queue.deleted]
+                queues = list(dirty)
+                for at in range(0, len(queues), _QUEUES):
+                    some = [(queue, rows.count(queue)) for queue in queues[at : at + _QUEUES] if not queue.deleted]
                     await disk.run(_write_queues, disk, [_unwritten(queue, count) for queue, count in some])
                     for queue, count in some:
                         queue.written(count, synced=True)
@@ -175,6 +183,25 @@ class Housekeeping:
                 log.units_failed(error)
                 return False
             return True
+
+    async def _look(self) -> tuple[QueueRows, dict[ConsumeQueue, None]]:
+        """How far the queues are at the moment when this returns, and which of them were dirty."""
+        rows = self._rows = QueueRows()
+        dirty, self.dirty = self.dirty, {}
+        queues = list(self._queues.values())
+        for number in range(1, _ROUNDS + 1):
+            for at in range(0, len(queues), _A_TURN):
+                if at:
+                    await asyncio.sleep(0)
+                rows.read(queues[at : at + _A_TURN])
+            changed, self.dirty = self.dirty, {}
+            dirty.update(changed)
+            queues = list(changed)
+            if len(queues) <= _A_TURN or number == _ROUNDS:
+                break
+        rows.read(queues)
+        self._rows = QueueRows()
+        return rows, dirty
 
     def behind_sync(self, work: Callable[..., None], *args: object) -> asyncio.Future[None]:
         """See MessageStore."""
@@ -192,6 +219,7 @@ class Housekeeping:
         """Make a deletion durable (the checkpoint no longer knows the topic), then remove its files."""
         self.deleting[topic] = None
         self._deleted[topic] = self._log.end
+        self._rows.forget(topic)
         task = self._loop.create_task(self._remove(topic, queues), name=f"store removes topic {topic}")
         self._start(task)
         return asyncio.shield(task)  # whoever gives up waiting does not stop it

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from aiorocket.config import StoreConfig
 from aiorocket.errors import ProtocolError
 from aiorocket.runtime.disk import Disk, File
-from aiorocket.storage.checkpoint import QueueTable, checkpoint_state, load_checkpoint
+from aiorocket.storage.checkpoint import QueueRows, QueueTable, checkpoint_state, load_checkpoint
 from aiorocket.storage.checksums import FORMAT, PAGE, Entries, encode_block, encode_head, load, read_entries, sums_path
 from aiorocket.storage.queue_recovery import Codes, QueuesDoNotFitError, QueueSteps, sync_queue
 from aiorocket.storage.results import Recovery
@@ -79,7 +79,7 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
             sync_queue(disk, queue)
     snapshot.save(
         checkpoint_state(
-            steps.queues,
+            QueueRows(steps.queues.values()),
             start=steps.start,
             replay=steps.end,
             durable=steps.end,

@@ -12,7 +12,7 @@ import pytest
 from aiorocket.errors import StoreCorruptedError
 from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import Env, memory_env
-from aiorocket.storage import MessageStore, Recovery, Snapshot, StoreBusyError
+from aiorocket.storage import MessageStore, Recovery, Snapshot, StoreBusyError, housekeeping
 from aiorocket.storage.segment import Segment
 from aiorocket_protocol import RecordView
 from tests.storage.stores import HOST, bodies, config, intact, opened, put
@@ -75,6 +75,40 @@ async def test_a_kill_loses_nothing_that_was_written_and_reads_only_what_came_af
     assert bodies(again, "T", 1) == [b"%d." % number * 40 for number in range(1, 60, 2)]
     assert (await put(again, "T", 0)).queue_offset == 30
     await again.close()
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_checkpoint_of_many_queues_is_made_in_turns(deleted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is appended, made or deleted while it looks at queue after queue, it fits the log."""
+    monkeypatch.setattr(housekeeping, "_A_TURN", 2)
+    env = memory_env()
+    store = await opened(env, checkpoint_interval=1000)
+    for number in range(40):
+        await put(store, f"t{number % 10}", number % 2, b"%d" % number)
+    job = asyncio.ensure_future(store._behind.save())
+    turns, waiting = 0, []
+    while not job.done():
+        turns += 1
+        if turns <= 200:  # some behind and some in front of where it looks, and new ones
+            waiting.append(put(store, f"t{turns % 9 + 1}" if turns % 3 else f"new{turns}", 0, b"more"))
+        if deleted and turns == 4:
+            gone = store.delete_topic("t0")
+        await asyncio.sleep(0)
+    assert await job and turns > 10
+    image = copy_of(env)
+    results = [await result for result in waiting]
+    if deleted:
+        await gone
+    killed = copy_of(env)
+    await store.close()
+    for env in (image, killed):
+        again, recovery = await reopen(env)
+        assert not recovery.rebuilt and not again.damaged
+        assert all(again.read_record(result.physical_offset) for result in results) or env is image
+        for number in range(1, 10):
+            assert len(bodies(again, f"t{number}", 0)) >= 4 * (number % 2 == 0)
+        assert not deleted or not again.queues("t0") or env is image
+        await again.close()
 
 
 async def test_the_last_batch_cut_at_every_byte_with_zeros_and_garbage_behind() -> None:
