@@ -87,6 +87,7 @@ class PopRevival:
         self._counters = tables.counters
         self._topics_changed = topics_changed
         self._log_topic = revive_topic(cluster)
+        self._offsets.read_first = REVIVE_GROUP, self._log_topic
         self._driver = DeadlineDriver(loop, self._next_deadline, self._due)
         self._closed = False
         self._reviving = 0

@@ -4,16 +4,18 @@ changed.
 Topics are saved at once, in the disk's one writer thread, and so with ``flush="sync"`` before the first message of a
 new topic can be acknowledged. A queue lock is granted when it is saved. The rest is saved every few seconds and at the
 end: a crash costs repeated deliveries, never a lost message. What says how far something has come is saved behind a
-sync of the log: with ``flush="async"`` it would outlive the copies that it passes in a power cut.
+sync of the log: with ``flush="async"`` it would outlive the copies that it passes in a power cut. A table that may have
+hundreds of thousands of entries is read in turns, and its saves follow one another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Container, Generator, Mapping
+from typing import Any, Protocol, runtime_checkable
 
+from aiorocket.broker.core.turns import A_TURN
 from aiorocket.errors import StoreCorruptedError
 from aiorocket.runtime.disk import Disk
 from aiorocket.storage.snapshots import Snapshot
@@ -34,6 +36,15 @@ class Table(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
     def load(self, data: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class LargeTable(Table, Protocol):
+    """One that is read in turns when it has many entries; what is there when a save begins is in it."""
+
+    def __len__(self) -> int: ...
+
+    def in_turns(self) -> Generator[None, None, dict[str, Any]]: ...
 
 
 class _Saved:
@@ -110,7 +121,13 @@ class BrokerState:
             return saved.running if saved.running is not None else _done()
         saved.version = version
         run = self._behind_sync if name in _BEHIND else self._disk.run
-        job = run(saved.snapshot.save, saved.table.to_dict())
+        table = saved.table
+        job: asyncio.Future[None]
+        if isinstance(table, LargeTable) and (len(table) > A_TURN or isinstance(saved.running, asyncio.Task)):
+            save = _in_turns(table, saved.snapshot, run, saved.running)
+            job = asyncio.get_running_loop().create_task(save, name=f"save {name}")
+        else:
+            job = run(saved.snapshot.save, table.to_dict())
         saved.running = job
         job.add_done_callback(lambda job: self._finished(saved, name, job))
         return job
@@ -140,6 +157,22 @@ class BrokerState:
         elif (error := job.exception()) is not None:
             saved.version = -1
             _log.error("%s of %s could not be saved: %s", name, self._directory, error)
+
+
+async def _in_turns(
+    table: LargeTable, snapshot: Snapshot, run: Callable[..., asyncio.Future[None]], before: asyncio.Future[None] | None
+) -> None:
+    """Save a table, when the save ``before`` it is over."""
+    if before is not None:
+        await asyncio.wait([before])
+    reading = table.in_turns()
+    while True:
+        try:
+            next(reading)
+        except StopIteration as end:
+            await run(snapshot.save, end.value)
+            return
+        await asyncio.sleep(0)
 
 
 def _done() -> asyncio.Future[None]:

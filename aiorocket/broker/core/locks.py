@@ -11,9 +11,10 @@ are seconds of a monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from aiorocket.broker.core.turns import A_TURN, whole
 from aiorocket.config import Limits
 
 __all__ = ("LockTable", "QueueKey", "QueueLock")
@@ -231,12 +232,26 @@ class LockTable:
 
     def to_dict(self) -> dict[str, Any]:
         """Every entry as ``[group, topic, broker, queue id, owner, epoch]``, claims as if they were granted."""
-        locks = [
-            [group, *queue, entry.claimant if entry.claim else entry.owner, entry.claim or entry.epoch]
-            for group, entries in self._groups.items()
-            for queue, entry in entries.items()
-        ]
-        return {"counter": self.counter, "incomplete": self._incomplete, "locks": locks}
+        return whole(self.in_turns())
+
+    def in_turns(self) -> Generator[None, None, dict[str, Any]]:
+        """``to_dict``: it has every claim made before it began. Later ones it may have."""
+        incomplete = self._incomplete
+        locks: list[list[Any]] = []
+        left = A_TURN
+        for group, queues in list(self._groups.items()):
+            entries = list(queues.items())
+            for at in range(0, len(entries), A_TURN):
+                if left <= 0:
+                    left = A_TURN
+                    yield
+                some = entries[at : at + A_TURN]
+                left -= len(some)
+                locks += [
+                    [group, *queue, entry.claimant if entry.claim else entry.owner, entry.claim or entry.epoch]
+                    for queue, entry in some
+                ]
+        return {"counter": self.counter, "incomplete": incomplete, "locks": locks}
 
     def load(self, data: Mapping[str, Any]) -> None:
         """Take over a snapshot; ``start`` must follow. Raises ValueError, TypeError or KeyError when it is not one."""

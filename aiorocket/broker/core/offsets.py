@@ -9,10 +9,11 @@ where somebody was who has heard of nothing. Both together are.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Generator, Hashable, Iterator, Mapping
 from typing import Any
 
 from aiorocket.broker.core.names import Refusal, full
+from aiorocket.broker.core.turns import A_TURN, whole
 from aiorocket.config import Limits
 
 __all__ = ("ConsumerOffsets",)
@@ -31,6 +32,9 @@ class ConsumerOffsets:
         self.quiet: dict[tuple[str, str], float] = {}
         #: Who has been told of them, by group, topic and queue.
         self._told: dict[tuple[str, str, int], set[Hashable]] = {}
+        #: The pair that says from where on others are to be made again: a snapshot has of it no later offset than of
+        #: these.
+        self.read_first: tuple[str, str] | None = None
         #: Grows with every change; a snapshot is needed when it differs from the one last written.
         self.version = 0
 
@@ -130,6 +134,9 @@ class ConsumerOffsets:
         if keys:
             self.version += 1
 
+    def __len__(self) -> int:
+        return self._count
+
     def __iter__(self) -> Iterator[tuple[str, str, int, int]]:
         for (group, topic), queues in self._offsets.items():
             for queue_id, offset in queues.items():
@@ -138,9 +145,32 @@ class ConsumerOffsets:
     def to_dict(self) -> dict[str, Any]:
         """``{"topic@group": {"queue id": offset}}``, the keys of RocketMQ's own offset file (names can hold no
         ``@``)."""
-        plain = {"offsetTable": _table(self._offsets)}
+        return whole(self.in_turns())
+
+    def in_turns(self) -> Generator[None, None, dict[str, Any]]:
+        """``to_dict``; each queue's offset is one it had since the beginning."""
+        table: dict[str, dict[str, int]] = {}
+        keys = list(self._offsets)
+        if self.read_first in self._offsets:
+            keys.insert(0, self.read_first)
+        seen = 0
+        for key in keys:
+            group, topic = key
+            name = f"{topic}@{group}"
+            queues = self._offsets.get(key)
+            if queues is None or name in table:
+                continue
+            table[name] = {str(queue_id): offset for queue_id, offset in queues.items()}
+            seen += len(queues)
+            if seen >= A_TURN:
+                seen = 0
+                yield
+        plain = {"offsetTable": table}
         if self.resets:
-            plain["resetOffsetTable"] = _table(self.resets)
+            plain["resetOffsetTable"] = {
+                f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in queues.items()}
+                for (group, topic), queues in self.resets.items()
+            }
         return plain
 
     def load(self, data: Mapping[str, Any]) -> None:
@@ -149,7 +179,3 @@ class ConsumerOffsets:
                 topic, _, group = key.partition("@")
                 table[group, topic] = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
         self._count = sum(map(len, self._offsets.values()))
-
-
-def _table(offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> dict[str, dict[str, int]]:
-    return {f"{topic}@{group}": {str(q): n for q, n in queues.items()} for (group, topic), queues in offsets.items()}
