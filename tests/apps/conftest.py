@@ -31,9 +31,9 @@ class Apps:
     def __init__(self) -> None:
         self._processes: list[asyncio.subprocess.Process] = []
 
-    async def start(self, name: str, nameserver: str, *seconds: float) -> Process:
+    async def start(self, name: str, nameserver: str, *arguments: object) -> Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(HERE / name), nameserver, *map(str, seconds),
+            sys.executable, str(HERE / name), nameserver, *map(str, arguments),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip

@@ -13,7 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "apps" / "typed"
 #: Applications of which type checkers must have nothing to say.
-RIGHT = [FOLDER / "right.py", FOLDER.parent / "bakery.py", FOLDER.parent / "clicks.py"]
+RIGHT = [
+    FOLDER / "right.py", FOLDER.parent / "bakery.py", FOLDER.parent / "clicks.py",
+    *sorted((FOLDER.parent / "examples").glob("*.py")),
+]  # fmt: skip
 WRONG = FOLDER / "wrong.py"
 
 pytestmark = pytest.mark.harness
