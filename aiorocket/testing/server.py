@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from aiorocket import SendOptions
+from aiorocket import Body, SendOptions
 from aiorocket.config import BrokerConfig, Flush
 from aiorocket.embedded import Embedded
 from aiorocket.model import SendReceipt
@@ -52,7 +52,7 @@ class RocketMQServer:
         """Create ``topic``; it has a route when this returns."""
         self._thread.call(self._mq.create_topic, topic, queues)
 
-    def send(self, topic: str, body: bytes, **options: Unpack[SendOptions]) -> SendReceipt:
+    def send(self, topic: str, body: Body, **options: Unpack[SendOptions]) -> SendReceipt:
         """Send a message and wait for its receipt. Options and errors as of ``Producer.send``."""
         return self._thread.call(partial(self._mq.send, topic, body, **options))
 
