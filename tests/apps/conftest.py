@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,17 +27,21 @@ class Process(NamedTuple):
 
 
 class Apps:
-    """Starts applications of this folder as processes."""
+    """Starts applications of this folder as processes. What they log goes to ``log``: a pipe that nobody reads would
+    make one that has much to say stand still."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path | None = None) -> None:
+        self._log = log
         self._processes: list[asyncio.subprocess.Process] = []
 
     async def start(self, name: str, nameserver: str, *arguments: object) -> Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, str(HERE / name), nameserver, *map(str, arguments),
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )  # fmt: skip
+        with ExitStack() as ends:
+            log = asyncio.subprocess.PIPE if self._log is None else ends.enter_context(self._log.open("ab")).fileno()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, str(HERE / name), nameserver, *map(str, arguments),
+                stdout=asyncio.subprocess.PIPE, stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )  # fmt: skip
         self._processes.append(process)
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), 60)

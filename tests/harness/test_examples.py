@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -79,8 +79,10 @@ async def through_the_storm(
 
 @asynccontextmanager
 async def around(tmp_path: Path) -> AsyncIterator[tuple[Embedded, Apps]]:
-    apps = Apps()
-    async with embed(str(tmp_path / "store"), broker={"register_interval": 0.3}) as mq:
+    apps = Apps(tmp_path / "log")
+    # Whose end it did not hear it asks for soon.
+    soon = {"register_interval": 0.3, "transaction_timeout": 2.0, "transaction_check_interval": 3.0}
+    async with embed(str(tmp_path / "store"), broker=soon) as mq:
         try:
             yield mq, apps
         finally:
@@ -90,6 +92,16 @@ async def around(tmp_path: Path) -> AsyncIterator[tuple[Embedded, Apps]]:
 def asked(database: Path, statement: str) -> list[tuple[object, ...]]:
     with closing(sqlite3.connect(database, timeout=30)) as connection:
         return connection.execute(statement).fetchall()
+
+
+@contextmanager
+def printed(log: Path) -> Iterator[None]:
+    """What the service logged at the end, where this fails."""
+    try:
+        yield
+    except BaseException:
+        print(log.read_text()[-20_000:])
+        raise
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -121,7 +133,8 @@ async def test_orders_through_kills(tmp_path: Path) -> None:
             return {int(str(each)) for (each,) in found}
 
         # Of those whose process died between the database and the broker, the broker asks the checker.
-        await until(lambda: not placed("placed") and not asked(database, "SELECT id FROM aiorocket_outbox"))
+        with printed(tmp_path / "log"):
+            await until(lambda: not placed("placed") and not asked(database, "SELECT id FROM aiorocket_outbox"))
         paid = placed("paid")
         assert paid >= set(users.acknowledged)
         made = [each.msg_id for each in stored_messages(mq.broker.store, "payments-made")]
@@ -147,6 +160,7 @@ async def test_clicks_through_kills(tmp_path: Path) -> None:
         def stored() -> int:
             return len(stored_messages(mq.broker.store, "clicks"))
 
-        await until(lambda: len(asked(database, "SELECT page FROM clicks")) == stored())
+        with printed(tmp_path / "log"):
+            await until(lambda: len(asked(database, "SELECT page FROM clicks")) == stored())
         pages = {int(str(each)) for (each,) in asked(database, "SELECT page FROM clicks")}
         assert pages >= set(users.acknowledged)

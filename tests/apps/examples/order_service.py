@@ -27,7 +27,18 @@ from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from aiorocket import Admin, Client, DeadLetter, Message, ProducerConfig, Retry, Router, TransactionProducer, TxState
+from aiorocket import (
+    Admin,
+    Client,
+    DeadLetter,
+    Message,
+    ProducerConfig,
+    Retry,
+    RocketError,
+    Router,
+    TransactionProducer,
+    TxState,
+)
 from aiorocket.sql import Outbox, Processed
 from aiorocket.web.fastapi import MQ, readiness
 
@@ -122,6 +133,8 @@ def create(nameserver: str, database: str) -> FastAPI:
                 await session.execute(orders.insert().values(row))
         except sa.exc.IntegrityError:
             raise HTTPException(409, f"there is an order {order.id}") from None
+        except RocketError as error:
+            raise HTTPException(503, str(error)) from None
         return {"message": tx.id}
 
     @app.get("/orders/{number}")
@@ -160,4 +173,4 @@ def create(nameserver: str, database: str) -> FastAPI:
 if __name__ == "__main__":
     with socket.create_server(("127.0.0.1", 0)) as listening:
         print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-        uvicorn.Server(uvicorn.Config(create(*sys.argv[1:]), ws="none")).run(sockets=[listening])
+        uvicorn.Server(uvicorn.Config(create(*sys.argv[1:]), ws="none", access_log=False)).run(sockets=[listening])
