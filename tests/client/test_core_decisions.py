@@ -181,6 +181,12 @@ def test_verdict_by_code(code: int, retry: bool, stored: bool) -> None:
     assert (verdict.retry, verdict.may_be_stored) == (retry, stored)
 
 
+def test_what_the_access_control_of_4_9_refuses_is_not_stored_and_not_tried_again() -> None:
+    remark = "org.apache.rocketmq.acl.common.AclException: Check signature failed for accessKey=x, ..."
+    verdict = judge(remote_error(1, remark, request="SEND_MESSAGE_V2", address="127.0.0.1:10911"))
+    assert (verdict.retry, verdict.may_be_stored) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("error", "stored"),
     [

@@ -65,10 +65,15 @@ _BY_CODE: Final[dict[int, Verdict]] = {
 
 _UNKNOWN_CODE = Verdict(False, True)
 
+#: How the access control of 4.9 begins what it answers as a SYSTEM_ERROR; it asks before anything is stored.
+_ACL_REFUSAL = "org.apache.rocketmq.acl.common.AclException"
+
 
 def judge(error: Exception) -> Verdict:
     """The verdict on one failed attempt. An error nobody foresaw counts as maybe stored and is not retried."""
     if isinstance(error, RemoteError):
+        if error.code == ResponseCode.SYSTEM_ERROR and error.remark.startswith(_ACL_REFUSAL):
+            return _REFUSED
         return _BY_CODE.get(error.code, _UNKNOWN_CODE)
     if isinstance(error, NotConnectedError):
         # Nothing was written. The broker may be restarting, so the time that is left is used, whatever `retries` says.
