@@ -1,5 +1,12 @@
 """What the pages of RocketMQ's dashboard ask of our servers, through Apache's own admin client and over the VIP
-channel, as the dashboard does: every question has its true answer. The dashboard itself is in no package registry."""
+channel, as the dashboard does: every question has its true answer.
+
+The dashboard itself is in no package registry. 2.1.0, built from its source, was run by hand on 2026-11-22 over the
+VIP channel, without and with access control: 63 of its 68 endpoints were asked, and each had its answer (login, logout and
+two for proxies ask no server, ``/test/runTask.do`` sends for ever). What its controllers ask is here: Ops, Cluster,
+Dashboard, Topic, Producer, Consumer and Message; MessageTrace and DlqMessage ask as "message by key", "messages of a
+topic" and "message consumed once more" do, of other topics; Acl's is in ``test_access.py``.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +37,16 @@ ANSWERS = {
     "topic config": "2",
     "topic create": "3",
     "topic send": "SEND_OK",
+    "topic send in a transaction": "COMMIT_MESSAGE",
     "topic delete": "done",
     "groups": "true",
     "group progress": "0",
     "group progress in a topic": "true",
     "group clients": "1",
     "group client": "2",
+    "group client's stacks": "true",
     "group create": "7",
+    "group reset with nobody there": "2",
     "group delete": "done",
     "producers": "1",
     "message by key": "1",
@@ -44,6 +54,7 @@ ANSWERS = {
     "message tracks": "CONSUMED",
     "message consumed once more": "CR_SUCCESS",
     "messages by time": "0 true",
+    "messages of a topic": "20",
     "group reset": "0",
 }
 

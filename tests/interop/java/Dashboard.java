@@ -4,7 +4,11 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -73,6 +77,30 @@ public class Dashboard {
                 producer.shutdown();
             }
         });
+        say("topic send in a transaction", () -> {
+            TransactionMQProducer producer = new TransactionMQProducer("dashboard-transactions");
+            producer.setNamesrvAddr(args[0]);
+            producer.setVipChannelEnabled(true);
+            producer.setInstanceName("dashboard-transactions");
+            producer.setTransactionListener(new TransactionListener() {
+                @Override
+                public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
+                    return LocalTransactionState.COMMIT_MESSAGE;
+                }
+
+                @Override
+                public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                    return LocalTransactionState.COMMIT_MESSAGE;
+                }
+            });
+            producer.start();
+            try {
+                Message message = new Message("made-on-a-page", "tag", "text".getBytes(StandardCharsets.UTF_8));
+                return producer.sendMessageInTransaction(message, null).getLocalTransactionState();
+            } finally {
+                producer.shutdown();
+            }
+        });
         say("topic delete", () -> {
             admin.deleteTopicInBroker(Set.of(broker), "made-on-a-page");
             admin.deleteTopicInNameServer(Set.of(args[0].split(";")), "made-on-a-page");
@@ -96,6 +124,7 @@ public class Dashboard {
             ConsumerRunningInfo info = admin.getConsumerRunningInfo(group, client, false);
             return info.getMqTable().keySet().stream().filter(queue -> queue.getTopic().equals(topic)).count();
         });
+        say("group client's stacks", () -> admin.getConsumerRunningInfo(group, client, true).getJstack() != null);
         say("group create", () -> {
             SubscriptionGroupConfig config = new SubscriptionGroupConfig();
             config.setGroupName("made-on-a-page");
@@ -103,6 +132,7 @@ public class Dashboard {
             admin.createAndUpdateSubscriptionGroupConfig(broker, config);
             return admin.examineSubscriptionGroupConfig(broker, "made-on-a-page").getRetryMaxTimes();
         });
+        say("group reset with nobody there", () -> admin.resetOffsetByTimestampOld("made-on-a-page", topic, 1, true).size());
         say("group delete", () -> {
             admin.deleteSubscriptionGroup(broker, "made-on-a-page", true);
             return "done";
@@ -122,6 +152,22 @@ public class Dashboard {
         say("messages by time", () -> {
             MessageQueue queue = new MessageQueue(topic, name, found[0].getQueueId());
             return admin.searchOffset(queue, 1) + " " + (admin.maxOffset(queue) > admin.minOffset(queue));
+        });
+        say("messages of a topic", () -> {
+            DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("TOOLS_CONSUMER");
+            consumer.setNamesrvAddr(args[0]);
+            consumer.setVipChannelEnabled(true);
+            consumer.setInstanceName("dashboard-reader");
+            consumer.start();
+            try {
+                int count = 0;
+                for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(topic)) {
+                    count += consumer.pull(queue, "*", consumer.searchOffset(queue, 1), 32).getMsgFoundList().size();
+                }
+                return count;
+            } finally {
+                consumer.shutdown();
+            }
         });
         say("group reset", () -> {
             Map<MessageQueue, Long> reset = admin.resetOffsetByTimestamp(topic, group, 1, true);
