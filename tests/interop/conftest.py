@@ -14,6 +14,7 @@ import pytest
 
 from tests.interop import works
 from tests.interop.peers import (
+    FOR_ALL,
     OLDER,
     JavaClient,
     Server,
@@ -107,6 +108,22 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 async def java(jars: Path, smoke_classes: Path, tmp_path: Path) -> AsyncIterator[JavaClient]:
     client = JavaClient(jars, smoke_classes, tmp_path)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@pytest.fixture(scope="session")
+def older_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    classes = tmp_path_factory.mktemp("older-classes")
+    JavaClient.compile(fetch_jars(OLDER), classes, FOR_ALL)
+    return classes
+
+
+@pytest.fixture
+async def java_older(older_classes: Path, tmp_path: Path) -> AsyncIterator[JavaClient]:
+    client = JavaClient(fetch_jars(OLDER), older_classes, tmp_path)
     try:
         yield client
     finally:

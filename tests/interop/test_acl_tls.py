@@ -1,7 +1,8 @@
-"""Apache's broker with ACL 2.0 and TLS on: what we sign it accepts, over its TLS, and it refuses what it should.
+"""Apache's brokers with access control (ACL 2.0, and 1.0 of 4.9) and TLS on: what we sign they accept, over their TLS, and
+they refuse what they should.
 
 The servers are in TLS mode "permissive", so that the harness can look at them in plain text; a client with ``tls`` set
-still speaks nothing but TLS. The user is the broker's own first super user.
+still speaks nothing but TLS. The user may do everything.
 """
 
 from __future__ import annotations
@@ -17,21 +18,28 @@ from aiorocket import Client, Message, OutgoingMessage, Router, TxState
 from aiorocket.config import ClientConfig, TlsConfig
 from aiorocket.errors import NotConnectedError, RocketError, SendError
 from aiorocket_protocol import JSON
-from tests.interop.peers import Server, apache_server, ask
+from tests.interop.peers import NEWEST, OLDER, Server, apache_server, ask, fetch_jars
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(500)]
 
 CERTIFICATES = Path(__file__).resolve().parents[1] / "remoting" / "data"
 USER, PASSWORD = "rocketmq", "a-password-0f-the-test"
 TRUSTING = TlsConfig(ca=str(CERTIFICATES / "ca.pem"))
-NO_PERMISSION = 16
+#: What a refusal says, and its code.
+REFUSED = {NEWEST: "code 16|NO_PERMISSION", OLDER: "AclException"}
+CODE = {NEWEST: 16, OLDER: 1}
 
 AUTH = "org.apache.rocketmq.auth"
 
 
-@pytest.fixture(scope="module")
-def guarded(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    settings = {
+def rules(version: str, place: Path) -> dict[str, str]:
+    """Settings of a broker that knows one user."""
+    if version == OLDER:
+        (place / "conf").mkdir()
+        user = f"- accessKey: {USER}\n  secretKey: {PASSWORD}\n  admin: true\n"
+        (place / "conf" / "plain_acl.yml").write_text(f"globalWhiteRemoteAddresses: []\naccounts:\n{user}")
+        return {"aclEnable": "true"}
+    return {
         "authenticationEnabled": "true",
         "authenticationProvider": f"{AUTH}.authentication.provider.DefaultAuthenticationProvider",
         "authenticationMetadataProvider": f"{AUTH}.authentication.provider.LocalAuthenticationMetadataProvider",
@@ -41,6 +49,16 @@ def guarded(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         "authorizationProvider": f"{AUTH}.authorization.provider.DefaultAuthorizationProvider",
         "authorizationMetadataProvider": f"{AUTH}.authorization.provider.LocalAuthorizationMetadataProvider",
     }
+
+
+@pytest.fixture(scope="module", params=[NEWEST, OLDER])
+def version(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def guarded(version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("guarded")
     options = [
         "-Dtls.test.mode.enable=false",
@@ -49,7 +67,7 @@ def guarded(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         f"-Dtls.server.keyPath={CERTIFICATES / 'server.key'}",
         f"-Dtls.config.file={place / 'no-tls.properties'}",
     ]
-    with apache_server(jars, place, more=settings, java_options=options) as server:
+    with apache_server(fetch_jars(version), place, more=rules(version, place), java_options=options) as server:
         yield server
 
 
@@ -95,13 +113,15 @@ async def test_signed_over_tls_everything_works(guarded: Server) -> None:
 
 
 @pytest.mark.parametrize("secret", ["another-password", None], ids=["wrong secret", "unsigned"])
-async def test_what_is_not_signed_well_is_refused_in_the_brokers_words(guarded: Server, secret: str | None) -> None:
+async def test_what_is_not_signed_well_is_refused_in_the_brokers_words(
+    guarded: Server, version: str, secret: str | None
+) -> None:
     good = config(guarded)
     async with Client(config=good) as client, client.producer("guarded-first") as producer:
         await producer.send("guarded-refused", b"creates the topic", timeout=20)
     bad = config(guarded, secret=secret) if secret else ClientConfig(nameservers=good.nameservers, tls=TRUSTING)
     async with Client(config=bad) as client, client.producer("guarded-bad") as producer:
-        with pytest.raises(SendError, match=r"code 16|NO_PERMISSION") as caught:
+        with pytest.raises(SendError, match=REFUSED[version]) as caught:
             await producer.send("guarded-refused", b"x", timeout=5)
     assert not caught.value.may_be_stored
     assert PASSWORD not in str(caught.value) and "another-password" not in str(caught.value)
@@ -114,6 +134,6 @@ async def test_other_authorities_are_not_trusted(guarded: Server) -> None:
             await client.route("guarded", timeout=5)
 
 
-def test_the_broker_really_checks(guarded: Server) -> None:
+def test_the_broker_really_checks(guarded: Server, version: str) -> None:
     code, _, _ = ask(guarded.broker, 34, {})
-    assert code == NO_PERMISSION
+    assert code == CODE[version]

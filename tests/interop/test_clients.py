@@ -31,8 +31,10 @@ def made(name: str, tools: Sequence[str], *steps: list[str]) -> Path:
         absent(f"not on PATH: {', '.join(missing)}")
     source = HERE / name
     content = b"".join(path.read_bytes() for path in sorted(source.iterdir()) if path.is_file())
-    place = kept() / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
-    if not place.is_dir():
+    with kept() as home:
+        place = home / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
+        if place.is_dir():
+            return place
         partial = place.with_suffix(f".{os.getpid()}")
         shutil.copytree(source, partial, ignore=shutil.ignore_patterns("__pycache__"))
         for step in steps:
@@ -41,7 +43,7 @@ def made(name: str, tools: Sequence[str], *steps: list[str]) -> Path:
                 shutil.rmtree(partial)
                 raise RuntimeError(f"{' '.join(step)} failed:\n{done.stdout}{done.stderr}")
         partial.rename(place)
-    return place
+        return place
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.interop import test_consumers as consumers
 from tests.interop import test_dead_letters as dead_letters
+from tests.interop import test_queries as queries
 from tests.interop import test_smoke as smoke
 from tests.interop import test_transactions as transactions
 from tests.interop.peers import JavaClient, Server
@@ -15,6 +18,16 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 async def test_send_consume_retry(java: JavaClient, request: pytest.FixtureRequest) -> None:
     await smoke.test_send_consume_retry("apache_older", "ours", "ours", java, request)
+
+
+async def test_everybody_in_a_broadcasting_group_gets_everything(
+    apache_older: Server, java: JavaClient, tmp_path: Path
+) -> None:
+    await consumers.test_everybody_in_a_broadcasting_group_gets_everything(apache_older, java, tmp_path)
+
+
+async def test_traces(apache_older: Server, tmp_path: Path) -> None:
+    await queries.test_mqadmin_reads_our_message_trace(apache_older, tmp_path)
 
 
 async def test_sql_filters(apache_older: Server) -> None:

@@ -1,4 +1,4 @@
-"""Ordered consumption in a group of two, the official Java client and ours, at Apache's broker and at ours.
+"""Ordered consumption in a group of two, the official Java client and ours, at every broker.
 
 They share the queues by their queue locks (41, 42): each queue has one owner, which gets its messages in order, a
 failed one again before anything later. When one leaves, the other goes on where it stopped.
@@ -41,9 +41,13 @@ async def create(server: Server, topic: str) -> None:
     await until(lambda: ask(server.nameserver, GET_ROUTE, {"topic": topic})[0] == 0, "routable")
 
 
-@pytest.mark.parametrize("kind", ["apache", "ours"])
-async def test_java_and_we_share_a_group_in_order(kind: str, java: JavaClient, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("kind", ["apache", "apache_older", "ours"])
+async def test_java_and_we_share_a_group_in_order(
+    kind: str, java: JavaClient, java_older: JavaClient, request: pytest.FixtureRequest
+) -> None:
     server: Server = request.getfixturevalue(kind)
+    if kind == "apache_older":
+        java = java_older
     topic, group = "steps", "clerks"
     await create(server, topic)
     #: Of each queue, who got what in which order.

@@ -243,7 +243,7 @@ public class Features {
 
     /** {@code setMessageModel(MessageModel.BROADCASTING)}: the enum moved to another package from 4.9 to 5. */
     @SuppressWarnings({"unchecked", "rawtypes"})
-    private static void broadcast(DefaultMQPushConsumer consumer) throws Exception {
+    static void broadcast(DefaultMQPushConsumer consumer) throws Exception {
         for (java.lang.reflect.Method method : DefaultMQPushConsumer.class.getMethods()) {
             if (method.getName().equals("setMessageModel")) {
                 method.invoke(consumer, Enum.valueOf((Class) method.getParameterTypes()[0], "BROADCASTING"));
