@@ -1,5 +1,5 @@
-"""Apache's brokers with access control (ACL 2.0, and 1.0 of 4.9) and TLS on: what we sign they accept, over their TLS, and
-they refuse what they should.
+"""Apache's brokers with access control (ACL 2.0, and 1.0 of 4.9) and TLS on: what we sign they accept, over their TLS,
+and they refuse what they should.
 
 The servers are in TLS mode "permissive", so that the harness can look at them in plain text; a client with ``tls`` set
 still speaks nothing but TLS. The user may do everything.

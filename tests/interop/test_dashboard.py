@@ -2,8 +2,8 @@
 channel, as the dashboard does: every question has its true answer.
 
 The dashboard itself is in no package registry. 2.1.0, built from its source, was run by hand on 2026-11-22 over the
-VIP channel, without and with access control: 63 of its 68 endpoints were asked, and each had its answer (login, logout and
-two for proxies ask no server, ``/test/runTask.do`` sends for ever). What its controllers ask is here: Ops, Cluster,
+VIP channel, without and with access control: 63 of its 68 endpoints were asked, and each had its answer (login, logout
+and two for proxies ask no server, ``/test/runTask.do`` sends for ever). What its controllers ask is here: Ops, Cluster,
 Dashboard, Topic, Producer, Consumer and Message; MessageTrace and DlqMessage ask as "message by key", "messages of a
 topic" and "message consumed once more" do, of other topics; Acl's is in ``test_access.py``.
 """
