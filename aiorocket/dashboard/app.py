@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from aiorocket.dashboard import brokers, dead_letters, groups, messages, offsets, overview, tail, topics
+from aiorocket.dashboard import brokers, dead_letters, groups, messages, offsets, overview, tail, timers, topics, trace
 from aiorocket.dashboard.guard import Guard, here
 from aiorocket.dashboard.site import FILES, Site, query, site_of
 from aiorocket.errors import NotConnectedError, ProtocolError, RocketError, TopicNotFoundError, UsageError
@@ -72,6 +72,8 @@ PAGES: dict[str, Handler] = {
     "/reset": offsets.plan,
     "/tail": tail.tail,
     "/tail/rows": tail.tail_rows,
+    "/trace": trace.trace,
+    "/timers": timers.timers,
     "/brokers": brokers.brokers,
     "/brokers/rates": brokers.rates,
 }

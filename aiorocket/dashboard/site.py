@@ -53,6 +53,7 @@ class Site:
         self.all_topics = Shared(tasks, "all-topics", lambda: admin.topics.all(system=True), 3.0)
         self.groups = Shared(tasks, "groups", admin.groups.all, 3.0)
         self.lags = Shared(tasks, "lags", admin.groups.lags, 3.0)
+        self.timers = Shared(tasks, "timers", admin.timers.pending, 5.0)
         self.alarms = Shared(tasks, "alarms", lambda: findings.alarms(admin), 20.0)
         self.hanging = Shared(tasks, "hanging", lambda: findings.hanging(admin, self.lags), 15.0)
         self.dead = Shared(tasks, "dead", lambda: findings.dead(admin, readable_only=not config.allow_writes), 20.0)

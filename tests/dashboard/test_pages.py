@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 import httpx
 import pytest
@@ -14,6 +15,8 @@ from aiorocket import Admin, ConfigError, DeadLetter, Embedded, Message
 from aiorocket.dashboard import findings, guard
 from aiorocket.dashboard.body import preview, shown
 from aiorocket.dashboard.settings import DashboardConfig
+from aiorocket_protocol import TRACE_TOPIC
+from aiorocket_protocol.message_trace import TraceRecord, write_trace
 from tests.dashboard.conftest import Visit
 
 TOKEN = "0123456789abcdef"
@@ -277,6 +280,36 @@ async def test_messages_are_seen_as_they_come(mq: Embedded, visit: Visit) -> Non
         assert "<tr>" not in rows
         assert (await browser.get("/tail/rows?topic=orders&after=1+x")).status_code == 400
         assert (await browser.get("/tail?topic=nowhere")).status_code == 404
+
+
+async def test_what_waits_for_its_time_and_the_trace_of_a_message(mq: Embedded, admin: Admin, visit: Visit) -> None:
+    async with mq.producer() as producer:
+        late = await producer.send("orders", b"late", after=timedelta(days=5), keys=["k<1>"])  # waits in two steps
+        soon = await producer.send("orders", b"soon", after=timedelta(hours=1))
+        gone = await producer.send("orders", b"gone", after=timedelta(hours=2))
+        assert gone.recall_handle is not None
+        await producer.recall(gone.recall_handle)
+        await producer.send("orders", b"level", delay_level=18)
+        began = TraceRecord("SubBefore", late.msg_id, 1_000, group="billing", request_id="r", retry_times=2)
+        ended = TraceRecord("SubAfter", late.msg_id, 1_250, request_id="r", cost=250, success=False)
+        sent = TraceRecord("Pub", late.msg_id, 900, group="shop", topic="orders", keys="<b>")
+        await producer.send(TRACE_TOPIC, "".join(map(write_trace, (ended, began, sent))).encode(), keys=[late.msg_id])
+    assert [each.msg_id for each in await admin.timers.pending()] == [soon.msg_id, late.msg_id]
+    assert [(each.level, each.waiting) for each in await admin.timers.levels()] == [(18, 1)]
+    assert await admin.messages.trace("nobody's") == []
+    async with visit() as browser:
+        timers = await ok(browser, "/timers")
+        assert "2 timer messages" in timers and "k&lt;1&gt;" in timers and "level 18" in timers
+        assert timers.index(soon.msg_id) < timers.index(late.msg_id) and "1 timer" in await ok(
+            browser, "/timers", q="K<"
+        )
+        (first, *_) = re.findall(r'href="(/message\?topic=rmq[^"]*)"', timers)
+        assert soon.msg_id in await ok(browser, first.replace("&amp;", "&"))
+        trace = await ok(browser, "/trace", id=late.msg_id)
+        steps = re.findall(r"<strong>(.*?)</strong>", trace)
+        assert steps == ["sent", "a listener began", "a listener ended"] and "keys <bdi>&lt;b&gt;" in trace
+        assert "took 250 ms" in trace and ">failed<" in trace and trace.count("retry 2") == 2
+        assert "has nothing of it" in await ok(browser, "/trace", id="nobody's")
 
 
 def test_bodies_of_every_kind_are_shown() -> None:

@@ -11,10 +11,11 @@ from aiorocket.client.admin.asking import CLIENT_CALL, Answers, Asking, Broker
 from aiorocket.client.admin.moments import Moment, millis
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.client.topic_admin import master_of
-from aiorocket.errors import RemoteError, UsageError
+from aiorocket.errors import RemoteError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue
 from aiorocket_protocol import (
     EXT_UNIQUE_KEY_QUERY,
+    TRACE_TOPIC,
     ConsumeMessageDirectlyResultRequestHeader,
     ProtocolError,
     QueryMessageRequestHeader,
@@ -26,6 +27,7 @@ from aiorocket_protocol import (
     parse_offset_msg_id,
     split_records,
 )
+from aiorocket_protocol.message_trace import TRACE_ORDER, TraceRecord, read_trace
 
 __all__ = ("ConsumedDirectly", "Messages", "StoredMessage")
 
@@ -114,6 +116,16 @@ class Messages:
     async def by_unique_key(self, topic: str, msg_id: str) -> Answers[StoredMessage]:
         """Every copy of the message with a sender's ``msg_id``: one, but in topics of retries."""
         return await self._query(topic, msg_id.strip(), 0, None, 32, unique=True)
+
+    async def trace(self, msg_id: str) -> list[TraceRecord]:
+        """What the trace topic has of the message with a sender's ``msg_id``, the oldest first: clients that trace
+        wrote it. TopicNotFoundError is not raised when nobody ever did: then there is nothing."""
+        try:
+            found = await self.by_key(TRACE_TOPIC, msg_id)
+        except TopicNotFoundError:
+            return []
+        records = [record for each in found for record in read_trace(each.body) if record.msg_id == msg_id]
+        return sorted(records, key=lambda each: (each.timestamp, TRACE_ORDER.index(each.kind)))
 
     async def _query(
         self, topic: str, key: str, since: int, until: int | None, limit: int, *, unique: bool
