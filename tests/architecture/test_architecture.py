@@ -56,6 +56,7 @@ ALLOWED = {
     ("aiorocket/runtime/", "random.Random"): "the source of randomness itself",
     ("aiorocket/runtime/", "os.urandom"): "what nobody may guess, such as the key of a session",
     ("aiorocket/testing/", "random.Random"): "simulations draw from a seed",
+    ("aiorocket/fuzz/", "random.Random"): "a run draws from its seed",
     ("aiorocket/cli/demo.py", "time.perf_counter"): "latencies: uvloop's clock counts whole milliseconds",
     ("aiorocket/cli/lake/log_demo.py", "time.perf_counter"): "how long Spark took, where no loop runs",
     ("aiorocket/spark/steps/", "time.perf_counter"): "how long a step took: a Spark driver has no loop",

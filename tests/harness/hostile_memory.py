@@ -16,10 +16,30 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from tests.harness.mutated_frames import listener, rss
 from tests.interop.peers import ask, our_server
 
-__all__ = ("run",)
+__all__ = ("listener", "run")
+
+
+def rss(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError("no VmRSS")
+
+
+def listener(address: str) -> int:
+    """The process that listens there, which this one has started."""
+    port = f"{int(address.rpartition(':')[2]):04X}"
+    inodes = {line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+              if line.split()[1].endswith(f":{port}") and line.split()[3] == "0A"}  # fmt: skip
+    children = Path("/proc/thread-self/children").read_text().split()
+    for pid in children:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            name = entry.readlink().name
+            if name.startswith("socket:") and name[8:-1] in inodes:
+                return int(pid)
+    raise AssertionError(f"nobody listens on {address}")
 
 
 def frame(code: int, fields: dict[str, Any], body: bytes = b"", opaque: int = 1) -> bytes:

@@ -4,7 +4,6 @@ code, fields and the shape of the body. Where they differ, ``differences.toml`` 
 from __future__ import annotations
 
 import json
-import re
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from aiorocket_protocol import ProtocolError, encode_batch, encode_properties, fastjson
+from aiorocket.fuzz.differences import differences, matches, said
+from aiorocket_protocol import encode_batch, encode_properties
 from tests.interop.peers import NEWEST, OLDER, Server, our_server
 from tests.interop.raw import Answer, Raw
 from tests.interop.test_access import access_file, credentials, signed
@@ -390,50 +390,6 @@ CASES = (
 )  # fmt: skip
 
 
-#: Members that are tables: their keys are names of topics, groups and brokers, and masked like values.
-TABLES = {"topicConfigTable", "subscriptionGroupTable", "brokerAddrTable", "clusterAddrTable", "data", "brokerAddrs",
-          "offsetTable", "pullOffsetTable", "groupTopicMap"}  # fmt: skip
-PATH = re.compile(r"_/.*")
-
-
-def shape(value: Any, *, table: bool = False) -> Any:
-    """What remains when values are masked: kinds and members; of a list or a table the members that any entry has."""
-    if isinstance(value, dict):
-        if table or (value and not any(str(key)[0].isalpha() for key in value)):
-            return {"*": _merged(value.values())}
-        if "consumeStatsList" in value:  # a list of tables of one group each, most without any progress
-            progress = [item for each in value["consumeStatsList"] for item in each.values() if item]
-            value = {**value, "consumeStatsList": progress}
-        return {
-            PATH.sub("_PATH", str(key)): shape(item, table=key in TABLES)
-            for key, item in sorted(value.items(), key=lambda pair: str(pair[0]))
-        }
-    if isinstance(value, (list, tuple)):
-        return [_merged(value)]
-    return "number" if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value).__name__
-
-
-def _merged(values: Any) -> Any:
-    merged: Any = None
-    for item in map(shape, values):
-        merged = {**merged, **item} if isinstance(merged, dict) and isinstance(item, dict) else item
-    return merged
-
-
-def said(answer: Answer | None, exact: str = "") -> dict[str, Any]:
-    """Code, names of the fields, one of them with its value, and shape of the body."""
-    if answer is None:
-        return {"code": "none", "fields": [], "body": "none"}
-    found: Any = "none"
-    if answer.body:
-        try:
-            found = shape(fastjson.loads(answer.body))
-        except ProtocolError:
-            found = "properties" if b"=" in answer.body and b"\0" not in answer.body else "bytes"
-    fields = [f"{name}={answer.fields[name]}" if name == exact else name for name in sorted(answer.fields)]
-    return {"code": answer.code, "fields": fields, "body": found}
-
-
 def all_said(server: Server, guarded: Server | None = None) -> dict[str, dict[str, Any]]:
     """Requests to a ``guarded`` broker are signed."""
     places = {
@@ -457,29 +413,6 @@ def all_said(server: Server, guarded: Server | None = None) -> dict[str, dict[st
             place.close()
 
 
-def flat(value: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {k: v for key, item in value.items() for k, v in flat(item, f"{path}.{key}").items()} or {path: "{}"}
-    if isinstance(value, list):
-        return flat(value[0], f"{path}[]") if value else {f"{path}[]": None}
-    return {path: value}
-
-
-def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """``code 0/1`` (ours first), ``+x`` what only ours has, ``-x`` what only theirs has."""
-    found = [f"code {ours['code']}/{theirs['code']}"] if ours["code"] != theirs["code"] else []
-    if not found:
-        mine, their = set(ours["fields"]), set(theirs["fields"])
-        found += [f"+{name}" for name in sorted(mine - their)] + [f"-{name}" for name in sorted(their - mine)]
-        left, right = flat(ours["body"], "body"), flat(theirs["body"], "body")
-        found += [f"+{name}" for name in sorted(left.keys() - right.keys())]
-        found += [f"-{name}" for name in sorted(right.keys() - left.keys())]
-        same = sorted(left.keys() & right.keys())
-        found += [f"{name} {left[name]}/{right[name]}" for name in same if left[name] != right[name]
-                  and None not in (left[name], right[name])]  # fmt: skip
-    return found
-
-
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("guarded")
@@ -496,11 +429,6 @@ def ours_said(ours: Server, guarded: Server) -> dict[str, dict[str, Any]]:
 def apaches(request: pytest.FixtureRequest) -> tuple[str, Any]:
     server: Server = request.getfixturevalue("apache" if request.param == NEWEST else "apache_older")
     return request.param, all_said(server)
-
-
-def matches(pattern: str, text: str) -> bool:
-    """``*`` stands for anything."""
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text) is not None
 
 
 def test_every_difference_is_on_purpose(ours_said: dict[str, Any], apaches: tuple[str, Any]) -> None:

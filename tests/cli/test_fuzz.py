@@ -1,0 +1,64 @@
+"""``aiorocket fuzz``: whom it may be let loose on, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aiorocket.cli.main import cli
+from aiorocket.testing.server import RocketMQServer, broker_thread
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RocketMQServer]:
+    with broker_thread() as server:
+        yield server
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["fuzz", *arguments])
+
+
+def test_a_name_server_is_fuzzed_and_nothing_is_found(server: RocketMQServer, tmp_path: Path) -> None:
+    nameserver = server.embedded.nameserver_address
+    found = call(nameserver, "--frames", "300", "--json", "--out", str(tmp_path), "--patience", "60")
+    assert found.exit_code == 0, found.output
+    document = json.loads(found.stdout)
+    assert (document["schema"], document["kind"], document["rows"]) == (1, "fuzz", [])
+    assert document["frames"] >= 300 and document["neighbour"]["rounds"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_that_do_not_differ(server: RocketMQServer) -> None:
+    address = server.embedded.nameserver_address
+    found = call(address, "--against", address, "--frames", "50", "--codes", "105,101,9999")
+    assert found.exit_code == 0, found.output
+    assert "0 differences that no rule knows" in found.output
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:9876", "mq.example:10911"])
+def test_only_this_machine_without_a_word(address: str) -> None:
+    for found in (call(address), call("127.0.0.1:1", "--against", address)):
+        assert found.exit_code == 2
+        assert f"{address} is not this machine" in found.output and "--i-own-this-host" in found.output
+
+
+@pytest.mark.parametrize("arguments", [["here"], ["127.0.0.1:x"], ["127.0.0.1:1", "--codes", "a"]])
+def test_bad_options(arguments: list[str]) -> None:
+    assert call(*arguments).exit_code == 2
+
+
+def test_a_finding_that_is_no_file_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "finding.json"
+    path.write_text("[]")
+    found = call("replay", str(path))
+    assert found.exit_code == 2 and "not a finding of aiorocket fuzz" in found.output
+
+
+def test_nobody_listens() -> None:
+    found = call("127.0.0.1:1", "--frames", "10")
+    assert found.exit_code == 1 and "Traceback" not in found.output

@@ -1,0 +1,112 @@
+"""``aiorocket fuzz`` finds what is planted, makes it small, and finds nothing where nothing is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from aiorocket.errors import ConfigError
+from aiorocket.fuzz import Finding, Fuzzing, Report, Sample, compare, fuzz, replay, role_of
+from aiorocket.testing import Simulation, simulate
+from aiorocket_protocol import RemotingCommand
+from tests.fuzz.servers import Answers, Kept, serve
+
+FEW = (30, 31, 105)
+
+
+async def run(address: str, **changes: Any) -> Report:
+    given = {"frames": 1000, "codes": FEW, "connections": 2, **changes}
+    return await fuzz(Fuzzing(address, "nameserver", 1_700_000_000_000, **given))
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    async def main(_sim: Simulation) -> Report:
+        address, server = await serve(Kept())
+        assert await role_of(address) == "nameserver"
+        report = await run(address)
+        server.close()
+        return report
+
+    report = simulate(main)
+    assert report.found == [] and report.frames >= 1000 and report.rounds > 0 and not report.interrupted
+    summary = report.coverage.summary()
+    assert summary["code_and_codec"] == [9, 9]
+    assert set(summary["forms"]) == {"legal", "odd", "broken"} and summary["answers"]["3"] > 500
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind", "said"),
+    [
+        (lambda _, asked: [RemotingCommand(4711, asked.opaque, 1)], "answer", "4711"),
+        (lambda well, asked: [RemotingCommand(0, asked.opaque + 100_000, 1), *well(asked)], "answer", "nothing that"),
+        (lambda well, asked: [*well(asked), b"\xff" * 8], "answer", "cannot be read"),
+        (lambda _, asked: [RemotingCommand(1, asked.opaque, 1, remark="KeyError: 'x'")], "internal", "KeyError"),
+        (lambda *_: [], "hang", "no answer in 10 s"),
+    ],
+    ids=["code", "unasked", "unreadable", "internal", "hang"],
+)
+def test_what_is_planted_is_found_and_made_small(answers: Any, kind: str, said: str) -> None:
+    async def main(_sim: Simulation) -> None:
+        well = Kept()
+
+        def planted(request: RemotingCommand) -> list[RemotingCommand | bytes]:
+            wrong = request.code == 31 and request.ext_fields().get("queueId") == "-1"
+            found: list[RemotingCommand | bytes] = answers(well, request) if wrong else well(request)
+            return found
+
+        address, server = await serve(planted)
+        report = await run(address, connections=1, frames=2000)
+        sample = next(sample for sample in report.found if sample.finding.kind == kind)
+        assert said in sample.finding.detail
+        assert sample.shrunk and len(sample.frames) == 1 and sample.frames[0].code == 31
+        again = Sample.from_text(sample.to_text())
+        assert again.finding == sample.finding and again.frames == list(sample.frames)
+        assert any(each.kind == kind for each in await replay(address, again.frames))
+        server.close()
+        assert (await replay(address, again.frames))[0].kind == "crash"  # nobody listens any more
+
+    simulate(main)
+
+
+def test_a_neighbour_that_loses_something_is_a_finding() -> None:
+    def forgets(request: RemotingCommand) -> list[RemotingCommand | bytes]:
+        return [RemotingCommand(22, request.opaque, 1)]
+
+    assert [sample.finding.kind for sample in simulate(lambda _sim: served(forgets)).found] == ["neighbour"]
+
+
+async def served(answers: Answers) -> Report:
+    address, server = await serve(answers)
+    report = await run(address)
+    server.close()
+    return report
+
+
+def test_two_servers_that_differ() -> None:
+    def other(request: RemotingCommand) -> list[RemotingCommand | bytes]:
+        return [RemotingCommand(17 if request.code == 105 else 3, request.opaque, 1)]
+
+    async def main(sim: Simulation) -> Any:
+        (one, first), (two, second) = await serve(Kept()), await serve(other, 9877)
+        compared = await compare((one, two), "nameserver", now=1, requests=200, codes=(30, 105),
+                                 loop_time=sim.loop.time)  # fmt: skip
+        first.close()
+        second.close()
+        return compared
+
+    compared = simulate(main)
+    assert compared.requests >= 200
+    assert {(case.split()[0], what) for case, what in compared.unknown} == {("105", "code 3/17")}
+
+
+def test_findings_with_other_numbers_are_one() -> None:
+    one, two = (Finding("internal", f"KeyError: {number}", 10) for number in (17, 4))
+    assert one.signature == two.signature != Finding("internal", "KeyError: 17", 11).signature
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", json.dumps({"schema": 2})])
+def test_a_file_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        Sample.from_text(text)
