@@ -71,15 +71,16 @@ def tools() -> Tools:
 def compiled(name: str, sources: Sequence[Path], command: list[str], cwd: Path = ROOT) -> Path:
     """The folder ``{place}`` of what ``command`` makes, once per content of ``sources``."""
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
-    place = peers.kept() / f"{name}-{digest}"
-    if not place.is_dir():
-        with tempfile.TemporaryDirectory(dir=place.parent) as partial:
-            words = [word.replace("{place}", partial) for word in command]
-            done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=900, check=False)
-            if done.returncode != 0:
-                raise BenchError(f"{' '.join(words)} failed: {done.stderr[-1000:]}")
-            shutil.copytree(partial, place)
-    return place
+    with peers.kept() as home:
+        place = home / f"{name}-{digest}"
+        if not place.is_dir():
+            with tempfile.TemporaryDirectory(dir=home) as partial:
+                words = [word.replace("{place}", partial) for word in command]
+                done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=900, check=False)
+                if done.returncode != 0:
+                    raise BenchError(f"{' '.join(words)} failed: {done.stderr[-1000:]}")
+                shutil.copytree(partial, place)
+        return place
 
 
 @contextmanager
