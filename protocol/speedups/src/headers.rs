@@ -88,7 +88,7 @@ fn head<'py>(
 }
 
 /// Numbers, text, None and truth, in the shortest form.
-fn pack(to: &mut Vec<u8>, value: &Bound<'_, PyAny>) -> Option<()> {
+pub fn pack(to: &mut Vec<u8>, value: &Bound<'_, PyAny>) -> Option<()> {
     if value.is_exact_instance_of::<PyString>() {
         return pack_text(to, utf8(value)?);
     } else if value.is_none() {

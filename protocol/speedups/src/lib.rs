@@ -8,6 +8,7 @@
 mod frames;
 mod headers;
 mod plain_send;
+mod post;
 mod properties;
 mod records;
 
@@ -109,6 +110,8 @@ mod aiorocketmq_speedups {
     use super::headers::{decode, encode_head};
     #[pymodule_export]
     use super::plain_send::PlainSends;
+    #[pymodule_export]
+    use super::post::post;
     #[pymodule_export]
     use super::properties::property_value;
     #[pymodule_export]

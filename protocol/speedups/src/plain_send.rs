@@ -19,7 +19,7 @@ const MSGPACK: u32 = 0x4D;
 const TRANSACTION: i32 = 0x0C;
 const BLOCK_MASK: i64 = 127;
 /// Parts after which a turn's write goes out early, see connection.py.
-const BURST: usize = 64;
+pub const BURST: usize = 64;
 
 /// A request as it is mostly sent.
 struct Send<'a> {
@@ -454,19 +454,19 @@ fn write_limit(connection: &Bound<'_, PyAny>) -> PyResult<i64> {
     number(&connection.getattr(intern!(py, "config"))?, intern!(py, "write_limit"))
 }
 
-fn number<'py>(of: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -> PyResult<i64> {
+pub fn number<'py>(of: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -> PyResult<i64> {
     of.getattr(name)?.extract()
 }
 
 /// `of.name += more`, and the sum.
-fn add<'py>(of: &Bound<'py, PyAny>, name: &Bound<'py, PyString>, more: i64) -> PyResult<i64> {
+pub fn add<'py>(of: &Bound<'py, PyAny>, name: &Bound<'py, PyString>, more: i64) -> PyResult<i64> {
     let sum = number(of, name)? + more;
     of.setattr(name, sum)?;
     Ok(sum)
 }
 
 /// `of.name.append(value)`, and how long the list is then.
-fn push<'py>(
+pub fn push<'py>(
     of: &Bound<'py, PyAny>,
     name: &Bound<'py, PyString>,
     value: &Bound<'py, PyAny>,
