@@ -349,12 +349,14 @@ def code_of(found: Found, codes: Codes, topic: str, said: int | None = None) -> 
 
 
 def tags_code_in(buffer: bytes, first: int, end: int) -> int:
-    """The hash of the tag in a property string, stored as it came; the last one wins, as in every parser."""
+    """The hash of the tag in a property string, stored as it came; the last one that is not empty wins, as in every
+    parser."""
     before = end
     while (at := buffer.rfind(_TAGS, first, before)) >= 0:
         if at == first or buffer[at - 1] == _SEPARATOR:
             stop = buffer.find(_SEPARATOR, at, end)
-            return _code_of_tag(buffer[at + len(_TAGS) : end if stop < 0 else stop])
+            if tag := buffer[at + len(_TAGS) : end if stop < 0 else stop]:
+                return _code_of_tag(tag)
         before = at
     return 0
 

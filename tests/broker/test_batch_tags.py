@@ -11,7 +11,7 @@ from aiorocket.broker.core.send_checks import property_value
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.handlers.send import SendHandlers
 from aiorocket.storage.queue_recovery import tags_code_in
-from aiorocket_protocol import tags_code
+from aiorocket_protocol import decode_properties, tags_code
 
 VALUES = st.sampled_from(["", "a", "b", "TAGS", "ä", "\0"])
 PAIRS = st.lists(st.tuples(st.sampled_from(["TAGS", "XTAGS", "KEYS", "UNIQ_KEY"]), VALUES), max_size=3)
@@ -32,7 +32,8 @@ def test_the_code_of_each_message_is_that_of_its_last_tag(messages: list[tuple[l
     handlers: Any = Handlers()
     items = [(b"x", 0, encoded(*message)) for message in messages]
     codes = SendHandlers._batch_codes(handlers, Topic("t", 1, 1), items)
-    tags = [property_value(encoded(pairs, False).decode(), "TAGS") for pairs, _ in messages]
+    tags = [decode_properties(own).get("TAGS") for _, _, own in items]
+    assert tags == [property_value(own.decode(), "TAGS") for _, _, own in items]
     assert codes == [0 if tag is None else tags_code(tag) for tag in tags]
 
 

@@ -96,6 +96,8 @@ def test_sizes() -> None:
         ("MYTAGS\x01B\x02TAGS\x01A", "A"),
         ("TAGS\x01A\x02TAGS\x01B\x02", "B"),  # the last one wins
         ("TAGS\x01\x02", None),
+        ("TAGS\x01A\x02TAGS\x01\x02", "A"),
+        ("TAGS\x01A\x02TAGS\x01", "A"),
         ("TAGS\x01A\x02MYTAGS\x01B\x02", "A"),
     ],
 )

@@ -119,8 +119,8 @@ def added_properties(cluster: str) -> dict[str, str]:
 
 @twin
 def property_value(properties: str, name: str) -> str | None:
-    """The value of ``name`` in a property string, None when it is absent or empty; the last one wins, as in every
-    parser.
+    """The value of ``name`` in a property string, None when it is absent; the last one that is not empty wins, as in
+    every parser.
 
     The caller has seen ``name`` + 0x01 in the string already, so this runs only when there is something to find.
     """
@@ -130,6 +130,7 @@ def property_value(properties: str, name: str) -> str | None:
         if at == 0 or properties[at - 1] == "\x02":
             start = at + len(mark)
             stop = properties.find("\x02", start)
-            return (properties[start:] if stop < 0 else properties[start:stop]) or None
+            if value := properties[start:] if stop < 0 else properties[start:stop]:
+                return value
         end = at
     return None

@@ -7,7 +7,7 @@ use crate::Pure;
 
 pub static PROPERTY_VALUE: Pure = Pure::new();
 
-/// The value of `name` in a property string, None when it is absent or empty.
+/// The value of `name` in a property string, None when it is absent.
 #[pyfunction]
 pub fn property_value<'py>(
     py: Python<'py>,
@@ -29,12 +29,14 @@ pub fn utf8<'a>(value: &'a Bound<'_, PyAny>) -> Option<&'a str> {
 }
 
 pub fn find<'a>(properties: &'a str, name: &str) -> Option<&'a str> {
-    // Of several with this name the last one counts: from the back, pair by pair. A value may hold 0x01.
+    // Of several with this name the last one that is not empty counts: from the back, pair by pair. A value may hold
+    // 0x01.
     let mut rest = properties;
     loop {
         let begin = rest.rfind('\x02').map_or(0, |at| at + 1);
-        if let Some(value) = rest[begin..].strip_prefix(name).and_then(|found| found.strip_prefix('\x01')) {
-            return (!value.is_empty()).then_some(value);
+        let found = rest[begin..].strip_prefix(name).and_then(|found| found.strip_prefix('\x01'));
+        if let Some(value) = found.filter(|value| !value.is_empty()) {
+            return Some(value);
         }
         rest = &rest[..begin.checked_sub(1)?];
     }
