@@ -21,6 +21,7 @@ from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.rarely import Rarely
 from aiorocket.remoting.sweeper import Sweeper
 from aiorocket.runtime.env import Env
+from aiorocket.runtime.open_files import most_files
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket.runtime.unix_socket import unix_socket
 from aiorocket_protocol import READ_SIZE
@@ -31,6 +32,10 @@ _log = logging.getLogger("aiorocket.remoting")
 _BACKLOG = 1024
 #: What asyncio takes of the queue in one turn of the loop is called its backlog too: a thousand held it for 0.1 s.
 _ACCEPTED_AT_ONCE = 4
+#: Connections that a listener with a mark has to itself: strangers who fill the others do not shut its own people out.
+_OF_ITS_OWN = 64
+#: Files that the process needs for other things than connections: segments, queues, logs.
+_OTHER_FILES = 256
 #: Seconds between two lines about peers that misbehave: strangers must not fill the log.
 _WARN_EVERY = 10.0
 
@@ -59,9 +64,10 @@ class RemotingServer:
         self._listening: list[asyncio.Server] = []
         self._shared = memoryview(b"")
         self._held: HeldBytes | None = None
-        #: Connections and doors, in all and by host.
-        self._open = 0
-        self._per_host: Counter[str] = Counter()
+        self._room = _Room(config.max_connections, config.max_per_host)
+        #: Those of listeners, but those of the ones with a mark.
+        self._doors = self._doors_of(self._room)
+        self._all_doors = [self._doors]
         self._sweeper: Sweeper | None = None
         self._tasks = TaskScope("remoting-server")
         self._closing = False
@@ -69,7 +75,6 @@ class RemotingServer:
         self._address = ""
         self._port = 0
         self._tls = ServerTls(tls) if isinstance(tls, ssl.SSLContext) else tls
-        self._doors = Doors(self._comes, self._goes)
 
     @property
     def port(self) -> int:
@@ -95,6 +100,13 @@ class RemotingServer:
         self._sweeper = Sweeper(asyncio.get_running_loop(), self.config)
         self._shared = memoryview(bytearray(READ_SIZE))
         self._held = HeldBytes(self.config.max_held, self._recount)
+        files = most_files()
+        if files - _OTHER_FILES < self._room.most:
+            self._room.most = max(files - _OTHER_FILES, files // 2)
+            _log.warning(
+                "max_connections is %d here, not %d: this process may have %d files open (ulimit -n)",
+                self._room.most, self.config.max_connections, files,
+            )  # fmt: skip
         server = await self.listen(host, port)
         name = server.sockets[0].getsockname()
         self._port = int(name[1])
@@ -102,8 +114,14 @@ class RemotingServer:
 
     async def listen(self, host: str, port: int, *, mark: str | None = None) -> asyncio.Server:
         """Accept on one more address, once started; ``unix:PATH`` as host is a unix socket, for this user only, without
-        TLS. The ``data`` of connections that come this way has ``mark``. UsageError as of ``start``."""
+        TLS. The ``data`` of connections that come this way has ``mark``; with one they do not count among the others.
+        UsageError as of ``start``."""
         loop = asyncio.get_running_loop()
+        room, doors = self._room, self._doors
+        if mark is not None:
+            room = _Room(_OF_ITS_OWN, _OF_ITS_OWN)
+            doors = self._doors_of(room)
+            self._all_doors.append(doors)
 
         def connection() -> Connection:
             made = Connection(
@@ -113,8 +131,8 @@ class RemotingServer:
                 self._tasks,
                 is_client=False,
                 shared=self._shared,
-                on_made=self._made,
-                on_lost=self._lost,
+                on_made=partial(self._made, room),
+                on_lost=partial(self._lost, room),
                 held=self._held,
             )
             made.plain = self.processors.plain
@@ -125,7 +143,7 @@ class RemotingServer:
         factory: Callable[[], asyncio.BaseProtocol] = connection
         path = unix_path(host)
         if self._tls is not None and path is None:
-            factory = partial(Door, self._tls, connection, self._tasks, self._doors, self.config.handshake_timeout)
+            factory = partial(Door, self._tls, connection, self._tasks, doors, self.config.handshake_timeout)
         try:
             if path is not None:
                 server = await loop.create_unix_server(factory, sock=unix_socket(path), backlog=_ACCEPTED_AT_ONCE)
@@ -140,32 +158,23 @@ class RemotingServer:
         self._listening.append(server)
         return server
 
-    def _comes(self, peer: str) -> bool:
-        """Whether there is room for one more from ``peer``, who is counted then until ``_goes``."""
-        config, host = self.config, host_of(peer)
-        there = self._per_host[host]
-        if not self._closing and self._open < config.max_connections and there < config.max_per_host:
-            self._open += 1
-            self._per_host[host] += 1
+    def _doors_of(self, room: _Room) -> Doors:
+        return Doors(partial(self._comes, room), room.leave)
+
+    def _comes(self, room: _Room, peer: str) -> bool:
+        if not self._closing and room.enter(peer):
             return True
         self.refused += 1
         if self.refused == 1 or self.refused % 1000 == 0:
             _log.warning(
                 "connection from %s refused: %d are open (max_connections=%d), %d from there (max_per_host=%d), "
                 "%d refused so far",
-                peer, self._open, config.max_connections, there, config.max_per_host, self.refused,
+                peer, room.open, room.most, room.per_host[host_of(peer)], room.most_per_host, self.refused,
             )  # fmt: skip
         return False
 
-    def _goes(self, peer: str) -> None:
-        host = host_of(peer)
-        self._open -= 1
-        self._per_host[host] -= 1
-        if not self._per_host[host]:
-            del self._per_host[host]
-
-    def _made(self, connection: Connection) -> None:
-        if self._sweeper is None or not self._comes(connection.peer):
+    def _made(self, room: _Room, connection: Connection) -> None:
+        if self._sweeper is None or not self._comes(room, connection.peer):
             connection.data["refused"] = True
             connection.abort("too many connections")
             return
@@ -173,10 +182,10 @@ class RemotingServer:
         if self._on_connect is not None:
             self._on_connect(connection)
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, room: _Room, connection: Connection) -> None:
         if connection.data.get("refused"):
             return
-        self._goes(connection.peer)
+        room.leave(connection.peer)
         if self._sweeper is not None:
             self._sweeper.discard(connection)
         if connection.misbehaved:
@@ -203,7 +212,8 @@ class RemotingServer:
         listening, self._listening = self._listening, []
         for server in listening:
             server.close()
-        self._doors.close()
+        for doors in self._all_doors:
+            doors.close()
         open_connections = self.connections
         for connection in open_connections:
             connection.stop_reading()
@@ -221,6 +231,34 @@ class RemotingServer:
             self._sweeper.close()
         for server in listening:
             await server.wait_closed()
+
+
+class _Room:
+    """Connections and doors, in all and by host, of which there may be so many."""
+
+    __slots__ = ("most", "most_per_host", "open", "per_host")
+
+    def __init__(self, most: int, most_per_host: int) -> None:
+        self.most = most
+        self.most_per_host = most_per_host
+        self.open = 0
+        self.per_host: Counter[str] = Counter()
+
+    def enter(self, peer: str) -> bool:
+        """Whether there is room for one more from ``peer``, who is counted then until ``leave``."""
+        host = host_of(peer)
+        if self.open >= self.most or self.per_host[host] >= self.most_per_host:
+            return False
+        self.open += 1
+        self.per_host[host] += 1
+        return True
+
+    def leave(self, peer: str) -> None:
+        host = host_of(peer)
+        self.open -= 1
+        self.per_host[host] -= 1
+        if not self.per_host[host]:
+            del self.per_host[host]
 
 
 def _why_not_bound(host: str, port: int, error: OSError) -> str:

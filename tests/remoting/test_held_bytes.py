@@ -85,7 +85,7 @@ def test_connections_of_one_host_are_bounded() -> None:
         for _, writer in raws:
             writer.close()
         await asyncio.sleep(0.1)
-        assert len(service.server.connections) == 1 and service.server._per_host == {"127.0.0.1": 1}
+        assert len(service.server.connections) == 1 and service.server._room.per_host == {"127.0.0.1": 1}
 
     served(scenario, max_per_host=3)
 

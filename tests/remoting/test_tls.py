@@ -334,10 +334,10 @@ def test_doors_count_as_connections(run: Callable[[Main], None], limit: str) -> 
             assert server.refused == 1
             for _, writer in waiting:
                 writer.close()
-            while server._per_host:
+            while server._room.per_host:
                 await asyncio.sleep(0.01)
             await client.request(server.address, echo())
-            assert server._per_host == {"127.0.0.1": 1}
+            assert server._room.per_host == {"127.0.0.1": 1}
 
     run(main)
 
