@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 import click
 
 from aiorocket.cli.running import run
+from aiorocket.runtime.open_files import allow_most_files
 
 __all__ = ("LOG_JSON", "LOG_LEVEL", "Ready", "serve", "spare_the_collector", "stop_signals", "until_stopped")
 
@@ -74,6 +75,7 @@ class Ready(NamedTuple):
 
 def serve(server: Callable[[], AbstractAsyncContextManager[Ready]]) -> None:
     """Run a server until Ctrl-C or SIGTERM; SIGHUP reloads it. Entering the context starts it."""
+    allow_most_files()
     run(_serve(server))
 
 

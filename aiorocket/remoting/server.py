@@ -103,7 +103,7 @@ class RemotingServer:
         files = most_files()
         if files - _OTHER_FILES < self._room.most:
             self._room.most = max(files - _OTHER_FILES, files // 2)
-            _log.warning(
+            _log.info(
                 "max_connections is %d here, not %d: this process may have %d files open (ulimit -n)",
                 self._room.most, self.config.max_connections, files,
             )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import stat
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aiorocket.access.admin_door import share_listener
-from aiorocket.config import BrokerConfig, ClientConfig, NameServerConfig
+from aiorocket.config import BrokerConfig, ClientConfig, NameServerConfig, RemotingConfig
 from aiorocket.errors import ConfigError, NotConnectedError, UsageError
 from aiorocket.nameserver import NameServer
 from aiorocket.remoting import RemotingClient
@@ -124,3 +125,17 @@ async def test_a_short_token_is_refused_and_no_token_is_shown() -> None:
         async with running(**OPEN, admin_token="short"):
             pass
     assert TOKEN not in repr(BrokerConfig(admin_token=TOKEN)) + repr(NameServerConfig(admin_token=TOKEN))
+
+
+async def test_strangers_who_take_every_connection_leave_the_administrator_one(tmp_path: Path) -> None:
+    admin = f"unix:{tmp_path / 'admin'}"
+    limits = RemotingConfig(max_connections=3, max_per_host=2)
+    async with running(**OPEN, admin_bind=admin, remoting=limits) as broker:
+        strangers = [await asyncio.open_connection("127.0.0.1", broker.port) for _ in range(8)]
+        while broker.server.refused < 6:
+            await asyncio.sleep(0.01)
+        for _ in range(5):
+            assert (await answer(admin)).code == 0
+        for _, writer in strangers:
+            writer.close()
+            await asyncio.gather(writer.wait_closed(), return_exceptions=True)

@@ -14,6 +14,7 @@ from aiorocket.config import RemotingConfig
 from aiorocket.errors import BackPressureError, ConfigError, ConnectionLostError, UsageError
 from aiorocket.remoting import Connection, ProcessorTable, RemotingClient, RemotingServer
 from aiorocket.runtime import memory_env
+from aiorocket.runtime.open_files import allow_most_files, most_files
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import JSON, MSGPACK, RemotingCommand, RequestCode, encode
 
@@ -249,6 +250,27 @@ def test_connections_above_the_limit_are_refused() -> None:
         assert len(service.server.connections) == 1
 
     served(scenario, max_connections=3)
+
+
+async def test_connections_leave_files_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = RemotingServer(memory_env(), ProcessorTable(), RemotingConfig())
+    monkeypatch.setattr("aiorocket.remoting.server.most_files", lambda: 1024)
+    await server.start()
+    try:
+        assert server._room.most == 1024 - 256
+    finally:
+        await server.close()
+
+
+def test_a_command_may_open_as_many_files_as_its_user_may() -> None:
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        allow_most_files()
+        assert most_files() > 512 or hard <= 512
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_port_in_use_says_what_to_do() -> None:
