@@ -139,16 +139,25 @@ class Parts:
         )
 
         self.rates = PullRates(loop, env.clock, config, tables, store)
-        limits = SendRates(loop, config.rates, tables.topics), self.rates
+        limits = SendRates(loop, tables.topics), self.rates
 
         def add(codes: Mapping[int, RequestHandler]) -> None:
             for code, handler in codes.items():
-                for limit in limits:
-                    handler = limit.limited(code, handler)
                 server.processors.add(code, security.door.guarded(code, handler))
+
+        def follow_rates() -> None:
+            for limit in limits:
+                limit.follow(tables.settings.config.rates)
+            for each in (sends, self.pulls, self.pops):
+                for code, handler in each.codes().items():
+                    for limit in limits:
+                        handler = limit.limited(code, handler)
+                    server.processors.replace(code, security.door.guarded(code, handler))
 
         for each in serving:
             add(each.codes())
+        follow_rates()
+        self._follow_rates = follow_rates
         for admin in administration:
             add(admin.codes())
         server.processors.plain = plain_sends(config, tables, store, sends, server.processors)
@@ -197,6 +206,7 @@ class Parts:
         await self.registration.register()
 
     async def _save_settings(self) -> None:
+        self._follow_rates()
         await self._state.save("settings")
         await self._save_admin()
 

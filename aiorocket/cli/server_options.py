@@ -118,7 +118,7 @@ def store_options(function: Callable[..., None]) -> Callable[..., None]:
     def with_store(
         *, flush: Flush, file_reserved_time: float, delete_when: str, disk_max_used_space_ratio: int,
         max_log_bytes: int, min_free: int, topic_message_rate: float, topic_byte_rate: float,
-        group_message_rate: float, **others: Any,
+        group_message_rate: float, group_byte_rate: float, **others: Any,
     ) -> None:  # fmt: skip
         try:
             said = click.get_current_context().meta.get(SETTINGS)
@@ -132,7 +132,10 @@ def store_options(function: Callable[..., None]) -> Callable[..., None]:
                 min_free=min_free,
             )
             rates = RateLimits(
-                topic_messages=topic_message_rate, topic_bytes=topic_byte_rate, group_messages=group_message_rate
+                topic_messages=topic_message_rate,
+                topic_bytes=topic_byte_rate,
+                group_messages=group_message_rate,
+                group_bytes=group_byte_rate,
             )
         except ConfigError as error:
             raise click.UsageError(str(error)) from None
@@ -196,6 +199,7 @@ def store_options(function: Callable[..., None]) -> Callable[..., None]:
                 ("topic", "message", "Senders are told to come again."),
                 ("topic", "byte", "Of bodies and properties."),
                 ("group", "message", "Its pulls and pops wait above it."),
+                ("group", "byte", "Of the records in their answers."),
             )
         ),
         click.option(
@@ -255,6 +259,7 @@ def _as_options(said: BrokerConfig) -> dict[str, Any]:
         "topic_message_rate": said.rates.topic_messages,
         "topic_byte_rate": said.rates.topic_bytes,
         "group_message_rate": said.rates.group_messages,
+        "group_byte_rate": said.rates.group_bytes,
     }
 
 

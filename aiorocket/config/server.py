@@ -89,13 +89,15 @@ class StoreConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimits:
     """What each topic and each group of a broker may have a second, a second's worth at once; 0 for no limit, which
-    costs nothing."""
+    costs nothing. They may change while the broker runs."""
 
     #: Messages sent to one topic; bytes of their bodies and properties. Above it senders are told SYSTEM_BUSY.
     topic_messages: float = 0.0
     topic_bytes: float = 0.0
     #: Messages in answers to pulls and pops of one group, which wait above it. Groups of tools have no limit.
     group_messages: float = 0.0
+    #: Bytes of their records.
+    group_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -73,6 +73,10 @@ class ProcessorTable:
             raise ValueError(f"request code {int(code)} has a handler already")
         self._handlers[int(code)] = handler
 
+    def replace(self, code: int, handler: RequestHandler) -> None:
+        """Serve ``code`` so from now on."""
+        self._handlers[int(code)] = handler
+
     def handler(self, code: int) -> RequestHandler:
         """Who serves ``code``. KeyError when nobody does."""
         return self._handlers[code]

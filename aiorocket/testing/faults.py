@@ -114,6 +114,9 @@ class _FaultyProcessors(ProcessorTable):
     def add(self, code: int, handler: RequestHandler) -> None:
         self._inner.add(code, handler)
 
+    def replace(self, code: int, handler: RequestHandler) -> None:
+        self._inner.replace(code, handler)
+
     def codes(self) -> list[int]:
         return self._inner.codes()
 

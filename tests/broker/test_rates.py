@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiorocket.broker import Broker
 from aiorocket.broker.core.rates import BURST, Rate
 from aiorocket.config import BrokerConfig, RateLimits
 from aiorocket.errors import ConfigError
 from aiorocket.testing import Simulation, simulate
-from aiorocket_protocol import RequestCode, encode_batch
+from aiorocket_protocol import RequestCode, decode_configuration, encode_batch, encode_configuration
 from tests.broker.peer import Peer, records, running, send_header, span
 from tests.broker.test_pop import pop_header
 from tests.broker.test_sim import SimPeer, config, started
@@ -198,3 +199,74 @@ async def test_a_pop_above_the_rate_is_served_when_there_is_room() -> None:
             got += len(records(answer))
         assert asyncio.get_running_loop().time() - begin > 0.4
         await peer.close()
+
+
+def test_a_group_gets_its_bytes_and_everything() -> None:
+    """By pulls that find messages at once, and by pulls that wait for them."""
+
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config(rates=RateLimits(group_bytes=10_000)))
+        peer = SimPeer(sim, broker.address)
+        for number in range(40):
+            await peer.send(b"%04d" % number * 250, queue_id=number % 2)
+        begin, taken, size = sim.loop.time(), 0, 0
+        for queue_id in (0, 1):
+            offset = 0
+            while offset < 20:
+                answer = await peer.pull("T", queue_id, offset, max_msg_nums=3)
+                found = records(answer) if answer.code == 0 else []
+                offset, taken = offset + len(found), taken + len(found)
+                size += len(answer.body)
+                allowed = 10_000 * (sim.loop.time() - begin + BURST) + len(answer.body)
+                assert size <= allowed, (size, allowed)
+        assert taken == 40 and 2 < sim.loop.time() - begin < 6
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_rates_change_at_run_time_and_outlive_the_broker() -> None:
+    """What waits under the old limit goes on under the new one; what was delivered without one is not paid for."""
+
+    async def main(sim: Simulation) -> None:
+        env, host = sim.env(), sim.host("10.0.0.1")
+        local = config(host="127.0.0.1", advertise="10.0.0.1")  # it serves administration
+        broker = Broker(env, local)
+        await host.run(broker.start())
+        peer = SimPeer(sim, "10.0.0.1:10911")
+
+        async def change(**values: object) -> int:
+            body = encode_configuration({name: str(value) for name, value in values.items()})
+            return (await peer.call(25, None, body)).code
+
+        for number in range(100):
+            await peer.send(b"%d" % number)
+        assert len(records(await peer.pull("T", 0, 0))) == 32
+        assert await change(groupMessageRate=1, topicMessageRate="0.1", groupByteRate=10**6) == 0
+        begin = sim.loop.time()
+        assert (await peer.send()).code == 0 and (await peer.send()).code == 2
+        assert len(records(await peer.pull("T", 0, 32))) == 1 and sim.loop.time() - begin < 1
+        for _ in range(3):
+            await peer.pull("T", 0, 33, max_msg_nums=1)
+        waiting = asyncio.ensure_future(peer.pull("T", 0, 33, max_msg_nums=1))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        assert await change(groupMessageRate=0, groupByteRate=0, topicMessageRate=0) == 0
+        assert records(await waiting) and sim.loop.time() - begin < 12
+        assert len(records(await peer.pull("T", 0, 33))) == 32 and (await peer.send()).code == 0
+        for bad in ("-1", "nan", "much", "inf"):  # refused
+            assert await change(groupByteRate=bad) != 0
+        assert await change(topicByteRate="12.5", groupByteRate=7) == 0
+        shown = decode_configuration((await peer.call(26)).body)
+        assert (shown["topicByteRate"], shown["groupByteRate"], shown["groupMessageRate"]) == ("12.5", "7", "0")
+        await peer.close()
+        await host.run(broker.close())
+        broker = Broker(env, local)
+        await host.run(broker.start())
+        peer = SimPeer(sim, "10.0.0.1:10911")
+        assert (await peer.send(b"x" * 20)).code == 0 and (await peer.send()).code == 2
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)

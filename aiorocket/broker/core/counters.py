@@ -37,6 +37,8 @@ class GroupCounters:
         self.stale_commits: Counter[str] = Counter()
         #: (topic, group) → messages in answers to its pulls. No Counter: its first look at a key is a call of Python.
         self.delivered: defaultdict[tuple[str, str], int] = defaultdict(int)
+        #: (topic, group) → bytes of their records, while somebody asks for them.
+        self.delivered_bytes: defaultdict[tuple[str, str], int] | None = None
         #: Pull requests answered with messages, and without.
         self.gets_found = 0
         self.gets_missed = 0

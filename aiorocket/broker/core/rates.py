@@ -12,7 +12,7 @@ _FEW = 1024
 class Rate:
     """``per_second`` for each name. What is asked for passes whole while the bucket is not overdrawn, and what it took
     too much is waited for, so that nothing is too large to pass: in t seconds at most ``per_second * (t + BURST)`` and
-    the last that passed. Times are the loop's, in seconds.
+    the last that passed. Times are the loop's, in seconds. ``per_second`` may change; 0 is no limit.
     """
 
     def __init__(self, per_second: float) -> None:
@@ -27,10 +27,14 @@ class Rate:
 
     def wait(self, name: str, now: float) -> float:
         """Seconds until something may pass under ``name``; 0 when it may now."""
+        if not self.per_second:
+            return 0.0
         return max(0.0, self._full_at.get(name, now) - now - BURST)
 
     def spend(self, name: str, amount: float, now: float) -> None:
         """It passed."""
+        if not self.per_second:
+            return
         known = self._full_at
         known[name] = max(known.get(name, now), now) + amount / self.per_second
         if len(known) > self._most:

@@ -36,6 +36,13 @@ def _seconds(text: str) -> float:
     return _number(text) / 1000
 
 
+def _rate(text: str) -> float:
+    try:
+        return float(text[:40])
+    except ValueError:
+        raise ValueError("a number is needed, 0 for no limit") from None
+
+
 #: RocketMQ's name -> the field of BrokerConfig and how its text is read, for what may change while the broker runs.
 _CHANGEABLE: dict[str, tuple[str, Callable[[str], bool | int | float]]] = {
     "autoCreateTopicEnable": ("auto_create_topics", _flag),
@@ -44,7 +51,13 @@ _CHANGEABLE: dict[str, tuple[str, Callable[[str], bool | int | float]]] = {
     "transactionTimeOut": ("transaction_timeout", _seconds),
     "transactionCheckInterval": ("transaction_check_interval", _seconds),
     "transactionCheckMax": ("transaction_check_max", _number),
+    # Ours; Apache's broker has no such limits.
+    "topicMessageRate": ("rates.topic_messages", _rate),
+    "topicByteRate": ("rates.topic_bytes", _rate),
+    "groupMessageRate": ("rates.group_messages", _rate),
+    "groupByteRate": ("rates.group_bytes", _rate),
 }
+_RATES = "rates."
 
 
 class Settings:
@@ -96,6 +109,10 @@ class Settings:
             "flushIntervalCommitLog": _milliseconds(store.flush_interval),
             "mappedFileSizeCommitLog": store.segment_size,
             "storePathRootDir": config.data or "",
+            "topicMessageRate": f"{config.rates.topic_messages:.15g}",
+            "topicByteRate": f"{config.rates.topic_bytes:.15g}",
+            "groupMessageRate": f"{config.rates.group_messages:.15g}",
+            "groupByteRate": f"{config.rates.group_bytes:.15g}",
         }
         return {
             name: str(value).lower() if value is True or value is False else str(value)
@@ -122,7 +139,8 @@ class Settings:
                 return Refusal(ResponseCode.INVALID_PARAMETER, f"{name}={text:.100}: {error}")
             changed[name] = text
         try:
-            self.config = replace(self.config, **fields)
+            rates = {name[len(_RATES) :]: fields.pop(name) for name in [*fields] if name.startswith(_RATES)}
+            self.config = replace(self.config, **fields, rates=replace(self.config.rates, **rates))
         except ConfigError as error:
             return Refusal(ResponseCode.INVALID_PARAMETER, f"{changed}: {error}")
         self.changed.update(changed)

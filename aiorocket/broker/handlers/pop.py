@@ -378,7 +378,10 @@ class PopHandlers:
                 self._loop.call_soon(self.wake, wanted.topic.name, wanted.group)
             return False
         answer = found.header(wanted, wall_ms)
-        self._counters.delivered[wanted.topic.name, wanted.group] += wanted.most - found.count
+        key = wanted.topic.name, wanted.group
+        self._counters.delivered[key] += wanted.most - found.count
+        if self._counters.delivered_bytes is not None:
+            self._counters.delivered_bytes[key] += sum(map(len, found.pieces))
         self._counters.gets_found += 1
         connection.reply(command, RemotingCommand.response(header=answer, remark="FOUND"), found.pieces)
         return True

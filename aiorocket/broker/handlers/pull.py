@@ -186,6 +186,8 @@ class PullHandlers:
             result = self._read(topic_name, queue_id, offset, self._count(command, header), self._bytes(header), accept)
         if result.status is ReadStatus.FOUND:
             self._delivered[topic_name, group] += result.count
+            if self._counters.delivered_bytes is not None:
+                self._counters.delivered_bytes[topic_name, group] += sum(map(len, result.pieces))
             self._counters.gets_found += 1
             connection.reply(command, _found(result), result.pieces)
             return None
@@ -304,7 +306,10 @@ class PullHandlers:
                 seen = wanted
             if result is not None:
                 if result.status is ReadStatus.FOUND:
-                    self._delivered[header.topic, header.consumer_group] += result.count
+                    key = header.topic, header.consumer_group
+                    self._delivered[key] += result.count
+                    if self._counters.delivered_bytes is not None:
+                        self._counters.delivered_bytes[key] += sum(map(len, result.pieces))
                     self._counters.gets_found += 1
                     answer = _found(result)
                 elif last or not (_has_seen_all(result) or _is_at_end(result, pull.scanned)):

@@ -1,4 +1,5 @@
-"""Limits on what each group may have a second (``BrokerConfig.rates``), around the handlers of 11, 361 and 200050.
+"""Limits on what each group may have a second (``BrokerConfig.rates``, or as changed since), around the handlers of 11,
+361 and 200050.
 
 A pull or pop above its group's rate is held until there is room, the longest waiting first, as one is that waits for
 messages: at most as long as its client allows, then it is answered that there is nothing for now at its offset. One
@@ -11,6 +12,7 @@ for by the next pull.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
@@ -39,7 +41,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
-    from aiorocket.config import BrokerConfig
+    from aiorocket.config import BrokerConfig, RateLimits
     from aiorocket.remoting.connection import Connection
     from aiorocket.remoting.processors import RequestHandler
     from aiorocket.runtime.clock import Clock
@@ -57,6 +59,8 @@ _HEADERS: dict[int, type[PullMessageRequestHeader] | type[PopMessageRequestHeade
 #: Seconds between two looks at those of one group that wait, and how many of them are served at one.
 _LOOK = 0.05
 _SERVED = 64
+#: The limit may be changed while they wait.
+_LONGEST_LOOK = 5.0
 #: Seconds that one waits whose client allows none: far below every client's timeout.
 _LEAST_HOLD = 1.0
 
@@ -71,7 +75,7 @@ class _Held(NamedTuple):
 
 
 class PullRates:
-    """The limit of pulls and pops, and those that it holds."""
+    """The limits of pulls and pops, and those that they hold; ``follow`` says them first."""
 
     def __init__(
         self,
@@ -84,11 +88,11 @@ class PullRates:
         self._loop = loop
         self._clock = clock
         self._store = store
-        self._delivered = tables.counters.delivered
-        #: What of these was paid for.
+        self._counters = tables.counters
+        self._messages, self._bytes = Rate(0), Rate(0)
+        #: What of the broker's counts was paid for.
         self._paid: dict[tuple[str, str], int] = {}
-        self._limit = limit = config.rates.group_messages
-        self._rate = Rate(limit) if limit else None
+        self._paid_bytes: dict[tuple[str, str], int] = {}
         limits = replace(config.limits, parked_per_queue=config.limits.parked_pulls)
         self.held = LongPolls(config.max_hold, limits)
         self._max_hold = config.max_hold
@@ -96,10 +100,23 @@ class PullRates:
         self._looks: dict[str, asyncio.TimerHandle] = {}
         self._driver = DeadlineDriver(loop, self.held.next_deadline, self._expired)
 
+    def follow(self, limits: RateLimits) -> None:
+        """These are the limits from now on; handlers are to be ``limited`` anew. What was delivered without a limit is
+        not paid for."""
+        counters = self._counters
+        if not self._messages.per_second:
+            self._paid = dict(counters.delivered)
+        if not limits.group_bytes:
+            counters.delivered_bytes, self._paid_bytes = None, {}
+        elif counters.delivered_bytes is None:
+            counters.delivered_bytes = defaultdict(int)
+        self._messages.per_second, self._bytes.per_second = limits.group_messages, limits.group_bytes
+
     def limited(self, code: int, handler: RequestHandler) -> RequestHandler:
-        """``handler`` of requests with ``code``, within the limit if there is one."""
+        """``handler`` of requests with ``code``, within the limits if there are any."""
         header = _HEADERS.get(code)
-        return handler if header is None or self._rate is None else partial(self._get, self._rate, handler, header)
+        limited = self._messages.per_second or self._bytes.per_second
+        return handler if header is None or not limited else partial(self._get, handler, header)
 
     def lost(self, connection: Connection) -> None:
         """A connection ended."""
@@ -115,7 +132,6 @@ class PullRates:
 
     def _get(
         self,
-        rate: Rate,
         handler: RequestHandler,
         header_class: type[PullMessageRequestHeader] | type[PopMessageRequestHeader],
         connection: Connection,
@@ -126,10 +142,10 @@ class PullRates:
         if group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX):
             return handler(connection, command)
         now = self._loop.time()
-        self._pay(rate, header, now)
-        wait = rate.wait(group, now)
+        self._pay(header, now)
+        wait = self._wait(group, now)
         if not wait and group not in self._looks:
-            return self._serve(rate, _Held(handler, connection, command, header, now), now, 1)
+            return self._serve(_Held(handler, connection, command, header, now), now, 1)
         hold = min(_hold(header) or _LEAST_HOLD, self._max_hold)
         # It may wait for half a minute: nothing is kept of it that is not needed, and its texts are counted.
         command.body, command.fields, command.header = b"", None, header
@@ -142,16 +158,17 @@ class PullRates:
         if self.held.park(pull, hold, now):
             self._driver.update()
         if group not in self._looks:
-            self._look_later(rate, group, wait)
+            self._look_later(group, wait)
         return None
 
     def _serve(
-        self, rate: Rate, held: _Held, now: float, waiting: int
+        self, held: _Held, now: float, waiting: int
     ) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         """Within its share of what so many may have, and for what is left of its hold."""
         handler, connection, command, header, until = held
-        share = max(1, int(rate.per_second * BURST / waiting))
-        most = min(header.max_msg_nums, share)
+        most = header.max_msg_nums
+        if self._messages.per_second:
+            most = min(most, max(1, int(self._messages.per_second * BURST / waiting)))
         waited = until > now and _hold(header) > 0
         rest = max(1, int((until - now) * 1000))
         if isinstance(header, PopMessageRequestHeader):
@@ -161,38 +178,45 @@ class PullRates:
             header = header._replace(max_msg_nums=most, suspend_timeout_millis=suspend)
         command.fields, command.header = None, header
         answer = handler(connection, command)
-        self._pay(rate, header, now)
+        self._pay(header, now)
         return answer
 
-    def _pay(self, rate: Rate, header: Header, now: float) -> None:
+    def _wait(self, group: str, now: float) -> float:
+        """Seconds until the group may have more."""
+        return max(self._messages.wait(group, now), self._bytes.wait(group, now))
+
+    def _pay(self, header: Header, now: float) -> None:
         """For what the group got since the last look."""
         key = header.topic, header.consumer_group
-        got = self._delivered.get(key, 0)
-        paid = self._paid.get(key, 0)
-        if got > paid:
-            self._paid[key] = got
-            rate.spend(header.consumer_group, got - paid, now)
+        for rate, delivered, paid in (
+            (self._messages, self._counters.delivered, self._paid),
+            (self._bytes, self._counters.delivered_bytes, self._paid_bytes),
+        ):
+            got = delivered.get(key, 0) if delivered is not None else 0
+            if (more := got - paid.get(key, 0)) > 0:
+                paid[key] = got
+                rate.spend(header.consumer_group, more, now)
 
     # ---- waiting
 
-    def _look_later(self, rate: Rate, group: str, wait: float) -> None:
-        self._looks[group] = self._loop.call_later(max(_LOOK, wait), self._look, rate, group)
+    def _look_later(self, group: str, wait: float) -> None:
+        self._looks[group] = self._loop.call_later(max(_LOOK, min(wait, _LONGEST_LOOK)), self._look, group)
 
-    def _look(self, rate: Rate, group: str) -> None:
-        """Serve those that waited longest, as far as the rate reaches."""
+    def _look(self, group: str) -> None:
+        """Serve those that waited longest, as far as the rates reach."""
         now = self._loop.time()
         waiting = self.held.waiting((group, None))
         for served, pull in enumerate(waiting):
-            wait = rate.wait(group, now)
+            wait = self._wait(group, now)
             if wait or served == _SERVED:
-                self._look_later(rate, group, wait)
+                self._look_later(group, wait)
                 return
             if not self.held.is_parked(pull):
                 continue
             self.held.answered(pull)
             held: _Held = pull.request
             try:
-                answer = self._serve(rate, held, now, len(waiting))
+                answer = self._serve(held, now, len(waiting))
             except Exception as error:  # noqa: BLE001 - a handler's failure is an answer, as in the processor table
                 answer = error_response(error)
             if isinstance(answer, RemotingCommand):
@@ -209,9 +233,12 @@ class PullRates:
             held.connection.reply(held.command, answer)
 
     def _busy(self, group: str) -> RemotingCommand:
+        now = self._loop.time()
+        more = self._bytes.wait(group, now) > self._messages.wait(group, now)
+        rate, unit = (self._bytes, "bytes") if more else (self._messages, "messages")
         remark = (
-            f"[OVERLOAD]system busy, start flow control for a while: group {group} may have {self._limit:g} messages a "
-            "second of this broker (rates.group_messages)"
+            f"[OVERLOAD]system busy, start flow control for a while: group {group} may have {rate.per_second:g} {unit} "
+            f"a second of this broker (rates.group_{unit})"
         )
         return refuse(Refusal(ResponseCode.SYSTEM_BUSY, remark))
 

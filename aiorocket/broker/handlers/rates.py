@@ -1,4 +1,4 @@
-"""Limits on what each topic may have a second (``BrokerConfig.rates``), around the handlers of 10, 310 and 320.
+"""Limits on what each topic may have a second (``BrokerConfig.rates``, or as changed since), around 10, 310 and 320.
 
 A send above its topic's rate is answered SYSTEM_BUSY before anything is stored, with the words that Apache's broker has
 for it, so clients try again later or at another broker. What is refused does not count. Retries and dead letters pass:
@@ -54,21 +54,27 @@ _HEADERS: dict[int, type[SendMessageRequestHeader] | type[SendMessageRequestHead
 
 
 class SendRates:
-    """The limits of sends, and what each topic has had."""
+    """The limits of sends, and what each topic has had; ``follow`` says them first."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limits: RateLimits, topics: TopicTable) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, topics: TopicTable) -> None:
         self._loop = loop
         self._topics = topics
-        #: The setting, its unit, what is left of it, and how much of it one request takes.
-        self._rates: list[tuple[str, str, Rate, Callable[[RemotingCommand, SendHeader], int]]] = [
-            (setting, unit, Rate(rate), measure)
-            for setting, unit, rate, measure in (
-                ("topic_messages", "messages", limits.topic_messages, _messages),
-                ("topic_bytes", "bytes", limits.topic_bytes, _bytes),
-            )
-            if rate
-        ]
+        self._messages, self._bytes = Rate(0), Rate(0)
+        #: Of those that there are: the setting, its unit, what is left of it, and how much of it one request takes.
+        self._rates: list[tuple[str, str, Rate, Callable[[RemotingCommand, SendHeader], int]]] = []
         self._warnings = Rarely(_WARN_EVERY)
+
+    def follow(self, limits: RateLimits) -> None:
+        """These are the limits from now on; handlers are to be ``limited`` anew."""
+        self._messages.per_second, self._bytes.per_second = limits.topic_messages, limits.topic_bytes
+        self._rates = [
+            each
+            for each in (
+                ("topic_messages", "messages", self._messages, _messages),
+                ("topic_bytes", "bytes", self._bytes, _bytes),
+            )
+            if each[2].per_second
+        ]
 
     def limited(self, code: int, handler: RequestHandler) -> RequestHandler:
         """``handler`` of requests with ``code``, within the limits that it has."""
