@@ -175,10 +175,7 @@ class MessageStore:
 
     def appending(self) -> dict[str, Any]:
         """What the compiled way of a plain append works with: all that ``append`` does, in the same fields."""
-        return {
-            "log": self._log, "tail": self._tail, "queues": self._queues, "wall_ms": self._wall_ms,
-            "max_pending": self._max_pending,
-        }  # fmt: skip
+        return {name: getattr(self, f"_{name}") for name in ("log", "tail", "queues", "wall_ms", "max_pending")}
 
     def append(
         self,

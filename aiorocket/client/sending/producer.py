@@ -48,8 +48,9 @@ _running_loop = asyncio.get_running_loop
 _ID_BEGIN = PROPERTY_UNIQ_KEY + "\x01"
 # A NamedTuple's own constructor is a Python function; this is half its price, twice per message.
 _header: Callable[[tuple[object, ...]], SendMessageRequestHeaderV2] = partial(tuple.__new__, SendMessageRequestHeaderV2)
+_command = partial(RemotingCommand, _SEND, 0, 0, LANGUAGE_PYTHON, VERSION, None, None)
 #: RemotingCommand and Connection.request in one compiled call; it answers None for what they must look at.
-_post = compiled("post")
+_post: Callable[..., asyncio.Future[RemotingCommand] | None] | None = compiled("post")
 _receipt: Callable[[tuple[object, ...]], SendReceipt] = partial(tuple.__new__, SendReceipt)
 
 
@@ -240,14 +241,9 @@ class Producer:
                         text, 0, False, None, False, target.broker_name,
                     )  # fmt: skip
                     try:
-                        answer = None if _post is None else _post(connection, _SEND, VERSION, fields, body, timeout)
-                        if answer is None:
-                            header = _header(fields)
-                            command = RemotingCommand(
-                                _SEND, 0, 0, LANGUAGE_PYTHON, VERSION, None, None, header, None, body
-                            )
-                            answer = connection.request(command, timeout)
-                        first = await answer
+                        if _post is None or (sent := _post(connection, _SEND, VERSION, fields, body, timeout)) is None:
+                            sent = connection.request(_command(_header(fields), None, body), timeout)
+                        first = await sent
                         if not first.code:
                             stored = first.read(SendMessageResponseHeader)
                             return _receipt((msg_id, target.queue, stored.queue_offset, stored.msg_id, _OK, None))
