@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from aiorocket.cli.serving import LOG_JSON, LOG_LEVEL
+from aiorocket.cli.serving import LOG_FILE, LOG_JSON, LOG_KEEP, LOG_LEVEL, LOG_ROTATE
 from aiorocket.config import BrokerConfig, Flush, RateLimits, ServerTlsConfig, StoreConfig
 from aiorocket.config.settings import broker_settings
 from aiorocket.errors import ConfigError
@@ -44,12 +45,25 @@ def server_options(port: int, port_help: str) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         function = click.option(
-            "--log-json", is_flag=True, expose_value=False, callback=_keep_log_json, envvar="AIOROCKET_LOG_JSON",
+            "--log-json", is_flag=True, expose_value=False, callback=_keep(LOG_JSON), envvar="AIOROCKET_LOG_JSON",
             show_envvar=True, help="Log lines are JSON objects: time, level, logger, message.",
         )(function)  # fmt: skip
         function = click.option(
+            "--log-keep", type=click.IntRange(1, 1000), default=10, show_default=True, metavar="N", expose_value=False,
+            callback=_keep(LOG_KEEP), envvar="AIOROCKET_LOG_KEEP", show_envvar=True, help="Old log files that stay.",
+        )(function)  # fmt: skip
+        function = click.option(
+            "--log-rotate", metavar="SIZE|AGE", expose_value=False, callback=_keep_rotation,
+            envvar="AIOROCKET_LOG_ROTATE", show_envvar=True, help="Begin a new --log-file at a size (100M, 500k, 1G) "
+            "or an age (1D, 6H). Without, whoever moves it gets a new one (logrotate).",
+        )(function)  # fmt: skip
+        function = click.option(
+            "--log-file", metavar="FILE", expose_value=False, callback=_keep(LOG_FILE), envvar="AIOROCKET_LOG_FILE",
+            show_envvar=True, help="Log there, once it runs, and not to standard error.",
+        )(function)  # fmt: skip
+        function = click.option(
             "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="warning",
-            show_default=True, expose_value=False, callback=_keep_log_level, envvar="AIOROCKET_LOG_LEVEL",
+            show_default=True, expose_value=False, callback=_keep(LOG_LEVEL), envvar="AIOROCKET_LOG_LEVEL",
             show_envvar=True, help="What is less than this is not logged; the audit log always is.",
         )(function)  # fmt: skip
         function = click.option(
@@ -90,12 +104,17 @@ def server_options(port: int, port_help: str) -> Callable[[F], F]:
     return decorate
 
 
-def _keep_log_level(ctx: click.Context, _param: click.Parameter, value: str) -> None:
-    ctx.meta[LOG_LEVEL] = value
+def _keep(where: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def keep(ctx: click.Context, _param: click.Parameter, value: Any) -> None:
+        ctx.meta[where] = value
+
+    return keep
 
 
-def _keep_log_json(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    ctx.meta[LOG_JSON] = value
+def _keep_rotation(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    if value is not None and re.fullmatch(r"[1-9][0-9]{0,5}[kMGDH]", value) is None:
+        raise click.BadParameter(f"{value!r}: a size such as 100M (k, M, G) or an age such as 1D (H, D)")
+    ctx.meta[LOG_ROTATE] = value
 
 
 def _read_token(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:

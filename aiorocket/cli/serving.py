@@ -16,13 +16,27 @@ import click
 
 from aiorocket.cli.running import run
 from aiorocket.runtime.open_files import allow_most_files
+from aiorocket.runtime.systemd import Notifier
+from aiorocket.runtime.tasks import TaskScope
 
-__all__ = ("LOG_JSON", "LOG_LEVEL", "Ready", "serve", "spare_the_collector", "stop_signals", "until_stopped")
+__all__ = (
+    "LOG_FILE",
+    "LOG_JSON",
+    "LOG_KEEP",
+    "LOG_LEVEL",
+    "LOG_ROTATE",
+    "Ready",
+    "serve",
+    "spare_the_collector",
+    "stop_signals",
+    "until_stopped",
+)
 
 T = TypeVar("T")
 
 #: Where a command keeps what its options say of the log, in its context's ``meta``.
 LOG_LEVEL, LOG_JSON = "aiorocket.log_level", "aiorocket.log_json"
+LOG_FILE, LOG_ROTATE, LOG_KEEP = "aiorocket.log_file", "aiorocket.log_rotate", "aiorocket.log_keep"
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -94,21 +108,41 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
+def _log_handler() -> logging.Handler:
+    """Where the options of the command say that its log goes: standard error, or a file, which is opened again when
+    somebody else has moved it, or is rotated here by its size or its age. OSError when it cannot be opened."""
+    wanted = click.get_current_context().meta
+    path, rotate = wanted.get(LOG_FILE), wanted.get(LOG_ROTATE)
+    if path is None:
+        return logging.StreamHandler()
+    # Imported here: it brings sockets, queues and pickle, and few log to a file.
+    from logging.handlers import RotatingFileHandler, TimedRotatingFileHandler, WatchedFileHandler
+
+    if rotate is None:
+        return WatchedFileHandler(path, encoding="utf-8")
+    number, unit, keep = int(rotate[:-1]), rotate[-1], wanted[LOG_KEEP]
+    if unit in "kMG":
+        size = number << {"k": 10, "M": 20, "G": 30}[unit]
+        return RotatingFileHandler(path, maxBytes=size, backupCount=keep, encoding="utf-8")
+    return TimedRotatingFileHandler(path, unit, number, keep, encoding="utf-8", utc=True)
+
+
 class _Held(logging.Handler):
     """Keeps what is logged while a server starts: a start that fails is told in one line, its error's own."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.target = _log_handler()
         self.records: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
 
     def release_logs(self) -> None:
-        """From now on to standard error, beginning with what was kept."""
+        """From now on to where the log goes, beginning with what was kept."""
         logging.getLogger().removeHandler(self)
         wanted = click.get_current_context().meta
-        handler = logging.StreamHandler()
+        handler = self.target
         plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
         handler.setFormatter(_JsonLines() if wanted.get(LOG_JSON) else plain)
         logging.basicConfig(handlers=[handler], level=str(wanted.get(LOG_LEVEL, "warning")).upper())
@@ -131,7 +165,7 @@ async def _serve(server: Callable[[], AbstractAsyncContextManager[Ready]]) -> No
     assert task is not None
     stop = asyncio.Event()
     ready = False
-    held = _Held()
+    held, systemd, life = _Held(), Notifier(), TaskScope("life")
     logging.getLogger().addHandler(held)
 
     def stopping() -> None:
@@ -146,10 +180,15 @@ async def _serve(server: Callable[[], AbstractAsyncContextManager[Ready]]) -> No
                 if started.reload is not None and hasattr(signal, "SIGHUP"):  # Windows has none
                     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, started.reload)
                 click.echo(started.line)
+                systemd.tell("READY=1", f"STATUS={started.line}")
+                life.start(systemd.keep_alive(), name="watchdog")
                 spare_the_collector()
                 held.release_logs()
                 logging.getLogger("aiorocket.audit").setLevel(logging.INFO)
                 await stop.wait()
+                systemd.tell("STOPPING=1")
         except asyncio.CancelledError:
             if not stop.is_set() or task.uncancel() > 0:
                 raise
+        finally:
+            await life.close()

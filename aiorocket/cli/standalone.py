@@ -26,7 +26,7 @@ from aiorocket.cli.server_options import (
     settings_option,
     store_options,
 )
-from aiorocket.cli.serving import LOG_JSON, LOG_LEVEL, Ready, serve
+from aiorocket.cli.serving import LOG_FILE, LOG_JSON, LOG_KEEP, LOG_LEVEL, LOG_ROTATE, Ready, serve
 from aiorocket.cli.supervisor import supervised
 from aiorocket.config import BrokerConfig, NameServerConfig, RateLimits, ServerTlsConfig, StoreConfig, TlsConfig
 from aiorocket.errors import ConfigError
@@ -130,6 +130,10 @@ def standalone(
             if several:
                 given = _given(ctx)
 
+                def own_log(name: str) -> list[str]:
+                    root, ending = os.path.splitext(ctx.meta[LOG_FILE] or "")
+                    return ["--log-file", f"{root}-{name}{ending}"] if root else []
+
                 def own_port(at: int) -> list[str]:
                     return [] if metrics_port is None else ["--metrics-port", str(metrics_port and metrics_port + at)]
 
@@ -138,7 +142,7 @@ def standalone(
                         each: [
                             *given, "--name", each, "--port", str(broker_port and broker_port + 10 * at),
                             "--data", os.path.join(data, each), "--nameserver", host_port(near, names.port),
-                            *own_port(at),
+                            *own_port(at), *own_log(each),
                         ]
                         for at, each in enumerate(several)
                     }
@@ -215,12 +219,17 @@ def _check_folders(data: str, name: str, count: int) -> None:
         )
 
 
+_LOGGING = ("log_level", "log_json", "log_file", "log_rotate", "log_keep")
+_DASHBOARD = ("dashboard_port", "dashboard_bind", "dashboard_token", "dashboard_allow_writes")
+
+
 def _given(ctx: click.Context) -> list[str]:
     """The options of this start that are a broker's too, but for those that are different for each."""
     default = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
-    own = ("port", "broker_port", "brokers", "name", "data", "log_level", "log_json", "metrics_port", "config",
-        "dashboard_port", "dashboard_bind", "dashboard_token", "dashboard_allow_writes")  # fmt: skip
+    own = ("port", "broker_port", "brokers", "name", "data", "metrics_port", "config", *_LOGGING, *_DASHBOARD)
     log = ["--log-level", ctx.meta[LOG_LEVEL], *["--log-json"] * ctx.meta[LOG_JSON]]
+    if ctx.meta[LOG_ROTATE] is not None:
+        log += ["--log-rotate", ctx.meta[LOG_ROTATE], "--log-keep", str(ctx.meta[LOG_KEEP])]
     file = ctx.meta[SETTINGS_FILE]
     return (
         log

@@ -52,6 +52,18 @@ class Aiorocket:
             check=True,
         ).stdout
 
+    def program(self, path: Path, **env: str) -> str:
+        """What a Python program prints."""
+        command = [sys.executable, str(path)]
+        return subprocess.run(
+            command, stdout=subprocess.PIPE, env=environment(**env), text=True, timeout=200, check=True
+        ).stdout
+
+    @staticmethod
+    def line(process: Copy) -> str:
+        """The next line that it prints."""
+        return read_line(process)
+
     def start(self, *arguments: str, **env: str) -> Copy:
         process = self._original.start(*arguments, cwd=self.directory, env=environment(**env))
         self.processes.append(process)

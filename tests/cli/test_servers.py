@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
 import socket
 from collections.abc import Callable
+from logging.handlers import TimedRotatingFileHandler
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -16,7 +18,7 @@ import pytest
 
 from aiorocket.cli.broker import broker
 from aiorocket.cli.server_options import SETTINGS
-from aiorocket.cli.serving import LOG_JSON, LOG_LEVEL
+from aiorocket.cli.serving import LOG_JSON, LOG_LEVEL, _log_handler
 from aiorocket.cli.standalone import _given, standalone
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
@@ -196,3 +198,43 @@ def test_brokers_of_their_own_processes_take_the_file(tmp_path: Path) -> None:
         assert (told.params["port"], told.params["broker_port"]) == (9876, 10955)
     heard = broker.make_context("broker", given)
     assert heard.params["flush"] == "async" and heard.meta[SETTINGS].retry_max_times == 3
+
+
+def test_the_log_goes_to_a_file_that_begins_anew(aiorocket: Any, stop: Callable[..., Any]) -> None:
+    start = ("nameserver", "--port", "0", "--bind", "0.0.0.0", "--log-json", "--log-file", "n.log")
+    process, _ = aiorocket.server(*start)
+    assert stop(process)[::2] == (0, ""), "nothing is left for standard error"
+    assert [json.loads(line)["level"] for line in (aiorocket.directory / "n.log").read_text().splitlines()] == [
+        "warning"
+    ]
+    for rotate in ("1k", "1D"):
+        process, _ = aiorocket.server(*start, "--log-rotate", rotate, "--log-keep", "1")
+        assert stop(process)[::2] == (0, "")
+    assert len((aiorocket.directory / "n.log").read_text().splitlines()) == 3
+    nowhere = aiorocket.run("nameserver", "--port", "0", "--log-file", "none/n.log")
+    assert nowhere.code == 1 and "none/n.log" in nowhere.err and len(nowhere.err.splitlines()) == 1
+    wrong = aiorocket.run("nameserver", "--log-file", "n.log", "--log-rotate", "100")
+    assert wrong.code == 2 and "100M" in wrong.err
+
+
+@pytest.mark.parametrize(("rotate", "files"), [("1k", 3), ("1D", 1), (None, 1)])
+def test_a_log_file_is_rotated_by_size_or_age(tmp_path: Path, rotate: str | None, files: int) -> None:
+    path = tmp_path / "b.log"
+    arguments = ["--log-file", str(path), "--log-keep", "2", *(() if rotate is None else ("--log-rotate", rotate))]
+    with broker.make_context("broker", arguments):
+        handler = _log_handler()
+    try:
+        for _ in range(30):
+            handler.emit(logging.makeLogRecord({"msg": "x" * 99}))
+    finally:
+        handler.close()
+    assert len(list(tmp_path.iterdir())) == files
+    if isinstance(handler, TimedRotatingFileHandler):
+        assert handler.computeRollover(0) == 86_400 and handler.backupCount == 2
+
+
+def test_brokers_of_their_own_processes_have_files_of_their_own() -> None:
+    told = standalone.make_context("standalone", ["--brokers", "2", "--log-file", "m.log", "--log-rotate", "1G"])
+    with told:
+        given = _given(told)
+    assert "--log-file" not in given and given[2:6] == ["--log-rotate", "1G", "--log-keep", "10"]
