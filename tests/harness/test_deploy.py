@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,10 +46,19 @@ def place() -> Iterator[Path]:
         shutil.rmtree(place)
 
 
+def reachable(program: str) -> bool:
+    """Whether that account may run it: an interpreter may lie where only its owner gets to."""
+    try:
+        subprocess.run([program, "--version"], user=NOBODY, group=NOBODY, stdout=subprocess.PIPE, check=True)
+    except PermissionError:
+        return False
+    return True
+
+
 class Service:
     """What systemd would run of a unit."""
 
-    def __init__(self, place: Path, name: str) -> None:
+    def __init__(self, place: Path, name: str, *more: str, **variables: str) -> None:
         parser = configparser.ConfigParser(strict=False, interpolation=None)
         parser.optionxform = str  # type: ignore[assignment,method-assign]  # the documented way to keep upper case
         parser.read(UNITS / f"aiorocket-{name}.service")
@@ -61,18 +70,29 @@ class Service:
         self.channel.bind(str(place / f"{name}.notify"))
         (place / f"{name}.notify").chmod(0o777)
         environment = dict(each.split("=", 1) for each in unit.get("Environment", "").split())
-        environment |= {"NOTIFY_SOCKET": str(place / f"{name}.notify"), "WATCHDOG_USEC": "2000000"}
-        command = re.sub(r"(^|\s)/(opt|etc|var)/", rf"\1{place}/\2/", unit["ExecStart"]).split()
-        root = os.geteuid() == 0
+        environment |= {"NOTIFY_SOCKET": str(place / f"{name}.notify"), "WATCHDOG_USEC": "2000000", **variables}
+        command = re.sub(r"(^|\s)/(opt|etc|var)/", rf"\1{place}/\2/", unit["ExecStart"]).split() + [*more]
+        root = os.geteuid() == 0 and reachable(command[0])
         if root:
             os.chown(home, NOBODY, NOBODY)
 
         def limited() -> None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (int(unit["LimitNOFILE"]),) * 2)
-            gib = int(unit["MemoryMax"].removesuffix("G")) << 30
-            resource.setrlimit(resource.RLIMIT_DATA, (gib, gib))
+            most = int(unit["MemoryMax"].removesuffix("G")) << 30
+            for what, limit in ((resource.RLIMIT_NOFILE, int(unit["LimitNOFILE"])), (resource.RLIMIT_DATA, most)):
+                hard = resource.getrlimit(what)[1]  # this user cannot have more
+                limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+                resource.setrlimit(what, (limit, limit))
             os.umask(int(unit["UMask"], 8))
 
+        try:
+            self._start(command, home, environment, limited, root)
+        except BaseException:
+            self.channel.close()
+            raise
+
+    def _start(
+        self, command: list[str], home: Path, environment: dict[str, str], limited: Callable[[], None], root: bool
+    ) -> None:
         self.process = subprocess.Popen(
             command, cwd=home, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             preexec_fn=limited, **({"user": NOBODY, "group": NOBODY} if root else {}),
@@ -110,15 +130,26 @@ def test_the_units_start_serve_and_stop_under_their_own_limits(place: Path) -> N
     (place / "etc/aiorocket/broker.toml").write_text(settings)
     services = []
     try:
-        services.append(names := Service(place, "nameserver"))
-        assert "STATUS=name server ready on 127.0.0.1:9876" in names.told("READY=1")
-        services.append(broker := Service(place, "broker"))
-        assert "metrics on http://127.0.0.1:9106/metrics" in broker.told("READY=1")
+        # Ports alone are others: somebody may have those of the units here.
+        services.append(names := Service(place, "nameserver", "--port", "0"))
+        ready = re.search(r"STATUS=name server ready on (127\.0\.0\.1:\d+) ", names.told("READY=1"))
+        assert ready is not None
+        free = {f"AIOROCKET_{name}_PORT": "0" for name in ("BROKER", "METRICS")}
+        services.append(broker := Service(place, "broker", **free, AIOROCKET_NAMESERVER=ready[1]))
+        assert "metrics on http://127.0.0.1:" in broker.told("READY=1")
         assert broker.told("WATCHDOG=1") and broker.told("WATCHDOG=1")
         aiorocket = str(place / "opt/aiorocket/bin/aiorocket")
-        sent = subprocess.run([aiorocket, "produce", "t"], input="one\n", capture_output=True, text=True, timeout=60)
+        sent = subprocess.run(
+            [aiorocket, "produce", "t", "--nameserver", ready[1]],
+            input="one\n",
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert sent.returncode == 0, sent
-        seen = subprocess.run([aiorocket, "doctor"], capture_output=True, text=True, timeout=60)
+        seen = subprocess.run(
+            [aiorocket, "doctor", "--nameserver", ready[1]], capture_output=True, text=True, timeout=60
+        )
         assert seen.returncode == 0, seen
         for service in services:
             assert service.unit["Type"] == "notify" and service.unit["ExecReload"] == "kill -HUP $MAINPID"
