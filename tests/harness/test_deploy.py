@@ -71,7 +71,7 @@ class Service:
         (place / f"{name}.notify").chmod(0o777)
         environment = dict(each.split("=", 1) for each in unit.get("Environment", "").split())
         environment |= {"NOTIFY_SOCKET": str(place / f"{name}.notify"), "WATCHDOG_USEC": "2000000", **variables}
-        command = re.sub(r"(^|\s)/(opt|etc|var)/", rf"\1{place}/\2/", unit["ExecStart"]).split() + [*more]
+        command = [*re.sub(r"(^|\s)/(opt|etc|var)/", rf"\1{place}/\2/", unit["ExecStart"]).split(), *more]
         root = os.geteuid() == 0 and reachable(command[0])
         if root:
             os.chown(home, NOBODY, NOBODY)
