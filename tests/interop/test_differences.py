@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from aiorocket import embed
 from aiorocket.fuzz.differences import differences, matches, said
 from aiorocket_protocol import encode_batch, encode_properties
 from tests.interop.peers import NEWEST, OLDER, Server, our_server
@@ -20,6 +21,8 @@ from tests.interop.test_access import access_file, credentials, signed
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
+#: What brokers ask of name servers: one of Apache's does in ``test_access.py``.
+OF_BROKERS = {103, 104, 322, 904}
 TABLE = Path(__file__).resolve().parent / "differences.toml"
 
 
@@ -360,6 +363,10 @@ CASES = (
     Case("53", {"globalWhiteAddrs": "127.0.0.*"}, at=GUARDED),
     Case("51", {"accessKey": "user-four"}, at=GUARDED),
     Case("51 unknown", {"accessKey": "nobody"}, at=GUARDED),
+    # Nothing of theirs is so old.
+    Case("306"),
+    Case("316"),
+    Case("329"),
     Case("9999"),
     # ---- name servers
     Case("105", {"topic": "D"}, at=NS),
@@ -388,6 +395,12 @@ CASES = (
     Case("216 unknown", {"topic": "Unknown"}, at=NS),
     Case("9999 ns", at=NS),
 )  # fmt: skip
+
+
+async def test_every_code_that_we_serve_is_asked() -> None:
+    async with embed() as mq:
+        served = {*mq.broker.server.processors.codes(), *mq.nameserver._server.processors.codes()}
+    assert served - {case.code for case in CASES} == OF_BROKERS
 
 
 def all_said(server: Server, guarded: Server | None = None) -> dict[str, dict[str, Any]]:
