@@ -15,6 +15,9 @@ from typing import Protocol
 __all__ = ("CHUNK", "ChunkCache", "LogBytes")
 
 CHUNK = 256 * 1024
+#: A run of more bytes than this is read by itself. Checksums are compared by pages of 32 KiB, so of a shorter one what
+#: is read beside it costs more than to take it from a chunk.
+_ALONE = CHUNK // 4
 #: A span is read as a whole when it is at most this many times what is wanted of it.
 _SPARSE = 8
 
@@ -65,7 +68,7 @@ class ChunkCache:
         wanted = sum(lengths)
         log = self._log
         span = starts[-1] + lengths[-1] - starts[0]
-        if wanted > CHUNK * len(starts) // 8 or span > wanted * _SPARSE:
+        if wanted > _ALONE * len(starts) or span > wanted * _SPARSE:
             return [part for start, length in zip(starts, lengths, strict=True) for part in _pieces(log, start, length)]
         parts: list[bytes] = []
         first, data = 0, b""
