@@ -3,55 +3,27 @@
 from __future__ import annotations
 
 import os
-import platform
 import statistics
-import sysconfig
 import tempfile
 import time
-from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from aiorocket_protocol.fast import SPEEDUPS
+from aiorocket.load import machine
+from aiorocket.load.machine import interpreter, version
 from bench.processes import ROOT
+
+__all__ = ("commit", "facts", "fdatasync", "file_system", "interpreter", "version")
 
 
 def facts(data: str) -> dict[str, Any]:
+    """Those of ``aiorocket bench``, and the commit and the disk."""
     return {
-        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        **machine.facts(),
         "commit": commit(),
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "interpreter": interpreter(),
-        "packages": {name: version(name) for name in ("uvloop", "msgpack", "msgspec")},
-        "speedups": SPEEDUPS,
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "load_at_start": [round(each, 2) for each in os.getloadavg()],
         "file_system": file_system(data),
         "fdatasync_ms": fdatasync(data),
     }
-
-
-def interpreter() -> dict[str, bool]:
-    """How CPython was built. Without profile-guided optimisation (``--enable-optimizations``) it takes a third more
-    cycles."""
-    arguments = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
-    return {
-        "pgo": "--enable-optimizations" in arguments,
-        "lto": "--with-lto" in arguments,
-        "shared": bool(sysconfig.get_config_var("Py_ENABLE_SHARED")),
-        "debug": bool(sysconfig.get_config_var("Py_DEBUG")),
-    }
-
-
-def version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def commit() -> str | None:
@@ -70,16 +42,6 @@ def commit() -> str | None:
     except OSError:
         pass  # not a checkout: a wheel or an archive
     return None
-
-
-def processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux
-    return platform.processor()
 
 
 def file_system(directory: str) -> str | None:

@@ -37,6 +37,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "aiorocket.cli.store",
         "Look through the data directory of a broker that is not running, and mend it.",
     ),
+    "bench": (
+        "aiorocket.cli.bench",
+        "Measure a RocketMQ under load: what it takes, how late it is, and what set the limit.",
+    ),
     "fuzz": ("aiorocket.cli.fuzz", "Send a server what it should not get, and watch it."),
     "lake": ("aiorocket.cli.lake", "Archive topics, make tables of them, look at them, with Spark."),
 }

@@ -56,6 +56,8 @@ ALLOWED = {
     ("aiorocket/runtime/", "random.Random"): "the source of randomness itself",
     ("aiorocket/runtime/", "os.urandom"): "what nobody may guess, such as the key of a session",
     ("aiorocket/testing/", "random.Random"): "simulations draw from a seed",
+    ("aiorocket/load/", "time.perf_counter_ns"): "the clock that all processes of a machine share, in nanoseconds",
+    ("aiorocket/load/", "time.process_time"): "what a process of the load costs itself",
     ("aiorocket/fuzz/", "random.Random"): "a run draws from its seed",
     ("aiorocket/cli/demo.py", "time.perf_counter"): "latencies: uvloop's clock counts whole milliseconds",
     ("aiorocket/cli/lake/log_demo.py", "time.perf_counter"): "how long Spark took, where no loop runs",

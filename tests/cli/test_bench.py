@@ -1,0 +1,51 @@
+"""``aiorocket bench``: a short run whose counts add up, a comparison, a page, and words for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aiorocket.cli.main import cli
+from aiorocket.testing.server import RocketMQServer, broker_thread
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RocketMQServer]:
+    with broker_thread() as server:
+        yield server
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["bench", *arguments])
+
+
+def test_a_run_a_comparison_and_a_page(server: RocketMQServer, tmp_path: Path) -> None:
+    file, page = tmp_path / "a.json", tmp_path / "a.html"
+    (tmp_path / "scenario.toml").write_text("rate = 200\nseconds = 0.5\nqueues = 2\n")
+    found = call("run", "--nameserver", server.embedded.nameserver_address, "--scenario", f"{tmp_path}/scenario.toml",
+                 "--warmup", "0", "--tags", "2", "--idle", "2", "--out", str(file), "--html", str(page))  # fmt: skip
+    assert found.exit_code == 0, found.output
+    assert "lost 0, duplicates 0, out of order 0" in found.output and "limit: " in found.output
+    result = json.loads(file.read_text())
+    checks = result["runs"][0]["checks"]
+    assert checks["acknowledged"] == checks["received"] == 100
+    assert result["machine"]["cores"] and result["runs"][0]["figures"]["send_p99_ms"] > 0
+    assert "<svg" in page.read_text()
+    compared = call("compare", str(file), str(file))
+    assert compared.exit_code == 0 and "one run" in compared.output
+    assert call("report", str(file), str(tmp_path / "b.html")).exit_code == 0
+    topics = CliRunner().invoke(cli, ["topic", "list", "--nameserver", server.embedded.nameserver_address])
+    assert "bench-" not in topics.output  # nothing is left behind
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["run", "--size", "3"], "size=3: at least 24"), (["compare", "none.json", "none.json"], "not a result")],
+)
+def test_what_cannot_be(arguments: list[str], said: str) -> None:
+    found = call(*arguments)
+    assert found.exit_code == 2 and said in found.output

@@ -1,0 +1,40 @@
+"""``aiorocket bench`` and ``aiorocket fuzz`` against Apache: counts add up, and what is fuzzed goes on serving."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+import aiorocket
+from aiorocket.fuzz import Fuzzing, compare, fuzz
+from aiorocket.load import Scenario, measure
+from aiorocket_protocol import JSON, ROCKETMQ
+from tests.interop.peers import Server
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
+async def test_a_short_load(apache: Server, orderly: bool) -> None:
+    scenario = Scenario(rate=200, seconds=3, warmup=1, consumers=2, keys=20, queues=4, orderly=orderly, drain=60)
+    found = await measure(scenario, aiorocket.ClientConfig(nameservers=(apache.nameserver,)))
+    checks = found["checks"]
+    assert checks["acknowledged"] == 800 and checks["lost"] == checks["failed_sends"] == 0
+    assert checks["out_of_order"] == 0
+    assert found["verdict"]["limit"] and found["figures"]["send_p99_ms"] > 0
+
+
+async def test_it_serves_under_frames_that_nobody_should_send(apache: Server) -> None:
+    wanted = Fuzzing(apache.broker, "broker", time.time_ns() // 1_000_000, frames=3000, kinds=(JSON, ROCKETMQ),
+                     codes=(10, 11, 14, 15, 17, 30, 31, 34, 35, 38, 310), patience=30, shrink=False)  # fmt: skip
+    report = await fuzz(wanted)
+    assert report.frames >= 3000 and report.rounds > 0
+    assert not [sample for sample in report.found if sample.finding.kind in ("crash", "neighbour")]
+
+
+async def test_offsets_are_answered_alike(apache: Server, ours: Server) -> None:
+    compared = await compare((ours.broker, apache.broker), "broker", now=time.time_ns() // 1_000_000, requests=300,
+                             codes=(9999, 30, 31), loop_time=asyncio.get_running_loop().time)  # fmt: skip
+    assert compared.requests >= 300

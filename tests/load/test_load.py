@@ -1,0 +1,137 @@
+"""What a measurement says of itself: scenarios, checks, verdicts, comparisons, the page."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from aiorocket.errors import ConfigError
+from aiorocket.load import Scenario, compare, html, verdict
+from aiorocket.load.run import _checked
+from aiorocket.load.worker import mark, packed
+
+# ---- scenarios
+
+
+def test_a_scenario_is_read_and_options_win() -> None:
+    scenario = Scenario.from_toml("rate = 1000\nqueues = 16\norderly = true\n", queues=4)
+    assert (scenario.rate, scenario.queues, scenario.orderly, scenario.batch) == (1000, 4, True, 1)
+    assert scenario.topic_names() == ["bench-0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rats = 1", "rats is no setting of a scenario; there are topic"),
+        ("rate = 'x'", "rate='x': float is needed"),
+        ("queues = true", "queues=True: int is needed"),
+        ("size = 5", "size=5: at least 24 is needed"),
+        ("seconds = 0", "seconds=0: at least 0.1"),
+        ("producers = 0\nconsumers = 0", "nothing to do"),
+        ("size = 4000000\nbatch = 2", "more than a broker takes"),
+        ("=", "not TOML"),
+    ],
+)
+def test_what_cannot_be_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        Scenario.from_toml(text)
+
+
+# ---- verdicts
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [
+        ({"wanted": 1000, "reached": 999, "cpu": 0.3, "lag_ms": 1, "machine": 0.5}, "none"),
+        ({"wanted": 1000, "reached": 700, "cpu": 0.95, "lag_ms": 5, "machine": 0.6}, "load generator"),
+        ({"wanted": 1000, "reached": 700, "cpu": 0.6, "lag_ms": 50, "machine": 0.6}, "load generator"),
+        ({"wanted": 0, "reached": 700, "cpu": 0.99, "lag_ms": 5, "machine": None}, "load generator"),
+        ({"wanted": 1000, "reached": 700, "cpu": 0.3, "lag_ms": 2, "machine": 0.99}, "machine"),
+        ({"wanted": 1000, "reached": 700, "cpu": 0.1, "lag_ms": 50, "machine": None}, "machine"),
+        ({"wanted": 1000, "reached": 700, "cpu": 0.3, "lag_ms": 2, "machine": 0.5}, "broker"),
+        ({"wanted": 0, "reached": 700, "cpu": 0.3, "lag_ms": 2, "machine": 0.5}, "broker"),
+    ],
+)
+def test_who_set_the_limit(given: Any, limit: str) -> None:
+    found = verdict(processes=1, **given)
+    assert found.limit == limit and found.why
+
+
+# ---- counts
+
+
+def one(sent: int, came: list[int], **changes: Any) -> dict[str, Any]:
+    """What a process says that acknowledged messages 0 to ``sent`` of producer 7, and got ``came``."""
+    sent_bits, came_bits = bytearray(), bytearray()
+    for number in range(sent):
+        mark(sent_bits, number)
+    repeated = sum(mark(came_bits, number) for number in came)
+    return {"sent_bits": {"7": packed(sent_bits)} if sent else {}, "came_bits": {"0/7": packed(came_bits)},
+            "duplicates": repeated, "out_of_order": 0, "received": len(came), **changes}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("results", "lost", "duplicates"),
+    [
+        ([one(10, list(range(10)))], 0, 0),
+        ([one(10, [0, 1, 2, 3]), one(0, [4, 5, 6, 7, 8, 9])], 0, 0),
+        ([one(10, [0, 1, 2]), one(0, [4, 5, 6, 7, 8, 9])], 1, 0),
+        ([one(10, [*range(10), 3, 3])], 0, 2),
+        ([one(10, list(range(10))), one(0, [2, 5])], 0, 2),
+    ],
+    ids=["all", "in two processes", "one lost", "again", "again in another process"],
+)
+def test_what_is_lost_or_comes_twice_is_counted(results: list[dict[str, Any]], lost: int, duplicates: int) -> None:
+    found = _checked(Scenario(), results)
+    assert (found["acknowledged"], found["lost"], found["duplicates"]) == (10, lost, duplicates)
+
+
+def test_every_group_must_get_every_message() -> None:
+    assert _checked(Scenario(groups=2), [one(10, list(range(10)))])["lost"] == 10
+    assert _checked(Scenario(consumers=0), [one(10, [])])["lost"] == 0
+
+
+# ---- comparisons
+
+
+def result(*rates: float) -> dict[str, Any]:
+    return {"runs": [{"figures": {"acknowledged_per_s": rate}} for rate in rates]}
+
+
+def test_a_difference_needs_runs_that_show_it() -> None:
+    (found,) = compare(result(100, 101, 99, 100), result(120, 121, 119, 120))
+    assert found.word == "better" and found.low < 20 < found.high and found.low > 18
+    (found,) = compare(result(100, 140, 60), result(110, 150, 70))
+    assert found.word == "alike" and found.low < 0 < found.high
+    (found,) = compare(result(100), result(50))
+    assert (found.word, found.low, found.high) == ("one run", -50, -50)
+
+
+def test_the_interval_is_welchs() -> None:
+    (found,) = compare(result(1, 2, 3, 4, 5), result(2, 4, 6, 8, 10))
+    assert found.low == pytest.approx(3 - 2.5714 * 1.5811, abs=0.4) and found.high == pytest.approx(6 - found.low)
+
+
+def test_what_is_no_result_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not a result of aiorocket bench"):
+        compare({"runs": [{}]}, result(1))
+
+
+# ---- the page
+
+
+def test_the_page_is_static_and_escapes() -> None:
+    run = {
+        "figures": {"acknowledged_per_s": 1234.5, "send_p99_ms": None},
+        "checks": {"acknowledged": 10, "lost": 0, "duplicates": 0, "out_of_order": 0, "failed_sends": 0, "errors": {}},
+        "verdict": {"limit": "none", "why": "<script>"},
+        "percentiles": {"send": [[0, 0.1], [50, 1], [99.99, 20], [100, 21]], "lag": []},
+        "seconds": [[0, 10, 9, 1500], [1, 12, 12, 900]],
+    }
+    page = html({"runs": [run], "scenario": {"topic": "<b>"}, "machine": {"processor": "&"}})
+    assert "<script" not in page and "&lt;b&gt;" in page and page.count("<svg") == 3
+    assert "1,234" in page and "default-src 'none'" in page
+    assert not re.search(r"https?://|src=|href=", page)
