@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aiorocket.cli.asked import asks, changes, told
+from aiorocket.cli.asked import asks, changes, confirmed, told
 
 if TYPE_CHECKING:
     from aiorocket import Admin
@@ -118,5 +118,79 @@ def producers(group: str) -> Work:
     async def work(admin: Admin) -> int:
         rows = await admin.brokers.producers(group)
         return told("producer", f"Producers of {group}", rows, rows.missing)
+
+    return work
+
+
+@cluster.group()
+def names() -> None:
+    """Name servers: their settings, and the key-values they keep (KV configuration)."""
+
+
+@names.command("config")
+@click.argument("nameserver", required=False)
+@asks
+def names_config(nameserver: str | None) -> Work:
+    """The settings of NAMESERVER (HOST:PORT), or of the first that is named."""
+
+    async def work(admin: Admin) -> int:
+        values = await admin.nameservers.config(nameserver)
+        return told("setting", "Name server", [{"name": k, "value": v} for k, v in sorted(values.items())])
+
+    return work
+
+
+@names.command("set")
+@click.argument("values", nargs=-1, required=True, callback=_read_values, metavar="NAME=VALUE...")
+@changes
+def names_set(values: dict[str, str]) -> Work:
+    """Change settings of every name server while it runs."""
+
+    async def work(admin: Admin) -> int:
+        done = await admin.nameservers.set_config(values)
+        return told("changed", "Changed on", [{"nameserver": each} for each in done], done.missing)
+
+    return work
+
+
+@names.command("values")
+@click.argument("space", metavar="NAMESPACE")
+@asks
+def names_values(space: str) -> Work:
+    """The key-values of NAMESPACE, such as ORDER_TOPIC_CONFIG."""
+
+    async def work(admin: Admin) -> int:
+        values = await admin.nameservers.values(space)
+        return told("key value", f"Of {space}", [{"key": k, "value": v} for k, v in sorted(values.items())])
+
+    return work
+
+
+@names.command("put")
+@click.argument("space", metavar="NAMESPACE")
+@click.argument("key")
+@click.argument("value")
+@changes
+def names_put(space: str, key: str, value: str) -> Work:
+    """Keep VALUE under KEY of NAMESPACE on every name server."""
+
+    async def work(admin: Admin) -> int:
+        done = await admin.nameservers.put(space, key, value)
+        return told("changed", "Kept on", [{"nameserver": each} for each in done], done.missing)
+
+    return work
+
+
+@names.command("delete")
+@click.argument("space", metavar="NAMESPACE")
+@click.argument("key")
+@confirmed
+@changes
+def names_delete(space: str, key: str) -> Work:
+    """Forget KEY of NAMESPACE on every name server."""
+
+    async def work(admin: Admin) -> int:
+        done = await admin.nameservers.delete(space, key)
+        return told("changed", "Forgotten on", [{"nameserver": each} for each in done], done.missing)
 
     return work

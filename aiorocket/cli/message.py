@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import base64
+import json
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+import aiorocket
 from aiorocket.cli.asked import asks, changes, moment, told
+from aiorocket.cli.counts import counted
+from aiorocket.cli.options import BadInputError, broker_option, client_options
+from aiorocket.cli.running import run
 
 if TYPE_CHECKING:
     from aiorocket import Admin
+    from aiorocket.config import ClientConfig
 
 __all__ = ("message",)
 
@@ -113,6 +120,59 @@ def consume(group: str, client_id: str, message_id: str) -> Work:
         return 0 if result.result == "CR_SUCCESS" else 1
 
     return work
+
+
+@message.command()
+@click.argument("topic")
+@click.option("--since", callback=_read_moment, metavar="TIME")
+@click.option("--until", callback=_read_moment, metavar="TIME")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="N messages at most.")
+@broker_option
+@client_options
+def dump(
+    topic: str, since: int | None, until: int | None, limit: int | None, brokers: tuple[str, ...], config: ClientConfig
+) -> None:
+    """Messages of TOPIC, each a JSON object in a line of standard output, for `message load`."""
+
+    async def work() -> int:
+        async with (
+            aiorocket.Admin(config=config, brokers=brokers) as admin,
+            aclosing(admin.messages.by_time(topic, since, until, limit=limit)) as found,
+        ):
+            async for each in found:
+                click.echo(json.dumps(_row(each), ensure_ascii=False))
+        return 0
+
+    sys.exit(run(work()))
+
+
+@message.command()
+@click.argument("file", type=click.File("r", encoding="utf-8"), default="-")
+@click.option("--topic", help="Send all of them there, not to the topics they came from.")
+@client_options
+def load(file: IO[str], topic: str | None, config: ClientConfig) -> None:
+    """Send what `message dump` wrote: bodies, tags, keys and properties. New ids, offsets and times.
+
+    A line that cannot be read ends it, after the lines before it; each acknowledged message is counted.
+    """
+
+    from aiorocket.cli.dumped import read_row  # of a client, which the other commands' help needs not
+
+    async def work() -> int:
+        sent = 0
+        async with aiorocket.Client(config=config, group="aiorocket_load") as client:
+            for number, line in enumerate(file, 1):
+                try:
+                    where, body, given = read_row(json.loads(line))
+                except (ValueError, TypeError, KeyError, AttributeError) as error:
+                    click.echo(f"{counted(sent, 'message')} sent", err=True)
+                    raise BadInputError(f"line {number} is none of `message dump`: {error!r}") from None
+                await client.send(topic or where, body, **given)
+                sent += 1
+        click.echo(f"{counted(sent, 'message')} sent", err=True)
+        return 0
+
+    sys.exit(run(work()))
 
 
 def _shown(title: str, found: list[Any], missing: Any = ()) -> int:

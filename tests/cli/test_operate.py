@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -141,6 +142,59 @@ def test_settings_change_while_it_runs(ask: Run) -> None:
     assert "no broker lets it be written" in sick.output and "aiorocket cluster write BROKER on" in sick.output
     assert ask("cluster", "write", "broker-a", "on").exit_code == 0
     assert ask("cluster", "set", "broker-a", "nonsense").exit_code == 2
+
+
+def test_messages_go_to_lines_and_come_back(server: RocketMQServer, ask: Run, tmp_path: Path) -> None:
+    server.create_topic("copies", queues=1)
+    server.create_topic("source", queues=1)
+    server.send("source", b"\xff\x00", tag="raw", keys=["k1", "k2"], properties={"tenant": "acme"})
+    server.send("source", "42 €".encode())
+    dumped = ask("message", "dump", "source")
+    assert dumped.exit_code == 0 and len(dumped.stdout.splitlines()) == 2
+    (tmp_path / "lines").write_text(dumped.stdout, encoding="utf-8")
+    loaded = ask("message", "load", str(tmp_path / "lines"), "--topic", "copies")
+    assert loaded.exit_code == 0 and loaded.stderr == "2 messages sent\n", loaded.output
+    raw, text = (json.loads(line) for line in ask("message", "dump", "copies").stdout.splitlines())
+    assert (raw["body_base64"], raw["tag"], raw["keys"], raw["properties"]["tenant"]) == (
+        "/wA=", "raw", ["k1", "k2"], "acme",
+    )  # fmt: skip
+    assert text["body"] == "42 €" and not text["tag"] and not text["keys"]
+    (tmp_path / "bad").write_text(dumped.stdout.splitlines()[0] + "\n{}\n", encoding="utf-8")
+    half = ask("message", "load", str(tmp_path / "bad"), "--topic", "copies")
+    assert half.exit_code == 2 and "1 message sent" in half.stderr and "line 2 is none of" in half.stderr
+
+
+def test_name_servers_keep_settings_and_key_values(ask: Run) -> None:
+    assert {row["name"] for row in rows(ask("cluster", "names", "config", "--json"), "setting")}
+    assert ask("cluster", "names", "put", "NS", "key", "a value").exit_code == 0
+    kept = rows(ask("cluster", "names", "values", "NS", "--json"), "key value")
+    assert kept == [{"key": "key", "value": "a value"}]
+    assert ask("cluster", "names", "delete", "NS", "key").exit_code == 2
+    assert ask("cluster", "names", "delete", "NS", "key", "--yes").exit_code == 0
+    assert rows(ask("cluster", "names", "values", "NS", "--json"), "key value") == []
+
+
+def commands_of(page: str) -> Iterator[list[str]]:
+    """The commands that a page names in its tables and advice, without their options' values."""
+    for quoted in re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL).replace(r"\|", "|")):
+        words = quoted.removeprefix("aiorocket ").split()
+        if words and words[0] in COMMANDS and "." not in words[0]:
+            yield words
+
+
+def test_every_command_that_the_page_of_operators_names_is_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+    seen = 0
+    for words in commands_of(page):
+        command, context = cli.get_command(click.Context(cli), words[0]), click.Context(cli)
+        rest = words[1:]
+        while isinstance(command, click.Group) and rest:
+            command = command.get_command(context, rest.pop(0))
+        assert command is not None, words
+        known = {name for each in command.params for name in each.opts}
+        assert {word for word in rest if word.startswith("--")} <= known | {"--json"}, words
+        seen += 1
+    assert seen > 60
 
 
 def test_the_doctor_of_nobody() -> None:
