@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from aiorocket.client.message import Message
 from aiorocket.model import OutgoingMessage, SendReceipt
 
-__all__ = ("ConsumeNext", "Middleware", "PublishNext", "Step", "consuming", "publishing", "through")
+__all__ = ("ConsumeNext", "Middleware", "PublishNext", "Step", "consuming", "publishing", "through", "watchers")
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -48,6 +48,10 @@ class Middleware:
         key the order is that in which ``call_next`` is called. Replies and Spark's sink do not pass here."""
         return await call_next(messages)
 
+    def retrying(self, topic: str, error: Exception) -> None:
+        """A send to ``topic`` is tried again, because of ``error``. Called in the task of the send, inside of
+        ``publish``; it must not raise."""
+
     async def consume(self, messages: list[Message], call_next: ConsumeNext) -> Any:
         """Around a call of a listener, with its messages: one, unless it takes several. They are changed in place
         (``message.body = ...``, ``message.properties["tenant"] = ...``); what the broker has stays as it is, and a
@@ -62,6 +66,11 @@ class Middleware:
 def publishing(middleware: Iterable[Middleware]) -> tuple[Step, ...]:
     """The steps of a send, innermost first."""
     return _steps(middleware, "publish")
+
+
+def watchers(middleware: Iterable[Middleware]) -> tuple[Callable[[str, Exception], None], ...]:
+    """Who is told of repetitions of a send."""
+    return tuple(each.retrying for each in middleware if type(each).retrying is not Middleware.retrying)
 
 
 def consuming(
@@ -83,7 +92,7 @@ async def _consume(
 ) -> object:
     messages = [handed] if isinstance(handed, Message) else list(handed)
     for message in messages:
-        message.forget_changes()  # of an earlier call: some are tried again here
+        message._forget_changes()  # of an earlier call: some are tried again here
     ends = await through(steps, messages, lambda _: handler(handed, *context))
     return ends[-1] if ends else success
 

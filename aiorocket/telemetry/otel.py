@@ -36,7 +36,8 @@ class OpenTelemetry(Middleware):
 
     A send is a span ``send TOPIC``. So is a batch, with a span ``create TOPIC`` for each message and links to these.
     A call of a listener is a span ``process TOPIC``: of one message the child of its sender's, of several on its own,
-    with a link to each. DeadLetter and Retry are errors (``error.type``), Skip is none.
+    with a link to each. DeadLetter and Retry are errors (``error.type``), Skip is none. Each repetition of a send is an
+    event ``retry`` of its span.
     """
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
@@ -54,6 +55,10 @@ class OpenTelemetry(Middleware):
             with self._span("send", first.topic, SpanKind.CLIENT, said, links=links) as span:
                 pairs = zip(messages, created, strict=True)
                 return _said(span, await call_next([_carrying(each, where) for each, where in pairs]))
+
+    def retrying(self, topic: str, error: Exception) -> None:
+        said = {"error.type": type(error).__qualname__, "error.message": str(error)[:1000]}
+        trace.get_current_span().add_event("retry", said)
 
     async def consume(self, messages: list[Message], call_next: ConsumeNext) -> Any:
         first, about = messages[0], [said_by(each) for each in messages]

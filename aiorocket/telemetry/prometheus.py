@@ -54,6 +54,10 @@ class Prometheus(Middleware, Collector):
         self._send_errors = Counter(
             f"{_PREFIX}_send_errors", "Sends that failed", ["topic", "error"], registry=registry
         )
+        self._send_retries = Counter(
+            f"{_PREFIX}_send_retries", "Repetitions of sends, by what made them needed", ["topic", "error"],
+            registry=registry,
+        )  # fmt: skip
         self._send_seconds = Histogram(
             f"{_PREFIX}_send_seconds", "How long a send took, its retries with it", ["topic"], registry=registry,
             buckets=sizes,
@@ -87,6 +91,9 @@ class Prometheus(Middleware, Collector):
                 raise
         self._sent.labels(topic).inc(len(messages))
         return receipts
+
+    def retrying(self, topic: str, error: Exception) -> None:
+        self._send_retries.labels(self._label(topic), type(error).__name__).inc()
 
     async def consume(self, messages: list[Message], call_next: ConsumeNext) -> Any:
         group, topic = messages[0].group, self._label(topic_of(messages[0]))

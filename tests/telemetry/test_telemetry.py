@@ -139,6 +139,23 @@ async def test_spans(rocketmq: LocalRocketMQ) -> None:
     assert said(processed)["batch.message_count"] == said(sent)["batch.message_count"] == 2
 
 
+async def test_repetitions_of_a_send_are_seen(rocketmq: LocalRocketMQ) -> None:
+    await rocketmq.create_topic("t", queues=1)
+    exporter, provider, registry = InMemorySpanExporter(), TracerProvider(), CollectorRegistry()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    middleware = [OpenTelemetry(provider), Prometheus(registry)]
+    async with Client(nameservers=rocketmq.nameserver_address, group="p", middleware=middleware) as client:
+        await client.send("t", b"1")
+        rocketmq.faults.next("SEND_MESSAGE_V2", reply="SYSTEM_BUSY", times=2)
+        await client.send("t", b"2")
+    quiet, busy = exporter.get_finished_spans()
+    assert not quiet.events
+    told = [(each.name, (each.attributes or {})["error.type"]) for each in busy.events]
+    assert told == [("retry", "BrokerBusyError")] * 2
+    labels = {"topic": "t", "error": "BrokerBusyError"}
+    assert registry.get_sample_value("rocketmq_client_send_retries_total", labels) == 2
+
+
 async def test_message_trace(rocketmq: LocalRocketMQ) -> None:
     """Written while the application works, found by the id of a message."""
     await rocketmq.create_topic("t", queues=1)

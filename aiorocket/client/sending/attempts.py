@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Literal
 
@@ -41,7 +41,8 @@ _LEAST = 0.001
 
 class Attempts:
     """``look_up`` gives a topic's targets by the newest route. ``hooks`` see every attempt; with
-    ``config.send_latency_fault`` brokers that failed or were slow are left alone for a while."""
+    ``config.send_latency_fault`` brokers that failed or were slow are left alone for a while. ``retrying`` is told of
+    each repetition."""
 
     def __init__(
         self,
@@ -49,8 +50,10 @@ class Attempts:
         config: ProducerConfig,
         look_up: Callable[[str], Awaitable[Publish]],
         hooks: Iterable[SendHook] = (),
+        retrying: Sequence[Callable[[str, Exception], None]] = (),
     ) -> None:
         self._client = client
+        self._retrying = retrying
         self._config = config
         self._look_up = look_up
         self._hooks = tuple(hooks)
@@ -109,6 +112,8 @@ class Attempts:
                 raise SendError(_text(message, outcome, attempts), may_be_stored=stored) from outcome
             if verdict.counts:
                 attempts += 1
+            for tell in self._retrying:
+                tell(publish.topic, outcome)
             if verdict.wait:
                 await asyncio.sleep(min(left, self._client.env.entropy.jitter(pause)))
                 pause = min(2 * pause, _LONGEST_PAUSE)

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from aiorocket.client.core.lifecycle import Lifecycle
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.routes import TopicRoute
-from aiorocket.client.middleware import Middleware, publishing
+from aiorocket.client.middleware import Middleware, publishing, watchers
 from aiorocket.client.sending.attempts import Attempts
 from aiorocket.client.sending.in_flight import InFlight
 from aiorocket.client.sending.outgoing import COMPRESSIONS, EMPTY_BODY, EncodedMessage, property_text, squeeze
@@ -80,9 +80,10 @@ class Sender:
         #: What every message carries beside what its sender says.
         self.system: Mapping[str, str] = {PROPERTY_INSTANCE_ID: self._namespace} if self._namespace else {}
         #: What is around each send.
-        self.steps = publishing((*client.middleware, *middleware))
+        around = (*client.middleware, *middleware)
+        self.steps = publishing(around)
         self.in_flight = InFlight(config.max_in_flight)
-        self.attempts = Attempts(client, config, self._look_up, hooks)
+        self.attempts = Attempts(client, config, self._look_up, hooks, watchers(around))
         #: Topics that were opened, for the hot path.
         self.opened: dict[str, Publish] = {}
         self._lifecycle = lifecycle
