@@ -93,7 +93,7 @@ def test_nothing_refers_to_a_document_that_is_not_here() -> None:
 
 
 def test_every_file_that_is_named_exists() -> None:
-    names = {name_of(path) for path in tracked()}
+    names = {name_of(path) for path in tracked()} | made_by_readers()
     tails = {name[at:] for name in names for at in (0, *(m.end() for m in re.finditer("/", name)))}
     bad = [
         f"{name_of(path)}:{number} {name}"
@@ -105,6 +105,12 @@ def test_every_file_that_is_named_exists() -> None:
         if name not in tails
     ]
     assert not bad, "\n".join(bad)
+
+
+def made_by_readers() -> set[str]:
+    """Files that pages have with a title, for whoever reads them to make."""
+    texts = [text_of(path) for path in TEXTS if path.suffix == ".md"]
+    return {name for text in texts for name in re.findall(r'^```\w+ title="([^"]+)"$', text, re.MULTILINE)}
 
 
 def test_links_lead_somewhere() -> None:
