@@ -47,3 +47,8 @@ def visit(admin: Admin) -> Visit:
                 await site.close()
 
     return visiting
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("browser") is not None and "browser" not in str(item.config.getoption("markexpr", "")):
+        pytest.skip("the browser is run by .ci/run; by hand: -m browser, with a Chromium and playwright")

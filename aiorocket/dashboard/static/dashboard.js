@@ -29,7 +29,7 @@ document.addEventListener("htmx:beforeRequest", (event) => {
   const pause = document.querySelector("[data-pause]");
   const first = !asker.dataset.asked;
   asker.dataset.asked = "1";
-  if (polled && !first && (document.hidden || (pause && pause.checked))) event.preventDefault();
+  if (polled && ((pause && pause.checked) || (document.hidden && !first))) event.preventDefault();
 });
 
 // Of a list that grows at its top the oldest rows go.
