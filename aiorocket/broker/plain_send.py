@@ -31,14 +31,15 @@ __all__ = ("plain_sends",)
 def plain_sends(
     config: BrokerConfig, tables: Tables, store: MessageStore, sends: SendHandlers, served: ProcessorTable
 ) -> Plain | None:
-    """None without the fast lane, where the broker has an IPv6 address, and where something stands around the handler
-    (limits of rates, access)."""
+    """None without the fast lane, where the broker has an IPv6 address, and where somebody judges requests before their
+    handlers. It takes nothing while something stands around its handler (limits of rates)."""
     made = compiled("PlainSends")
-    alone = type(served) is ProcessorTable and served.handler(RequestCode.SEND_MESSAGE_V2) == sends.send_v2
-    if made is None or not alone or len(store.store_host) != 8:
+    if made is None or type(served) is not ProcessorTable or len(store.store_host) != 8:
         return None
     plain: Plain = made(
         running_loop=asyncio.get_running_loop(),
+        served_by=served.get,
+        handler=sends.send_v2,
         topic=tables.topics.get,
         store=store,
         result=partial(tuple.__new__, PutResult),

@@ -55,10 +55,12 @@ class ProcessorTable:
     flight), or an awaitable of either, which costs a task and is for requests off the hot path.
     """
 
-    __slots__ = ("_bugs", "_handlers", "_refusals", "awaited", "plain")
+    __slots__ = ("_bugs", "_handlers", "_refusals", "awaited", "get", "plain")
 
     def __init__(self) -> None:
         self._handlers: dict[int, RequestHandler] = {}
+        #: Who serves a code; None when nobody does.
+        self.get = self._handlers.get
         #: By request code (None: all that are no codes).
         self._refusals = Rarely(_WARN_EVERY)
         self._bugs = Rarely(_WARN_EVERY)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -72,9 +73,11 @@ class Pipe(asyncio.Transport):
         self.closed = True
 
 
-def outcome(chunks: Sequence[bytes], *, plain: bool, seen: list[bool], fail: bool = False, **settings: Any) -> Any:
+def outcome(
+    chunks: Sequence[bytes], *, plain: bool, seen: list[bool], fail: bool = False, around: bool = False, **settings: Any
+) -> Any:
     """What a broker that got ``chunks`` from one connection answered, stored and counts; ``fail`` tells the last one
-    that the disk is full."""
+    that the disk is full, ``around`` puts something before the handler that knows of limits."""
     found: list[Any] = []
 
     async def drive(simulation: Simulation) -> None:
@@ -102,6 +105,9 @@ def outcome(chunks: Sequence[bytes], *, plain: bool, seen: list[bool], fail: boo
             for first in (0, 1):
                 feed(connection, frame(send_header("T", first, default_topic_queue_nums=4, properties=ID), b"first"))
             await asyncio.sleep(1)
+            if around:
+                code = RequestCode.SEND_MESSAGE_V2
+                processors.replace(code, partial(processors.handler(code)))
             for chunk in chunks:
                 feed(connection, chunk)
                 if fail:
@@ -245,6 +251,12 @@ def test_limits_of_size() -> None:
     header = send_header("T", 1, properties=ID, batch=False)
     assert same([frame(header, b"x" * 1000)], max_message_size=1000) == [True]
     assert same([frame(header, b"x" * 1001)], max_message_size=1000) == [False]
+
+
+def test_what_comes_to_stand_around_the_handler_is_asked() -> None:
+    good = frame(send_header("T", 1, properties=ID, batch=False), b"x")
+    assert same([good]) == [True]
+    assert same([good], around=True) == [False]
 
 
 def test_other_requests_are_left_alone() -> None:

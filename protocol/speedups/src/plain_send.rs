@@ -118,6 +118,9 @@ fn said(properties: &str) -> Option<Said<'_>> {
 #[pyclass(frozen)]
 pub struct PlainSends {
     running_loop: Py<PyAny>,
+    /// Who serves a request code, and who does where nothing stands around it (limits that may change at any time).
+    served_by: Py<PyAny>,
+    handler: Py<PyAny>,
     /// Topic by name, or None.
     topic: Py<PyAny>,
     store: Py<PyAny>,
@@ -143,11 +146,13 @@ pub struct PlainSends {
 #[pymethods]
 impl PlainSends {
     #[new]
-    #[pyo3(signature = (*, running_loop, topic, store, log, tail, queues, wall_ms, result, ok, refused, max_pending,
+    #[pyo3(signature = (*, running_loop, served_by, handler, topic, store, log, tail, queues, wall_ms, result, ok, refused, max_pending,
         max_body, max_properties, store_host, added, region, trace, version))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         running_loop: Py<PyAny>,
+        served_by: Py<PyAny>,
+        handler: Py<PyAny>,
         topic: Py<PyAny>,
         store: Py<PyAny>,
         log: Py<PyAny>,
@@ -175,6 +180,8 @@ impl PlainSends {
         }
         Ok(Self {
             running_loop,
+            served_by,
+            handler,
             topic,
             store,
             log,
@@ -235,6 +242,9 @@ impl PlainSends {
         send: &Send<'_>,
         body: &[u8],
     ) -> PyResult<Option<Place<'py>>> {
+        if !self.served_by.bind(py).call1((SEND_MESSAGE_V2,))?.eq(&self.handler)? {
+            return Ok(None);
+        }
         let topic = self.topic.bind(py).call1((send.topic,))?;
         if topic.is_none()
             || !topic.getattr(intern!(py, "plain"))?.is_truthy()?
