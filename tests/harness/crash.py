@@ -49,7 +49,7 @@ from aiorocket.nameserver import NameServer
 from aiorocket.runtime import memory_env
 from tests.harness.crash_broker import POINTS
 
-__all__ = ("ROUND", "check", "run")
+__all__ = ("ROUND", "History", "Load", "broker_process", "check", "run")
 
 #: Cycles until everything has to have arrived.
 ROUND = 50
@@ -63,7 +63,7 @@ _STOP = 4.5
 _UNDER_WAY = 400
 
 
-class _History:
+class History:
     """Lines of what happened in a round. One that was ended in the middle begins anew, with another topic: nobody knows
     what it had on its way."""
 
@@ -156,10 +156,10 @@ def check(rows: list[list[Any]]) -> list[str]:
     return broken
 
 
-class _Load:
+class Load:
     """Producers and consumers of one round, and what they tell the history."""
 
-    def __init__(self, history: _History, topic: str, nameserver: str, draw: random.Random) -> None:
+    def __init__(self, history: History, topic: str, nameserver: str, draw: random.Random) -> None:
         self.history = history
         self.topic = topic
         self._nameserver = nameserver
@@ -333,7 +333,7 @@ class _Process:
 
 
 @asynccontextmanager
-async def _broker(
+async def broker_process(
     port: int, nameserver: str, data: Path, flush: str, skew: float = 0.0, point: str = "", count: int = 0
 ) -> AsyncIterator[_Process]:
     search = os.pathsep.join(path for path in sys.path if path)
@@ -386,17 +386,17 @@ async def run(
 
 async def _round(number: int, cycles: int, data: Path, flush: str, seed: int, clocks: bool) -> dict[str, Any]:
     draw = random.Random(seed)
-    history = _History(data / f"history-{number}.jsonl")
+    history = History(data / f"history-{number}.jsonl")
     env = memory_env()
     names = NameServer(env, NameServerConfig(port=0))
     await names.start()
     store = data / "store"
     topic = f"crash-{number}-{time.time_ns():x}"
     ends: Counter[str] = Counter()
-    load = _Load(history, topic, names.address, draw)
+    load = Load(history, topic, names.address, draw)
     try:
         async with (
-            _broker(0, names.address, store, flush) as broker,
+            broker_process(0, names.address, store, flush) as broker,
             Client(nameservers=names.address) as client,
             client.producer("p") as producer,
         ):
@@ -413,7 +413,7 @@ async def _round(number: int, cycles: int, data: Path, flush: str, seed: int, cl
                 if how < 0.7:
                     point = draw.choice(list(POINTS))
                     count = draw.choice([1, 1, 1, 2, 3, 5, 10, 30])
-                async with _broker(port, names.address, store, flush, skew, point, count) as broker:
+                async with broker_process(port, names.address, store, flush, skew, point, count) as broker:
                     if how > 0.98:
                         broker.process.send_signal(signal.SIGSTOP)
                         await asyncio.sleep(_STOP)
@@ -428,7 +428,7 @@ async def _round(number: int, cycles: int, data: Path, flush: str, seed: int, cl
                     ends["at a random moment" if alive else point] += 1
             await load.stop_sending()
             # A clock that is ahead of every time that was waited for.
-            async with _broker(port, names.address, store, flush, 2 * _HOUR if clocks else 0.0):
+            async with broker_process(port, names.address, store, flush, 2 * _HOUR if clocks else 0.0):
                 deadline = time.perf_counter() + 240
                 while history.missing() and time.perf_counter() < deadline:
                     await asyncio.sleep(0.5)

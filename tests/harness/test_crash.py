@@ -10,6 +10,8 @@ import pytest
 
 from tests.harness.crash import GROUPS, check, run
 from tests.harness.crash_broker import POINTS
+from tests.harness.soak import GROWTH
+from tests.harness.soak import run as soak
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(600)]
 
@@ -17,6 +19,13 @@ pytestmark = [pytest.mark.harness, pytest.mark.timeout(600)]
 @pytest.mark.parametrize("flush", ["sync", "async"])
 async def test_a_broker_that_dies_fifty_times(flush: str, tmp_path: Path) -> None:
     assert await run(50, tmp_path, flush, seed=50, clocks=flush == "async", quiet=True) == []
+
+
+async def test_a_broker_that_nobody_kills_keeps_its_memory(tmp_path: Path) -> None:
+    rounds = await soak(0.3, tmp_path, of_a_round=0.1, quiet=True)
+    assert [line for one in rounds for line in one.broken] == [] and len(rounds) > 1
+    assert max(one.rss for one in rounds) < rounds[0].rss + GROWTH
+    assert max(one.files for one in rounds) < rounds[0].files + 100
 
 
 def test_every_place_to_die_at_exists() -> None:

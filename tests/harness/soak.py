@@ -1,0 +1,126 @@
+"""Hours of mixed load on one broker with retention at work: is memory flat, is latency, is anything lost?
+
+    python -m tests.harness.soak --minutes 360
+
+The broker is a process of its own, the load that of ``crash.py``, with nobody killed. Every round has a topic of its
+own that is deleted after it, and ends when everything has arrived; its history is judged by ``crash.check``. One line a
+round: messages, the broker's memory and open files, and how long a durable single send took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from aiorocket import Admin, Client, NameServerConfig, Producer
+from aiorocket.nameserver import NameServer
+from aiorocket.runtime import memory_env
+from tests.harness.crash import History, Load, broker_process, check
+from tests.harness.hostile_memory import rss
+
+__all__ = ("run",)
+
+#: MiB that the broker may have more than after its first round.
+GROWTH = 32
+#: Seconds between two sends that are timed.
+_PROBE = 0.05
+
+
+class Round(NamedTuple):
+    messages: int
+    rss: float
+    files: int
+    #: Of the timed sends, ms.
+    median: float
+    p99: float
+    longest: float
+    broken: list[str]
+
+
+async def run(minutes: float, data: Path, *, of_a_round: float = 5.0, quiet: bool = False) -> list[Round]:
+    """Rounds of ``of_a_round`` minutes, until ``minutes`` are over."""
+    env = memory_env()
+    names = NameServer(env, NameServerConfig(port=0))
+    await names.start()
+    ends = time.monotonic() + minutes * 60
+    rounds: list[Round] = []
+    try:
+        async with broker_process(0, names.address, data / "store", "sync") as process:
+            while time.monotonic() < ends:
+                seconds = min(of_a_round * 60, max(1.0, ends - time.monotonic()))
+                one = await _round(len(rounds), seconds, names.address, data, process.process.pid)
+                rounds.append(one)
+                if not quiet:
+                    print(
+                        f"{len(rounds)}: {one.messages} messages, {one.rss:.0f} MiB, {one.files} files, sends"
+                        f" {one.median:.1f} ms, p99 {one.p99:.1f}, longest {one.longest:.1f};"
+                        f" {len(one.broken)} broken promises",
+                        flush=True,
+                    )
+    finally:
+        await names.close()
+        await env.disk.close()
+    return rounds
+
+
+async def _round(number: int, seconds: float, nameserver: str, data: Path, pid: int) -> Round:
+    topic = f"soak-{number}"
+    history = History(data / "history.jsonl")
+    load = Load(history, topic, nameserver, random.Random(number))
+    took: list[float] = []
+    async with Client(nameservers=nameserver) as client, client.producer("probes") as producer:
+        await producer.send(topic, b"first")
+        history.add("ok", "first", None, None)
+        probing = asyncio.ensure_future(_probe(producer, took))
+        try:
+            async with load.running():
+                await asyncio.sleep(seconds)
+                probing.cancel()
+                await load.stop_sending()
+                deadline = time.monotonic() + 120
+                while history.missing() and time.monotonic() < deadline:
+                    await asyncio.sleep(0.5)
+        finally:
+            probing.cancel()
+    history.close()
+    async with Admin(nameservers=nameserver) as admin:
+        await admin.topics.delete(topic)
+    took.sort()
+    files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    place = len(took) - 1
+    return Round(
+        sum(row[0] == "ok" for row in history.rows), rss(pid), files,
+        took[place // 2], took[place * 99 // 100], took[-1], check(history.rows),
+    )  # fmt: skip
+
+
+async def _probe(producer: Producer, took: list[float]) -> None:
+    while True:
+        began = time.perf_counter()
+        await producer.send("probes", b"x" * 256)
+        took.append((time.perf_counter() - began) * 1000)
+        await asyncio.sleep(_PROBE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Hours of mixed load: memory, latency, and whether all arrives.")
+    parser.add_argument("--minutes", type=float, default=360)
+    parser.add_argument("--round", type=float, default=5.0, help="minutes until everything has to have arrived")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as data:
+        rounds = asyncio.run(run(options.minutes, Path(data), of_a_round=options.round))
+    broken = [line for one in rounds for line in one.broken]
+    print("\n".join(broken[:50]))
+    grown = max(one.rss for one in rounds) - rounds[0].rss
+    print(f"{len(broken)} broken promises; {grown:.0f} MiB more than after the first round, {GROWTH} are allowed")
+    sys.exit(1 if broken or grown > GROWTH else 0)
+
+
+if __name__ == "__main__":
+    main()
