@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import click
 
+from aiorocket.cli.log_lines import NotTooMany, OneLine
 from aiorocket.cli.running import run
 from aiorocket.runtime.open_files import allow_most_files
 from aiorocket.runtime.systemd import Notifier
@@ -143,8 +144,8 @@ class _Held(logging.Handler):
         logging.getLogger().removeHandler(self)
         wanted = click.get_current_context().meta
         handler = self.target
-        plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-        handler.setFormatter(_JsonLines() if wanted.get(LOG_JSON) else plain)
+        handler.setFormatter(_JsonLines() if wanted.get(LOG_JSON) else OneLine())
+        handler.addFilter(NotTooMany())
         logging.basicConfig(handlers=[handler], level=str(wanted.get(LOG_LEVEL, "warning")).upper())
         for record in self.records:
             if record.levelno >= logging.getLogger().level:

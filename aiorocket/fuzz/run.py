@@ -21,6 +21,8 @@ __all__ = ("Fuzzing", "Report", "fuzz", "role_of")
 
 #: Windows of one connection: what is held back or half open ends with it, and a sample of a finding stays small.
 _WINDOWS = 20
+#: Seconds after which a process has what it keeps, at the latest: its memory is compared with that of then.
+_SETTLES = 300.0
 #: Findings that are made small and kept; a server that does everything wrong is known by then.
 _MOST_FOUND = 20
 
@@ -161,7 +163,8 @@ class _Run:
                 if not await self._say(wire, frames):
                     return
             self._progress(self._frames, len(self._found))
-            if self._first_memory is None and self._frames >= self._wanted.frames / 10:
+            early = asyncio.get_running_loop().time() - self._began < _SETTLES
+            if self._first_memory is None and (self._frames >= self._wanted.frames / 10 or not early):
                 self._first_memory = self._rss()
             if not self._goes_on():
                 return

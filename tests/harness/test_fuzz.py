@@ -26,4 +26,4 @@ async def test_a_hundred_thousand_requests(tmp_path: Path) -> None:
     for name in ("broker.log", "nameserver.log"):
         log = (tmp_path / name).read_text(errors="replace")
         assert "Traceback" not in log, log[log.index("Traceback") :][:3000]
-        assert log.count("\n") < 1000
+        assert log.count("\n") < 5000
