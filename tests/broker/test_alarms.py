@@ -99,7 +99,7 @@ async def test_a_broker_watches_itself(monkeypatch: pytest.MonkeyPatch, caplog: 
             assert "alarm dead_letters g: 2 messages were given up of late; what to do: `aiorocket dlq" in caplog.text
             values = decode_body(KVTable, (await peer.call(28)).body, 0).table
             found = {each.check: each for each in _of_runtime(BrokerRuntime("broker-a", "", "", values), 0)}
-            assert found["alarm write_dead"].level == "error" and "no space" in found["alarm write_dead"].finding
+            assert found["store"].level == "error" and "no space" in found["store"].finding
             assert found["alarm flush_slow"].advice == ALARMS["flush_slow"].advice
             assert "alarm disk_low" not in found, "of which there is a finding for every broker"
             monkeypatch.setattr(store, "problem", None)

@@ -326,6 +326,8 @@ def _store_facts(store: MessageStore) -> dict[str, str]:
         # Ours: damaged ranges of the log that are not served, and the messages they held.
         "damagedRanges": str(len(store.damaged)),
         "damagedMessages": str(sum(damage.messages for damage in store.damaged)),
+        # Ours too: why it takes no messages, while it does not.
+        **({"writeProblem": store.problem} if store.problem is not None else {}),
         "commitLogDiskRatio": used,
         "consumeQueueDiskRatio": used,
         "earliestMessageTimeStamp": str(-1 if earliest is None else earliest),

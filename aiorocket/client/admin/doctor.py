@@ -24,7 +24,7 @@ SKEW = 5.0
 LAG = 10_000
 
 #: Alarms of our brokers whose matter is looked at here anyway, on every broker.
-_LOOKED_AT = ("disk_low", "subscriptions_differ")
+_LOOKED_AT = ("disk_low", "subscriptions_differ", "write_dead")
 _UNITS = {"day": 86_400, "hour": 3_600, "minute": 60, "second": 1}
 
 
@@ -118,13 +118,16 @@ def _of_runtime(runtime: BrokerRuntime, now: int) -> list[Finding]:
             f"{values['damagedRanges']} ranges of its log are damaged, {values.get('damagedMessages')} messages in them"
         )
         found.append(Finding("error", "store", name, text, "stop it and run `aiorocket store verify DIR`"))
+    if problem := values.get("writeProblem"):
+        advice = (
+            "make room (`aiorocket cluster clean messages`), or mend the disk; then it takes messages again by itself"
+        )
+        found.append(Finding("error", "store", name, f"takes no messages: {problem}", advice))
     for key, value in values.items():
         alarm = key.removeprefix("alarm_")
         if alarm != key and alarm not in _LOOKED_AT:
             about, _, advice = value.partition(" -> ")
-            found.append(
-                Finding("error" if alarm == "write_dead" else "warning", f"alarm {alarm}", name, about, advice)
-            )
+            found.append(Finding("warning", f"alarm {alarm}", name, about, advice))
         if key.startswith("subscriptionsDiffer_"):
             advice = "give every member of the group the same topics and tags: else messages pass some of them by"
             found.append(Finding("error", "subscriptions", key.removeprefix("subscriptionsDiffer_"), value, advice))
