@@ -173,7 +173,7 @@ class Client(Session):
             raise UsageError(f"group {group!r} has another config already: its routers share one consumer")
         whole = self._routers.setdefault(group, Router(group))
         for each in bound:
-            whole.add(each)
+            whole._add(each)
 
     def running(self, *, drain_timeout: float | None = None) -> AbstractAsyncContextManager[None]:
         """``async with client.running():`` starts the consumers of all included routers and stops them at the end.
@@ -228,9 +228,8 @@ class Client(Session):
 
     def consumer_states(self) -> list[ConsumerState]:
         """What those consumers do right now, likewise."""
-        run = self._app_consumers
-        others = [each for each in self.consumers.values() if each not in run]
-        return [each.state() for each in (*run, *others)]
+        own = [each._registered for each in self._app_consumers]
+        return [each.state() for each in (*own, *(each for each in self.consumers.values() if each not in own))]
 
     async def _start_producer(self) -> Producer:
         async with self._first_send:

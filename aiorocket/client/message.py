@@ -97,25 +97,25 @@ class Message(RecordView):
     group's offset does not pass them.
     """
 
-    # `process_queue` is None once the message is finished; `begun` is set when a listener is called with it, `_local`
-    # by the first retry in this process, which few messages meet; `_stamped` is the `begun` its properties tell of.
-    __slots__ = ("_local", "_stamped", "begun", "process_queue", "source")
+    # `_process_queue` is None once the message is finished; `_begun` is set when a listener is called with it, `_local`
+    # by the first retry in this process, which few messages meet; `_stamped` is the `_begun` its properties tell of.
+    __slots__ = ("_begun", "_local", "_process_queue", "_source", "_stamped")
 
     _local: int
     _stamped: float
-    begun: float
+    _begun: float
 
-    process_queue: ProcessQueue | None
-    source: Source
+    _process_queue: ProcessQueue | None
+    _source: Source
 
     @property
     def topic(self) -> str:
         """The topic it was sent to, also when it comes back as a retry; without the client's namespace."""
-        topic, namespace = self.wire_topic, self.source.namespace
+        topic, namespace = self._wire_topic, self._source.namespace
         return unwrap(namespace, topic) if namespace else topic
 
     @property
-    def wire_topic(self) -> str:
+    def _wire_topic(self) -> str:
         """The same as brokers know it."""
         topic = super().topic
         if topic.startswith(RETRY_PREFIX):
@@ -125,7 +125,7 @@ class Message(RecordView):
     @property
     def queue(self) -> Queue:
         """The queue it was pulled from (of the retry topic, for a retry)."""
-        return self.source.shown
+        return self._source.shown
 
     @property
     def offset(self) -> int:
@@ -136,27 +136,27 @@ class Message(RecordView):
     def queue_min_offset(self) -> int | None:
         """The first offset its queue has, as the latest pull found it; None of a message that was not pulled. Java
         writes it into the properties, as MIN_OFFSET."""
-        return self.source.min_offset
+        return self._source.min_offset
 
     @property
     def queue_max_offset(self) -> int | None:
         """The offset after the last message of its queue, likewise (MAX_OFFSET): less ``offset`` and 1, it is how far
         behind this message is."""
-        return self.source.max_offset
+        return self._source.max_offset
 
     @property
-    def local_attempts(self) -> int:
+    def _local_attempts(self) -> int:
         """Failed deliveries that the broker does not know of: those of an orderly queue, which are made again here."""
         return getattr(self, "_local", 0)
 
-    @local_attempts.setter
-    def local_attempts(self, value: int) -> None:
+    @_local_attempts.setter
+    def _local_attempts(self, value: int) -> None:
         self._local = value
 
     @property
     def reconsume_times(self) -> int:
         """Failed deliveries before this one, here and elsewhere."""
-        return super().reconsume_times + self.local_attempts
+        return super().reconsume_times + self._local_attempts
 
     @property
     def attempt(self) -> int:
@@ -166,7 +166,7 @@ class Message(RecordView):
     @property
     def consume_started(self) -> float | None:
         """When its listener was called, in loop time; None before that."""
-        return getattr(self, "begun", None)
+        return getattr(self, "_begun", None)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -177,10 +177,10 @@ class Message(RecordView):
         # Worked out for those who look: most messages are never asked, and delivering them must not cost it.
         if begun is not None and begun != getattr(self, "_stamped", None):
             self._stamped = begun
-            properties[PROPERTY_CONSUME_START_TIME] = str(self.source.wall_ms(begun))
+            properties[PROPERTY_CONSUME_START_TIME] = str(self._source.wall_ms(begun))
         return properties
 
-    def forget_changes(self) -> None:
+    def _forget_changes(self) -> None:
         """Be what was sent again, whatever middleware has made of it."""
         self._body = self._properties = None
         self._stamped = -inf
@@ -197,28 +197,28 @@ class Message(RecordView):
     @property
     def group(self) -> str:
         """The group it is consumed by; "" for what is not consumed, such as a reply."""
-        return self.source.group
+        return self._source.group
 
     @property
     def settled(self) -> bool:
         """Finished one way or the other, or its queue was given up."""
-        process_queue = self.process_queue
+        process_queue = self._process_queue
         return process_queue is None or process_queue.dropped
 
     async def ack(self) -> bool:
         """Done. False when that came too late: settled before, or the queue belongs to somebody else by now."""
-        process_queue = self.process_queue
+        process_queue = self._process_queue
         return process_queue is not None and process_queue.done(self) and not process_queue.dropped
 
     async def retry(self, *, after: float | None = None, delay_level: int = 0) -> bool:
         """Deliver again later: after ``after`` seconds (rounded up to a delay level), or by the broker's schedule.
         False when it came too late. The last allowed attempt goes to the dead letters instead."""
         level = level_for(after) if after is not None else delay_level
-        return await self.source.settler.send_back(self, level)
+        return await self._source.settler.send_back(self, level)
 
     async def dead_letter(self, reason: str = "") -> bool:
         """To ``%DLQ%group``, now. ``reason`` is logged, and kept with it. False when it came too late."""
-        return await self.source.settler.send_back(self, DEAD_LETTER_LEVEL, error=DeadLetter(reason))
+        return await self._source.settler.send_back(self, DEAD_LETTER_LEVEL, error=DeadLetter(reason))
 
     def process(self, *, retry_delay: float | None = None) -> Processing:
         """``async with message.process():`` acknowledges at the end of the block. An exception inside is logged and
@@ -254,12 +254,12 @@ class Processing:
             # caller's.
             return False
         if isinstance(error, Skip):
-            message.source.settler.count_skipped()
+            message._source.settler.count_skipped()
             await message.ack()
             return True
         level = exit_level(error)
         if not isinstance(error, Retry | DeadLetter):
             log.warning("processing message %s of %s failed", message.msg_id, message.queue, exc_info=error)
             level = 0 if self._retry_delay is None else level_for(self._retry_delay)
-        await message.source.settler.send_back(message, level, error=error)
+        await message._source.settler.send_back(message, level, error=error)
         return True

@@ -92,7 +92,7 @@ async def _consume(
 ) -> object:
     messages = [handed] if isinstance(handed, Message) else list(handed)
     for message in messages:
-        message.forget_changes()  # of an earlier call: some are tried again here
+        message._forget_changes()  # of an earlier call: some are tried again here
     ends = await through(steps, messages, lambda _: handler(handed, *context))
     return ends[-1] if ends else success
 

@@ -88,10 +88,10 @@ def broker_of(routes: RouteTable, connection: Connection) -> str:
 
 
 def _ready(namespace: str, message: Message, broker_name: str, origin: type[Origin], group: str = "") -> Message:
-    message.process_queue = None
+    message._process_queue = None
     # Of a retry this is the retry topic, as of any message that was pulled from there.
     topic = RecordView(message.buffer, message.start, message.end).topic
-    message.source = origin(namespace, Queue(topic, broker_name, message.queue_id), group)
+    message._source = origin(namespace, Queue(topic, broker_name, message.queue_id), group)
     return message
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from aiorocket.client.core.stats import ConsumeStats
 from aiorocket.client.message import Message
@@ -16,46 +17,39 @@ from aiorocket_protocol import CheckTransactionStateRequestHeader, ConsumerData,
 __all__ = ("GroupMember", "GroupProducer")
 
 
-class GroupMember(Protocol):
-    """A consumer, of whichever kind. Topics and queues are by their names on the wire, but for those in ``state``."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupMember:
+    """A consumer, of whichever kind. Topics and queues are by their names on the wire, but for those in ``state``. A
+    value of its own, so that what is said here is no part of what applications see of a consumer."""
 
-    @property
-    def config(self) -> ConsumerConfig | PullConsumerConfig: ...
-    @property
-    def started_ms(self) -> int: ...
-    @property
-    def is_orderly(self) -> bool: ...
-    @property
-    def stats(self) -> ConsumeStats | None: ...
-
-    def consumer_data(self) -> ConsumerData:
-        """As heartbeats carry it."""
-
-    def topics(self) -> list[str]:
-        """Every topic subscribed to."""
-
-    def subscription(self, topic: str) -> SubscriptionData: ...
-
-    def state(self) -> ConsumerState:
-        """What it is doing right now."""
-
-    def rebalance_now(self) -> None:
-        """The members of the group changed (40): look at once who gets which queue."""
-
-    async def reset_offsets(self, topic: str, offsets: Mapping[Queue, int]) -> None:
-        """Go on at these offsets (220)."""
-
-    async def consume_directly(self, record: bytes, broker_name: str) -> dict[str, Any] | None:
-        """Give the stored message to its listener, outside of all consumption (309). The body of the answer; None when
-        there are no listeners here, UsageError when none is for its topic."""
+    config: ConsumerConfig | PullConsumerConfig
+    #: None where no listeners are.
+    stats: ConsumeStats | None = None
+    #: What it is doing right now.
+    state: Callable[[], ConsumerState]
+    #: As heartbeats carry it.
+    consumer_data: Callable[[], ConsumerData]
+    #: Everything it subscribes to, by topic.
+    subscriptions: Callable[[], Mapping[str, SubscriptionData]]
+    #: Wall clock, milliseconds; 0 before the start.
+    started_ms: Callable[[], int]
+    is_orderly: Callable[[], bool] = lambda: False
+    #: The members of the group changed (40): look at once who gets which queue.
+    rebalance_now: Callable[[], None] = lambda: None
+    #: Go on at these offsets (220). None when the broker does that.
+    reset_offsets: Callable[[str, Mapping[Queue, int]], Coroutine[Any, Any, None]] | None = None
+    #: Give the stored message to its listener, outside of all consumption (309). The body of the answer, or UsageError
+    #: when no listener is for it; None when there are no listeners here.
+    consume_directly: Callable[[bytes, str], Awaitable[dict[str, Any]]] | None = None
 
 
-class GroupProducer(Protocol):
-    """A producer."""
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupProducer:
+    """A producer, likewise; and itself, for whoever shares the one of a group."""
 
-    def check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> bool:
-        """The broker asks (39) how the transaction of the half message in ``record`` ended. Answered later by a request
-        of its own; False when there are no transactions here."""
-
-    def take_reply(self, correlation_id: str, reply: Message) -> bool:
-        """A reply has come (326). False when no request of this producer had that id."""
+    producer: object
+    #: The broker asks (39) how the transaction of the half message in a record ended. Answered later by a request of
+    #: its own; False when there are no transactions here.
+    check: Callable[[Connection, CheckTransactionStateRequestHeader, bytes], bool]
+    #: A reply has come (326). False when no request of this producer had that id.
+    take_reply: Callable[[str, Message], bool]

@@ -131,7 +131,7 @@ class HalfSink:
             made = cls(client, group)
             await made.producer.start()
             return made
-        sink = getattr(found, "sink", None)
+        sink = getattr(found.producer, "sink", None)
         assert sink is not None, f"producer group {group!r} belongs to somebody else"
         kept: HalfSink = sink
         return kept
@@ -163,7 +163,7 @@ class HalfSink:
         clock, sent = self.client.env.clock, list[Sent]()
         halves.oldest = halves.oldest or clock.wall_ms()
         half = (
-            f"{PROPERTY_TRAN_MSG}\x01true\x02{PROPERTY_PGROUP}\x01{self.producer.wire_group}\x02"
+            f"{PROPERTY_TRAN_MSG}\x01true\x02{PROPERTY_PGROUP}\x01{self.producer.sender.wire_group}\x02"
             f"{PROPERTY_CHECK_IMMUNITY_TIME}\x01{immunity(options)}\x02"
         )
         try:
@@ -259,7 +259,7 @@ class HalfSink:
         name = wrap(self.client.config.namespace, place.topic)
         half, physical = offset
         header = EndTransactionRequestHeader(
-            self.producer.wire_group, half, physical, state.value, attempt, False, None, name
+            self.producer.sender.wire_group, half, physical, state.value, attempt, False, None, name
         )
         clock, loop = self.client.env.clock, self.client.loop
         while clock.wall_ms() < last:

@@ -304,7 +304,7 @@ class Ledger:
             raise NotConnectedError(f"no broker to make the ledger {self.topic!r} on")
         # By a first message, since that needs no administrator's rights: a mark that means nothing.
         header = SendMessageRequestHeaderV2(
-            self._producer.wire_group, self._name, AUTO_CREATE_TOPIC, 1, 0, 0, client.env.clock.wall_ms(), 0,
+            self._producer.sender.wire_group, self._name, AUTO_CREATE_TOPIC, 1, 0, 0, client.env.clock.wall_ms(), 0,
             f"{PROPERTY_UNIQ_KEY}\x01{self._producer.sender.next_ids(1)[0]}\x02", 0, False, None, False, broker,
         )  # fmt: skip
         await client.call(address, RequestCode.SEND_MESSAGE_V2, header, body=encode(Mark("", 0)))

@@ -54,12 +54,13 @@ async def _producer(settings: SinkOptions) -> Producer:
     """The producer of this process for modes without half messages."""
     client = await bridge.client(settings.connection)
     group = settings.group_id or DEFAULT_GROUP
-    found = client.producers.get(wrap(client.config.namespace, group))
-    if found is None:
-        found = Producer(group, client=client)
-        await found.start()
-    assert isinstance(found, Producer)
-    return found
+    registered = client.producers.get(wrap(client.config.namespace, group))
+    if registered is None:
+        made = Producer(group, client=client)
+        await made.start()
+        return made
+    assert isinstance(registered.producer, Producer)
+    return registered.producer
 
 
 async def _half_sink(settings: SinkOptions) -> HalfSink:

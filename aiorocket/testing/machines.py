@@ -226,9 +226,9 @@ class SimBroker(_Machine):
         return any(
             isinstance(member, SimMember)
             and member.running
-            and (member.client.client_id, member.consumer.member.wire_group) == (asked.client_id, asked.consumer_group)
-            and member.consumer.member.leases is not None
-            and member.consumer.member.leases.valid(Queue(queue.topic, queue.broker_name, queue.queue_id), now)
+            and (member.client.client_id, member.consumer._member.wire_group) == (asked.client_id, asked.consumer_group)
+            and member.consumer._member.leases is not None
+            and member.consumer._member.leases.valid(Queue(queue.topic, queue.broker_name, queue.queue_id), now)
             for member in self._site.clients
         )
 

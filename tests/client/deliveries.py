@@ -24,17 +24,17 @@ class Item:
     """A message: what it says is ``body``."""
 
     def __init__(self, source: Assigned, offset: int, body: bytes, size: int, key: object) -> None:
-        self.source = source
+        self._source = source
         self.queue_offset = offset
         self.body = body
         self.start, self.end = 0, size
         self.key = key
-        self.process_queue: ProcessQueue | None = None
-        self.local_attempts = 0
+        self._process_queue: ProcessQueue | None = None
+        self._local_attempts = 0
 
     @property
     def queue(self) -> Queue:
-        return self.source.queue
+        return self._source.queue
 
     @property
     def size(self) -> int:
@@ -42,11 +42,11 @@ class Item:
 
     @property
     def attempt(self) -> int:
-        return 1 + self.local_attempts
+        return 1 + self._local_attempts
 
     @property
     def settled(self) -> bool:
-        return self.process_queue is None or self.process_queue.dropped
+        return self._process_queue is None or self._process_queue.dropped
 
     @property
     def msg_id(self) -> str:
@@ -137,7 +137,7 @@ class World:
         self.errors.append(error)
 
     def _finish(self, message: Message) -> None:
-        if message.process_queue is None or not message.process_queue.done(message):
+        if message._process_queue is None or not message._process_queue.done(message):
             self.counters.late += 1
 
 

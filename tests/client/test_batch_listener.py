@@ -145,8 +145,8 @@ def test_an_exception_fails_what_is_not_marked() -> None:
         async def handler(batch: Batch) -> None:
             batch.done([0])
             batch.fail([1], dead_letter=True)
-            assert batch[2].process_queue is not None
-            batch[2].process_queue.done(batch[2])  # as message.ack() does
+            assert batch[2]._process_queue is not None
+            batch[2]._process_queue.done(batch[2])  # as message.ack() does
             raise Retry(delay_level=7)
 
         delivery = batches(world, handler)

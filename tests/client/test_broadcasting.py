@@ -131,7 +131,7 @@ def test_orderly_needs_no_locks() -> None:
         await asyncio.sleep(5)
         assert len(seen) == 24
         assert RequestCode.LOCK_BATCH_MQ not in codes
-        assert all(member.consumer.member.leases is None for member in members)
+        assert all(member.consumer._member.leases is None for member in members)
 
     run(scenario)
 

@@ -423,7 +423,7 @@ def test_a_subscribe_in_the_midst_of_a_rebalance(orderly_ones: bool) -> None:
             await other.stop()
             await asyncio.sleep(5)
             del rebalancer.now
-            consumer.rebalance_now()
+            consumer._rebalance_now()
             sender = await cluster.producer()
             for queue_id in SENT:
                 await sender.send("t", f"later {queue_id}", queue=Queue("t", "broker-1", queue_id))

@@ -12,7 +12,7 @@ class Item:
     def __init__(self, offset: int, size: int = 10) -> None:
         self.queue_offset = offset
         self.start, self.end = 0, size
-        self.process_queue: ProcessQueue | None = None
+        self._process_queue: ProcessQueue | None = None
 
 
 def filled(*offsets: int, limits: Limits = LIMITS) -> tuple[ProcessQueue, list[Item]]:

@@ -50,7 +50,7 @@ def test_a_reset_of_a_paused_topic_counts_when_it_is_resumed() -> None:
         member = await cluster.consumer("g", "t", on_message)
         await asyncio.sleep(1)
         member.consumer.pause("t")
-        await member.host.run(member.consumer.reset_offsets("t", {FIRST: 1}))
+        await member.host.run(member.consumer._reset_offsets("t", {FIRST: 1}))
         await asyncio.sleep(30)
         assert seen == [0, 1, 2]
         assert FIRST in member.consumer.held()
@@ -177,13 +177,13 @@ def test_a_message_that_nobody_takes_back_has_one_call_at_a_time_each_with_a_tim
         await asyncio.sleep(590)
         assert len(calls) == 12
         assert all(50 < later - earlier < 51 for earlier, later in pairwise(calls))
-        assert member.consumer.member.counters.timed_out == 0
+        assert member.consumer._member.counters.timed_out == 0
         refusing = False
         faults.clear()
         await asyncio.sleep(60)
         # The call that runs at that moment is too long, and delivered again, or it ends well.
         too_long = consume_timeout == 20
-        counters = member.consumer.member.counters
+        counters = member.consumer._member.counters
         assert (counters.timed_out, counters.retried, counters.late) == (too_long, too_long, too_long)
         assert len(calls) == 12 + too_long
         assert member.consumer.state().cached == 0
@@ -240,7 +240,9 @@ def test_a_call_that_outlives_its_queue_commits_nothing_and_the_next_owner_repea
         begins = [began for _, _, began in calls]
         assert offsets in ([0, 1, 1, 2, 3], [0, 1, 2, 3])
         assert all(later - earlier > 3.999 for earlier, later in pairwise(begins)), begins
-        assert sum(member.consumer.member.counters.late for member in members) == len(offsets) - 4 + (len(offsets) == 4)
+        assert sum(member.consumer._member.counters.late for member in members) == len(offsets) - 4 + (
+            len(offsets) == 4
+        )
 
     run(scenario)
 
@@ -325,6 +327,6 @@ def test_a_stop_in_the_middle_of_a_subscription_lets_listeners_end(after: float)
         await host.run(consumer.stop())
         with pytest.raises((RocketError, asyncio.CancelledError)):
             await subscription
-        assert (len(done), len(revoked), consumer.member.counters.late) == (2, 1, 0)
+        assert (len(done), len(revoked), consumer._member.counters.late) == (2, 1, 0)
 
     run(scenario)

@@ -27,7 +27,7 @@ class Recorder:
 
     def after(self, context: ConsumeContext) -> None:
         # Its messages are not settled yet.
-        assert all(message.process_queue is not None for message in context.messages)
+        assert all(message._process_queue is not None for message in context.messages)
         self.after_calls.append((context.success, context.status, context.props["ConsumeContextType"]))
 
 

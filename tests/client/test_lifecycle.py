@@ -122,7 +122,7 @@ async def test_what_never_started_can_be_looked_at_paused_and_stopped() -> None:
     for _ in range(2):
         state = consumer.state()
         assert (state.running, state.queues, state.counters.consumed) == (False, (), 0)
-        assert (consumer.fetchers(), consumer.held()) == ([], [])
+        assert (consumer._fetchers(), consumer.held()) == ([], [])
         await consumer.stop()
     consumer.resume()
 

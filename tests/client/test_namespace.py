@@ -90,10 +90,10 @@ def test_pause_names_and_hooks_are_plain() -> None:
         member = await cluster.consumer("g", "t")
         consumer = member.consumer
         await member.host.run(_call(lambda: consumer.pause("t")))
-        assert {each.paused for each in consumer.fetchers() if each.shown.topic == "t"} == {True}
+        assert {each.paused for each in consumer._fetchers() if each.shown.topic == "t"} == {True}
         await member.host.run(_call(lambda: consumer.resume("t")))
-        assert {each.paused for each in consumer.fetchers()} == {False}
-        assert {queue.topic for queue in consumer.member.shown(consumer.held())} == {"t", "%RETRY%g"}
+        assert {each.paused for each in consumer._fetchers()} == {False}
+        assert {queue.topic for queue in consumer._member.shown(consumer.held())} == {"t", "%RETRY%g"}
 
     run(scenario)
 
@@ -103,7 +103,7 @@ def test_a_fixed_list_names_queues_as_the_program_does() -> None:
         mine = [Queue("t", "broker-1", 1), Queue("%RETRY%g", "broker-1", 0)]
         member = await cluster.consumer("g", "t", config=ConsumerConfig(allocate=fixed(mine)))
         await asyncio.sleep(2)
-        assert member.consumer.member.shown(member.held()) == sorted(mine)
+        assert member.consumer._member.shown(member.held()) == sorted(mine)
 
     run(scenario)
 
@@ -134,7 +134,7 @@ def test_without_a_namespace_names_stay() -> None:
         await sender.send("t", "a")
         await asyncio.sleep(1)
         assert member.consumer.state().counters.consumed == 1
-        assert member.consumer.member.wire_group == "g"
+        assert member.consumer._member.wire_group == "g"
 
     run(scenario, ClientConfig())
 

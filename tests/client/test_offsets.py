@@ -335,7 +335,7 @@ def test_a_reset_counts_also_when_the_member_leaves_before_it_is_done() -> None:
             await sender.send("t", str(number))
         await asyncio.sleep(12)
         assert cluster.brokers[0].broker.offsets.query("g", "t", 0) == 5
-        await member.host.run(member.consumer.reset_offsets("t", {Queue("t", "broker-1", 0): 2}))
+        await member.host.run(member.consumer._reset_offsets("t", {Queue("t", "broker-1", 0): 2}))
         await asyncio.sleep(3)
         await member.stop()
         assert cluster.brokers[0].broker.offsets.query("g", "t", 0) == 2

@@ -112,7 +112,7 @@ class OrderlyWorld(World):
                 store_host=b"\x7f\0\0\1\0\0\0\0", reconsume_times=times,
             )  # fmt: skip
             message = Message(record, 0, len(record))
-            message.source = cast("Any", SimpleNamespace(queue=queue, shown=queue, namespace="", last_consume=None))
+            message._source = cast("Any", SimpleNamespace(queue=queue, shown=queue, namespace="", last_consume=None))
             messages.append(message)
         process_queue.put(messages, sum(each.size for each in messages), offsets[-1] + 1)
         self.sink.put(messages)

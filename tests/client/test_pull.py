@@ -81,7 +81,7 @@ class Pulls(ProcessorTable):
 
 
 def fetcher_of(member: SimMember) -> Any:
-    return next(each for each in member.consumer.fetchers() if each.queue.topic == "t")
+    return next(each for each in member.consumer._fetchers() if each.queue.topic == "t")
 
 
 # -- the order of the checks --
@@ -172,7 +172,7 @@ def test_a_long_poll_carries_the_commit_and_the_version() -> None:
         await asyncio.sleep(1)
         last = pulls.seen[-1][1]
         assert (last.sys_flag & PULL_COMMIT, last.commit_offset >= 1) == (PULL_COMMIT, True)
-        assert last.sub_version == member.consumer.subscription("t").sub_version
+        assert last.sub_version == member.consumer._member.subscriptions["t"].sub_version
 
     run(scenario)
 
@@ -357,7 +357,7 @@ def test_a_topics_limit_is_shared_out_and_holds() -> None:
         for number in range(200):
             await sender.send("many", str(number))
         await asyncio.sleep(1)
-        held = [each for each in member.consumer.fetchers() if each.queue.topic == "many"]
+        held = [each for each in member.consumer._fetchers() if each.queue.topic == "many"]
         assert [each.process_queue.limits.messages for each in held] == [5] * 4
         assert {each.blocked for each in held} == {"messages"}
         # Above the limit by less than one pull.
@@ -511,9 +511,9 @@ def test_a_reset_of_queues_that_are_not_held_does_nothing() -> None:
     async def scenario(cluster: SimCluster) -> None:
         member = await cluster.consumer("g", "t")
         consumer: Consumer = member.consumer
-        await member.host.run(consumer.reset_offsets("t", {Queue("t", "elsewhere", 0): 5}))
+        await member.host.run(consumer._reset_offsets("t", {Queue("t", "elsewhere", 0): 5}))
         await asyncio.sleep(0.1)
-        assert not any(each.process_queue.dropped for each in consumer.fetchers())
+        assert not any(each.process_queue.dropped for each in consumer._fetchers())
 
     run(scenario)
 
@@ -530,7 +530,7 @@ def test_a_reset_goes_back_after_ten_seconds() -> None:
         for number in range(4):
             await sender.send("t", str(number))
         await asyncio.sleep(1)
-        await member.host.run(member.consumer.reset_offsets("t", {Queue("t", "broker-1", 0): 1}))
+        await member.host.run(member.consumer._reset_offsets("t", {Queue("t", "broker-1", 0): 1}))
         await asyncio.sleep(9.5)
         assert len(bodies) == 4
         await asyncio.sleep(1)
@@ -557,7 +557,7 @@ def test_the_last_of_several_resets_counts() -> None:
         await asyncio.sleep(1)
         assert fetcher_of(member).process_queue.dropped
         for offset in (1, 3):
-            await member.host.run(member.consumer.reset_offsets("t", {Queue("t", "broker-1", 0): offset}))
+            await member.host.run(member.consumer._reset_offsets("t", {Queue("t", "broker-1", 0): offset}))
             await asyncio.sleep(4)
         before = len(bodies)
         await asyncio.sleep(5)
@@ -606,7 +606,7 @@ def test_a_reset_that_cannot_be_stored_is_not_lost() -> None:
             await sender.send("t", str(number))
         await asyncio.sleep(12)
         cluster.brokers[0].faults.next("UPDATE_CONSUMER_OFFSET", reply="SYSTEM_BUSY", times=3)
-        await member.host.run(member.consumer.reset_offsets("t", {Queue("t", "broker-1", 0): 1}))
+        await member.host.run(member.consumer._reset_offsets("t", {Queue("t", "broker-1", 0): 1}))
         await asyncio.sleep(25)
         assert [int(body) for body in bodies[4:]] == [1, 2, 3]
 

@@ -304,7 +304,7 @@ def test_a_commit_of_a_queue_that_was_given_up_is_counted_and_ignored() -> None:
                 theirs = await other_host.run(second.fetch(3, timeout=5))
                 await other_host.run(second.commit(theirs))
                 await first.commit(batch)
-                assert first.member.counters.stale_commits == 1
+                assert first._member.counters.stale_commits == 1
                 assert first.committed(first.assignment()[0]) == 10
                 with pytest.raises(UsageError, match="is not read by this member"):
                     first.position(lost)

@@ -209,12 +209,12 @@ def test_the_version_rises_when_queues_change() -> None:
     async def scenario(cluster: SimCluster) -> None:
         first = await cluster.consumer("g", "t")
         await asyncio.sleep(1)
-        before = first.consumer.subscription("t").sub_version
+        before = first.consumer._member.subscriptions["t"].sub_version
         await asyncio.sleep(60)
-        assert first.consumer.subscription("t").sub_version == before
+        assert first.consumer._member.subscriptions["t"].sub_version == before
         await cluster.consumer("g", "t")
         await asyncio.sleep(1)
-        assert first.consumer.subscription("t").sub_version > before
+        assert first.consumer._member.subscriptions["t"].sub_version > before
 
     run(scenario)
 
@@ -481,7 +481,7 @@ def test_a_revocation_that_is_cancelled_half_way_leaves_no_queue_behind() -> Non
             hangs.set()
             await second.stop()
         # The queues that were to go to the second member stay here after all.
-        member.consumer.rebalance_now()
+        member.consumer._rebalance_now()
         await asyncio.sleep(1)
         assert counts(cluster) == [4]
         sender = await cluster.producer()
@@ -507,7 +507,7 @@ def test_a_stop_ends_a_subscription_that_is_under_way(after: float) -> None:
         with pytest.raises(UsageError, match=r"was stopped|is stopping"):
             await subscribing
         assert loop.time() - before < 1
-        assert consumer.fetchers() == []
+        assert consumer._fetchers() == []
         await member.host.run(member.client.stop())
 
     run(scenario)
@@ -557,10 +557,10 @@ def test_locks_are_renewed_while_a_start_still_waits_for_something_else() -> Non
         member = await cluster.consumer("g", {"t": ok, "late": ok}, orderly=True, client=config, start=False)
         starting = asyncio.ensure_future(member.start())
         await asyncio.sleep(1)
-        begun = member.consumer.fetchers()
+        begun = member.consumer._fetchers()
         await asyncio.sleep(60)
         assert not starting.done()
-        assert len(begun) == 5 and member.consumer.fetchers() == begun  # none was lost and begun anew
+        assert len(begun) == 5 and member.consumer._fetchers() == begun  # none was lost and begun anew
         await cluster.create_topic("late", 1)
         await starting
 
@@ -646,7 +646,7 @@ def test_what_is_assigned_is_revoked_once_whatever_happens() -> None:
         cluster.heal()
         await asyncio.sleep(60)
         assert all(turns(queue) == ["assigned", "revoked", "assigned"] for queue in queues)
-        await member.consumer.reset_offsets("t", {queues[0]: 0})
+        await member.consumer._reset_offsets("t", {queues[0]: 0})
         await asyncio.sleep(60)
         assert turns(queues[0]) == ["assigned", "revoked"] * 2 + ["assigned"]
         await member.stop()

@@ -78,7 +78,7 @@ def test_a_request_gets_its_reply() -> None:
         assert kept.properties["REPLY_TO_CLIENT"] == broker.told[-1].client_id
         assert (kept.properties["TTL"], kept.properties["KEYS"]) == ("5000", "k")
         assert producer.in_flight == 0
-        assert len(producer.requests) == 0
+        assert len(producer._requests) == 0
 
     run(scenario)
 
@@ -165,7 +165,7 @@ def test_a_request_that_cannot_be_sent_says_so() -> None:
             await producer.request("t", b"ping", timeout=2)
         with pytest.raises(UsageError, match="would only time out"):
             await producer.request(OutgoingMessage(topic="t", body=b"x", delay_level=1))
-        assert len(producer.requests) == 0
+        assert len(producer._requests) == 0
 
     run(scenario)
 
@@ -208,11 +208,11 @@ def test_cancelled_requests_leave_nothing_behind() -> None:
     async def scenario(cluster: FakeCluster, producer: Producer) -> None:
         asking = asyncio.ensure_future(producer.request("t", b"ping", timeout=5))
         await asyncio.sleep(1)
-        assert len(producer.requests) == 1
+        assert len(producer._requests) == 1
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        assert (len(producer.requests), producer.in_flight) == (0, 0)
+        assert (len(producer._requests), producer.in_flight) == (0, 0)
         await push(cluster.brokers[0], cluster.brokers[0].kept[0])
         assert producer.late_replies == 1
 

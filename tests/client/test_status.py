@@ -23,7 +23,7 @@ class Item:
     """As much of a message as a call looks at."""
 
     queue = Queue("t", "b", 0)
-    process_queue: ProcessQueue | None = None
+    _process_queue: ProcessQueue | None = None
 
 
 def test_the_signature_decides() -> None:

@@ -50,7 +50,7 @@ def test_a_topic_that_comes_back_is_not_begun_in_the_past() -> None:
             await broker.start()
             await asyncio.sleep(10)
             assert len(member.held("orders")) == 1
-            kind, millis = member.consumer.member.starts["orders"]
+            kind, millis = member.consumer._member.starts["orders"]
             assert kind == "time" and begun - 70_000 < millis < begun  # a minute for clocks that differ
 
     simulate(scenario)

@@ -137,7 +137,7 @@ async def test_a_second_member_takes_over_queues_in_order(mq: Embedded, until: U
             await until(lambda: len([queue for queue in two.held() if queue.topic == "orders"]) == 2)
             await place_orders(mq, range(25, 35))  # the first may have done all others meanwhile
             await until(lambda: len(seen) >= 140)
-            assert one.member.leases is not None
+            assert one._member.leases is not None
             assert not set(one.held()) & set(two.held())
         # What the second gave back at its end the first has again.
         await until(lambda: len([queue for queue in one.held() if queue.topic == "orders"]) == 4)
@@ -213,12 +213,12 @@ async def test_the_commit_of_a_lost_queue_is_refused(mq: Embedded, until: Until)
     async with consumer, mq.producer("shop") as producer, mq.client() as thief:
         await producer.send("orders", b"one")
         await until(lambda: bool(seen))
-        assert consumer.member.leases is not None
-        before = consumer.member.leases.epoch(queue)
+        assert consumer._member.leases is not None
+        before = consumer._member.leases.epoch(queue)
         key = QueueKey(*queue)
         now = asyncio.get_running_loop().time()
         assert mq.broker.locks.unlock("billing", consumer.client.client_id, [key], now) == 1
-        stolen = Leases(thief, "billing", ConsumerConfig(), consumer.member.master_address)
+        stolen = Leases(thief, "billing", ConsumerConfig(), consumer._member.master_address)
         assert await stolen.acquire([queue]) == {queue}
         assert before is not None and (stolen.epoch(queue) or 0) > before
         go_on.set()
@@ -247,7 +247,7 @@ async def test_broadcasting_is_in_order_for_each_member(mq: Embedded, until: Unt
         config = ConsumerConfig(message_model="broadcasting", offset_store_dir=str(tmp_path / name))
         consumer = client.consumer("audit", router=router, config=config)
         await stack.enter_async_context(consumer)
-        assert consumer.member.leases is None
+        assert consumer._member.leases is None
 
     async with AsyncExitStack() as stack, mq.producer("shop") as producer:
         for number in range(6):

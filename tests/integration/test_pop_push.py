@@ -78,7 +78,7 @@ async def test_a_broker_may_give_out_queues_to_pull_and_change_its_mind(mq: Embe
         for share, mode, expected in ((0, "POP", {-1}), (0, "PULL", {0, 1, 2, 3})):
             await set_mode(mq, mode, share=share)
             for member in members:
-                member.rebalance_now()
+                member._rebalance_now()
             await until(lambda: {q.queue_id for member in members for q in pulled(member)} == expected)  # noqa: B023 - in this turn
             before = len(seen)
             await send(mq, 20, before)

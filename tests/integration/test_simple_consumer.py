@@ -125,7 +125,7 @@ async def test_namespaces(mq: Embedded) -> None:
         await consumer.subscribe("T", start_from="first")
         await producer.send("T", b"x")
         (message,) = await consumer.receive(timeout=30)
-        assert message.topic == "T" and message.wire_topic == "ns%T" and await message.retry(after=0)
+        assert message.topic == "T" and message._wire_topic == "ns%T" and await message.retry(after=0)
         (message,) = await consumer.receive(timeout=30)
         assert message.topic == "T" and message.attempt == 2 and await message.ack()
 

@@ -198,11 +198,11 @@ BREAKAGES: Final[dict[str, Breakage]] = {
     # -- what members do with messages --
     "a dropped queue that still delivers": Breakage(
         "aiorocket.client.core.process_queue:ProcessQueue.drop",
-        "self.dropped = True\n    for entry in self._order:\n        entry.process_queue = None", "None",
+        "self.dropped = True\n    for entry in self._order:\n        entry._process_queue = None", "None",
     ),
     "a send-back that failed counted as done": Breakage(
-        f"{_SETTLE}.send_back", "message.local_attempts += 1",
-        "message.process_queue and message.process_queue.done(message)\n        return True",
+        f"{_SETTLE}.send_back", "message._local_attempts += 1",
+        "message._process_queue and message._process_queue.done(message)\n        return True",
     ),
     "commits that run ahead": Breakage(
         "aiorocket.client.core.process_queue:ProcessQueue.committable",
@@ -212,7 +212,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "aiorocket.client.group.commits:Commits.forever", "await self.flush(fetchers())", "None"
     ),
     "a late result that finishes another assignment's message": Breakage(
-        "aiorocket.client.core.process_queue:ProcessQueue.done", "entry.process_queue is not self", "False"
+        "aiorocket.client.core.process_queue:ProcessQueue.done", "entry._process_queue is not self", "False"
     ),
     "one attempt too many": Breakage(
         "aiorocket.broker.core.retry_policy:after_failure", "reconsume_times >= most", "reconsume_times > most"

@@ -147,14 +147,14 @@ def test_a_lock_that_was_granted_for_nothing_is_given_back(monkeypatch: pytest.M
             stuck, free = (one, two) if one.client.client_id < two.client.client_id else (two, one)
 
             async def unlucky(member: Member, store: OffsetStore, queue: Queue) -> Start:
-                if member is stuck.consumer.member and queue.topic == "t" and queue.queue_id == 1:
+                if member is stuck.consumer._member and queue.topic == "t" and queue.queue_id == 1:
                     raise NotConnectedError("planned by a test")
                 return await start_offset(member, store, queue)
 
             monkeypatch.setattr(rebalancer, "start_offset", unlucky)
             await free.stop()
             await asyncio.sleep(30)
-            leases = stuck.consumer.member.leases
+            leases = stuck.consumer._member.leases
             assert leases is not None and Queue("t", "broker-1", 1) in leases.table.queues()
             back = await cluster.consumer("g", "t", orderly=True, start=False)
             begun = sim.loop.time()
@@ -290,7 +290,7 @@ def test_a_lock_that_comes_back_brings_no_old_position_with_it() -> None:
             await other.stop()
             cluster.heal()
             queue = Queue("t", "broker-1", 0)
-            leases = slow.consumer.member.leases
+            leases = slow.consumer._member.leases
             assert leases is not None
             while not leases.valid(queue, sim.loop.time()):
                 await asyncio.sleep(0.1)

@@ -88,9 +88,9 @@ def handlers(
         """309: consume the message in the body now. A pull consumer has nobody who could, and is unknown as in Java."""
         header = command.read(ConsumeMessageDirectlyResultRequestHeader)
         member = consumers.get(header.consumer_group)
-        plain = None if member is None else await member.consume_directly(command.body, header.broker_name or "")
-        if plain is None:
+        if member is None or member.consume_directly is None:
             return _unknown(header.consumer_group)
+        plain = await member.consume_directly(command.body, header.broker_name or "")
         return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
 
     def status(connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -114,7 +114,8 @@ def handlers(
         table = decode_body(ResetOffsetBody, command.body, command.serialize_type)
         wanted = {queue: max(0, offset) for queue, offset in table.items() if queue.topic == header.topic}
         log.warning("group %s: %s resets %d queues of %s", header.group, connection.peer, len(wanted), header.topic)
-        scope.start(member.reset_offsets(header.topic, wanted), name="reset-offsets")
+        if member.reset_offsets is not None:
+            scope.start(member.reset_offsets(header.topic, wanted), name="reset-offsets")
         return RemotingCommand.response()
 
     return {

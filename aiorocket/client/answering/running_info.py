@@ -41,7 +41,7 @@ def running_info(
 ) -> dict[str, Any]:
     """The body of the answer. ``dump`` adds what every task of this loop waits for, in the place of Java's stacks of
     threads."""
-    subscriptions = [consumer.subscription(topic) for topic in consumer.topics()]
+    subscriptions = list(consumer.subscriptions().values())
     stats = consumer.stats
     loop, wall_ms = asyncio.get_running_loop().time(), clock.wall_ms()
     return {
@@ -90,8 +90,8 @@ def properties(consumer: GroupMember, client: ClientConfig) -> dict[str, str]:
     data = consumer.consumer_data()
     found: dict[str, object] = {
         "PROP_CLIENT_VERSION": VERSION_NAME,
-        "PROP_CONSUMEORDERLY": consumer.is_orderly,
-        "PROP_CONSUMER_START_TIMESTAMP": consumer.started_ms,
+        "PROP_CONSUMEORDERLY": consumer.is_orderly(),
+        "PROP_CONSUMER_START_TIMESTAMP": consumer.started_ms(),
         "PROP_CONSUME_TYPE": data.consume_type,
         "PROP_NAMESERVER_ADDR": "".join(f"{address};" for address in client.nameservers),
         "consumeFromWhere": data.consume_from_where,

@@ -26,9 +26,9 @@ class Cached(Protocol):
 
 
 class Entry(Cached, Protocol):
-    """One that is tracked: ``process_queue`` is the queue it is unfinished in."""
+    """One that is tracked: ``_process_queue`` is the queue it is unfinished in."""
 
-    process_queue: ProcessQueue | None
+    _process_queue: ProcessQueue | None
 
 
 class Limits(NamedTuple):
@@ -61,7 +61,7 @@ class ProcessQueue:
     def put(self, entries: Sequence[Entry], size: int, next_offset: int) -> None:
         """Take a run of ascending offsets, ``size`` bytes in all; pulling goes on at ``next_offset``."""
         for entry in entries:
-            entry.process_queue = self
+            entry._process_queue = self
         self._order.extend(entries)
         added = len(entries)
         self.count += added
@@ -71,15 +71,15 @@ class ProcessQueue:
 
     def done(self, entry: Entry) -> bool:
         """Finish one message. False when it was finished before (its result came too late and does not count)."""
-        if entry.process_queue is not self:
+        if entry._process_queue is not self:
             return False
-        entry.process_queue = None
+        entry._process_queue = None
         self.count -= 1
         self.size -= entry.end - entry.start
         order = self._order
         if order[0] is entry:
             order.popleft()
-            while order and order[0].process_queue is None:
+            while order and order[0]._process_queue is None:
                 order.popleft()
         if self.on_room is not None:
             self._notify_room()
@@ -116,7 +116,7 @@ class ProcessQueue:
         """The queue is given up: waiting messages are skipped, running ones finish without effect, as late ones."""
         self.dropped = True
         for entry in self._order:
-            entry.process_queue = None
+            entry._process_queue = None
         if self.on_room is not None:
             self._call_room()
 

@@ -62,8 +62,8 @@ class PoppedMessage(Message):
 
     def prepare(self, popper: Popper, handle: PopHandle, namespace: str, group: str, topic: str, until: float) -> None:
         """Fill in what does not stand in the record; ``topic`` is the one that was asked for."""
-        self.process_queue = None
-        self.source = Origin(namespace, Queue(topic, handle.broker_name, handle.queue_id), group)
+        self._process_queue = None
+        self._source = Origin(namespace, Queue(topic, handle.broker_name, handle.queue_id), group)
         self._base = topic
         self._popper = popper
         self._settled = False
@@ -72,19 +72,19 @@ class PoppedMessage(Message):
         self.invisible_until = until
 
     @property
-    def wire_topic(self) -> str:
+    def _wire_topic(self) -> str:
         return self._base
 
     @property
     def settled(self) -> bool:
         """Acknowledged, given back or a dead letter. Its time may be over all the same before it is."""
-        process_queue = self.process_queue
+        process_queue = self._process_queue
         return self._settled or (process_queue is not None and process_queue.dropped)
 
     @property
     def queue(self) -> Queue:
         """The queue it was popped from; its retries have queues of their own."""
-        return self.source.shown._replace(queue_id=self.handle.queue_id)
+        return self._source.shown._replace(queue_id=self.handle.queue_id)
 
     async def ack(self) -> bool:
         """Done: it does not come again. False when that was too late, for then it may. RocketError when the broker

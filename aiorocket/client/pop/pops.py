@@ -146,9 +146,9 @@ class Pops:
 
     async def dead_letter(self, message: PoppedMessage) -> bool:
         header = ConsumerSendMsgBackRequestHeader(
-            message.physical_offset, self._member.wire_group, DEAD_LETTER_LEVEL, message.msg_id, message.wire_topic
+            message.physical_offset, self._member.wire_group, DEAD_LETTER_LEVEL, message.msg_id, message._wire_topic
         )
-        place = message.source.queue
+        place = message._source.queue
         self._check(
             await self._call(place, RequestCode.CONSUMER_SEND_MSG_BACK, header),
             RequestCode.CONSUMER_SEND_MSG_BACK,
@@ -185,7 +185,7 @@ class Pops:
 
     def settled(self, message: PoppedMessage) -> None:
         """The broker was told; who waits for its end learns it."""
-        queue = message.process_queue
+        queue = message._process_queue
         if queue is not None:
             ProcessQueue.done(queue, message)
 
@@ -200,7 +200,7 @@ class Pops:
 
     def _named(self, message: PoppedMessage) -> tuple[str, str, int, str, int]:
         handle, group = message.handle, self._member.wire_group
-        topic = popped_topic(handle.retry, group, message.wire_topic)
+        topic = popped_topic(handle.retry, group, message._wire_topic)
         return group, topic, handle.queue_id, handle.to_text(), handle.offset
 
     async def _tell(
@@ -210,7 +210,7 @@ class Pops:
         header: AckMessageRequestHeader | ChangeInvisibleTimeRequestHeader,
     ) -> RemotingCommand:
         """As often as makes sense: twice the same does no harm. 208 says that it is too late."""
-        place = message.source.queue
+        place = message._source.queue
         for tries in range(_TRIES):
             try:
                 answer = await self._call(place, code, header)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.subscriptions import subscription_data, wanted
 from aiorocket.client.group.member import Member
 from aiorocket.client.pop.popped import PoppedMessage
 from aiorocket.client.pop.pops import Pops, places
+from aiorocket.client.registered import GroupMember
 from aiorocket.client.session import Session
 from aiorocket.client.state import ConsumerState
 from aiorocket.config import PullConsumerConfig
@@ -21,7 +22,7 @@ from aiorocket.errors import RocketError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import to_the_end
-from aiorocket_protocol import ALL_TAGS, CLUSTERING, MAX_POP, ConsumerData, ProtocolError, SubscriptionData
+from aiorocket_protocol import ALL_TAGS, CLUSTERING, MAX_POP, ProtocolError
 
 __all__ = ("SimpleConsumer",)
 
@@ -45,10 +46,6 @@ class SimpleConsumer:
     last goes to the dead letters.
     """
 
-    #: As other members of groups have it.
-    is_orderly = False
-    stats = None
-
     def __init__(
         self,
         group: str,
@@ -65,7 +62,7 @@ class SimpleConsumer:
         self.config = PullConsumerConfig()
         self.client = client or Session(nameservers=nameservers, env=env)
         self.group = group
-        self.started_ms = 0
+        self._started_ms = 0
         self._own_session = client is None
         self._member = Member(
             self.client,
@@ -75,6 +72,11 @@ class SimpleConsumer:
             consume_type="CONSUME_POP",
             message_model=CLUSTERING,
         )
+        member = self._member
+        self._registered = GroupMember(
+            config=self.config, state=self.state, consumer_data=member.consumer_data,
+            subscriptions=lambda: member.subscriptions, started_ms=lambda: self._started_ms,
+        )  # fmt: skip
         self._pops = Pops(self._member, max_attempts)
         self._turn = 0
         #: Who has been asked to say when there is something, one question each.
@@ -89,12 +91,12 @@ class SimpleConsumer:
         """UsageError when it was started before, or its group is in use by the client."""
         member, session = self._member, self.client
         member.lifecycle.move("start")
-        self.started_ms = session.env.clock.wall_ms()
+        self._started_ms = session.env.clock.wall_ms()
         try:
             if self._own_session:
                 await session.start()
             session.need_running()
-            session.add_consumer(member.wire_group, self)
+            session.add_consumer(member.wire_group, self._registered)
         except BaseException:
             member.lifecycle.move("failed")
             await self._end()
@@ -118,10 +120,10 @@ class SimpleConsumer:
             ends.callback(member.lifecycle.move, "stopped")
             if self._own_session:
                 ends.push_async_callback(session.stop)
-            ends.callback(session.forget_consumer, member.wire_group, self)
+            ends.callback(session.forget_consumer, member.wire_group, self._registered)
             await to_the_end(member.scope.close)
             if session.started:
-                await session.remove_consumer(member.wire_group, self)
+                await session.remove_consumer(member.wire_group, self._registered)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -247,26 +249,6 @@ class SimpleConsumer:
             log.info("waiting for %s: %s", place, error)
             await asyncio.sleep(self.client.env.entropy.jitter(_AGAIN))
             return False
-
-    # -- what the session and brokers ask --
-
-    def consumer_data(self) -> ConsumerData:
-        return self._member.consumer_data()
-
-    def topics(self) -> list[str]:
-        return list(self._member.subscriptions)
-
-    def subscription(self, topic: str) -> SubscriptionData:
-        return self._member.subscriptions[topic]
-
-    def rebalance_now(self) -> None:
-        """Nothing is assigned here."""
-
-    async def reset_offsets(self, topic: str, offsets: Mapping[Queue, int]) -> None:
-        """The broker does that."""
-
-    async def consume_directly(self, record: bytes, broker_name: str) -> dict[str, Any] | None:
-        return None
 
     def state(self) -> ConsumerState:
         """What it is doing right now; there are no queues."""

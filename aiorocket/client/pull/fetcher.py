@@ -193,8 +193,8 @@ class PullFetcher(HeldQueue):
             # The broker matched hashes; different tags can share one.
             messages = [message for message in messages if message.tag in tags]
         for message in messages:
-            message.source = self
-            message.process_queue = None
+            message._source = self
+            message._process_queue = None
         return messages
 
     def _led(self, offset: int, text: str) -> float:

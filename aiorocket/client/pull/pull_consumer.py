@@ -23,6 +23,7 @@ from aiorocket.client.message import Message
 from aiorocket.client.pull.fetcher import PullFetcher
 from aiorocket.client.pull.queues import PullQueues
 from aiorocket.client.queue_scan import QueueScan
+from aiorocket.client.registered import GroupMember
 from aiorocket.client.session import Session
 from aiorocket.client.state import ConsumerState
 from aiorocket.config import MissingTopics, PullConsumerConfig
@@ -49,10 +50,6 @@ class PullConsumer:
     and ``seek``; a ``fetch`` that runs meanwhile goes on with the other queues.
     """
 
-    #: There are no listeners: nothing is ordered, and what is counted is fetched.
-    is_orderly = False
-    stats = None
-
     def __init__(
         self,
         group: str,
@@ -72,7 +69,7 @@ class PullConsumer:
         self.client = client or Session(nameservers=nameservers, env=env)
         self.config = config or self.client.config.pull_consumer
         self.group = group
-        self.member = member = Member(
+        self._member = member = Member(
             self.client,
             group,
             self.config,
@@ -89,7 +86,12 @@ class PullConsumer:
         if hooks is not None:
             on_assigned, on_revoked = hooks.on_assigned, hooks.on_revoked
         self._queues = PullQueues(member, self.config, self._commits, on_assigned, on_revoked)
-        self._membership = Membership(member, self, self._queues, self._commits, own_session=client is None)
+        registered = GroupMember(
+            config=self.config, state=self.state, consumer_data=self._consumer_data,
+            subscriptions=lambda: member.subscriptions, started_ms=lambda: self._membership.started_ms,
+            rebalance_now=lambda: self._membership.rebalancer.now(), reset_offsets=self._reset_offsets,
+        )  # fmt: skip
+        self._membership = Membership(member, registered, self._queues, self._commits, own_session=client is None)
 
     # -- what to read --
 
@@ -106,7 +108,7 @@ class PullConsumer:
         other options, and what happens on a running consumer, are as of ``Consumer.subscribe``."""
         self._not_from_a_hook("subscribe")
         what = wanted(topic, tags, sql, start_from, missing_topics)
-        member, wire = self.member, self._wire_topic(topic)
+        member, wire = self._member, self._wire_topic(topic)
         self._choose("subscribe")
         if wire in member.subscriptions:
             raise UsageError(f"pull consumer {self.group!r} has subscribed to topic {topic!r} already")
@@ -135,23 +137,23 @@ class PullConsumer:
         chosen = frozenset(self._wire(queue) for queue in queues)
         self._choose("assign")
         topics = {queue.topic for queue in chosen}
-        self.member.starts.update(dict.fromkeys(topics, start))
+        self._member.starts.update(dict.fromkeys(topics, start))
         version = self._now_ms()
         subscriptions = {topic: subscription_data(topic, wanted, sql, version) for topic in topics}
-        if self.member.lifecycle.running:
+        if self._member.lifecycle.running:
             await self._assign(chosen, subscriptions)
         else:
-            self._wanted, self.member.subscriptions = chosen, subscriptions
+            self._wanted, self._member.subscriptions = chosen, subscriptions
 
     async def queues(self, topic: str) -> list[Queue]:
         """The queues of ``topic`` that can be read, sorted. TopicNotFoundError, NotConnectedError."""
         self._need_open()
         route = await self.client.route(self._wire_topic(check_topic(topic)))
-        return self.member.shown(route.subscribe)
+        return self._member.shown(route.subscribe)
 
     def assignment(self) -> list[Queue]:
         """The queues it reads now, sorted."""
-        return self.member.shown(fetcher.queue for fetcher in self.fetchers() if not fetcher.cursor.closing)
+        return self._member.shown(fetcher.queue for fetcher in self._fetchers() if not fetcher.cursor.closing)
 
     # -- messages --
 
@@ -162,7 +164,7 @@ class PullConsumer:
         every ``pull_error_delay`` seconds and logged; only UsageError is raised, of a consumer that does not run.
         Being cancelled loses nothing. The messages are not to be settled one by one: ``commit`` them.
         """
-        self.member.need_running()
+        self._member.need_running()
         if max_messages < 1:
             raise UsageError(f"fetch(max_messages={max_messages}): at least 1")
         if self._mode is None:
@@ -177,7 +179,7 @@ class PullConsumer:
         if not taken and timeout > 0:
             taken = await self._wait(max_messages, timeout)
         if taken and self.config.auto_commit:
-            served.update((from_, None) for message in taken if isinstance(from_ := message.source, PullFetcher))
+            served.update((from_, None) for message in taken if isinstance(from_ := message._source, PullFetcher))
         return taken
 
     async def _wait(self, most: int, timeout: float) -> list[Message]:
@@ -187,7 +189,7 @@ class PullConsumer:
                 while True:
                     prefetch.arrived.clear()
                     await prefetch.arrived.wait()
-                    self.member.need_running()
+                    self._member.need_running()
                     taken = prefetch.hand_out(most)
                     if taken:
                         return taken
@@ -203,11 +205,11 @@ class PullConsumer:
         sought back.
         """
         self._need_open()
-        ends = {each: each.cursor.position for each in self.fetchers()} if batch is None else self._ends(batch)
+        ends = {each: each.cursor.position for each in self._fetchers()} if batch is None else self._ends(batch)
         asked = set()
         for fetcher, end in ends.items():
             if fetcher.cursor.dropped:
-                self.member.counters.stale_commits += 1
+                self._member.counters.stale_commits += 1
                 log.info("commit of %s at %d is ignored: the queue was given up", fetcher.queue, end)
             else:
                 fetcher.finish(end)
@@ -220,8 +222,8 @@ class PullConsumer:
     def _ends(self, batch: Iterable[Message]) -> dict[PullFetcher, int]:
         ends: dict[PullFetcher, int] = {}
         for message in batch:
-            fetcher, end = message.source, message.queue_offset + 1
-            if not isinstance(fetcher, PullFetcher) or fetcher.member is not self.member:
+            fetcher, end = message._source, message.queue_offset + 1
+            if not isinstance(fetcher, PullFetcher) or fetcher.member is not self._member:
                 raise UsageError(f"message {message.msg_id} was not fetched by this pull consumer: it cannot commit it")
             if end > ends.get(fetcher, 0):
                 ends[fetcher] = end
@@ -292,14 +294,14 @@ class PullConsumer:
 
     async def _begin(self) -> None:
         if self._mode == "subscribe":
-            await check_group_agrees(self.member)
+            await check_group_agrees(self._member)
             self._membership.join()
             await self._membership.settle()
             self._membership.rebalance_from_now_on()
         elif self._mode == "assign":
-            await self._assign(self._wanted, self.member.subscriptions)
+            await self._assign(self._wanted, self._member.subscriptions)
         if self.config.auto_commit:
-            self.member.scope.start(self._commit_forever(), name="commit")
+            self._member.scope.start(self._commit_forever(), name="commit")
 
     async def stop(self) -> None:
         """Leave: ``on_revoked`` for what is held, store what was committed, tell the brokers. A ``fetch`` that waits
@@ -318,50 +320,29 @@ class PullConsumer:
 
     def state(self) -> ConsumerState:
         """What it is doing right now. ``in_work`` is 0: what was fetched is the application's."""
-        return self._membership.state(0, self.member.counters)
+        return self._membership.state(0, self._member.counters)
 
-    # -- what heartbeats say of it, and brokers ask: registered.GroupMember --
+    # -- inside --
 
-    @property
-    def started_ms(self) -> int:
-        """Wall clock, milliseconds; 0 before the start."""
-        return self._membership.started_ms
-
-    def consumer_data(self) -> ConsumerData:
+    def _consumer_data(self) -> ConsumerData:
         """As heartbeats carry it. In RocketMQ an assigned consumer names its group and no topics."""
-        data = self.member.consumer_data()
+        data = self._member.consumer_data()
         return data if self._mode == "subscribe" else data._replace(subscriptions=[])
 
-    def topics(self) -> list[str]:
-        """Every topic it reads, by their names on the wire."""
-        return list(self.member.subscriptions)
-
-    def subscription(self, topic: str) -> SubscriptionData:
-        return self.member.subscriptions[topic]
-
-    def rebalance_now(self) -> None:
-        """The group changed: look at once who gets which queue."""
-        self._membership.rebalancer.now()
-
-    async def reset_offsets(self, topic: str, offsets: Mapping[Queue, int]) -> None:
-        """Go on at ``offsets`` in these queues of ``topic``, those that are held here (code 220), and store that."""
+    async def _reset_offsets(self, topic: str, offsets: Mapping[Queue, int]) -> None:
+        """Of these queues of ``topic`` those that are held here; and store that."""
         wire = self._wire_topic(topic)
         wanted = {queue._replace(topic=wire): offset for queue, offset in offsets.items()}
-        for fetcher in self.fetchers():
+        for fetcher in self._fetchers():
             if fetcher.queue in wanted and not fetcher.cursor.closing:
                 fetcher.reset(wanted[fetcher.queue])
         await self._commits.store(wanted)
 
-    async def consume_directly(self, record: bytes, broker_name: str) -> None:
-        """None: there are no listeners here."""
-
-    # -- inside --
-
-    def fetchers(self) -> list[PullFetcher]:
+    def _fetchers(self) -> list[PullFetcher]:
         return list(self._queues.fetchers.values())
 
     def _wire_topic(self, topic: str) -> str:
-        return wrap(self.member.namespace, topic)
+        return wrap(self._member.namespace, topic)
 
     def _wire(self, queue: Queue) -> Queue:
         topic, broker_name, queue_id = queue
@@ -371,8 +352,8 @@ class PullConsumer:
         return self.client.env.clock.wall_ms()
 
     def _choose(self, mode: str) -> None:
-        if self.member.lifecycle.state is not State.NEW:
-            self.member.need_running()
+        if self._member.lifecycle.state is not State.NEW:
+            self._member.need_running()
         if self._mode not in (None, mode):
             raise UsageError(
                 f"pull consumer {self.group!r} uses {self._mode}, so it cannot {mode}: make another one for that"
@@ -392,22 +373,22 @@ class PullConsumer:
 
     def _need_open(self) -> None:
         """Hooks run, and may do more than fetch, also while it starts and stops."""
-        if self.member.lifecycle.state in (State.NEW, State.STOPPED):
-            self.member.need_running()
+        if self._member.lifecycle.state in (State.NEW, State.STOPPED):
+            self._member.need_running()
 
     async def _scan(self, queue: Queue) -> QueueScan:
         self._need_open()
         wire = self._wire(queue)
         await self.client.route(wire.topic)
-        return QueueScan(self.client, wire, self.member.address(wire))
+        return QueueScan(self.client, wire, self._member.address(wire))
 
     async def _settle(self) -> None:
         self.client.subscriptions_changed()
         try:
             await self._membership.settle()
-            self.member.need_running()
+            self._member.need_running()
         finally:
-            if self.member.lifecycle.running:
+            if self._member.lifecycle.running:
                 self._membership.rebalance_from_now_on()
 
     async def _assign(self, wanted: frozenset[Queue], subscriptions: dict[str, SubscriptionData]) -> None:
@@ -422,21 +403,21 @@ class PullConsumer:
             # shares out its queues.
             self._membership.join()
             for queue in sorted(wanted):
-                address = self.member.master_address(queue)
+                address = self._member.master_address(queue)
                 if subscriptions[queue.topic].expression_type == SQL92 and address is not None:
                     connection = await self.client.member_connection(address)
-                    await check_expression(self.member, connection, subscriptions[queue.topic])
+                    await check_expression(self._member, connection, subscriptions[queue.topic])
             added = sorted(wanted.difference(self._queues.fetchers))
-            asked = (start_offset(self.member, self._commits.offset_store, queue) for queue in added)
+            asked = (start_offset(self._member, self._commits.offset_store, queue) for queue in added)
             found = await asyncio.gather(*asked, return_exceptions=True)
             starts: dict[Queue, Start] = {}
             for queue, start in zip(added, found, strict=True):
                 if isinstance(start, BaseException):
                     raise start
                 starts[queue] = start
-            gone = [each for each in self.fetchers() if each.queue not in wanted]
+            gone = [each for each in self._fetchers() if each.queue not in wanted]
             await self._queues.end(gone, revoked=False)
-            self.member.subscriptions = subscriptions
+            self._member.subscriptions = subscriptions
             self._queues.hold(starts)
             for queue, start in starts.items():
                 self._queues.take(queue, start)
@@ -452,10 +433,10 @@ class PullConsumer:
             await self._membership.end_rebalancing()
             # Whoever waits in fetch learns that it is over.
             self._queues.prefetch.arrived.set()
-            await self._queues.end(self.fetchers(), revoked=self._mode == "subscribe")
-            await self.member.scope.close()
+            await self._queues.end(self._fetchers(), revoked=self._mode == "subscribe")
+            await self._member.scope.close()
             await self._membership.leave()
         finally:
-            self._queues.drop(self.fetchers())
+            self._queues.drop(self._fetchers())
             self._queues.served.clear()
-            await self._membership.close(self.member.scope.close)
+            await self._membership.close(self._member.scope.close)

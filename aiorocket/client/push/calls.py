@@ -149,7 +149,7 @@ class Caller:
             run_before(around.hooks, context)
         began = self._time()
         for message in messages:
-            message.begun = began
+            message._begun = began
         workers.arm(worker)
         try:
             failures = await call.run()
@@ -159,7 +159,7 @@ class Caller:
         worker.work = None
         elapsed = self._time() - began
         failed = sum(not isinstance(error, Skip) for _, error in failures)
-        source = messages[0].source
+        source = messages[0]._source
         source.last_consume = began + elapsed
         around.stats.consumed(source.queue.topic, len(messages) - failed, failed, 1000 * elapsed)
         if context is not None:
@@ -176,7 +176,7 @@ class Caller:
         failed = {message for message, _ in failures}
         for message in messages:
             if message not in failed:
-                process_queue = message.process_queue
+                process_queue = message._process_queue
                 if process_queue is None or not process_queue.done(message):
                     self._around.counters.late += 1
         for message, error in failures:
@@ -187,7 +187,7 @@ class Caller:
         fails because we cancel it at our own end is not the message's fault."""
         if isinstance(error, Skip):
             self._around.counters.skipped += 1
-            process_queue = message.process_queue
+            process_queue = message._process_queue
             if process_queue is not None:
                 process_queue.done(message)
             return False

@@ -33,6 +33,7 @@ from aiorocket.client.push.settlement import Settlement
 from aiorocket.client.push.sinks import Sink, end_work, make_sink, sample_forever, sweep_forever
 from aiorocket.client.push.stream import MessageStream
 from aiorocket.client.push.topics import Topics
+from aiorocket.client.registered import GroupMember
 from aiorocket.client.session import Session
 from aiorocket.client.state import ConsumerState
 from aiorocket.config import ConsumerConfig, MissingTopics
@@ -40,7 +41,7 @@ from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.threads import Executor
-from aiorocket_protocol import CONSUME_PASSIVELY, ConsumerData, SubscriptionData
+from aiorocket_protocol import CONSUME_PASSIVELY
 
 __all__ = ("Consumer",)
 
@@ -86,15 +87,15 @@ class Consumer(Router):
         self.config = config or self.client.config.consumer
         self._around = (*self.client.middleware, *middleware)
         model = self.config.message_model.upper()
-        self.member = member = Member(
+        self._member = member = Member(
             self.client, group, self.config, kind="consumer", consume_type=CONSUME_PASSIVELY, message_model=model
         )
         self.stats = ConsumeStats(member.namespace)
-        self.stream = MessageStream(self._need_subscription)
-        self.hooks = tuple(hooks)
+        self._stream = MessageStream(self._need_subscription)
+        self._hooks = tuple(hooks)
         self._sinks: list[Sink] = []
         self._pools: list[Executor] = []
-        self._topics = Topics(member, self.stream)
+        self._topics = Topics(member, self._stream)
         self._settlement = Settlement(member, self.config, self._topics.dispatch_again)
         self._backlog = Backlog(
             self.config.max_backlog, self.config.pull_batch_size, lambda: sum(sink.backlog for sink in self._sinks)
@@ -106,19 +107,27 @@ class Consumer(Router):
             settler=self._settlement, begin_anew=self._begin_anew,
         )  # fmt: skip
         self._assigned = Assigned(
-            pulling, self._commits, self._sinks, orderly=lambda: self.is_orderly, rebalance=self.rebalance_now,
+            pulling, self._commits, self._sinks, orderly=self._is_orderly, rebalance=self._rebalance_now,
             on_assigned=on_assigned, on_revoked=on_revoked,
         )  # fmt: skip
-        self._membership = Membership(member, self, self._assigned, self._commits, own_session=client is None)
+        self._registered = GroupMember(
+            config=self.config, stats=self.stats, state=self.state, consumer_data=member.consumer_data,
+            subscriptions=lambda: member.subscriptions, started_ms=lambda: self._membership.started_ms,
+            is_orderly=self._is_orderly, rebalance_now=self._rebalance_now, reset_offsets=self._reset_offsets,
+            consume_directly=self._consume_directly,
+        )  # fmt: skip
+        self._membership = Membership(
+            member, self._registered, self._assigned, self._commits, own_session=client is None
+        )
         if router is not None:
             self.include(router)
 
     # -- listeners --
 
-    def add(self, listener: Listener) -> None:
+    def _add(self, listener: Listener) -> None:
         """UsageError after the start."""
         self._before_start()
-        super().add(listener)
+        super()._add(listener)
 
     def include(self, router: Router, *, state: object = None) -> None:
         """Run a router's listeners too; those with a parameter named ``state`` get it. UsageError when it is for
@@ -127,7 +136,7 @@ class Consumer(Router):
         if router.group is not None and router.group != self.group:
             raise UsageError(f"the router is for group {router.group!r}, this consumer for {self.group!r}")
         for each in router.listeners:
-            self.add(bind_state(each, state) if state is not None else each)
+            self._add(bind_state(each, state) if state is not None else each)
 
     def set_concurrency(self, topic: str, concurrency: int) -> None:
         """Let so many handlers (1 to 1024) of each of the topic's listeners run at once from now on (a plain function
@@ -135,7 +144,7 @@ class Consumer(Router):
         running = list(zip(self.listeners, self._sinks, strict=False))
         sinks = [sink for each, sink in running if self._wire(each.topic) == self._wire(topic)]
         if not sinks:
-            topics = sorted({unwrap(self.member.namespace, each.topic) for each, _ in running})
+            topics = sorted({unwrap(self._member.namespace, each.topic) for each, _ in running})
             known = ", ".join(topics) or "none, or it is not started"
             raise UsageError(f"consumer {self.group!r} runs no listener of topic {topic!r} (topics: {known})")
         for sink in sinks:
@@ -161,11 +170,11 @@ class Consumer(Router):
         does; the subscription stays and is tried further.
         """
         what = wanted(topic, tags, sql, start_from, missing_topics)
-        lifecycle = self.member.lifecycle
+        lifecycle = self._member.lifecycle
         if lifecycle.state is not State.NEW:
-            self.member.need_running()
+            self._member.need_running()
         wire = self._wire(topic)
-        self._topics.add(wire, what, self.stream)
+        self._topics.add(wire, what, self._stream)
         if lifecycle.running:
             self._topics.derive(self.client.env.clock.wall_ms())
             self.client.subscriptions_changed()
@@ -179,18 +188,18 @@ class Consumer(Router):
         At most about ``buffer`` messages wait; pulling stops until some are taken. The offset of a queue advances
         over its smallest unsettled message. Leaving the loop settles nothing.
         """
-        self.stream.set_buffer(buffer)
-        return self.stream
+        self._stream.set_buffer(buffer)
+        return self._stream
 
     def pause(self, *topics: str) -> None:
         """Pull nothing more of ``topics`` (all, when none is given); what is cached is still delivered."""
-        self._assigned.pause([self._wire(topic) for topic in topics] or self.topics())
+        self._assigned.pause([self._wire(topic) for topic in topics] or list(self._member.subscriptions))
 
     def resume(self, *topics: str) -> None:
         """Undo ``pause`` for ``topics`` (all, when none is given): they are pulled at once, and shared out anew."""
         self._assigned.resume([self._wire(topic) for topic in topics])
-        if self.member.lifecycle.running:
-            self.rebalance_now()
+        if self._member.lifecycle.running:
+            self._rebalance_now()
 
     # -- life --
 
@@ -201,17 +210,17 @@ class Consumer(Router):
         Raises what is missing after the client's ``start_timeout``: TopicNotFoundError with "error", NotConnectedError
         when no broker of a topic can be reached, or RequestTimeoutError with the details. Nothing is left running then.
         """
-        if self.member.lifecycle.state is State.NEW:
+        if self._member.lifecycle.state is State.NEW:
             self._check_options()  # needs no network to be refused: the consumer is as it was then
         await self._membership.start(self._begin, lambda: self._leave(0.0))
 
     def _check_options(self) -> None:
-        orderly = self.is_orderly
+        orderly = self._is_orderly()
         if self.config.rebalance == "broker" and (orderly or any(each.order_by for each in self.listeners)):
             raise UsageError(f"consumer {self.group!r}: what a broker gives out has no order; use rebalance='client'")
         if not self.listeners and not self._topics:
             log.warning("consumer %r has no listener and no subscription: it takes nothing before one", self.group)
-        if self.member.broadcasting and self.client.config.instance is None:
+        if self._member.broadcasting and self.client.config.instance is None:
             raise UsageError(
                 f"consumer {self.group!r} broadcasts: its offsets lie in a file named after the client id, "
                 "which changes with every start unless ClientConfig.instance gives it a name: "
@@ -219,13 +228,13 @@ class Consumer(Router):
             )
 
     async def _begin(self) -> None:
-        member, config, scope = self.member, self.config, self.member.scope
-        if self.is_orderly and not member.broadcasting:
+        member, config, scope = self._member, self.config, self._member.scope
+        if self._is_orderly() and not member.broadcasting:
             member.leases = Leases(self.client, member.wire_group, config, member.master_address)
             member.leases.watch_lost(self._assigned.lock_lost)
         surroundings = Surroundings(
             group=self.group, settlement=self._settlement, counters=member.counters, stats=self.stats,
-            clock=self.client.env.clock, scope=scope, hooks=self.hooks, middleware=self._around,
+            clock=self.client.env.clock, scope=scope, hooks=self._hooks, middleware=self._around,
             namespace=member.namespace, consume_timeout=config.consume_timeout, moved=self._backlog.notify,
             pools=self._pools,
         )  # fmt: skip
@@ -240,7 +249,7 @@ class Consumer(Router):
             scope.start(member.leases.renew_forever(), name="locks")
         await self._membership.settle()
         self._membership.rebalance_from_now_on()
-        scope.start(self._commits.forever(config.offset_flush_interval, self.fetchers), name="commit")
+        scope.start(self._commits.forever(config.offset_flush_interval, self._fetchers), name="commit")
         scope.start(sweep_forever(self._sinks, config.consume_timeout), name="sweep")
         scope.start(sample_forever(self.stats), name="statistics")
 
@@ -265,97 +274,74 @@ class Consumer(Router):
     async def _leave(self, patience: float) -> None:
         try:
             await self._membership.end_rebalancing()
-            fetchers = self.fetchers()
+            fetchers = self._fetchers()
             await asyncio.gather(*(fetcher.stop() for fetcher in fetchers))
-            self.stream.close()
+            self._stream.close()
             await asyncio.gather(*(sink.drain(patience) for sink in self._sinks))
             await self._assigned.finish(fetchers, leaving=True)
             await self._membership.leave()
         finally:
-            for fetcher in self.fetchers():
+            for fetcher in self._fetchers():
                 fetcher.process_queue.drop()
-            self.stream.close()
-            await self._membership.close(lambda: end_work(self._sinks, self.member.scope, self._pools))
+            self._stream.close()
+            await self._membership.close(lambda: end_work(self._sinks, self._member.scope, self._pools))
 
     async def commit(self) -> None:
         """Commit now what is finished, and wait for the brokers. RocketError of the first queue that could not."""
-        self.member.need_running()
-        failures = await self._commits.flush(self.fetchers())
+        self._member.need_running()
+        failures = await self._commits.flush(self._fetchers())
         for error in failures.values():
             raise error
 
     def state(self) -> ConsumerState:
         """What it is doing right now."""
         in_work = sum(sink.workers.in_work for sink in self._sinks)
-        return self._membership.state(in_work, replace(self.member.counters, consumed=self._assigned.finished))
+        return self._membership.state(in_work, replace(self._member.counters, consumed=self._assigned.finished))
 
     def held(self) -> list[Queue]:
         """The queues assigned to this member, by their names on the wire."""
         return list(self._assigned.fetchers)
 
-    def fetchers(self) -> list[Fetcher]:
+    # -- inside --
+
+    def _fetchers(self) -> list[Fetcher]:
         return list(self._assigned.fetchers.values())
 
-    # -- what heartbeats say of it, and brokers ask: registered.GroupMember --
-
-    @property
-    def started_ms(self) -> int:
-        """Wall clock, milliseconds; 0 before the start."""
-        return self._membership.started_ms
-
-    @property
-    def is_orderly(self) -> bool:
+    def _is_orderly(self) -> bool:
         """Its listeners are orderly ones. UsageError when there are some of both kinds: a group is one or the other."""
         kinds = {each.mode == "orderly" for each in self.listeners}
         if len(kinds) > 1:
             raise UsageError(f"group {self.group!r} has orderly and concurrent listeners: give each kind its own group")
         return kinds == {True}
 
-    def consumer_data(self) -> ConsumerData:
-        """As heartbeats carry it."""
-        return self.member.consumer_data()
-
-    def topics(self) -> list[str]:
-        """Every topic subscribed to, by their names on the wire, the group's retry topic last."""
-        return list(self.member.subscriptions)
-
-    def subscription(self, topic: str) -> SubscriptionData:
-        return self.member.subscriptions[topic]
-
-    def rebalance_now(self) -> None:
-        """The group changed: look at once who gets which queue."""
+    def _rebalance_now(self) -> None:
         self._membership.rebalancer.now()
 
-    async def reset_offsets(self, topic: str, offsets: Mapping[Queue, int]) -> None:
-        """Go on at ``offsets`` in these queues of ``topic``, those that are held here (code 220). What is cached is
-        dropped at once, the rest follows in ``ConsumerConfig.offset_illegal_delay`` seconds."""
-        if self.member.pulling:
+    async def _reset_offsets(self, topic: str, offsets: Mapping[Queue, int]) -> None:
+        """What is cached is dropped at once, the rest follows in ``ConsumerConfig.offset_illegal_delay`` seconds."""
+        if self._member.pulling:
             wire = self._wire(topic)
             self._begin_anew({queue._replace(topic=wire): offset for queue, offset in offsets.items()})
 
-    async def consume_directly(self, record: bytes, broker_name: str) -> dict[str, Any]:
-        """Give the stored message to its listener, outside of all consumption (309). The body of the answer; UsageError
-        when no listener is for its topic."""
+    async def _consume_directly(self, record: bytes, broker_name: str) -> dict[str, Any]:
         return await consume_directly(
-            self.member, self.listeners, self._around, self.config.batch_size, record, broker_name
+            self._member, self.listeners, self._around, self.config.batch_size, record, broker_name
         )
 
-    # -- inside --
-
     def _need_subscription(self) -> None:
-        self.member.need_running()
+        self._member.need_running()
         if not self._topics.streams:
             raise UsageError(f"consumer {self.group!r} has no subscription for messages() to give: subscribe() first")
 
     def _wire(self, topic: str) -> str:
-        return wrap(self.member.namespace, topic)
+        return wrap(self._member.namespace, topic)
 
     def _before_start(self) -> None:
-        if self.member.lifecycle.state is not State.NEW:
+        if self._member.lifecycle.state is not State.NEW:
             raise UsageError(f"consumer {self.group!r} was started: register listeners before that")
 
     def _offset_path(self) -> str:
-        return offset_path(self.config.offset_store_dir, self.client.client_id, self.member.wire_group)
+        return offset_path(self.config.offset_store_dir, self.client.client_id, self._member.wire_group)
 
     def _begin_anew(self, positions: Mapping[Queue, int]) -> None:
         self._assigned.begin_anew(positions, self.config.offset_illegal_delay)

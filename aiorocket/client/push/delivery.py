@@ -98,7 +98,7 @@ class Delivery:
                 continue
             messages = list(work) if isinstance(work, list) else [work]
             # By the start of this call: a message that nobody took back may have had others in this worker before.
-            if now - messages[0].begun >= limit:
+            if now - messages[0]._begun >= limit:
                 for message in messages:
                     if not message.settled:
                         await self._around.settlement.expired(message, self._max_attempts)
@@ -115,15 +115,15 @@ class Delivery:
         while not worker.stop:
             while ready:
                 message = ready.popleft()
-                process_queue = message.process_queue
+                process_queue = message._process_queue
                 if process_queue is None or process_queue.dropped:
                     counters.dropped += 1
                     continue
                 if process_queue is not latest:
                     latest = process_queue
-                    self._begin_run(run, message.source)
+                    self._begin_run(run, message._source)
                 worker.work = message
-                message.begun = now()
+                message._begun = now()
                 if timeout is not None:
                     workers.arm(worker)
                 try:
@@ -176,7 +176,7 @@ class Delivery:
         ready, size = self._ready, self._batch_size
         batch: list[Message] = []
         while ready and len(batch) < size:
-            if self._one_queue and batch and ready[0].source is not batch[0].source:
+            if self._one_queue and batch and ready[0]._source is not batch[0]._source:
                 break
             message = ready.popleft()
             if message.settled:

@@ -223,7 +223,7 @@ class Fetcher(HeldQueue):
                 messages = wanted
                 size = sum(message.size for message in messages)
         for message in messages:
-            message.source = self
+            message._source = self
         self.process_queue.put(messages, size, next_offset)
         if messages:
             self._pulling.topics.dispatch(self.queue.topic, messages)

@@ -88,7 +88,7 @@ class KeyedDelivery:
             return
         if self._revoked and messages:
             # The queue came back, and with it a new assignment.
-            self._revoked.discard(messages[0].source.queue)
+            self._revoked.discard(messages[0]._source.queue)
         lanes, runnable = self._lanes, self._runnable
         before = len(runnable)
         for message in messages:
@@ -178,7 +178,7 @@ class KeyedDelivery:
                 return None
             worker.left -= 1
             message = messages[0]
-            if message.settled or (self._revoked and message.source.queue in self._revoked):
+            if message.settled or (self._revoked and message._source.queue in self._revoked):
                 self._counters.dropped += 1
                 self._unkeyed.pop(message, None)
             else:
@@ -211,7 +211,7 @@ class KeyedDelivery:
                 return None
         elif not isinstance(error, Retry):
             settlement.note(message, error)
-        message.local_attempts += 1
+        message._local_attempts += 1
         self._counters.suspended += 1
         return rest_after(error, self._suspend)
 
@@ -222,7 +222,7 @@ class KeyedDelivery:
     # -- revocation --
 
     def _runs(self, queue: Queue) -> bool:
-        return any(type(each.work) is list and each.work[0].source.queue == queue for each in self.workers.all)
+        return any(type(each.work) is list and each.work[0]._source.queue == queue for each in self.workers.all)
 
     def _notify_ended(self) -> None:
         if self._ended:

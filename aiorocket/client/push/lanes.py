@@ -102,7 +102,7 @@ class QueueLanes:
 
     def put(self, messages: Sequence[Message]) -> None:
         """Messages of one queue, ascending. Hot: one call per pull answer."""
-        source = messages[0].source
+        source = messages[0]._source
         lane = self._lanes.get(source.queue)
         if lane is None:
             lane = self._open(source.queue)

@@ -169,12 +169,12 @@ class OrderlyDelivery:
                 self._lanes.lock_out(lane)
                 break
             message = ready.popleft()
-            process_queue = message.process_queue
+            process_queue = message._process_queue
             if process_queue is None or process_queue.dropped:
                 counters.dropped += 1
                 continue
             call[0] = message
-            message.begun = now
+            message._begun = now
             worker.work = call
             error: Exception | None = None
             try:
@@ -227,11 +227,11 @@ class OrderlyDelivery:
             batch: list[Message] = []
             while ready and len(batch) < size:
                 message = ready.popleft()
-                process_queue = message.process_queue
+                process_queue = message._process_queue
                 if process_queue is None or process_queue.dropped:
                     self._counters.dropped += 1
                 else:
-                    message.begun = now
+                    message._begun = now
                     batch.append(message)
             if batch:
                 await self._call(worker, lane, batch, now)
@@ -295,7 +295,7 @@ class OrderlyDelivery:
             batch = [*lane.uncommitted, *batch]
             lane.uncommitted = []
         for message in batch:
-            process_queue = message.process_queue
+            process_queue = message._process_queue
             if process_queue is None or process_queue.dropped or not process_queue.done(message):
                 self._counters.late += 1
 
@@ -332,7 +332,7 @@ class OrderlyDelivery:
             lane.uncommitted.extend(over)
         if again:
             for message in again:
-                message.local_attempts += 1
+                message._local_attempts += 1
             self._counters.suspended += len(again)
             lane.put_back(again)
             default = context.suspend if context is not None else None

@@ -56,7 +56,7 @@ class PopFetcher(Fetcher):
             return 0.0
         self._expects = True
         for message in messages:
-            message.source = self
+            message._source = self
         tags = subscription.tags_set
         found = messages if not tags else [message for message in messages if message.tag in tags]
         if len(found) != len(messages):  # the broker matched hashes
@@ -115,7 +115,7 @@ class _PoppedQueue(ProcessQueue):
 
     def drop(self) -> None:
         for entry in self._order:
-            if entry.process_queue is self and isinstance(entry, PoppedMessage):
+            if entry._process_queue is self and isinstance(entry, PoppedMessage):
                 self._fetcher.forget(entry)
         super().drop()
 

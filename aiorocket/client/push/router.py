@@ -146,7 +146,7 @@ class Router:
 
         def register(handler: H) -> H:
             values = typed(handler, batch_size is not None, on_bad_body)
-            self.add(
+            self._add(
                 Listener(
                     topic=topic, wanted=what,
                     # By key nothing may overtake a function that was cancelled and runs on.
@@ -199,7 +199,7 @@ class Router:
             values = typed(handler, True, on_bad_body)
             if values is None and takes_context(handler):
                 raise UsageError("a batch listener takes one argument, its Batch: what fails is said with batch.fail()")
-            self.add(
+            self._add(
                 Listener(
                     topic=topic, wanted=what, handler=_awaitable(handler, in_thread, values), concurrency=concurrency,
                     batch_size=max_messages, max_attempts=max_attempts, timeout=timeout, mode="batch",
@@ -259,7 +259,7 @@ class Router:
             values = typed(handler, False, on_bad_body, listed=batch_size is not None)
             if values is not None and batch_size is not None:
                 raise UsageError(f"batch_size={batch_size}: in order, values come one at a time")
-            self.add(
+            self._add(
                 Listener(
                     topic=topic, wanted=what, handler=_awaitable(handler, in_thread_to_end, values),
                     concurrency=concurrency, batch_size=batch_size or (1 if values else None),
@@ -272,7 +272,7 @@ class Router:
 
         return register
 
-    def add(self, listener: Listener) -> None:
+    def _add(self, listener: Listener) -> None:
         self.listeners.append(listener)
 
 

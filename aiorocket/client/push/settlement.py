@@ -107,7 +107,7 @@ class Settlement:
             if message.settled:
                 return False
             self._note_refused(message, refused)
-            message.local_attempts += 1
+            message._local_attempts += 1
             if self._member.pulling:  # listeners run from the first queues on, while the start still waits for others
                 self._member.scope.start(self._again_later(message), name="later")
             return False
@@ -165,7 +165,7 @@ class Settlement:
     ) -> bool:
         """One try, both ways; the error of the second."""
         counters = self._member.counters
-        process_queue = message.process_queue
+        process_queue = message._process_queue
         if process_queue is None or process_queue.dropped:
             counters.late += 1
             return False
@@ -181,7 +181,7 @@ class Settlement:
             log.warning("message %s of %s failed and is dropped: the group broadcasts", message.msg_id, message.queue)
             counters.broadcast_dropped += 1
         else:
-            if dead and message.local_attempts:
+            if dead and message._local_attempts:
                 # The broker counts only what it stored.
                 delay_level = DEAD_LETTER_LEVEL
             reason = self._reason(error) if dead else {}
@@ -201,12 +201,12 @@ class Settlement:
 
     async def _by_broker(self, message: Message, delay_level: int, limit: int, reason: dict[str, str]) -> None:
         """36. Apache's brokers would make the copy without ``reason``: there a dead letter goes as a message."""
-        queue = message.source.queue
+        queue = message._source.queue
         address = self._member.master_address(queue)
         if address is None:
             raise NotConnectedError(f"broker {queue.broker_name!r} has no master")
         header = ConsumerSendMsgBackRequestHeader(
-            message.physical_offset, self._member.wire_group, delay_level, message.msg_id, message.wire_topic, False,
+            message.physical_offset, self._member.wire_group, delay_level, message.msg_id, message._wire_topic, False,
             limit - 1,
         )  # fmt: skip
         code, session = RequestCode.CONSUMER_SEND_MSG_BACK, self._member.session
@@ -234,7 +234,7 @@ class Settlement:
         topic = self._member.retry_topic
         sent = decode_properties(message.raw_properties)  # without what middleware made of them
         properties = {name: value for name, value in sent.items() if name not in _NOT_COPIED}
-        properties[PROPERTY_RETRY_TOPIC] = message.wire_topic
+        properties[PROPERTY_RETRY_TOPIC] = message._wire_topic
         properties[PROPERTY_ORIGIN_MESSAGE_ID] = sent.get(PROPERTY_ORIGIN_MESSAGE_ID, message.msg_id)
         if not dead:
             properties[PROPERTY_DELAY] = str(delay_level or FIRST_RETRY_LEVEL + times - 1)

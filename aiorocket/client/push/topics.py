@@ -85,10 +85,10 @@ class Topics:
             return
         parts: dict[Taker, list[Message]] = {}
         for message in messages:
-            taker = self._subscribed.find(wrap(self._member.namespace, message.wire_topic), message.tag)
+            taker = self._subscribed.find(wrap(self._member.namespace, message._wire_topic), message.tag)
             if taker is None:
                 log.warning("message %s: nobody here takes topic %s any more", message.msg_id, message.topic)
-                self._member.scope.start(message.source.settler.send_back(message, 0), name="orphan")
+                self._member.scope.start(message._source.settler.send_back(message, 0), name="orphan")
             else:
                 parts.setdefault(taker, []).append(message)
         for taker, part in parts.items():
@@ -97,4 +97,4 @@ class Topics:
     def dispatch_again(self, message: Message) -> None:
         """Deliver once more a message that is not finished."""
         if not message.settled:
-            self.dispatch(message.source.queue.topic, [message])
+            self.dispatch(message._source.queue.topic, [message])

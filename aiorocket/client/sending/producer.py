@@ -12,6 +12,7 @@ from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.typed_body import Body
 from aiorocket.client.message import Message
 from aiorocket.client.middleware import Middleware
+from aiorocket.client.registered import GroupProducer
 from aiorocket.client.sending.around import send_oneway_through, send_through
 from aiorocket.client.sending.bulk import Item, SendOutcome, send_batch, send_many
 from aiorocket.client.sending.outgoing import EncodedMessage, as_bytes, as_message, property_text
@@ -83,9 +84,9 @@ class Producer:
         self._lifecycle = Lifecycle(f"producer {group!r}")
         #: What its verbs are made of, for pipelines that prepare messages by themselves.
         self.sender = Sender(group, self.client, self.config, self._lifecycle, hooks, middleware)
-        self.wire_group = self.sender.wire_group
+        self._wire_group = self.sender.wire_group
         #: Who waits for a reply.
-        self.requests = Requests(self.client.env.entropy)
+        self._requests = Requests(self.client.env.entropy)
         self._time = _not_started
         self._wall_ms = self.client.env.clock.wall_ms
         self._live = self.client.remoting.live
@@ -102,7 +103,7 @@ class Producer:
             if self._own_client:
                 await self.client.start()
             self.client.need_running()
-            self.client.add_producer(self.wire_group, self)
+            self.client.add_producer(self._wire_group, GroupProducer(self, self._check, self._requests.complete))
         except BaseException:
             self._lifecycle.move("stop")
             if self._own_client:
@@ -127,11 +128,11 @@ class Producer:
         try:
             await self.flush()
         finally:
-            self.requests.close()
+            self._requests.close()
             self._unwatch()
             self.sender.opened.clear()  # so that a later send looks at the lifecycle
             try:
-                await self.client.remove_producer(self.wire_group)
+                await self.client.remove_producer(self._wire_group)
             finally:
                 try:
                     if self._own_client:
@@ -237,7 +238,7 @@ class Producer:
                 connection = self._live(target.address)
                 if connection is not None and not publish.slow:
                     fields = (
-                        self.wire_group, publish.name, AUTO_CREATE_TOPIC, 4, target.queue_id, sys_flag, born, flag,
+                        self._wire_group, publish.name, AUTO_CREATE_TOPIC, 4, target.queue_id, sys_flag, born, flag,
                         text, 0, False, None, False, target.broker_name,
                     )  # fmt: skip
                     try:
@@ -249,7 +250,7 @@ class Producer:
                             return _receipt((msg_id, target.queue, stored.queue_offset, stored.msg_id, _OK, None))
                     except (RocketError, ProtocolError) as error:
                         first = first or error  # an answer that cannot be read is one
-                encoded = EncodedMessage(self.wire_group, publish.name, body, text, msg_id, sys_flag, flag, born)
+                encoded = EncodedMessage(self._wire_group, publish.name, body, text, msg_id, sys_flag, flag, born)
                 return await sender.attempts.run(publish, target, encoded, deadline, moves=moves, first=first)
             finally:
                 in_flight.count -= 1
@@ -308,7 +309,7 @@ class Producer:
             msg_id = given_id or sender.next_id(born)
             text = property_text(msg_id, tag, keys, properties, sharding_key, delay_level, sender.system)
             body, sys_flag = sender.packed(body)
-            encoded = EncodedMessage(self.wire_group, publish.name, body, text, msg_id, sys_flag, flag, born)
+            encoded = EncodedMessage(self._wire_group, publish.name, body, text, msg_id, sys_flag, flag, born)
             await sender.attempts.oneway(publish.target(queue, key), encoded, deadline)
         finally:
             if key is not None:
@@ -363,7 +364,7 @@ class Producer:
         ``late_replies``. Errors as of ``send`` when it was not sent.
         """
         message = as_message(topic, body, tag, keys, properties, sharding_key, 0)
-        return await request(self.sender, self.requests, message, queue, timeout)
+        return await request(self.sender, self._requests, message, queue, timeout)
 
     async def reply(
         self,
@@ -378,20 +379,14 @@ class Producer:
         message that asks for no reply."""
         await reply(self.sender, request, as_bytes(body), properties, timeout)
 
-    # -- what brokers ask --
-
-    def check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> bool:
+    def _check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> bool:
         """There are no transactions here; a TransactionProducer has some."""
         return False
-
-    def take_reply(self, correlation_id: str, reply: Message) -> bool:
-        """A reply has come (326). False when no request of this producer had that id."""
-        return self.requests.complete(correlation_id, reply)
 
     @property
     def late_replies(self) -> int:
         """Replies that came when nobody waited for them any more."""
-        return self.requests.late
+        return self._requests.late
 
 
 def _nothing() -> None:

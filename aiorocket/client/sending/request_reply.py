@@ -230,7 +230,7 @@ async def reply(
 async def _broker_of(client: Session, request: Message) -> str:
     """The address of the broker that ``request`` came from: by the route, else the one in the record."""
     try:
-        route = await client.route(request.wire_topic)
+        route = await client.route(request._wire_topic)
     except RocketError:
         return request.store_host
     return route.master(request.queue.broker_name) or request.store_host

@@ -187,7 +187,7 @@ class TransactionProducer(Producer):
         await tx.end(state, remark)
         return TransactionResult(receipt, state)
 
-    async def end_transaction(self, receipt: SendReceipt, topic: str, state: TxState, remark: str | None) -> None:
+    async def _end_transaction(self, receipt: SendReceipt, topic: str, state: TxState, remark: str | None) -> None:
         """Tell the broker that has the half message. One-way and once: whatever goes wrong is logged, the broker asks
         later."""
         try:
@@ -195,7 +195,7 @@ class TransactionProducer(Producer):
             host, port, commit_log_offset = parse_offset_msg_id(receipt.offset_msg_id)
             name = wrap(self.client.config.namespace, topic)
             header = EndTransactionRequestHeader(
-                self.wire_group, receipt.offset, commit_log_offset, state.value, receipt.msg_id, False, receipt.msg_id,
+                self._wire_group, receipt.offset, commit_log_offset, state.value, receipt.msg_id, False, receipt.msg_id,
                 name,
             )  # fmt: skip
             route = self.client.routes.known(name)
@@ -210,7 +210,7 @@ class TransactionProducer(Producer):
 
     # -- check-back --
 
-    def check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> bool:
+    def _check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> bool:
         """The broker asks (39) what became of a half message of this group."""
         if not self._lifecycle.running:
             return True
@@ -221,14 +221,16 @@ class TransactionProducer(Producer):
                 len(self._checks), header.msg_id,
             )  # fmt: skip
             return True
-        self._checks.start(self._check(connection, header, record), name=str(header.msg_id))
+        self._checks.start(self._answer_check(connection, header, record), name=str(header.msg_id))
         return True
 
-    async def _check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> None:
+    async def _answer_check(
+        self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes
+    ) -> None:
         state, remark, msg_id, topic = TxState.UNKNOWN, None, header.msg_id or "", header.topic
         try:
             message = from_record(self.client.config.namespace, record, broker_of(self.client.routes, connection))
-            msg_id, topic = message.msg_id, topic or message.wire_topic
+            msg_id, topic = message.msg_id, topic or message._wire_topic
             async with self._check_turns:
                 state = _as_state(await _call(self._checker, message))
         except BaseException as error:
@@ -236,7 +238,7 @@ class TransactionProducer(Producer):
             log.warning("the check of transactional message %s failed", msg_id, exc_info=failure)
             remark = f"checker: {failure!r}"
         answer = EndTransactionRequestHeader(
-            self.wire_group, header.tran_state_table_offset, header.commit_log_offset, state.value, msg_id, True,
+            self._wire_group, header.tran_state_table_offset, header.commit_log_offset, state.value, msg_id, True,
             header.transaction_id, topic,
         )  # fmt: skip
         try:
@@ -281,7 +283,7 @@ class Transaction:
             raise UsageError(f"transaction {self.id} has begun already: a new one for each message")
         producer = self._producer
         timeout = producer.config.send_timeout if self._timeout is None else self._timeout
-        system = {PROPERTY_TRAN_MSG: "true", PROPERTY_PGROUP: producer.wire_group}
+        system = {PROPERTY_TRAN_MSG: "true", PROPERTY_PGROUP: producer.sender.wire_group}
         deadline = asyncio.get_running_loop().time() + timeout
 
         async def send(message: OutgoingMessage) -> SendReceipt:
@@ -297,9 +299,9 @@ class Transaction:
         return self.receipt
 
     async def end(self, state: TxState, remark: str | None = None) -> None:
-        """Tell the broker; never fails, see ``TransactionProducer.end_transaction``."""
+        """Tell the broker; never fails, see ``TransactionProducer._end_transaction``."""
         receipt, self.state = self._sent(), state
-        await self._producer.end_transaction(receipt, self._message.topic, state, remark)
+        await self._producer._end_transaction(receipt, self._message.topic, state, remark)
 
     async def __aenter__(self) -> Transaction:
         receipt = await self.prepare()

@@ -1,0 +1,70 @@
+"""What an editor completes on the objects of an application is what it may use: these names, and no others."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiorocket import (
+    Batch,
+    Consumer,
+    Message,
+    PoppedMessage,
+    Producer,
+    PullConsumer,
+    Router,
+    SimpleConsumer,
+    Transaction,
+    TransactionProducer,
+)
+from aiorocket_protocol import RecordView
+
+ADDRESS = "127.0.0.1:9876"
+ROUTER = "batch group listener listeners orderly"
+CONSUMER = (
+    f"{ROUTER} client commit config held include messages pause resume set_concurrency start state stats stop subscribe"
+)
+PRODUCER = (
+    "client config flush group in_flight late_replies recall reply request send send_batch send_many send_oneway "
+    "sender start stop"
+)
+#: Of a record as RocketMQ stores it, which a message is too; Java's MessageExt has most of them.
+RECORD = """
+body body_crc born_host born_host_bytes born_timestamp buffer delay_level end flag keys msg_id offset_msg_id
+physical_offset prepared_transaction_offset properties queue_id queue_offset raw_body raw_properties raw_topic
+reconsume_times size start store_host store_host_bytes store_timestamp sys_flag tag topic
+"""
+MESSAGE = """
+ack attempt consume_started content_type dead_letter group offset process queue queue_max_offset queue_min_offset retry
+settled sharding_key
+"""
+
+
+@pytest.mark.parametrize(
+    ("whose", "names"),
+    [
+        (Router("g"), ROUTER),
+        (Consumer("g", nameservers=ADDRESS), CONSUMER),
+        (Producer("g", nameservers=ADDRESS), PRODUCER),
+        (
+            TransactionProducer("g", nameservers=ADDRESS),
+            f"{PRODUCER} checker dropped_checks send_in_transaction transaction",
+        ),
+        (
+            PullConsumer("g", nameservers=ADDRESS),
+            "assign assignment client commit committed config fetch group offset_for_time pause position queues resume "
+            "seek seek_to_begin seek_to_end seek_to_time start state stop subscribe",
+        ),
+        (
+            SimpleConsumer("g", nameservers=ADDRESS),
+            "client config group receive start state stop subscribe unsubscribe",
+        ),
+        (Transaction, "end id leave_unknown prepare receipt rollback state"),
+        (RecordView, RECORD),
+        (Message, f"{RECORD} {MESSAGE}"),
+        (PoppedMessage, f"{RECORD} {MESSAGE} change_invisible handle invisible invisible_until prepare"),
+        (Batch, "bodies close count done fail index mark"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else getattr(value, "__name__", type(value).__name__),
+)
+async def test_public_names(whose: object, names: str) -> None:
+    assert {each for each in dir(whose) if not each.startswith("_")} == set(names.split())
