@@ -53,6 +53,6 @@ async def serving(admin: Admin, config: DashboardConfig) -> AsyncIterator[int]:
             yield bound.getsockname()[1]
         finally:
             server.should_exit = True
+            await running  # pages that are being made are finished first
             await site.close()
-            await running
             bound.close()
