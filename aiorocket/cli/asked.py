@@ -7,6 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import wraps
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -99,7 +100,8 @@ def told(kind: str, title: str, rows: Iterable[Any], missing: Sequence[Any] = ()
     elif plain:
         columns = list(plain[0])
         cells = [tuple(_cell(name, row.get(name)) for name in columns) for row in plain]
-        table(title, [name.removesuffix("_ms").replace("_", " ") for name in columns], cells, pretty=False)
+        width = get_terminal_size().columns if sys.stdout.isatty() else None
+        table(title, [name.removesuffix("_ms").replace("_", " ") for name in columns], cells, pretty=False, width=width)
     else:
         click.echo(f"{title}: nothing")
     for each in missing:

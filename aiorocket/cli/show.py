@@ -41,8 +41,9 @@ def progress(*, pretty: bool) -> Iterator[Update]:
         yield update
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Row], *, pretty: bool) -> None:
-    """A table with right-aligned values. Rows may have fewer values than there are columns."""
+def table(title: str, columns: Sequence[str], rows: Sequence[Row], *, pretty: bool, width: int | None = None) -> None:
+    """A table with right-aligned values. Rows may have fewer values than there are columns. What does not fit into
+    ``width`` characters is shown a value a line: nothing is cut, so that ids can be copied."""
     if pretty:
         from rich.console import Console
         from rich.table import Table
@@ -57,6 +58,13 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Row], *, pretty: bo
     cells = [tuple(columns), *rows]
     widths = [max(len(row[n]) for row in cells if len(row) > n) for n in range(len(columns))]
     click.echo(f"\n{title}")
+    if width is not None and sum(widths) + 2 * len(widths) > width:
+        broad = max(map(len, columns))
+        for row in rows:
+            click.echo()
+            for column, cell in zip(columns, row, strict=False):
+                click.echo(f"  {column.ljust(broad)}  {cell}".rstrip())
+        return
     for row in cells:
         line = "  ".join(
             cell.rjust(width) if n else cell.ljust(width)

@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from aiorocket.cli.asked import SCHEMA
 from aiorocket.cli.main import COMMANDS, cli
+from aiorocket.cli.show import table
 from aiorocket.cli.topic import topic
 from aiorocket.client.admin.asking import Broker
 from aiorocket.client.admin.offsets import OffsetMove, OffsetPlan, Offsets
@@ -172,6 +173,18 @@ def test_name_servers_keep_settings_and_key_values(ask: Run) -> None:
     assert ask("cluster", "names", "delete", "NS", "key").exit_code == 2
     assert ask("cluster", "names", "delete", "NS", "key", "--yes").exit_code == 0
     assert rows(ask("cluster", "names", "values", "NS", "--json"), "key value") == []
+
+
+def test_a_table_that_does_not_fit_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    columns, row = ["message id", "topic"], ("AC1100011F0018B4AAC2" * 2, "orders")
+    table("Messages", columns, [row, row], pretty=False, width=80)
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        f"  {'message id':40}   topic",
+        f"  {row[0]}  orders",
+        f"  {row[0]}  orders",
+    ]
+    table("Messages", columns, [row], pretty=False, width=40)
+    assert capsys.readouterr().out.splitlines()[2:] == ["", f"  message id  {row[0]}", "  topic       orders"][:3]
 
 
 def commands_of(page: str) -> Iterator[list[str]]:
