@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -29,6 +30,10 @@ class Opened(NamedTuple):
     config: StoreConfig
 
 
+#: Also a start needs a little room: it records what it found.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
 async def open_files(disk: Disk, config: StoreConfig, directory: str, codes: Codes) -> Opened:
     """Everything in the disk's thread. StoreLockedError, StoreCorruptedError, or StoreError for an unusable directory;
     the lock is free again then."""
@@ -42,9 +47,8 @@ async def open_files(disk: Disk, config: StoreConfig, directory: str, codes: Cod
     except BaseException as error:
         _give_back(locks)
         if isinstance(error, OSError):
-            raise StoreError(
-                f"data directory {directory} cannot be used: {error}; give a directory this user may write to"
-            ) from error
+            hint = "make room on the disk" if error.errno in _FULL else "give a directory this user may write to"
+            raise StoreError(f"data directory {directory} cannot be used: {error}; {hint}") from error
         raise
 
 

@@ -72,23 +72,28 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
         steps.forget_queues()
         steps.scan()
     steps.check_newest()
-    steps.finish()
-    for queue in steps.queues.values():
-        queue.cached_first = queue.max_offset
-        if queue.synced < queue.max_offset:
-            sync_queue(disk, queue)
-    snapshot.save(
-        checkpoint_state(
-            QueueRows(steps.queues.values()),
-            start=steps.start,
-            replay=steps.end,
-            durable=steps.end,
-            timestamp=steps.timestamp,
-            deleted=steps.deleted,
-            damage=steps.damage,
-            clean=False,
+    try:
+        steps.finish()
+        for queue in steps.queues.values():
+            queue.cached_first = queue.max_offset
+            if queue.synced < queue.max_offset:
+                sync_queue(disk, queue)
+        snapshot.save(
+            checkpoint_state(
+                QueueRows(steps.queues.values()),
+                start=steps.start,
+                replay=steps.end,
+                durable=steps.end,
+                timestamp=steps.timestamp,
+                deleted=steps.deleted,
+                damage=steps.damage,
+                clean=False,
+            )
         )
-    )
+    except OSError:
+        for segment in steps.segments:
+            segment.close()
+        raise
     report = Recovery(
         records=steps.records,
         scanned_bytes=steps.scanned,
