@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TextIO
@@ -355,9 +355,10 @@ async def broker_process(
 
 
 async def run(
-    cycles: int, data: Path, flush: str, seed: int, *, clocks: bool = False, quiet: bool = False
+    cycles: int, data: Path, flush: str, seed: int, *, clocks: bool = False, small: bool = False, quiet: bool = False
 ) -> list[str]:
-    """``cycles`` ends of a broker, those that are on record in ``data`` included; what the histories break."""
+    """``cycles`` ends of a broker, those that are on record in ``data`` included; what the histories break. With
+    ``small`` the store has a small file system to itself, and it is filled up now and then."""
     data.mkdir(parents=True, exist_ok=True)
     record = data / "rounds.jsonl"
     rounds = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
@@ -365,7 +366,7 @@ async def run(
     while (done := sum(each["cycles"] for each in rounds)) < cycles:
         number = len(rounds)
         began = time.perf_counter()
-        report = await _round(number, min(ROUND, cycles - done), data, flush, seed + number, clocks)
+        report = await _round(number, min(ROUND, cycles - done), data, flush, seed + number, clocks, small)
         rounds.append(report)
         with record.open("a") as file:
             file.write(json.dumps(report) + "\n")
@@ -384,7 +385,22 @@ async def run(
     return broken
 
 
-async def _round(number: int, cycles: int, data: Path, flush: str, seed: int, clocks: bool) -> dict[str, Any]:
+async def _fill_up(store: Path, draw: random.Random) -> None:
+    """Somebody else fills the file system of the store, and makes room again."""
+    filler = store.resolve().parent / "filler"
+    found = os.statvfs(store)
+    room = found.f_bavail * found.f_frsize - draw.choice([4096, 100_000, 1 << 20])
+    try:
+        with filler.open("wb") as file, suppress(OSError):  # the broker writes meanwhile: it is full then
+            os.posix_fallocate(file.fileno(), 0, max(1, room))
+        await asyncio.sleep(draw.random() * 1.5)
+    finally:
+        filler.unlink()
+
+
+async def _round(
+    number: int, cycles: int, data: Path, flush: str, seed: int, clocks: bool, small: bool
+) -> dict[str, Any]:
     draw = random.Random(seed)
     history = History(data / f"history-{number}.jsonl")
     env = memory_env()
@@ -422,6 +438,9 @@ async def _round(number: int, cycles: int, data: Path, flush: str, seed: int, cl
                     elif how > 0.96:
                         time.sleep(_STOP)  # every client stands still
                         ends["clients stopped first"] += 1
+                    elif small and broker.port:
+                        await _fill_up(store, draw)
+                        ends["a full disk first"] += 1
                     died = broker.process.returncode is not None or not broker.port
                     await broker.killed(1.0 if point else draw.random() * 0.8)
                     alive = not died and not point
@@ -447,11 +466,16 @@ def main() -> None:
     parser.add_argument("--flush", choices=["sync", "async"], default="sync")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clocks", action="store_true", help="set the broker's wall clock an hour off now and then")
+    parser.add_argument(
+        "--small-disk", action="store_true", help="fill up the file system of DIR/store, which has one to itself"
+    )
     parser.add_argument("--data", help="keep store and history here, and go on with what is there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         data = Path(options.data or temporary)
-        broken = asyncio.run(run(options.cycles, data, options.flush, options.seed, clocks=options.clocks))
+        broken = asyncio.run(
+            run(options.cycles, data, options.flush, options.seed, clocks=options.clocks, small=options.small_disk)
+        )
     for line in broken[:50]:
         print(line)
     print(f"{len(broken)} broken promises")

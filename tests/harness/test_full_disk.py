@@ -7,6 +7,7 @@ import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from aiorocket.errors import StoreError, StoreFullError
 from aiorocket.runtime.env import real_env
 from aiorocket.storage import MessageStore, PutStatus
+from tests.harness.crash import run as crashes
 from tests.storage.stores import bodies, opened, put
 
 pytestmark = pytest.mark.harness
@@ -49,6 +51,35 @@ async def until_full(store: MessageStore, kept: list[bytes]) -> None:
         assert result.status is PutStatus.OK
         kept.append(body)
     raise AssertionError("it never fills up")
+
+
+@pytest.mark.timeout(300)
+async def test_a_broker_that_dies_on_a_disk_that_fills_up(small_disk: Path, tmp_path: Path) -> None:
+    (small_disk / "store").mkdir()
+    (tmp_path / "store").symlink_to(small_disk / "store")
+    assert await crashes(6, tmp_path, "sync", seed=7, small=True, quiet=True) == []
+    assert "a full disk first" in (tmp_path / "rounds.jsonl").read_text()
+
+
+@pytest.mark.timeout(120)
+async def test_a_start_on_a_disk_without_a_byte_says_so(small_disk: Path) -> None:
+    env = real_env()
+    try:
+        store = await opened(env, str(small_disk / "store"), segment_size=2 * MIB, min_free=0)
+        await put(store, "T", 0, b"kept")
+        await store.close()
+        filler = small_disk / "filler"
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        with pytest.raises(StoreError, match="make room on the disk"):
+            await opened(env, str(small_disk / "store"), segment_size=2 * MIB, min_free=0)
+        filler.unlink()
+        store = await opened(env, str(small_disk / "store"), segment_size=2 * MIB, min_free=0)
+        assert bodies(store) == [b"kept"]
+        await store.close()
+    finally:
+        await env.disk.close()
 
 
 @pytest.mark.parametrize("min_free", [0, 4 * MIB])
