@@ -13,7 +13,7 @@ __all__ = ("brokers", "rates")
 _SHOWN = {
     "putTps": "stored a second (10 s, 1 min, 10 min)", "getTransferredTps": "given out a second",
     "msgPutTotalTodayNow": "stored since its start", "msgGetTotalTodayNow": "given out since its start",
-    "commitLogDirCapacity": "disk", "commitLogDiskRatio": "disk used", "runtime": "runs since",
+    "commitLogDirCapacity": "disk", "commitLogDiskRatio": "disk used", "runtime": "runs for",
     "dispatchBehindBytes": "key index behind, bytes", "damagedRanges": "damaged ranges",
 }  # fmt: skip
 

@@ -52,6 +52,7 @@ if (plots) {
     width,
     height: 220,
     legend: { live: true },
+    tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
     scales: { y: { range: (_, __, most) => [0, Math.max(1, most * 1.1)] } },
     axes: [
       { stroke: seen("--dim"), grid: { stroke: seen("--line"), width: 1 }, ticks: { show: false } },
