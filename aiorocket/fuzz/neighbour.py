@@ -16,6 +16,7 @@ from aiorocket_protocol import (
     TAG,
     ProtocolError,
     RemotingCommand,
+    ResponseCode,
     encode,
     split_records,
 )
@@ -98,6 +99,16 @@ class Neighbour:
         return f"round {self.rounds}: {what}: code {answer.code}, {answer.remark}"
 
     async def _ask(self, code: int, fields: Mapping[str, Any], body: bytes = b"") -> RemotingCommand | None:
+        """The answer; a server may say for a while that it is busy, as flow control does."""
+        now = asyncio.get_running_loop().time
+        end = now() + self._patience
+        while (answer := await self._ask_once(code, fields, body)) is not None:
+            if answer.code != ResponseCode.SYSTEM_BUSY or now() > end:
+                break
+            await asyncio.sleep(_EVERY)
+        return answer
+
+    async def _ask_once(self, code: int, fields: Mapping[str, Any], body: bytes) -> RemotingCommand | None:
         if self._wire is None or self._wire.lost:
             self._wire = await connect(self._address, self._patience)
         self._opaque += 1

@@ -43,7 +43,7 @@ class Wire(asyncio.Protocol):
         self._splitter = FrameSplitter()
         self._asked: dict[int, Drawn] = {}
         self._pending: set[int] = set()
-        # Bytes went out that a server may read as another request than was meant.
+        # Bytes went out that a server may read as another request than was meant, and nothing goes out after them.
         self._wild = False
         self._changed: asyncio.Future[None] | None = None
 
@@ -64,7 +64,7 @@ class Wire(asyncio.Protocol):
         for command in commands:
             if command.is_response:
                 self._take(command)
-            elif not command.is_oneway:  # the server asks: it is answered, as no client would
+            elif not command.is_oneway and not self._wild:  # the server asks: it is answered, as no client would
                 reply = RemotingCommand(int(ResponseCode.SYSTEM_ERROR), command.opaque, 1, remark="fuzz")
                 self._transport.write(encode(reply, command.serialize_type))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from aiorocket.errors import ConfigError
 from aiorocket.fuzz import Finding, Fuzzing, Report, Sample, compare, fuzz, replay, role_of
+from aiorocket.fuzz.wire import Wire
 from aiorocket.testing import Simulation, simulate
-from aiorocket_protocol import RemotingCommand
+from aiorocket_protocol import JSON, RemotingCommand, encode
+from aiorocket_protocol.fuzzing import BROKEN, Drawn
 from tests.fuzz.servers import Answers, Kept, serve
 
 FEW = (30, 31, 105)
@@ -77,11 +80,48 @@ def test_a_neighbour_that_loses_something_is_a_finding() -> None:
     assert [sample.finding.kind for sample in simulate(lambda _sim: served(forgets)).found] == ["neighbour"]
 
 
+def test_a_server_that_is_busy_for_a_while_disturbs_nobody() -> None:
+    well, busy = Kept(), [True, True, True]
+
+    def answers(request: RemotingCommand) -> list[RemotingCommand | bytes]:
+        is_busy = request.code == 101 and busy and busy.pop()
+        return [RemotingCommand(2, request.opaque, 1)] if is_busy else well(request)
+
+    assert simulate(lambda _sim: served(answers)).found == []
+
+
 async def served(answers: Answers) -> Report:
     address, server = await serve(answers)
     report = await run(address)
     server.close()
     return report
+
+
+class _Ended(asyncio.Transport):
+    """Refuses to write behind its end, as transports do."""
+
+    ended = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.ended
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def abort(self) -> None:
+        pass
+
+
+def test_a_question_that_comes_after_the_end_of_what_is_sent_is_not_answered() -> None:
+    async def main(_sim: Simulation) -> None:
+        wire = Wire()
+        wire.connection_made(_Ended())
+        sent = asyncio.ensure_future(wire.exchange([Drawn(30, 0, BROKEN, "frame", 1, None, b"x")], 5.0))
+        await asyncio.sleep(0.1)
+        wire.data_received(encode(RemotingCommand(307, 5), JSON))
+        assert not await sent
+
+    simulate(main)
 
 
 def test_two_servers_that_differ() -> None:
