@@ -19,6 +19,8 @@ __all__ = (
     "CLUSTER",
     "HistoryError",
     "Violation",
+    "attempts_kept",
+    "calls_end_in_time",
     "check",
     "commits_never_ahead",
     "commits_never_back",
@@ -302,6 +304,16 @@ def dead_letters_exact(history: History, group: str, max_attempts: int) -> list[
     return found
 
 
+def attempts_kept(history: History, group: str, max_attempts: int) -> list[Violation]:
+    """Nothing is tried more often. For listeners that are not orderly and whose failed messages are taken back: who
+    cannot get rid of one tries it again."""
+    return [
+        Violation("attempts_kept", f"{event.key} was delivered as attempt {event.attempt}", (event,))
+        for event in history.of("delivered")
+        if event.group == group and event.attempt > max_attempts
+    ]
+
+
 def settled_for_good(history: History, since: float) -> list[Violation]:
     """Nothing is delivered after ``since``, when everything had been consumed for long enough to be on the disk: for
     histories in which a broker dies then."""
@@ -336,6 +348,24 @@ def leases_in_time(history: History, group: str, validity: float = 30.0) -> list
         if last is None or event.time > last.time + validity:
             text = f"{event.key} was given to a listener longer than {validity:g} s after its queue was last granted"
             found.append(Violation("leases_in_time", text, (last, event) if last is not None else (event,)))
+    return found
+
+
+def calls_end_in_time(history: History, group: str, validity: float = 30.0, slack: float = 0.5) -> list[Violation]:
+    """For orderly listeners that can be cancelled: a call ends within ``validity`` and ``slack`` seconds after the
+    broker last granted the queue to its client before that. Not for processes that are stopped."""
+    granted: dict[tuple[str, Queue], Event] = {}
+    found = []
+    for event in history.of("granted", "finished"):
+        if event.group != group or event.queue is None:
+            continue
+        if event.what == "granted":
+            granted[event.key.partition("@")[0], event.queue] = event
+            continue
+        last = granted.get((event.host, event.queue))
+        if last is not None and event.time > last.time + validity + slack:
+            text = f"{event.key} was with a listener {event.time - last.time:.1f} s after its queue was last granted"
+            found.append(Violation("calls_end_in_time", text, (last, event)))
     return found
 
 

@@ -53,6 +53,10 @@ class SimLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
+    def block(self, seconds: float) -> None:
+        """Keep the loop, as a call that does not wait: nothing runs meanwhile, on any host."""
+        self._now += seconds
+
     def _make_task(
         self, _loop: object, coro: Any, context: contextvars.Context | None = None, **options: Any
     ) -> asyncio.Task[Any]:

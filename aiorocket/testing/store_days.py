@@ -37,7 +37,7 @@ _HOST = bytes(8)
 _HOUR = 3600.0
 _SEGMENT = 64 * 1024
 #: More than a few steps put on their way.
-_PENDING = 512 * 1024
+_PENDING = 256 * 1024
 _TOPICS = ("a", "b", retry_topic("g"))
 _TAGS = ("", "red", "blue")
 _FAST = (0.00005, 0.0005)
@@ -341,7 +341,7 @@ class _Days:
         raise AssertionError("an append is not answered")
 
     async def _few_wait(self) -> None:
-        if sum(len(held.waiting) for held in self._held.values()) > 12:
+        if sum(len(held.waiting) for held in self._held.values()) > 4:
             await self._settle()
 
     async def _read(self) -> None:

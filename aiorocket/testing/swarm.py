@@ -131,6 +131,8 @@ class _Swarm:
             if not self.struck["pause"]:  # the listener of a process that is stopped goes on behind its lease
                 violations += checkers.one_at_a_time(history, GROUP)
             violations += checkers.commits_never_back(history, GROUP)
+        elif not (self.struck["refuse"] or self.struck["wire"]):
+            violations += checkers.attempts_kept(history, GROUP, MAX_ATTEMPTS)
         for checker in checkers.CLUSTER:
             violations += checker(history)
         if violations:

@@ -261,6 +261,12 @@ async def one_place(all_images: list[Image], place: int) -> Damage:
                 assert unsure or not _unchanged(damage, at, record), f"{queue} {offset} is intact and is not served"
                 known = any(bad.offset < at + len(record) and at < bad.end for bad in store._log.damage)
                 assert unsure or known or cut or not image.sums, f"{queue} {offset} is lost and nobody says so"
+        if image.name.startswith("clean") and all(
+            damage.files.get(path) == data for path, data in image.files.items() if "/checkpoint" in path
+        ):
+            for queue in QUEUES:
+                count = len(image.stored[queue])
+                assert store.max_offset(*queue) >= count, f"{queue} ends at {store.max_offset(*queue)}, not {count}"
         new = await put(store, "new", 0, b"%d" % start)
         assert new.queue_offset == start
         for queue, found in earlier.items():

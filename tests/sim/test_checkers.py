@@ -122,6 +122,13 @@ BAD: dict[str, tuple[Checker, list[Event]]] = {
     "a call under somebody else's lease": (
         partial(checkers.leases_in_time, group="g"), [granted(0, "B@1", 60), given(1, "a", 0)]
     ),
+    "one attempt too many": (
+        partial(checkers.attempts_kept, group="g", max_attempts=2), [given(1, "a", 0, attempt=3)]
+    ),
+    "a call that outlasts its lease": (
+        partial(checkers.calls_end_in_time, group="g"),
+        [granted(0, "A@1", 60), given(29, "a", 0), ended(31, "a", 0, "interrupted")],
+    ),
     "an orderly position that goes back": (
         partial(checkers.commits_never_back, group="g"), [committed(1, 5), committed(2, 4)]
     ),
@@ -205,6 +212,11 @@ EXCUSED: dict[str, tuple[Checker, list[Event]]] = {
     "a call in the last second of a lease, and one after its renewal": (
         partial(checkers.leases_in_time, group="g"),
         [granted(0, "A@1", 60), given(29.9, "a", 0), granted(35, "A@1", 95), given(60, "b", 1)],
+    ),
+    "the last attempt": (partial(checkers.attempts_kept, group="g", max_attempts=2), [given(1, "a", 0, attempt=2)]),
+    "a call that goes on under a renewed lease": (
+        partial(checkers.calls_end_in_time, group="g"),
+        [granted(0, "A@1", 60), given(1, "a", 0), granted(20, "A@1", 80), ended(50.4, "a", 0)],
     ),
     "a position that goes back with a broker that died": (
         partial(checkers.commits_never_back, group="g"),
