@@ -1,6 +1,6 @@
 """Breakages: each takes one protection away, and a simulated run finds it (``swarm``, ``power_cuts``, ``store_days``, a
-part of ``features``, ``groups``, or damaged stores). A protection that can be removed without a seed failing is not known to
-protect.
+part of ``features``, ``groups``, or damaged stores). A protection that can be removed without a seed failing is not
+known to protect.
 
 A breakage is an edit of one function: the text that is replaced stands in it exactly once, so a breakage that no longer
 fits the code is an error and not a test that passes. ``FOUND`` says after how many seeds each was found, from 0 on:
@@ -34,8 +34,8 @@ from tests.harness import damage
 # Not here, because another protection stands in for each, whatever happens:
 # * the look at the log when a queue's files are opened: every read compares a unit with its record and makes it again;
 # * a lock given up when the broker does not name it: it ends at the client 30 s before it ends at the broker;
-# * the group's offset at the oldest message that a pop has out: a start makes what is out from the records of pops, which
-#   are durable before the offset is saved; only statistics read it in between.
+# * the group's offset at the oldest message that a pop has out: a start makes what is out from the records of pops,
+#   which are durable before the offset is saved; only statistics read it in between.
 
 #: Seeds within which each has to be found.
 SEEDS = 200
@@ -189,7 +189,9 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         f"{_LEASES}.renew_forever", "await self.acquire(self.table.due(max(self._loop.time(), due or 0.0)))",
         "await asyncio.sleep(3600)",
     ),
-    "a lease that never ends": Breakage(f"{_LEASE_TABLE}.expire", "lease.held and lease.until <= now", "False", long_calls),
+    "a lease that never ends": Breakage(
+        f"{_LEASE_TABLE}.expire", "lease.held and lease.until <= now", "False", long_calls
+    ),
     "a lease that is not looked at before a call": Breakage(
         "aiorocket.client.push.orderly:OrderlyDelivery._consume_singly",
         "while ready and not lane.revoked and not worker.stop:\n        if now >= lane.until and",
