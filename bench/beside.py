@@ -107,8 +107,10 @@ def java(made: Tools, server: Endpoint) -> Child:
     """A Java process with a producer or a consumer."""
     path = f"{made.classes}{os.pathsep}{made.jars}/*"
     home = f"-Duser.home={tempfile.gettempdir()}"
-    argv = [*peers.JVM_OPTIONS, *JVM[:2], "-Xms512m", "-Xmx1g", home, "-cp", path, "Load"]
-    return Child("java", *argv, f"127.0.0.1:{server.nameserver}", program="java")
+    # A machine that is busy for a moment is no reason to give up.
+    patient = "-Dcom.rocketmq.remoting.client.connect.timeout=60000"
+    argv = [*peers.JVM_OPTIONS, *JVM[:2], patient, "-Xms512m", "-Xmx1g", home, "-cp", path, "Load"]
+    return Child("java", *argv, f"127.0.0.1:{server.nameserver}", program="java", patience=900.0)
 
 
 def sides(name: str, sizes: Sizes, data: str, stack: ExitStack) -> dict[str, Runner]:

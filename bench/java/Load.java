@@ -80,6 +80,7 @@ public class Load {
         DefaultMQProducer made = new DefaultMQProducer("bench-producer");
         made.setNamesrvAddr(nameserver);
         made.setSendMsgTimeout(60_000);
+        made.setMqClientApiTimeout(60_000);
         made.setRetryTimesWhenSendAsyncFailed(0);
         made.start();
         return made;
@@ -133,6 +134,7 @@ public class Load {
         DefaultMQPushConsumer made = new DefaultMQPushConsumer(group);
         made.setNamesrvAddr(nameserver);
         made.setInstanceName(group);
+        made.setMqClientApiTimeout(60_000);
         made.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         made.setConsumeMessageBatchMaxSize(32);
         made.subscribe(command.getString("topic"), "*");
