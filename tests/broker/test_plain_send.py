@@ -6,7 +6,9 @@ Needs the distribution in protocol/speedups, see tests/protocol/test_speedups.py
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -32,7 +34,7 @@ from aiorocket_protocol import (
     encode,
 )
 from aiorocket_protocol.fast import compiled
-from tests.broker.peer import send_header
+from tests.broker.peer import running, send_header
 
 if compiled("PlainSends") is None:
     pytest.skip("aiorocketmq-speedups is not installed (pip install ./protocol/speedups)", allow_module_level=True)
@@ -257,6 +259,15 @@ def test_what_comes_to_stand_around_the_handler_is_asked() -> None:
     good = frame(send_header("T", 1, properties=ID, batch=False), b"x")
     assert same([good]) == [True]
     assert same([good], around=True) == [False]
+
+
+async def test_a_closed_broker_is_forgotten() -> None:
+    async with running() as broker:
+        assert broker.server.processors.plain is not None
+        store = weakref.ref(broker.store)
+    del broker
+    gc.collect()
+    assert store() is None
 
 
 def test_other_requests_are_left_alone() -> None:
