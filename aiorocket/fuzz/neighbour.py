@@ -27,6 +27,7 @@ __all__ = ("Neighbour",)
 _NAME = "fuzz-neighbour"
 #: Seconds between two of its rounds.
 _EVERY = 0.2
+_LATER = (ResponseCode.SYSTEM_BUSY, ResponseCode.PULL_NOT_FOUND)
 _TOPIC = {"topic": _NAME, "defaultTopic": AUTO_CREATE_TOPIC, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6,
           "topicFilterType": SINGLE_TAG, "topicSysFlag": 0, "order": "false"}  # fmt: skip
 _SEND = {"a": _NAME, "b": _NAME, "c": AUTO_CREATE_TOPIC, "d": 1, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0,
@@ -99,11 +100,12 @@ class Neighbour:
         return f"round {self.rounds}: {what}: code {answer.code}, {answer.remark}"
 
     async def _ask(self, code: int, fields: Mapping[str, Any], body: bytes = b"") -> RemotingCommand | None:
-        """The answer; a server may say for a while that it is busy, as flow control does."""
+        """The answer. A server may be busy for a while (flow control), or find later what it has acknowledged: Apache's
+        does."""
         now = asyncio.get_running_loop().time
         end = now() + self._patience
         while (answer := await self._ask_once(code, fields, body)) is not None:
-            if answer.code != ResponseCode.SYSTEM_BUSY or now() > end:
+            if answer.code not in _LATER or now() > end:
                 break
             await asyncio.sleep(_EVERY)
         return answer

@@ -80,12 +80,13 @@ def test_a_neighbour_that_loses_something_is_a_finding() -> None:
     assert [sample.finding.kind for sample in simulate(lambda _sim: served(forgets)).found] == ["neighbour"]
 
 
-def test_a_server_that_is_busy_for_a_while_disturbs_nobody() -> None:
+@pytest.mark.parametrize("code", [2, 19], ids=["busy", "not found yet"])
+def test_a_server_that_needs_a_while_disturbs_nobody(code: int) -> None:
     well, busy = Kept(), [True, True, True]
 
     def answers(request: RemotingCommand) -> list[RemotingCommand | bytes]:
         is_busy = request.code == 101 and busy and busy.pop()
-        return [RemotingCommand(2, request.opaque, 1)] if is_busy else well(request)
+        return [RemotingCommand(code, request.opaque, 1)] if is_busy else well(request)
 
     assert simulate(lambda _sim: served(answers)).found == []
 
