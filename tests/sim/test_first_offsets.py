@@ -98,3 +98,23 @@ def test_every_beginning_is_found_whatever_fails_at_first(seed: int, monkeypatch
         check(cluster.history, [*ANYWHERE, checkers.duplicates_explained])
 
     simulate(scenario, seed)
+
+
+def test_a_first_message_that_comes_while_a_member_looks_for_the_end_is_not_passed_over() -> None:
+    """The queue is empty when it asks for the group's offset, and is not when it asks for the end."""
+
+    async def scenario(sim: Simulation) -> None:
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 1)
+            sender = await cluster.producer()
+            cluster.brokers[0].faults.next("GET_MAX_OFFSET", times=2, delay=1)
+            member = await cluster.consumer("g", "t", start_from="last", start=False)
+            starting = asyncio.ensure_future(member.start())
+            await asyncio.sleep(0.5)
+            await sender.send("t", "first")
+            await starting
+            await cluster.settled({"g": ["t"]})
+            assert cluster.brokers[0].faults.struck[30] == 1
+        assert {event.key for event in cluster.history.of("finished")} == {"first"}
+
+    simulate(scenario)

@@ -35,6 +35,10 @@ async def start_offset(member: Member, store: OffsetStore, queue: Queue) -> Star
         case Ask.MAX:
             answer = await call(address, RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic, queue_id))
             offset = answer.read(GetMaxOffsetResponseHeader).offset
+            # A first message that came between the two questions is not passed over: brokers begin a young queue at 0,
+            # but those since 5.0 not an empty one.
+            if offset > 0 and (known := await store.read(queue)) >= 0:
+                return Start(known, True)
         case Ask.TIME:
             header = SearchOffsetRequestHeader(topic, queue_id, start.millis)
             answer = await call(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
