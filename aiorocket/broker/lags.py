@@ -13,7 +13,7 @@ __all__ = ("MOST_PAIRS", "lags")
 
 #: Pairs of a group and a topic that are looked at, unless told otherwise.
 MOST_PAIRS = 2000
-#: Queues looked at before others have their turn.
+#: Pairs and queues looked at before others have their turn.
 _TURN = 512
 
 
@@ -24,6 +24,9 @@ async def lags(broker: Broker, most: int) -> AsyncIterator[tuple[tuple[str, str]
     store, looked, given = broker.store, 0, 0
     groups = {each.name for each in broker.configs}
     for group, name in broker.offsets.pairs():
+        looked += 1
+        if not looked % _TURN:
+            await asyncio.sleep(0)
         topic, live = broker.topics.get(name), broker.consumers.get(group)
         if topic is None or group not in groups or (live and live.subscriptions and name not in live.subscriptions):
             continue

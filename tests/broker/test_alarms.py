@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from aiorocket.broker import alarms as watching
 from aiorocket.broker.core.alarms import ALARMS, MOST_NAMED, SAID_EVERY, AlarmBoard, Growing, Rising
+from aiorocket.broker.lags import lags
 from aiorocket.client.admin.brokers import BrokerRuntime
 from aiorocket.client.admin.doctor import _of_runtime
 from aiorocket_protocol import KVTable, decode_body
@@ -110,3 +113,27 @@ async def test_a_broker_watches_itself(monkeypatch: pytest.MonkeyPatch, caplog: 
             await asyncio.gather(watch, return_exceptions=True)
         await peer.close()
         await other.close()
+
+
+async def test_pairs_that_nobody_asks_the_lag_of_are_counted_in_turns() -> None:
+    """Tens of thousands of groups and topics do not hold the loop, each minute, however few of them are looked at."""
+    topic = SimpleNamespace(read_queues=1)
+    broker: Any = SimpleNamespace(
+        store=SimpleNamespace(min_offset=lambda *_: 0, max_offset=lambda *_: 5),
+        configs=[SimpleNamespace(name="g")],
+        offsets=SimpleNamespace(pairs=lambda: [("g", f"t{number}") for number in range(10_000)], query=lambda *_: 1),
+        topics=SimpleNamespace(get=lambda name: topic),
+        consumers=SimpleNamespace(get=lambda group: None),
+    )
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    found = [lag async for _, lag in lags(broker, 3)]
+    counting.cancel()
+    assert found == [4] * 3 + [0] * 9_997 and turns >= 15

@@ -52,6 +52,20 @@ def test_names_that_are_quiet_are_not_kept() -> None:
     assert len(rate) < 2100
 
 
+def test_what_was_taken_too_much_at_another_rate_is_not_waited_for() -> None:
+    """One byte a second was a slip of the pen: the 4 MiB that passed at it are not 48 days of silence."""
+    rate = Rate(1)
+    rate.spend("t", 4 << 20, 0.0)
+    rate.change(1)
+    assert rate.wait("t", 0.0) > 4e6
+    rate.change(1e6)
+    assert rate.wait("t", 0.0) == 0
+    rate.spend("t", 3e6, 0.0)
+    rate.change(0)
+    rate.change(1e6)
+    assert rate.wait("t", 0.0) == 0
+
+
 @pytest.mark.parametrize("change", [{"topic_messages": -1.0}, {"topic_bytes": float("nan")}, {"topic_bytes": "9"}])
 def test_a_rate_that_cannot_be(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"RateLimits.{next(iter(change))}="):

@@ -132,3 +132,12 @@ def test_damaged_settings_leave_the_rest() -> None:
     settings = Settings(BrokerConfig())
     settings.load({"version": 7, "changed": {"transactionCheckMax": "x", "gone": "1", "brokerPermission": "4"}})
     assert settings.changed == {"brokerPermission": "4"} and settings.version == 7
+
+
+def test_what_is_saved_does_not_change_while_it_is_written() -> None:
+    """It is read piece by piece in the thread that writes it."""
+    settings = Settings(BrokerConfig())
+    settings.change({"transactionCheckMax": "3"})
+    saved = settings.to_dict()
+    settings.change({"topicByteRate": "7"})
+    assert saved["changed"] == {"transactionCheckMax": "3"}

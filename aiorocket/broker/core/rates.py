@@ -12,7 +12,7 @@ _FEW = 1024
 class Rate:
     """``per_second`` for each name. What is asked for passes whole while the bucket is not overdrawn, and what it took
     too much is waited for, so that nothing is too large to pass: in t seconds at most ``per_second * (t + BURST)`` and
-    the last that passed. Times are the loop's, in seconds. ``per_second`` may change; 0 is no limit.
+    the last that passed. Times are the loop's, in seconds. 0 is no limit.
     """
 
     def __init__(self, per_second: float) -> None:
@@ -24,6 +24,13 @@ class Rate:
 
     def __len__(self) -> int:
         return len(self._full_at)
+
+    def change(self, per_second: float) -> None:
+        """Another rate from now on. What was taken too much is forgotten: waiting for it at the old one could take
+        days."""
+        if per_second != self.per_second:
+            self.per_second = per_second
+            self._full_at.clear()
 
     def wait(self, name: str, now: float) -> float:
         """Seconds until something may pass under ``name``; 0 when it may now."""

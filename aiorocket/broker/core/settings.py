@@ -148,7 +148,7 @@ class Settings:
         return bool(changed)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"version": self.version, "changed": self.changed}
+        return {"version": self.version, "changed": dict(self.changed)}
 
     def load(self, data: Mapping[str, Any]) -> None:
         """What was changed before; what does not fit any more is left out."""

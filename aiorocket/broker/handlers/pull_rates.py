@@ -110,7 +110,8 @@ class PullRates:
             counters.delivered_bytes, self._paid_bytes = None, {}
         elif counters.delivered_bytes is None:
             counters.delivered_bytes = defaultdict(int)
-        self._messages.per_second, self._bytes.per_second = limits.group_messages, limits.group_bytes
+        self._messages.change(limits.group_messages)
+        self._bytes.change(limits.group_bytes)
 
     def limited(self, code: int, handler: RequestHandler) -> RequestHandler:
         """``handler`` of requests with ``code``, within the limits if there are any."""

@@ -66,7 +66,8 @@ class SendRates:
 
     def follow(self, limits: RateLimits) -> None:
         """These are the limits from now on; handlers are to be ``limited`` anew."""
-        self._messages.per_second, self._bytes.per_second = limits.topic_messages, limits.topic_bytes
+        self._messages.change(limits.topic_messages)
+        self._bytes.change(limits.topic_bytes)
         self._rates = [
             each
             for each in (
