@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +20,9 @@ from aiorocket.client.core.balance import (
 from aiorocket.config import ConsumerConfig
 from aiorocket.errors import ConfigError
 from aiorocket.model import Queue
+from aiorocket_protocol.fuzzing import vectors
 
-VECTORS = json.loads(
-    (Path(__file__).resolve().parents[2] / "protocol" / "vectors" / "allocation.json").read_text(encoding="utf-8")
-)["vectors"]
+VECTORS = vectors("allocation")
 
 
 def room_of_broker(queue: Queue) -> str:

@@ -11,7 +11,7 @@ import pytest
 from aiorocket_protocol import HeartbeatData, RemotingCommand
 from tests.broker.peer import Peer, records, running
 
-FILE = Path(__file__).parents[2] / "protocol" / "vectors" / "recorded.json"
+FILE = Path(__file__).parents[2] / "protocol" / "aiorocket_protocol" / "vectors" / "recorded.json"
 RECORDED: dict[str, dict[str, Any]] = {
     vector["name"]: vector for vector in json.loads(FILE.read_text(encoding="utf-8"))["vectors"]
 }

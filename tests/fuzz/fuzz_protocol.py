@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of everything that turns foreign bytes into values.
 
     python tests/fuzz/fuzz_protocol.py --runs 200000    bounded, from the committed seeds; exits non-zero on a finding
-    python tests/fuzz/fuzz_protocol.py --seeds          rewrite the seeds from protocol/vectors
+    python tests/fuzz/fuzz_protocol.py --seeds          rewrite the seeds from the golden vectors
     python tests/fuzz/fuzz_protocol.py [OPTIONS]        libFuzzer's own, e.g. -max_total_time=3600 DIRECTORY
 
 Targets and seeds are those of ``aiorocket_protocol.fuzzing``.

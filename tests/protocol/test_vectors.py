@@ -1,4 +1,4 @@
-"""Golden bytes: every vector under protocol/vectors decodes to what it says; canonical ones come back byte for byte."""
+"""Golden bytes: every vector of aiorocket_protocol decodes to what it says; canonical ones come back byte for byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiorocket_protocol.codec import CODECS
 from aiorocket_protocol.command import JSON, MSGPACK, ROCKETMQ
 from aiorocket_protocol.compiled import Packed
 
-VECTORS = Path(__file__).resolve().parents[2] / "protocol" / "vectors"
+VECTORS = Path(__file__).resolve().parents[2] / "protocol" / "aiorocket_protocol" / "vectors"
 CODEC_TYPES = {"json": JSON, "rocketmq": ROCKETMQ, "msgpack": MSGPACK}
 
 

@@ -1,7 +1,8 @@
 """Which queues of a topic one consumer of a group gets.
 
 Every member of the group runs the same function on the same two sorted lists, so no member has to talk to another.
-protocol/vectors/allocation.json holds what Apache's classes answer; members written in Java and these agree on it.
+protocol/aiorocket_protocol/vectors/allocation.json holds what Apache's classes answer; members written in Java and
+these agree on it.
 """
 
 from __future__ import annotations

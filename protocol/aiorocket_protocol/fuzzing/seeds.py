@@ -13,9 +13,8 @@ __all__ = ("VECTOR_FILES", "seeds", "vectors")
 VECTOR_FILES = ("allocation", "batches", "bodies", "fastjson", "frames", "headers", "ids", "invalid", "properties",
                 "recorded", "records")  # fmt: skip
 
-#: In a wheel the vectors lie in the package, in a checkout beside it.
 _PACKAGE = Path(__file__).resolve().parents[1]
-_HOME = _PACKAGE / "vectors" if (_PACKAGE / "vectors").is_dir() else _PACKAGE.parent / "vectors"
+_HOME = _PACKAGE / "vectors"
 
 #: Which target reads the vectors of a file, and the kinds of those that must be refused, where the names differ.
 _READS = {"frames": "frame", "recorded": "frame", "records": "record", "properties": "properties", "batches": "batch",
