@@ -115,6 +115,26 @@ async def test_a_broker_watches_itself(monkeypatch: pytest.MonkeyPatch, caplog: 
         await other.close()
 
 
+async def test_a_disk_that_does_not_say_how_full_it_is_ends_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is when an operator needs it."""
+
+    def gone() -> tuple[int, int]:
+        raise OSError(5, "Input/output error")
+
+    async with running() as broker:
+        monkeypatch.setattr(broker.store.retention, "space", gone)
+        monkeypatch.setattr(type(broker.store), "problem", "the disk failed")
+        monkeypatch.setattr(watching, "_FLUSH_LOOK", 0.01)
+        monkeypatch.setattr(watching, "_LOOK", 0.01)
+        watch = asyncio.ensure_future(watching.keep_watching(broker))
+        async with asyncio.timeout(30):
+            while not watch.done() and not broker.alarms.raised["write_dead"]:
+                await asyncio.sleep(0.01)
+        assert not watch.done() and not broker.alarms.raised["disk_low"]
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+
+
 async def test_pairs_that_nobody_asks_the_lag_of_are_counted_in_turns() -> None:
     """Tens of thousands of groups and topics do not hold the loop, each minute, however few of them are looked at."""
     topic = SimpleNamespace(read_queues=1)
