@@ -23,15 +23,17 @@ def test_who_came_and_went_leaves_the_collector_nothing() -> None:
     async def main() -> None:
         server = RemotingServer(memory_env(), ProcessorTable(), RemotingConfig())
         await server.start()
-        gc.collect()
-        for _ in range(20):
-            socket.create_connection(("127.0.0.1", server.port), 30).close()
-        async with asyncio.timeout(30):
-            await asyncio.sleep(0.01)
-            while server.connections or server._open:
+        try:
+            gc.collect()
+            for _ in range(20):
+                socket.create_connection(("127.0.0.1", server.port), 30).close()
+            async with asyncio.timeout(30):
                 await asyncio.sleep(0.01)
-        assert gc.collect() < 20
-        await server.close(0.1)
+                while server.connections or server._room.open:
+                    await asyncio.sleep(0.01)
+            assert gc.collect() < 20
+        finally:
+            await server.close(0.1)
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(main())
