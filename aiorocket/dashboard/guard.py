@@ -57,7 +57,9 @@ class Guard:
             await send(message)
 
         request = Request(scope, receive)
-        if request.url.path.startswith("/static/"):
+        # The path that is routed. ``request.url`` is made of what the browser says of its host too, and cleaned.
+        path: str = scope["path"]
+        if path.startswith("/static/"):
             request.state.session = self._sessions.new(signed_in=False)
             await self._app(scope, receive, safe)
             return
@@ -67,10 +69,10 @@ class Guard:
         if session is None:
             session = self._sessions.new(signed_in=False)
         answer = self._stranger(request, session) or await self._check_form(request, session)
-        if answer is None and request.url.path == "/login" and request.method == "POST":
+        if answer is None and path == "/login" and request.method == "POST":
             answer, session = await self._login(request, session)
             fresh = True
-        if answer is None and request.url.path == "/logout" and request.method == "POST":
+        if answer is None and path == "/logout" and request.method == "POST":
             answer, session, fresh = RedirectResponse("/login", 303), self._sessions.new(signed_in=False), True
         cookie = Response()
         if fresh:
@@ -95,11 +97,11 @@ class Guard:
             if not _asks_for_loopback(request):
                 return PlainTextResponse("ask for localhost, or start the dashboard with a token\n", 421)
             return None
-        if session.signed_in or request.url.path == "/login":
+        if session.signed_in or request.scope["path"] == "/login":
             return None
         if request.headers.get("hx-request"):
             return Response(status_code=200, headers={"hx-redirect": "/login"})
-        wanted = request.url.path + ("?" + request.url.query if request.url.query else "")
+        wanted = request.scope["path"] + ("?" + request.url.query if request.url.query else "")
         return RedirectResponse("/login" if wanted == "/" else f"/login?next={quote(wanted)}", 303)
 
     async def _check_form(self, request: Request, session: Session) -> Response | None:
@@ -123,7 +125,7 @@ class Guard:
             return PlainTextResponse(f"UTF-8 and at most {MOST_FIELDS} fields\n", 400)
         if not same(form.get("csrf", [""])[0], self._sessions.csrf(session)):
             return PlainTextResponse("this form is too old or of another site: load the page again\n", 403)
-        if request.url.path not in _OPEN and not self._config.allow_writes:
+        if request.scope["path"] not in _OPEN and not self._config.allow_writes:
             return PlainTextResponse("read-only: start the dashboard with --allow-writes\n", 403)
         request.state.form = form
         return None
