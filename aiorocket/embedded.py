@@ -168,6 +168,8 @@ class Embedded:
             raise UsageError("this broker keeps its messages in memory: embed(directory) makes one that can restart")
         left = data.rstrip("/") + ".killed"
         if kill:
+            # Before it has closed, whoever comes back at once would be told that what it sends is stored.
+            self.broker.server.stop_listening()
             for connection in self.broker.server.connections:
                 connection.abort("the broker was killed by restart(kill=True)")
             # What the kernel has of the files now is what the next process finds; closing would add to it. In the loop:

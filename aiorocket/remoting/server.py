@@ -203,15 +203,19 @@ class RemotingServer:
             more = f" ({unsaid} more connections since the last such line)" if unsaid else ""
             _log.warning("closed: %s%s", reason, more)
 
+    def stop_listening(self) -> None:
+        """Let nobody in any more: for good, until ``close`` ends the rest."""
+        self._closing = True
+        for server in self._listening:
+            server.close()
+
     async def close(self, grace: float = 0.5) -> None:
         """Stop listening and reading; requests in flight have ``grace`` seconds to be answered, then everything ends.
 
         Whoever parks requests (long polls) should answer them before, else they use the grace up.
         """
-        self._closing = True
+        self.stop_listening()
         listening, self._listening = self._listening, []
-        for server in listening:
-            server.close()
         for doors in self._all_doors:
             doors.close()
         open_connections = self.connections

@@ -145,6 +145,22 @@ async def test_an_embedded_broker_is_killed_too(tmp_path: Path) -> None:
             await mq.restart(kill=True)
 
 
+async def test_a_killed_broker_lets_nobody_in_while_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would acknowledge what its files are thrown away with."""
+    async with aiorocket.embed(str(tmp_path / "store")) as mq:
+        closes, tried = mq.broker.close, []
+
+        async def close() -> None:
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", mq.broker.port)
+            tried.append(mq.broker)
+            await closes()
+
+        monkeypatch.setattr(mq.broker, "close", close)
+        await mq.restart(kill=True)
+        assert tried and mq.broker not in tried
+
+
 def test_a_broker_for_code_without_a_loop(tmp_path: Path) -> None:
     async def ask(address: str) -> int:
         async with aiorocket.Producer("g", nameservers=address) as producer:
