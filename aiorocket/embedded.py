@@ -168,12 +168,10 @@ class Embedded:
             raise UsageError("this broker keeps its messages in memory: embed(directory) makes one that can restart")
         left = data.rstrip("/") + ".killed"
         if kill:
-            # Before it has closed, whoever comes back at once would be told that what it sends is stored.
-            self.broker.server.stop_listening()
+            self.broker.server.stop_listening()  # who comes back before it has closed would be answered
             for connection in self.broker.server.connections:
                 connection.abort("the broker was killed by restart(kill=True)")
-            # What the kernel has of the files now is what the next process finds; closing would add to it. In the loop:
-            # meanwhile nothing may be acknowledged.
+            # What the kernel has of the files now is what the next process finds; closing adds to that.
             shutil.copytree(data, left)
         self.config = replace(self.config, port=self.broker.port)
         await self.broker.close()
