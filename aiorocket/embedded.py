@@ -172,7 +172,7 @@ class Embedded:
             for connection in self.broker.server.connections:
                 connection.abort("the broker was killed by restart(kill=True)")
             # What the kernel has of the files now is what the next process finds; closing adds to that.
-            shutil.copytree(data, left)
+            shutil.copytree(data, left, ignore=shutil.ignore_patterns("*.tmp"))  # the writer takes these away
         self.config = replace(self.config, port=self.broker.port)
         await self.broker.close()
         if kill:
