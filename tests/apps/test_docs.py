@@ -30,7 +30,7 @@ PAGES = [
     (("order", "filters", "retries", "transactions"), 4, 4),
 ]
 #: Pages whose only block of Python is run by a test of its own, here or in ``harness``.
-OTHERS = {"index", "settings", "growing"}
+OTHERS = {"index", "settings", "growing", "fuzzing"}
 
 
 def page_of(name: str) -> str:
@@ -91,6 +91,14 @@ def test_the_page_on_settings_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert said["client"].config.remoting.request_timeout == 2.0 and said["client"].consumer().config.concurrency == 32
 
 
+def test_the_page_on_fuzzing_runs() -> None:
+    [program] = blocks("fuzzing", "python")
+    said: dict[str, Any] = {}
+    exec(compile(program, "fuzzing.md", "exec"), said)
+    [test] = [each for name, each in said.items() if name.startswith("test_")]
+    test()
+
+
 def test_commands_of_the_pages_are_there() -> None:
     """Each with its options; what others are run exists too."""
     seen, context = 0, click.Context(cli)
@@ -106,7 +114,9 @@ def test_commands_of_the_pages_are_there() -> None:
             elif words[:1] == ["aiorocket"]:
                 command, rest = cli, words[1:]
                 while isinstance(command, click.Group):
-                    command, rest = command.get_command(context, rest[0]), rest[1:]
+                    # What is no command of a group is for its run: aiorocket fuzz HOST:PORT.
+                    named = command.get_command(context, rest[0]) or command.get_command(context, "run")
+                    command, rest = named, rest[1:]
                 assert command is not None, line
                 known = {option for each in command.params for option in each.opts + each.secondary_opts}
                 assert {each.split("=")[0] for each in rest if each.startswith("-")} <= known | {"--help"}, (page, line)

@@ -116,7 +116,7 @@ def fetch_jars(version: str = NEWEST, *, pom: Path = POM) -> Path:
 
 
 def ask(
-    address: str, code: int, fields: Mapping[str, str], *, timeout: float = 3.0
+    address: str, code: int, fields: Mapping[str, str], *, timeout: float = 30.0
 ) -> tuple[int, dict[str, str], bytes]:
     """One JSON request on a fresh connection, written without our protocol package so that it can judge both sides.
 
