@@ -68,6 +68,11 @@ async def beside(
     signed = (key.name, key.secret) if key is not None else (None, None)
     if key is None and settings.admin_token is not None:
         signed = ("admin", settings.admin_token)
+    if signed != (None, None) and token is None:
+        raise aiorocket.ConfigError(
+            "--dashboard asks as the broker's administrator, and everybody on this machine could look: "
+            "give --dashboard-token-file"
+        )
     config = aiorocket.ClientConfig(
         nameservers=(nameserver,), access_key=signed[0], secret_key=signed[1], tls=settings.nameserver_tls
     )

@@ -104,6 +104,15 @@ def test_standalone_takes_a_file_and_one_listener_administers_both(
     assert stop(process)[:2] == (0, "")
 
 
+def test_a_page_that_asks_as_an_administrator_needs_a_token(aiorocket: Any) -> None:
+    (aiorocket.directory / "token").write_text("0123456789abcdef" * 4)
+    (aiorocket.directory / "token").chmod(0o600)
+    result = aiorocket.run(
+        "standalone", "--port", "0", "--broker-port", "0", "--dashboard", "0", "--admin-token-file", "token"
+    )
+    assert result.code == 1 and "everybody on this machine could look: give --dashboard-token-file" in result.err
+
+
 @pytest.mark.parametrize(
     "command",
     [
