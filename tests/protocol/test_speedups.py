@@ -6,9 +6,7 @@ tests of protocol, storage and broker with it.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,15 +30,10 @@ from aiorocket_protocol import (
     records,
 )
 from aiorocket_protocol.compiled import Packed
+from aiorocket_protocol.fuzzing import targets
 
 if fast.SPEEDUPS is None:
     pytest.skip("aiorocketmq-speedups is not installed (pip install ./protocol/speedups)", allow_module_level=True)
-
-FUZZ = Path(__file__).resolve().parents[1] / "fuzz" / "fuzz_protocol.py"
-spec = importlib.util.spec_from_file_location("fuzz_for_speedups", FUZZ)
-assert spec is not None and spec.loader is not None
-fuzz = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(fuzz)
 
 HOMES: dict[str, Any] = {
     "cut_frames": frame, "decode": codec, "encode_head": codec, "property_value": send_checks, "decode_batch": batch,
@@ -69,7 +62,7 @@ def same(name: str, *arguments: Any, **named: Any) -> None:
 
     compiled, pure = getattr(HOMES[name], name), fast.PURE[name]
     assert compiled is not pure
-    assert fuzz._outcome(bound(compiled), arguments) == fuzz._outcome(bound(pure), arguments)
+    assert targets._outcome(bound(compiled), arguments) == targets._outcome(bound(pure), arguments)
 
 
 def test_every_twin_is_in_use_and_compared_here() -> None:
