@@ -25,6 +25,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from aiorocket import (
@@ -131,7 +132,7 @@ def create(nameserver: str, database: str) -> FastAPI:
             async with producer.transaction("orders", order, keys=[order.id]) as tx, shop.sessions.begin() as session:
                 row = {**order.model_dump(), "status": "placed", "message_id": tx.id}
                 await session.execute(orders.insert().values(row))
-        except sa.exc.IntegrityError:
+        except IntegrityError:
             raise HTTPException(409, f"there is an order {order.id}") from None
         except RocketError as error:
             raise HTTPException(503, str(error)) from None
