@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 import aiorocket
-from aiorocket.cli.options import client_options
+from aiorocket.cli.options import client_options, token_of
 
 if TYPE_CHECKING:
     from aiorocket import Admin
@@ -25,25 +24,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 _TOKEN = "AIOROCKET_DASHBOARD_TOKEN"
 
 
-def _read_token(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-    if value is None:
-        return os.environ.get(_TOKEN) or None
-    try:
-        with open(value, encoding="utf-8") as file:
-            return file.read().strip()
-    except OSError as error:
-        raise click.BadParameter(f"{value}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise click.BadParameter(f"{value}: not text; base64 or hexadecimal digits are") from None
-
-
 def _options(function: F, prefix: str) -> F:
     for option in (
         click.option(
             f"--{prefix}allow-writes", is_flag=True, help="Let it change things: replay dead letters, reset offsets."
         ),
         click.option(
-            f"--{prefix}token-file", f"{prefix.replace('-', '_')}token", metavar="FILE", callback=_read_token,
+            f"--{prefix}token-file", f"{prefix.replace('-', '_')}token", metavar="FILE", callback=token_of(_TOKEN),
             help=f"Viewers have to know the token in this file; off loopback there must be one. Or {_TOKEN}.",
         ),
         click.option(

@@ -15,7 +15,15 @@ import aiorocket
 if TYPE_CHECKING:
     from aiorocket.config import ClientConfig, TlsConfig
 
-__all__ = ("HERE", "BadInputError", "broker_option", "client_options", "nameserver_option", "parse_nameservers")
+__all__ = (
+    "HERE",
+    "BadInputError",
+    "broker_option",
+    "client_options",
+    "nameserver_option",
+    "parse_nameservers",
+    "token_of",
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,6 +60,23 @@ def _read_nameservers(_ctx: click.Context, _param: click.Parameter, value: str) 
         return parse_nameservers(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def token_of(variable: str) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+    """Reads the file with a token that an option names, else the environment's ``variable``."""
+
+    def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+        if value is None:
+            return os.environ.get(variable) or None
+        try:
+            with open(value, encoding="utf-8") as file:
+                return file.read().strip()
+        except OSError as error:
+            raise click.BadParameter(f"{value}: {error.strerror or error}") from None
+        except UnicodeDecodeError:
+            raise click.BadParameter(f"{value}: not text; base64 or hexadecimal digits are") from None
+
+    return read
 
 
 def nameserver_option(function: F) -> F:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from aiorocket.cli.options import token_of
 from aiorocket.cli.serving import LOG_FILE, LOG_JSON, LOG_KEEP, LOG_LEVEL, LOG_ROTATE
 from aiorocket.config import BrokerConfig, Flush, RateLimits, ServerTlsConfig, StoreConfig
 from aiorocket.config.settings import broker_settings
@@ -71,8 +71,9 @@ def server_options(port: int, port_help: str) -> Callable[[F], F]:
             help="Access control: users and what they may do, in TOML (aiorocket/access/README.md).",
         )(function)  # fmt: skip
         function = click.option(
-            "--admin-token-file", "admin_token", metavar="FILE", callback=_read_token, help="Serve administration to "
-            "requests signed with the access key admin and the token in this file. Or AIOROCKET_ADMIN_TOKEN.",
+            "--admin-token-file", "admin_token", metavar="FILE", callback=token_of("AIOROCKET_ADMIN_TOKEN"),
+            help="Serve administration to requests signed with the access key admin and the token in this file. "
+            "Or AIOROCKET_ADMIN_TOKEN.",
         )(function)  # fmt: skip
         function = click.option(
             "--admin-bind", metavar="HOST:PORT|unix:PATH", envvar="AIOROCKET_ADMIN_BIND", show_envvar=True,
@@ -115,18 +116,6 @@ def _keep_rotation(ctx: click.Context, _param: click.Parameter, value: str | Non
     if value is not None and re.fullmatch(r"[1-9][0-9]{0,5}[kMGDH]", value) is None:
         raise click.BadParameter(f"{value!r}: a size such as 100M (k, M, G) or an age such as 1D (H, D)")
     ctx.meta[LOG_ROTATE] = value
-
-
-def _read_token(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-    if value is None:
-        return os.environ.get("AIOROCKET_ADMIN_TOKEN") or None
-    try:
-        with open(value, encoding="utf-8") as file:
-            return file.read().strip()
-    except OSError as error:
-        raise click.BadParameter(f"{value}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise click.BadParameter(f"{value}: not text; base64 or hexadecimal digits are") from None
 
 
 def store_options(function: Callable[..., None]) -> Callable[..., None]:
