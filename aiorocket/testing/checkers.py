@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -333,18 +333,25 @@ def no_strays(history: History) -> list[Violation]:
 # -- locks --
 
 
-def leases_in_time(history: History, group: str, validity: float = 30.0) -> list[Violation]:
-    """For orderly listeners: a call begins within ``validity`` seconds after the broker last granted the queue to its
-    client; the client's request was before that. Hosts run one client each."""
+def _with_grants(
+    history: History, group: str, what: Literal["delivered", "finished"]
+) -> Iterator[tuple[Event, Event | None]]:
+    """These events of the group, each with the last grant of its queue to its host before it."""
     granted: dict[tuple[str, Queue], Event] = {}
-    found = []
-    for event in history.of("granted", "delivered"):
+    for event in history.of("granted", what):
         if event.group != group or event.queue is None:
             continue
         if event.what == "granted":
             granted[event.key.partition("@")[0], event.queue] = event
-            continue
-        last = granted.get((event.host, event.queue))
+        else:
+            yield event, granted.get((event.host, event.queue))
+
+
+def leases_in_time(history: History, group: str, validity: float = 30.0) -> list[Violation]:
+    """For orderly listeners: a call begins within ``validity`` seconds after the broker last granted the queue to its
+    client; the client's request was before that. Hosts run one client each."""
+    found = []
+    for event, last in _with_grants(history, group, "delivered"):
         if last is None or event.time > last.time + validity:
             text = f"{event.key} was given to a listener longer than {validity:g} s after its queue was last granted"
             found.append(Violation("leases_in_time", text, (last, event) if last is not None else (event,)))
@@ -354,15 +361,8 @@ def leases_in_time(history: History, group: str, validity: float = 30.0) -> list
 def calls_end_in_time(history: History, group: str, validity: float = 30.0, slack: float = 0.5) -> list[Violation]:
     """For orderly listeners that can be cancelled: a call ends within ``validity`` and ``slack`` seconds after the
     broker last granted the queue to its client before that. Not for processes that are stopped."""
-    granted: dict[tuple[str, Queue], Event] = {}
     found = []
-    for event in history.of("granted", "finished"):
-        if event.group != group or event.queue is None:
-            continue
-        if event.what == "granted":
-            granted[event.key.partition("@")[0], event.queue] = event
-            continue
-        last = granted.get((event.host, event.queue))
+    for event, last in _with_grants(history, group, "finished"):
         if last is not None and event.time > last.time + validity + slack:
             text = f"{event.key} was with a listener {event.time - last.time:.1f} s after its queue was last granted"
             found.append(Violation("calls_end_in_time", text, (last, event)))
