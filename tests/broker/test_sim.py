@@ -202,7 +202,7 @@ def test_two_hours_of_delay_pass_over_a_restart_and_a_clock_that_jumps(seed: int
         assert await peer.drain() == [b"1", b"5"]
         await asyncio.sleep(1800)
         assert len(await peer.drain()) == 2
-        env.clock.skew_ms += 3600_000  # type: ignore[attr-defined]
+        env.clock.skew_ms += 3600_000  # type: ignore[attr-defined]  # the simulation's
         await asyncio.sleep(61)  # the wall clock is looked at once a minute while something waits
         assert await peer.drain() == [b"1", b"5", b"18"]
         await peer.close()
@@ -217,7 +217,7 @@ def test_a_clock_set_back_a_year_does_not_hold_a_message_for_a_year() -> None:
         host, broker = await started(sim, env, config())
         peer = SimPeer(sim, broker.address)
         await peer.send(b"late", properties="DELAY\x012\x02")
-        env.clock.skew_ms -= 365 * 86_400_000  # type: ignore[attr-defined]
+        env.clock.skew_ms -= 365 * 86_400_000  # type: ignore[attr-defined]  # the simulation's
         await asyncio.sleep(61)
         assert await peer.drain() == [b"late"]
         await peer.close()
@@ -234,7 +234,7 @@ def test_what_waits_since_the_clock_was_set_back_is_no_damage(caplog: pytest.Log
         host, broker = await started(sim, env, config())
         peer = SimPeer(sim, broker.address)
         await peer.send(b"now")
-        env.clock.skew_ms -= 3600_000  # type: ignore[attr-defined]
+        env.clock.skew_ms -= 3600_000  # type: ignore[attr-defined]  # the simulation's
         at = env.clock.wall_ms() + 30 * 86_400_000
         await peer.send(b"level", properties="DELAY\x013\x02KEYS\x01k\x02")
         await peer.send(b"far", properties=f"TIMER_DELIVER_MS\x01{at}\x02")
@@ -248,7 +248,7 @@ def test_what_waits_since_the_clock_was_set_back_is_no_damage(caplog: pytest.Log
         assert await peer.drain() == [b"now", b"level"]
         view = split_records((await peer.pull("T", 0, 1)).body)[0]
         assert view.properties["KEYS"] == "k" and "DELAY_OUT_MS" not in view.properties
-        env.clock.skew_ms += 30 * 86_400_000  # type: ignore[attr-defined]
+        env.clock.skew_ms += 30 * 86_400_000  # type: ignore[attr-defined]  # the simulation's
         await asyncio.sleep(30)
         assert await peer.drain() == [b"now", b"level", b"far"]
         assert "contradicted" not in caplog.text
