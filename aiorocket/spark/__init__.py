@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiorocket.spark import steps as steps
+    from aiorocket.spark.failures import explain as explain
     from aiorocket.spark.fetch import DataLossError as DataLossError
+    from aiorocket.spark.kafka import kafka_as_rocketmq as kafka_as_rocketmq
+    from aiorocket.spark.kafka import rocketmq_as_kafka as rocketmq_as_kafka
     from aiorocket.spark.lag import LagListener as LagListener
     from aiorocket.spark.session import register as register
     from aiorocket.spark.session import spark_session as spark_session
@@ -21,7 +24,10 @@ _HOME_OF = {
     "DataLossError": "fetch",
     "LagListener": "lag",
     "RocketMQDataSource": "source",
+    "explain": "failures",
+    "kafka_as_rocketmq": "kafka",
     "register": "session",
+    "rocketmq_as_kafka": "kafka",
     "spark_session": "session",
 }
 

@@ -48,6 +48,17 @@ _ELSEWHERE = {
     "maxrecordsperpartition": "rowsPerPartition",
     "subexpression": "tags",
     "mode": "sinkMode",
+    "kafkaconsumer.polltimeoutms": "pullTimeout",
+    "kafka.max.poll.records": "pullBatchSize",
+    "kafka.batch.size": "batchSize",
+    "kafka.delivery.timeout.ms": "sendTimeout",
+    "kafka.ssl.truststore.location": "tlsCa",
+    "kafka.ssl.keystore.location": "tlsCert",
+    "kafka.ssl.key.location": "tlsKey",
+    "kafka.security.protocol": "tls",
+    "kafka.sasl.mechanism": "accessKey, with secretKey",
+    "kafka.sasl.jaas.config": "accessKey, with secretKey, or credentialsFile",
+    "kafka.compression.type": "compressOver (bytes; zlib)",
 }
 
 _NO_PUSH_DOWN = (
@@ -178,6 +189,8 @@ def _unknown(given: str) -> str:
     meant = _ELSEWHERE.get(given.lower())
     if meant is not None:
         return f"option {given} does not exist here: it is called {meant}"
+    if given.lower().startswith("kafka."):
+        return f"option {given:.100} is one of Kafka's clients, and nothing here is like it: leave it out"
     return f"option {given!r:.100} is unknown{_nearest(given, NAMES)}"
 
 

@@ -114,6 +114,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "deliverTimestamp": ("timestamp", "bigint"),
 }
 _BY_LOWER = {name.lower(): name for name in COLUMNS}
+#: Columns of Spark's Kafka sink that are called otherwise here.
+_KAFKAS = ("key", "value", "headers", "partition")
 
 #: Stands for the message id until there is one: property texts begin with it.
 _ID = "0" * 32
@@ -166,9 +168,11 @@ class Columns:
         for place, (given, kind) in enumerate(zip(names, types, strict=True)):
             name = _BY_LOWER.get(given.lower())
             if name is None:
+                hint = "Put it into properties, or leave it out with select()"
+                if given.lower() in _KAFKAS:
+                    hint = "Rows made for Kafka's sink: aiorocket.spark.kafka_as_rocketmq(rows)"
                 raise UsageError(
-                    f"column {given!r:.100}: the sink has no such column; there are {', '.join(COLUMNS)}. Put it into "
-                    "properties, or leave it out with select()"
+                    f"column {given!r:.100}: the sink has no such column; there are {', '.join(COLUMNS)}. {hint}"
                 )
             if name in self.index:
                 raise UsageError(f"column {name} is there twice")

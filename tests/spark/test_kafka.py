@@ -1,0 +1,67 @@
+"""Jobs that come from Kafka: rows in its columns and back, and its options by habit."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from aiorocket.errors import UsageError
+from aiorocket.spark import kafka_as_rocketmq, rocketmq_as_kafka
+from aiorocket.spark.options import SourceOptions
+from aiorocket.spark.outgoing_rows import Columns
+from tests.spark.row_frames import at, frame, row
+
+
+def test_rows_as_kafka_has_them(spark: SparkSession) -> None:
+    properties = {"colour": "grün", "__SHARDINGKEY": "customer-1"}
+    rows = frame(spark, [row(3, queue=2, keys="k", born=1.0, properties=properties), row(4, queue=2, keys="k2")])
+    found = rocketmq_as_kafka(rows)
+    # Names and types as Spark's Kafka guide has them.
+    assert [(name, kind) for name, kind in found.dtypes if name != "brokerName"] == [
+        ("key", "binary"), ("value", "binary"), ("topic", "string"), ("partition", "int"), ("offset", "bigint"),
+        ("timestamp", "timestamp"), ("timestampType", "int"), ("headers", "array<struct<key:string,value:binary>>"),
+    ]  # fmt: skip
+    first, second = found.withColumn("ms", F.unix_millis("timestamp")).orderBy("offset").collect()
+    assert (bytes(first.key), bytes(second.key), bytes(first.value)) == (b"customer-1", b"k2", b"x")
+    assert (first.topic, first.partition, first.offset, first.timestampType) == ("orders", 2, 3, 0)
+    assert (first.ms, first.brokerName) == (round(at(1.0).timestamp() * 1000), "broker-a")
+    assert {each.key: bytes(each.value).decode() for each in first.headers} == properties
+    with pytest.raises(UsageError, match="needs the columns properties"):
+        rocketmq_as_kafka(rows.drop("properties"))
+
+
+def test_rows_made_for_kafkas_sink_are_what_ours_takes(spark: SparkSession) -> None:
+    made = spark.createDataFrame(
+        [(b"k", b"v", [("h", b"1"), ("i", b"2"), ("h", b"3")]), (None, b"w", None)],
+        "key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>",
+    )
+    found = kafka_as_rocketmq(made)
+    Columns(found.columns, [kind for _, kind in found.dtypes], topic="t", transactional=False)
+    first, second = found.collect()
+    assert (first.keys, first.shardingKey, bytes(first.body)) == ("k", "k", b"v")
+    assert first.properties == {"h": "3", "i": "2"}
+    assert (second.keys, second.shardingKey, second.properties) == (None, None, None)
+    chosen = kafka_as_rocketmq(made.withColumn("partition", F.lit(1)).drop("headers"))
+    assert chosen.columns == ["body", "keys", "queueId"]
+    with pytest.raises(UsageError, match="timestamp: Kafka's sink takes headers, key"):
+        kafka_as_rocketmq(made.withColumn("timestamp", F.current_timestamp()))
+    with pytest.raises(UsageError, match=r"'value'.*kafka_as_rocketmq"):
+        Columns(["key", "value"][1:], ["binary"], topic="t", transactional=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("kafka.bootstrap.servers", "called nameServer"),
+        ("subscribe", "called topic"),
+        ("subscribePattern", "called topicPattern"),
+        ("kafka.group.id", "called groupId"),
+        ("kafka.sasl.jaas.config", "called accessKey, with secretKey"),
+        ("kafka.max.poll.records", "called pullBatchSize"),
+        ("kafka.isolation.level", "one of Kafka's clients"),
+    ],
+)
+def test_kafkas_options_get_the_name_of_ours(given: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        SourceOptions.parse({given: "x"})
