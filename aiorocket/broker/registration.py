@@ -1,5 +1,9 @@
 """Tells every name server about this broker: at start, when topics change, every 30 s, and when it stops.
 
+At start and every 30 s it sends the whole table of topics. A change sends what changed since the name server last
+answered on the same connection: name servers, Apache's too, add what they are told to what they know. One round runs at
+a time, and all who ask for one meanwhile share the next.
+
 A name server that cannot be reached is tried again; one that refuses (another broker holds the name) is an error the
 operator must see, so the first round's refusal ends the start.
 """
@@ -80,6 +84,10 @@ class Registration:
         #: Name server -> why it does not know us at the moment.
         self.failures: dict[str, str] = {}
         self._refused: set[str] = set()
+        self._round = asyncio.Lock()
+        self._asked = self._answered = 0
+        #: Name server -> what it has been told on which connection. A topic that changes is another object.
+        self._told: dict[str, tuple[Connection, int, dict[str, Topic]]] = {}
 
     async def start(self) -> None:
         """Register once with all, then keep it up. UsageError when one refuses, with its reason."""
@@ -92,7 +100,16 @@ class Registration:
         self._tasks.start(self._keep(), name="keep")
 
     async def register(self) -> None:
-        """One round over all name servers at once. Failures are kept in ``failures``, never raised."""
+        """Return when name servers were told all that is true now. Failures are kept in ``failures``, never raised."""
+        self._asked += 1
+        mine = self._asked
+        async with self._round:
+            if self._answered < mine:  # else a round that began after we asked has told it
+                begun = self._asked
+                await self._register_all()
+                self._answered = begun
+
+    async def _register_all(self) -> None:
         nameservers = self._config.nameservers
         if len(nameservers) == 1:
             await self._register(nameservers[0])
@@ -144,7 +161,7 @@ class Registration:
                 async with asyncio.timeout(RETRY_AFTER if retry else self._config.register_interval):
                     await self._wake.wait()
             except TimeoutError:
-                pass  # the interval is over, that is what we waited for
+                self._told.clear()  # the interval is over, that is what we waited for: all of it again
             self._wake.clear()  # before the round: what changes during it needs another one
             await self.register()
 
@@ -159,7 +176,11 @@ class Registration:
             async with asyncio.timeout(timeout):
                 connection = await self._client.connect(nameserver)
                 allowed = self._permission() | PERM_INHERIT
-                body = RegisterBrokerBody(self._version(), [_config_of(topic, allowed) for topic in self._topics])
+                topics = {topic.name: topic for topic in self._topics}
+                told = self._told.pop(nameserver, None)  # until it answers
+                known = told[2] if told is not None and told[:2] == (connection, allowed) else {}
+                news = [_config_of(topic, allowed) for name, topic in topics.items() if known.get(name) is not topic]
+                body = RegisterBrokerBody(self._version(), news)
                 command = RemotingCommand.request(
                     RequestCode.REGISTER_BROKER, self._header(), body=encode_body(body, connection.serialize_type)
                 )
@@ -175,6 +196,7 @@ class Registration:
             self._failed(nameserver, response.remark or f"code {response.code}")
             return
         self._refused.discard(nameserver)
+        self._told[nameserver] = connection, allowed, topics
         if response.body:
             try:
                 orders = decode_body(KVTable, response.body, response.serialize_type).table

@@ -297,8 +297,10 @@ class NameServer:
             self._expiry.update()
 
     def _expire(self, now: float) -> None:
-        for address in self.routes.expire(now):
+        for address, connection in self.routes.expire(now):
             _log.warning("broker at %s has not registered in time, its routes are dropped", address)
+            if isinstance(connection, Connection):  # what it says there from now on builds on what is dropped
+                connection.close("its broker has not registered in time")
 
     def _lost(self, connection: Connection) -> None:
         for address in self.routes.lost(connection):

@@ -7,6 +7,7 @@ import struct
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,11 @@ from aiorocket.broker.state import BrokerState
 from aiorocket.config import BrokerConfig, NameServerConfig, RemotingConfig
 from aiorocket.errors import StoreCorruptedError, StoreError, StoreLockedError, UsageError
 from aiorocket.nameserver import NameServer
+from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
 from aiorocket.runtime.env import memory_env, real_env
 from aiorocket.storage import Snapshot
 from aiorocket.testing import Simulation, simulate
-from aiorocket_protocol import TopicRouteData, decode_body
+from aiorocket_protocol import CreateTopicRequestHeader, TopicRouteData, decode_body
 from tests.broker.peer import Peer, records, running
 
 
@@ -126,6 +128,44 @@ async def test_a_broker_registers_its_topics_and_is_gone_when_it_stops() -> None
         await peer.close()
     assert await route("T") is None
     await names.close()
+    await nameserver.close()
+    await env.disk.close()
+
+
+async def test_a_change_is_told_alone_and_many_at_once_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[set[str]] = []
+    register = RouteInfo.register
+
+    def listen(table: RouteInfo, what: BrokerReport, **more: Any) -> str | None:
+        told.append(set(what.topics or ()))
+        return register(table, what, **more)
+
+    monkeypatch.setattr(RouteInfo, "register", listen)
+    env = real_env()
+    nameserver = NameServer(env, NameServerConfig(port=0))
+    await nameserver.start()
+    async with running(env=env, nameservers=(nameserver.address,), register_interval=60) as broker:
+        peer = await Peer.connect(broker.port)
+        whole = told.pop()
+        assert "TBW102" in whole and not told
+        assert (await peer.create_topic("A", 2)).code == 0
+        assert told == [{"A"}]
+        for number in range(30):
+            header = CreateTopicRequestHeader(f"T{number}", "TBW102", 4, 4, 6, "SINGLE_TAG", False)
+            await peer.ask(17, header, oneway=False)
+        assert {(await peer.answer()).code for _ in range(30)} == {0}
+        assert len(told) <= 4 and set().union(*told[1:]) == {f"T{number}" for number in range(30)}
+        assert set(nameserver.routes.topics()) == whole | set().union(*told)
+        assert (await peer.call(215, None, topic="A")).code == 0
+        assert (await peer.create_topic("A", 2)).code == 0
+        assert told[-1] == {"A"}, "made anew"
+        # Whose lease is over is hung up on: what it knows is worth nothing, and all of it is told again.
+        told.clear()
+        nameserver._expire(asyncio.get_running_loop().time() + 3600)
+        while not told:
+            await asyncio.sleep(0.001)
+        assert told[0] == whole | {"A"} | {f"T{number}" for number in range(30)}
+        await peer.close()
     await nameserver.close()
     await env.disk.close()
 

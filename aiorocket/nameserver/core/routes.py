@@ -136,8 +136,10 @@ class RouteInfo:
         """A connection closed: the addresses of the brokers that went with it."""
         return self._remove_all([key for key, broker in self._brokers.items() if broker.connection == connection])
 
-    def expire(self, now: float) -> list[str]:
-        return self._remove_all([key for key, broker in self._brokers.items() if broker.seen + broker.expiry <= now])
+    def expire(self, now: float) -> list[tuple[str, Hashable]]:
+        """The leases that are over: the addresses of the brokers, and the connections on which they registered."""
+        over = [key for key, broker in self._brokers.items() if broker.seen + broker.expiry <= now]
+        return [(broker.address, broker.connection) for broker in map(self._remove, over)]
 
     def next_deadline(self) -> float | None:
         return min((broker.seen + broker.expiry for broker in self._brokers.values()), default=None)
