@@ -55,7 +55,8 @@ async def beside(
     signed = (key.name, key.secret) if key is not None else (None, None)
     if key is None and settings.admin_token is not None:
         signed = ("admin", settings.admin_token)
-    if signed != (None, None) and token is None:
+    closed = settings.admin_bind is not None and settings.admin_bind.startswith("unix:")
+    if token is None and (signed != (None, None) or closed):
         raise aiorocket.ConfigError(
             "--dashboard asks as the broker's administrator, and everybody on this machine could look: "
             "give --dashboard-token-file"
@@ -103,6 +104,12 @@ def dashboard(
     Ours and Apache's. It looks only, unless it is started with --allow-writes. It stops on Ctrl-C or SIGTERM.
     """
     from aiorocket.cli.serving import Ready, serve
+
+    signed = config.access_key is not None or config.credentials_file is not None
+    if token is None and (signed or any(each.startswith("unix:") for each in (*brokers, *config.nameservers))):
+        raise click.UsageError(
+            "the page asks in your name, and everybody on this machine could look: give --token-file, or no keys"
+        )
 
     @asynccontextmanager
     async def server() -> AsyncIterator[Ready]:

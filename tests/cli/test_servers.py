@@ -104,13 +104,26 @@ def test_standalone_takes_a_file_and_one_listener_administers_both(
     assert stop(process)[:2] == (0, "")
 
 
-def test_a_page_that_asks_as_an_administrator_needs_a_token(aiorocket: Any) -> None:
-    (aiorocket.directory / "token").write_text("0123456789abcdef" * 4)
-    (aiorocket.directory / "token").chmod(0o600)
-    result = aiorocket.run(
-        "standalone", "--port", "0", "--broker-port", "0", "--dashboard", "0", "--admin-token-file", "token"
-    )
+@pytest.mark.parametrize(
+    "options", [("--admin-token-file", "token"), ("--acl", "users.toml"), ("--admin-bind", "unix:admin.sock")]
+)
+def test_a_page_that_asks_as_an_administrator_needs_a_token(aiorocket: Any, options: tuple[str, ...]) -> None:
+    for name, text in (
+        ("token", "0123456789abcdef" * 4),
+        ("users.toml", '[users.root]\nsecret = "0123456789abcdef"\nadmin = true\n'),
+    ):
+        (aiorocket.directory / name).write_text(text)
+        (aiorocket.directory / name).chmod(0o600)
+    result = aiorocket.run("standalone", "--port", "0", "--broker-port", "0", "--dashboard", "0", *options)
     assert result.code == 1 and "everybody on this machine could look: give --dashboard-token-file" in result.err
+
+
+def test_a_page_that_asks_with_keys_needs_a_token(aiorocket: Any) -> None:
+    (aiorocket.directory / "keys.json").write_text('{"accessKey": "root", "secretKey": "0123456789abcdef"}')
+    result = aiorocket.run("dashboard", "--port", "0", "--credentials", "keys.json")
+    assert result.code == 2 and "everybody on this machine could look: give --token-file" in result.err
+    result = aiorocket.run("dashboard", "--port", "0", "--broker", "unix:admin.sock")
+    assert result.code == 2 and "give --token-file" in result.err
 
 
 @pytest.mark.parametrize(
