@@ -64,8 +64,7 @@ ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 
 
 class NameServer:
-    """Answers who carries a topic. Brokers register here and are forgotten when their connection ends or their lease
-    runs out.
+    """Answers who carries a topic. Brokers register here and are forgotten when their connection or lease ends.
 
     ``start()`` binds (UsageError when the port is taken); ``address`` and ``port`` are valid afterwards; ``close()``
     ends it. Without authentication the codes that change something for everyone are served only when bound to loopback.
@@ -299,8 +298,7 @@ class NameServer:
     def _expire(self, now: float) -> None:
         for address, connection in self.routes.expire(now):
             _log.warning("broker at %s has not registered in time, its routes are dropped", address)
-            if isinstance(connection, Connection):  # what it says there from now on builds on what is dropped
-                connection.close("its broker has not registered in time")
+            connection.close("late")  # what it says there from now on builds on what is dropped
 
     def _lost(self, connection: Connection) -> None:
         for address in self.routes.lost(connection):

@@ -9,7 +9,7 @@ was noticed to be dead.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiorocket.config import Limits
 from aiorocket_protocol import PERM_WRITE, BrokerData, DataVersion, QueueData, TopicRouteData
@@ -136,7 +136,7 @@ class RouteInfo:
         """A connection closed: the addresses of the brokers that went with it."""
         return self._remove_all([key for key, broker in self._brokers.items() if broker.connection == connection])
 
-    def expire(self, now: float) -> list[tuple[str, Hashable]]:
+    def expire(self, now: float) -> list[tuple[str, Any]]:
         """The leases that are over: the addresses of the brokers, and the connections on which they registered."""
         over = [key for key, broker in self._brokers.items() if broker.seen + broker.expiry <= now]
         return [(broker.address, broker.connection) for broker in map(self._remove, over)]
