@@ -68,9 +68,8 @@ async def replay(request: Request) -> Response:
     confirm = form_of(request, "confirm") == "yes"
     outcomes: list[Any] = []
     report = await site.admin.dlq(group).replay(
-        where=lambda message: message.replay_id in chosen, limit=len(chosen), confirm=confirm, dry_run=not confirm,
-        on_outcome=outcomes.append,
-    )  # fmt: skip
+        ids=chosen, confirm=confirm, dry_run=not confirm, on_outcome=outcomes.append
+    )
     topics = Counter(each.topic for each in outcomes if each.status in ("selected", "sent"))
     return site.render(
         request, "replay.html", group=group, report=report, topics=sorted(topics.items()), chosen=sorted(chosen),

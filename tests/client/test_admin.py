@@ -23,7 +23,7 @@ from aiorocket import (
     embed,
 )
 from aiorocket.broker import Broker
-from aiorocket.client.admin.asking import Missing, gathered
+from aiorocket.client.admin.asking import Missing, gathered, side_by_side
 from aiorocket.config import BrokerConfig
 from aiorocket.errors import NotConnectedError
 from aiorocket.runtime.env import real_env
@@ -390,6 +390,25 @@ async def test_a_group_that_went_on_from_the_end_has_come_there(mq: Embedded, ad
     await sent(mq, 4)
     await consumed(mq, 6)
     assert await admin.offsets.verify(plan, within=0) == []
+
+
+async def test_many_questions_are_asked_side_by_side_with_a_bound() -> None:
+    under_way = most = 0
+
+    async def ask(number: int) -> int:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        if number == 99:
+            raise NotConnectedError("it is away")
+        return number
+
+    assert await side_by_side(ask, range(50)) == list(range(50)) and most == 16
+    with pytest.raises(NotConnectedError):
+        await side_by_side(ask, (99, *range(40)))
+    assert under_way == 0
 
 
 async def test_a_partial_answer_says_what_is_missing_and_why() -> None:

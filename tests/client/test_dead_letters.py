@@ -140,7 +140,20 @@ async def test_what_is_wanted_can_be_said(mq: Embedded, admin: Admin) -> None:
     assert late and all(each.store_timestamp >= last for each in late)
     early = await all_of(admin, until=datetime.fromtimestamp(last / 1000, UTC))
     assert len(early) + len(late) == 600
-    for wrong in ({"since": datetime(2030, 1, 1)}, {"until": -1}, {"limit": -1}):
+    asked: list[int] = []
+    call = admin.client.call
+
+    async def counted(address: str, code: int, *rest: Any, **more: Any) -> Any:
+        asked.append(code)
+        return await call(address, code, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(admin.client, "call", counted)
+        chosen = [found[number].replay_id for number in (599, 7)]
+        named = await all_of(admin, ids=[*chosen, "7F00000100002A9F00000000FFFFFFFF", found[0].origin_msg_id])
+    assert [each.body for each in named] == [b"7", b"599"] and {each.queue for each in named} == {found[0].queue}
+    assert RequestCode.PULL_MESSAGE not in asked and len(asked) < 12
+    for wrong in ({"since": datetime(2030, 1, 1)}, {"until": -1}, {"limit": -1}, {"ids": ["no id"]}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
             await all_of(admin, **wrong)
 

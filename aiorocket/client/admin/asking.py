@@ -27,9 +27,10 @@ from aiorocket_protocol import (
 )
 from aiorocket_protocol.plain import Plain
 
-__all__ = ("ABSENT", "Answers", "Asking", "Broker", "Missing")
+__all__ = ("ABSENT", "Answers", "Asking", "Broker", "Missing", "side_by_side")
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 #: Answers of a broker that has nothing of what was asked about.
 ABSENT = (
@@ -39,6 +40,8 @@ ABSENT = (
 )
 #: A broker asks a client for up to 10 s before it answers us.
 CLIENT_CALL = 15.0
+#: Questions of one kind that are under way at a time.
+_AT_ONCE = 16
 
 
 class Broker(NamedTuple):
@@ -194,3 +197,21 @@ async def gathered(asked: Sequence[tuple[str, Awaitable[list[T]]]]) -> Answers[T
         raise failed[0][1]
     answers.missing = tuple(Missing(name, str(error)) for name, error in failed)
     return answers
+
+
+async def side_by_side(ask: Callable[[K], Awaitable[T]], about: Iterable[K]) -> list[T]:
+    """What ``ask`` says of each, in their order, 16 under way at a time. The first error is raised when all have
+    ended."""
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(each: K) -> T:
+        async with room:
+            return await ask(each)
+
+    results = await asyncio.gather(*map(one, about), return_exceptions=True)
+    found: list[T] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        found.append(result)
+    return found

@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncGenerator
 from typing import Literal, NamedTuple
 
+from aiorocket.client.admin.asking import side_by_side
 from aiorocket.client.admin.brokers import BrokerRuntime, Brokers
 from aiorocket.client.admin.groups import Groups
 from aiorocket.client.admin.topics import Topics
@@ -135,11 +136,14 @@ def _of_runtime(runtime: BrokerRuntime, now: int) -> list[Finding]:
 
 
 async def _groups(groups: Groups, most: int) -> AsyncGenerator[Finding, None]:
-    for group, rows in (await groups.lags()).items():
-        behind = sum(each.lag for each in rows if not each.topic.startswith(DLQ_PREFIX))
-        if not behind:
-            continue
-        if not (await groups.members(group)).members:
+    waiting = {
+        group: sum(each.lag for each in rows if not each.topic.startswith(DLQ_PREFIX))
+        for group, rows in (await groups.lags()).items()
+    }
+    late = [group for group, behind in waiting.items() if behind]
+    for group, known in zip(late, await side_by_side(groups.members, late), strict=True):
+        behind = waiting[group]
+        if not known.members:
             advice = "start its consumers, or delete the group when nobody needs it"
             yield Finding("warning", "lag", group, f"{behind} messages wait and nobody is online", advice)
         elif behind >= most:
@@ -150,27 +154,33 @@ async def _groups(groups: Groups, most: int) -> AsyncGenerator[Finding, None]:
 
 
 async def _topics(topics: Topics) -> AsyncGenerator[Finding, None]:
-    for name in sorted({each.topic for each in await topics.all(system=True)}):
-        if name.startswith(DLQ_PREFIX):
-            try:
-                count = sum(each.end - each.begin for each in await topics.status(name))
-            except TopicNotFoundError:
-                continue
-            if count:
-                group = name.removeprefix(DLQ_PREFIX)
-                advice = f"`aiorocket dlq list {group}` says why, `aiorocket dlq replay {group}` sends them again"
-                yield Finding("warning", "dead letters", group, f"{count} messages were given up", advice)
-    for name in sorted({each.topic for each in await topics.all()}):
+    async def dead(name: str) -> Finding | None:
         try:
-            writable = [each for each in await topics.route(name) if "W" in each.permission]
+            count = sum(each.end - each.begin for each in await topics.status(name))
+        except TopicNotFoundError:
+            return None
+        group = name.removeprefix(DLQ_PREFIX)
+        advice = f"`aiorocket dlq list {group}` says why, `aiorocket dlq replay {group}` sends them again"
+        return Finding("warning", "dead letters", group, f"{count} messages were given up", advice) if count else None
+
+    async def routed(name: str) -> Finding | None:
+        try:
+            route = await topics.route(name)
         except (RocketError, ProtocolError) as error:
-            yield Finding(
-                "error", "route", name, str(error), "brokers tell name servers every 30 s: is theirs the same?"
-            )
-            continue
-        if not writable:
-            advice = "`aiorocket cluster write BROKER on`, or `aiorocket topic update`, gives it back"
-            yield Finding("warning", "route", name, "no broker lets it be written", advice)
+            advice = "brokers tell name servers every 30 s: is theirs the same?"
+            return Finding("error", "route", name, str(error), advice)
+        if any("W" in each.permission for each in route):
+            return None
+        advice = "`aiorocket cluster write BROKER on`, or `aiorocket topic update`, gives it back"
+        return Finding("warning", "route", name, "no broker lets it be written", advice)
+
+    everything = sorted({each.topic for each in await topics.all(system=True)})
+    for finding in await side_by_side(dead, [name for name in everything if name.startswith(DLQ_PREFIX)]):
+        if finding is not None:
+            yield finding
+    for finding in await side_by_side(routed, sorted({each.topic for each in await topics.all()})):
+        if finding is not None:
+            yield finding
 
 
 def _float(text: str | None) -> float:
