@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.steps import Archive, ArchiveConflictError, Progress, archive_rows, compact
 from aiorocket.spark.steps import compact as compact_step
-from aiorocket.spark.steps import hours as hours_module
 from aiorocket.spark.steps.delta import sync_delta
 from tests.spark.lakes import CrashError, add, crash_at, make
 
@@ -113,8 +113,9 @@ def test_nothing_is_replaced_when_a_row_is_lost_or_another_run_was_quicker(
         compact(spark, str(tmp_path), on_step=other)
     assert archive.snapshot().files == before.files
 
-    real = hours_module.count_files
-    monkeypatch.setattr(hours_module, "count_files", lambda *given: real(*given)[1:])
+    module = importlib.import_module("aiorocket.spark.steps.compact")
+    real = module.answered
+    monkeypatch.setattr(module, "answered", lambda found: real(found)[1:])
     with pytest.raises(RocketError, match="nothing was replaced"):
         compact(spark, str(tmp_path))
     assert archive.snapshot().files == before.files
@@ -142,7 +143,5 @@ def test_the_archive_goes_on_and_readers_read_on_beside_a_compaction(spark: Spar
 
 
 def test_a_step_is_no_module() -> None:
-    import importlib
-
     module = importlib.import_module("aiorocket.spark.steps.compact")
     assert module.compact is compact_step and callable(compact_step)

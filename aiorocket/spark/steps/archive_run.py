@@ -89,7 +89,7 @@ class Run:
 
     def _tidy(self) -> None:
         """Removes what crashed runs left in ``_staging``: of batches that are in the archive, or that come next."""
-        for name in {each.split("/")[1] for each in self.archive.folder.walk(STAGING)}:
+        for name in self.archive.folder.folders(STAGING):
             origin = FileOrigin.of(name)
             if origin is not None and not origin.compacted and origin.number <= self.snapshot.last + 1:
                 self.archive.folder.remove_tree(f"{STAGING}/{name}")

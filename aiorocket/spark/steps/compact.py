@@ -7,15 +7,19 @@ that gets through removes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from aiorocket.errors import UsageError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.entropy import Entropy
+from aiorocket.spark.steps.answers import ANSWER_SQL, answer, answered
 from aiorocket.spark.steps.delta import check_delta, sync_delta
-from aiorocket.spark.steps.hours import written_files
+from aiorocket.spark.steps.folder import Folder
 from aiorocket.spark.steps.manifest import (
     DATA,
     STAGING,
@@ -26,15 +30,16 @@ from aiorocket.spark.steps.manifest import (
     Snapshot,
     lasting,
 )
+from aiorocket.spark.steps.merge import merge
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
-from aiorocket.spark.steps.rows import partitioned_rows, write_hours
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 __all__ = ("compact",)
 
-_ORDER = ("brokerName", "queueId", "queueOffset")
 #: A generation names every file of the archive, so it is not written for each hour; what a crash costs is a round.
 _ROUND_FOLDERS, _ROUND_TARGETS = 64, 4
 
@@ -139,21 +144,14 @@ def _rewrite(
         check_delta(archive, [file.path for group in groups for file in group.files])
     origin = FileOrigin(True, snapshot.generation + 1)
     staging = f"{STAGING}/{origin}-{Entropy().token(4).hex()}"
-    # One job for all hours that become one file each. A job of its own for an hour that is larger than a file.
-    single = [file for group in groups if group.parts == 1 for file in group.files]
-    if single:
-        df = partitioned_rows(spark, archive, single)
-        _write(df.repartition("topic", "dt", "hour"), archive.folder.uri(f"{staging}/0"))
-    for place, group in enumerate(groups, 1):
-        if group.parts > 1:
-            df = partitioned_rows(spark, archive, group.files)
-            _write(df.repartitionByRange(group.parts, *_ORDER), archive.folder.uri(f"{staging}/{place}"))
+    job = {
+        "path": archive.folder.location, "staging": staging, "columns": archive.columns,
+        "groups": [[group.parts, [file.path for file in group.files]] for group in groups],
+    }  # fmt: skip
+    spark.dataSource.register(_Merge)
+    written = answered(spark.read.format(_Merge.name()).option("job", json.dumps(job)).load().collect())
     step("written")
-    placed, moves = list[DataFile](), dict[str, str]()
-    for below in sorted({name.split("/")[2] for name in archive.folder.walk(staging)}):
-        more, their = lasting(written_files(archive.folder, f"{staging}/{below}"), f"{staging}/{below}", origin)
-        placed += more
-        moves |= their
+    placed, moves = lasting(written, staging, origin)
     try:
         archive.folder.move(moves)
     except FileNotFoundError as error:
@@ -168,9 +166,32 @@ def _rewrite(
     return snapshot, placed
 
 
-def _write(df: DataFrame, location: str) -> None:
-    # Within an hour's file the order is that of the sort: the columns in front of it are the same in all its rows.
-    write_hours(df.sortWithinPartitions("topic", "dt", "hour", *_ORDER), location)
+class _Merge(DataSource):
+    """The job of one round, as a data source that the driver makes for itself: reading it writes the files, a task for
+    each hour. No row passes through the JVM."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq_compact"
+
+    def schema(self) -> str:
+        return ANSWER_SQL
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _Merging(json.loads(self.options["job"]))
+
+
+class _Merging(DataSourceReader):
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self._job = job
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(place) for place in range(len(self._job["groups"]))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        job = self._job
+        parts, paths = job["groups"][partition.value]
+        yield from answer(merge(Folder(job["path"]), paths, job["staging"], job["columns"], parts))
 
 
 def _sync(archive: Archive, snapshot: Snapshot) -> None:
@@ -182,7 +203,7 @@ def _clean(archive: Archive, snapshot: Snapshot, keep: float) -> int:
     """Removes replaced files whose time has come, and what crashed runs left: files whose number says that their commit
     or generation has been decided, and that are not part of it. How many data files were removed."""
     archive.forget_replaced(snapshot)
-    for name in {each.split("/")[1] for each in archive.folder.walk(STAGING)}:
+    for name in archive.folder.folders(STAGING):
         if (origin := FileOrigin.of(name)) is not None and origin.decided(snapshot):
             archive.folder.remove_tree(f"{STAGING}/{name}")
     oldest = WallClock().wall_ms() - keep * 1000

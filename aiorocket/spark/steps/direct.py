@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from aiorocket.client.pipeline.reading import unwrap, wrap
@@ -25,11 +24,13 @@ from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.partition import QueuePartition, cores, read_partition
 from aiorocket.spark.planner import QueueRange, admit, plan
+from aiorocket.spark.steps.answers import ANSWER_SQL, answer, answered
 from aiorocket.spark.steps.folder import Folder
 from aiorocket.spark.steps.hours import HourWriter
-from aiorocket.spark.steps.manifest import Commit, DataFile, Span, spans
+from aiorocket.spark.steps.manifest import Commit, Span, spans
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from aiorocket.client.pipeline.reading import Bounds
@@ -38,16 +39,8 @@ if TYPE_CHECKING:
 __all__ = ("DirectArchive", "Rounds")
 
 _NAME = "rocketmq_direct_archive"
-#: What a task answers: one row for each file and queue.
-_ANSWER = pa.schema(
-    [
-        ("path", pa.string()), ("size", pa.int64()), ("topic", pa.string()), ("broker", pa.string()),
-        ("queue", pa.int32()), ("begin", pa.int64()), ("end", pa.int64()), ("rows", pa.int64()),
-    ]
-)  # fmt: skip
 #: How long a wait lasts before ``stop`` is looked at, in seconds.
 _LOOK = 0.5
-_ANSWER_SQL = "path STRING, size LONG, topic STRING, broker STRING, queue INT, begin LONG, end LONG, rows LONG"
 
 
 class DirectArchive(DataSource):
@@ -58,7 +51,7 @@ class DirectArchive(DataSource):
         return _NAME
 
     def schema(self) -> str:
-        return _ANSWER_SQL
+        return ANSWER_SQL
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return _Writing(json.loads(self.options["job"]))
@@ -84,11 +77,7 @@ class _Writing(DataSourceReader):
             files = writer.finish()
         finally:
             writer.abandon()
-        rows = [(file.path, file.bytes, *queue, *file.queues[queue]) for file in files for queue in file.queues]
-        if rows:
-            columns = zip(*rows, strict=True)
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, _ANSWER, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=_ANSWER)
+        yield from answer(files)
 
 
 class Rounds:
@@ -162,18 +151,13 @@ class Rounds:
         }  # fmt: skip
         found = run.spark.read.format(_NAME).option("job", json.dumps(job)).load().collect()
         run.step("written")
-        files: dict[str, DataFile] = {}
-        for path, size, topic, broker, queue, begin, end, rows in found:
-            old = files.get(path)
-            held = dict(old.queues) if old else {}
-            held[Queue(topic, broker, queue)] = Span(begin, end, rows)
-            files[path] = DataFile(path, sum(span.rows for span in held.values()), size, held)
-        counted = spans(files.values())
+        files = answered(found)
+        counted = spans(files)
         spanned = {
             each.queue: Span(each.begin, each.end, counted[each.queue].rows if each.queue in counted else 0)
             for each in ranges
         }
-        run.publish(staging, Commit(list(files.values()), spanned))
+        run.publish(staging, Commit(files, spanned))
         self._commit_offsets()
 
     def _name(self, queue: Queue) -> Queue:

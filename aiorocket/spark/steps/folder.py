@@ -55,6 +55,12 @@ class Folder:
         found = [each.rpartition("/")[2] for each in self._found(name, recursive=False)]
         return sorted(each for each in found if not each.startswith("."))
 
+    def folders(self, name: str) -> list[str]:
+        """The names of the folders right in folder ``name``, empty ones too, sorted."""
+        selector = fs.FileSelector(self.full(name), allow_not_found=True)
+        found = self._fs.get_file_info(selector)
+        return sorted(info.base_name for info in found if info.type == fs.FileType.Directory)
+
     def walk(self, name: str) -> list[str]:
         """All files below folder ``name``, with their paths from this folder, sorted."""
         return sorted(found[len(self._root) + 1 :] for found in self._found(name, recursive=True))

@@ -7,7 +7,7 @@ one before 1970 or after 9999, to the hour 0 of 1970. ``rows.with_hours`` is the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from aiorocket.spark.steps.manifest import LAST_HOUR, DataFile, Span, partition_
 if TYPE_CHECKING:
     from aiorocket.spark.steps.folder import Folder
 
-__all__ = ("HourWriter", "count_files", "written_files")
+__all__ = ("HourWriter", "by_queue", "count_files", "written_files")
 
 _HOUR_US = 3_600_000_000
 #: A row group: large enough to compress and to scan well, small enough for a task's memory.
@@ -166,7 +166,8 @@ def count_files(folder: Folder, below: str, names: Sequence[str]) -> list[DataFi
         path = f"{below}/{name}"
         with folder.filesystem.open_input_file(folder.full(path)) as stream:
             table = pq.ParquetFile(stream).read(columns=["brokerName", "queueId", "queueOffset"])
-        held = dict(_by_queue(topic, table))
+        column = table.column("queueOffset").to_numpy()
+        held = {queue: column[places] for queue, places in by_queue(topic, table)}
         for queue, offsets in held.items():
             offsets_of.setdefault(queue, []).append(offsets)
         counted = {queue: Span(int(at.min()), int(at.max()) + 1, len(at)) for queue, at in held.items()}
@@ -179,17 +180,18 @@ def count_files(folder: Folder, below: str, names: Sequence[str]) -> list[DataFi
     return files
 
 
-def _by_queue(topic: str, table: pa.Table) -> Iterable[tuple[Queue, Any]]:
-    brokers = table.column("brokerName").combine_chunks().dictionary_encode()
-    if isinstance(brokers, pa.ChunkedArray):
-        brokers = brokers.combine_chunks()
-    names, ids = brokers.dictionary.to_pylist(), table.column("queueId").to_numpy()
+def by_queue(
+    topic: str, rows: pa.Table | pa.RecordBatch
+) -> Iterator[tuple[Queue, np.ndarray[Any, np.dtype[np.int64]]]]:
+    """At which places of ``rows``, in rising order, each queue is."""
+    brokers = rows.column("brokerName")
+    brokers = (brokers.combine_chunks() if isinstance(brokers, pa.ChunkedArray) else brokers).dictionary_encode()
+    names, ids = brokers.dictionary.to_pylist(), rows.column("queueId").to_numpy()
     keys = brokers.indices.to_numpy().astype(np.int64) << 32 | ids
     order = np.argsort(keys, kind="stable")
-    keys, offsets = keys[order], table.column("queueOffset").to_numpy()[order]
-    values, starts = np.unique(keys, return_index=True)
-    for key, part in zip(values.tolist(), np.split(offsets, starts[1:]), strict=True):
-        yield Queue(topic, names[key >> 32], key & 0xFFFF_FFFF), part
+    values, starts = np.unique(keys[order], return_index=True)
+    for key, places in zip(values.tolist(), np.split(order, starts[1:]), strict=True):
+        yield Queue(topic, names[key >> 32], key & 0xFFFF_FFFF), places
 
 
 def written_files(folder: Folder, below: str) -> list[DataFile]:

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from aiorocket.spark.planner import QueueRange
     from aiorocket.spark.steps.manifest import Archive, DataFile
 
-__all__ = (
-    "archive_rows", "in_ranges", "overlapping", "partitioned_rows", "read_files", "topic_rows", "with_hours",
-    "write_hours",
-)  # fmt: skip
+__all__ = ("archive_rows", "in_ranges", "overlapping", "read_files", "topic_rows", "with_hours", "write_hours")
 
 
 def archive_rows(
@@ -57,7 +54,9 @@ def read_files(
     """The rows of these files of an archive, those stored in ``[since, until)``, in the archive's columns."""
     if not files:
         return spark.createDataFrame([], spark_schema(archive.columns))
-    df = partitioned_rows(spark, archive, files).select(*archive.columns)
+    # Told, not guessed from folder names: a topic may be called 007.
+    reader = spark.read.schema(spark_schema(archive.columns)).option("basePath", archive.folder.uri(DATA))
+    df = reader.parquet(*(archive.folder.uri(file.path) for file in files)).select(*archive.columns)
     if since is not None:
         df = df.where(F.col("storeTimestamp") >= F.lit(since))
     if until is not None:
@@ -89,14 +88,6 @@ def in_ranges(df: DataFrame, ranges: Iterable[QueueRange]) -> DataFrame:
     bounds = df.sparkSession.createDataFrame(told, schema)
     df = df.join(F.broadcast(bounds), ["topic", "brokerName", "queueId"])
     return df.where("queueOffset >= _begin AND queueOffset < _end").drop("_begin", "_end")
-
-
-def partitioned_rows(spark: SparkSession, archive: Archive, files: Sequence[DataFile]) -> DataFrame:
-    """The rows of these files (one at least) with the archive's columns and ``dt`` and ``hour``, as text."""
-    # Told, not guessed from folder names: a topic may be called 007, an hour is 05.
-    schema = spark_schema(archive.columns).add("dt", "string").add("hour", "string")
-    reader = spark.read.schema(schema).option("basePath", archive.folder.uri(DATA))
-    return reader.parquet(*(archive.folder.uri(file.path) for file in files))
 
 
 def with_hours(df: DataFrame) -> DataFrame:

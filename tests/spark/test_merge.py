@@ -1,0 +1,55 @@
+"""Files of an hour become few: sorted, all rows, whatever the order they came in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from aiorocket.errors import RocketError
+from aiorocket.model import Queue
+from aiorocket.spark.steps import merge as merging
+from aiorocket.spark.steps.merge import merge
+from tests.spark.lakes import add, make, rows_of
+
+QUEUES = [Queue("t", broker, number) for broker in ("broker-b", "broker-a") for number in (0, 10, 2)]
+_HOUR = "data/topic=t/dt=2026-03-01/hour=12"
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rows_that_came_in_any_order_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    monkeypatch.setattr(merging, "_ROWS", 7)  # several pieces of a queue in a file
+    archive, draw = make(tmp_path), Random(parts)
+    (tmp_path / _HOUR).mkdir(parents=True)
+    paths = []
+    for name in range(3):
+        batches = [rows_of(queue, range(name, 40, 3)) for queue in QUEUES]
+        rows = pa.Table.from_batches(batches)
+        order = list(range(rows.num_rows))
+        draw.shuffle(order)
+        paths.append(f"{_HOUR}/{name}.parquet")
+        pq.write_table(rows.take(order), tmp_path / paths[-1])
+
+    files = merge(archive.folder, paths, "_staging/x", archive.columns, parts)
+    assert [file.rows for file in files] == [240 // parts] * parts
+    found = pa.concat_tables(pq.ParquetFile(tmp_path / "_staging/x" / file.path).read() for file in files)
+    expected = pa.Table.from_batches([rows_of(queue, range(40)) for queue in sorted(QUEUES)])
+    assert found.equals(expected)
+    counted = [(queue, *file.queues[queue]) for file in files for queue in file.queues]
+    assert sum(rows for *_, rows in counted) == sum(end - begin for _, begin, end, _ in counted) == 240
+
+
+def test_an_offset_that_is_there_twice_is_an_error_and_what_spark_wrote_is_taken(tmp_path: Path) -> None:
+    archive = make(tmp_path)
+    add(archive, {QUEUES[0]: range(5)})
+    one = archive.snapshot().files[0].path
+    with pytest.raises(RocketError, match="out of order or again"):
+        merge(archive.folder, [one, one], "_staging/x", archive.columns, 1)
+    # Spark's writer knows no Arrow schema, and has the columns in another order.
+    table = pq.ParquetFile(tmp_path / one).read()
+    pq.write_table(table.select(table.column_names[::-1]), tmp_path / _HOUR / "spark.parquet", store_schema=False)
+    (file,) = merge(archive.folder, [f"{_HOUR}/spark.parquet"], "_staging/y", archive.columns, 1)
+    assert pq.ParquetFile(tmp_path / "_staging/y" / file.path).read().equals(table)
