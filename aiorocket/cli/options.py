@@ -108,7 +108,9 @@ def client_options(function: F) -> F:
 
     @wraps(function)
     def command(*args: Any, **given: Any) -> Any:
-        own = {name: given.pop(name) for name in ("nameservers", "namespace", "credentials", "tls", *_TLS)}
+        own = {
+            name: given.pop(name) for name in ("nameservers", "address_map", "namespace", "credentials", "tls", *_TLS)
+        }
         return function(*args, config=_client_config(**own), **given)
 
     decorated: Any = command
@@ -135,6 +137,10 @@ def client_options(function: F) -> F:
             help="JSON with accessKey and secretKey, for servers with access control. Or AIOROCKET_ACCESS_KEY and "
             "AIOROCKET_SECRET_KEY of the environment.",
         ),
+        click.option(
+            "--address-map", metavar="FROM=TO[,FROM=TO]", default="", envvar="AIOROCKET_ADDRESS_MAP", show_envvar=True,
+            help="Where a broker that registered FROM is reached from here: HOST:PORT, or HOST for all its ports.",
+        ),
         nameserver_option,
     ):  # fmt: skip
         decorated = option(decorated)
@@ -146,6 +152,7 @@ _TLS = ("tls_ca", "tls_cert", "tls_key", "tls_insecure")
 
 def _client_config(
     nameservers: tuple[str, ...],
+    address_map: str,
     namespace: str,
     credentials: str | None,
     tls: bool,
@@ -160,11 +167,14 @@ def _client_config(
         keys = os.environ.get("AIOROCKET_ACCESS_KEY") or None, os.environ.get("AIOROCKET_SECRET_KEY") or None
         if keys == (None, None) and (token := os.environ.get("AIOROCKET_ADMIN_TOKEN")):
             keys = "admin", token
+    from aiorocket.config.addresses import read_address_map
+
     try:
         if tls_ca is not None or tls_cert is not None or tls_key is not None or tls_insecure:
             encrypted = aiorocket.TlsConfig(ca=tls_ca, cert=tls_cert, key=tls_key, verify=not tls_insecure)
         return aiorocket.ClientConfig(
             nameservers=nameservers,
+            address_map=read_address_map(address_map),
             namespace=namespace,
             access_key=keys[0],
             secret_key=keys[1],

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 from aiorocket.client.answering import consumer_requests, producer_requests
 from aiorocket.client.core.lifecycle import Lifecycle, State
-from aiorocket.client.core.retry import remote_error
+from aiorocket.client.core.retry import remote_error, unreached
 from aiorocket.client.core.routes import TopicRoute, parse_nameservers
 from aiorocket.client.middleware import Middleware
 from aiorocket.client.outage_log import OutageLog
@@ -92,7 +92,9 @@ class Session:
         processors = ProcessorTable()
         #: Around what every producer and consumer of it sends and consumes.
         self.middleware: tuple[Middleware, ...] = ()
-        self.remoting = RemotingClient(self.env, config.remoting, processors, on_close=self._on_close)
+        self.remoting = RemotingClient(
+            self.env, config.remoting, processors, on_close=self._on_close, address_map=config.address_map
+        )
         self.routes = RouteTable(config, self.remoting)
         self.outages = OutageLog(lambda: self.loop.time())
         clock = self.env.clock
@@ -247,8 +249,9 @@ class Session:
         try:
             async with asyncio.timeout(limit if timeout is None else min(limit, timeout)):
                 connection = await self.remoting.connect(address)
-        except TimeoutError:
-            raise NotConnectedError(f"no connection to {address} in time: is it up, and reachable from here?") from None
+        except (TimeoutError, NotConnectedError) as error:
+            known = address in self.config.nameservers or address in self.remoting.reached
+            raise unreached(address, str(error), known=known) from None
         if self.producers or self.consumers:
             self._heartbeat_due.set()
         return connection

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from aiorocket.config.addresses import check_nameservers
+from aiorocket.config.addresses import check_address_map, check_nameservers
 from aiorocket.config.credentials import check_credentials
 from aiorocket.config.limits import Limits
 from aiorocket.config.remoting import MIB, RemotingConfig, check_numbers, check_positive
@@ -69,6 +69,10 @@ class ClientConfig:
     #: TLS to name servers and brokers: True trusts what the system trusts; see ``TlsConfig``. One ``ssl.SSLContext``
     #: made once serves any number of clients.
     tls: ssl.SSLContext | TlsConfig | bool = False
+    #: Where brokers are reached that register addresses which nobody reaches from here, as in containers and behind
+    #: port forwarding: {"172.17.0.2:10911": "127.0.0.1:10911"}; a host alone ("172.17.0.2": "docker.example") stands
+    #: for all its ports. Or an async function from the one address to the other, asked whenever one is dialled.
+    address_map: Mapping[str, str] | Callable[[str], Awaitable[str]] = field(default_factory=dict, hash=False)
     #: What a consumer does about a topic that nobody has: "wait" begins with the others and takes it when it is there,
     #: from its first message on; "create" creates it; with "error" a start fails after ``start_timeout``.
     missing_topics: MissingTopics = "wait"
@@ -104,6 +108,12 @@ class ClientConfig:
         if not self.nameservers:
             raise ConfigError(f"nameservers={self.nameservers!r}: a tuple with at least one HOST:PORT")
         check_nameservers(self.nameservers)
+        if isinstance(self.address_map, Mapping):
+            check_address_map(self.address_map)
+        elif not callable(self.address_map):
+            raise ConfigError(
+                f"address_map={self.address_map!r:.200}: a dict of addresses, or an async function of one"
+            )
         if self.instance is not None and not re.fullmatch(r"[^\s/\\]+", str(self.instance)):
             raise ConfigError(f"instance={self.instance!r}: a name without blanks and slashes; None makes one up")
         if not isinstance(self.tls, bool | TlsConfig | ssl.SSLContext):

@@ -11,6 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from aiorocket.config.addresses import read_address_map
 from aiorocket.config.server import BrokerConfig
 from aiorocket.errors import ConfigError
 
@@ -164,7 +165,7 @@ def _made(config: type[C], said: Iterable[_Said]) -> C:
     for path, value, where in said:
         _put(values, path, value, where, parts)
     for name, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and name in parts:
             for each in fields(parts[name]):
                 if each.name not in value and each.default is MISSING and each.default_factory is MISSING:
                     raise ConfigError(f"{name}.{each.name} is needed beside {name}.{min(value)}")
@@ -199,10 +200,15 @@ def _check(kind: Any, value: Any, where: str) -> None:
         of = get_args(kind)[0]
         if not isinstance(value, list) or not all(_is(of, each) for each in value):
             raise ConfigError(f"{where}: a list of {'texts' if of is str else 'numbers'} is needed")
+    elif _ADDRESSES in get_args(kind):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: a table of addresses is needed")
     elif kind in _WANTED and not _is(kind, value):
         raise ConfigError(f"{where}: {_WANTED[kind]} is needed")
 
 
+#: Of ``address_map``.
+_ADDRESSES = Mapping[str, str]
 _WANTED = {str: "text in quotes", bool: "true or false", int: "a whole number", float: "a number"}
 
 
@@ -216,6 +222,8 @@ def _read(kind: Any, text: str, name: str) -> Any:
     if get_origin(kind) is tuple:
         parts = (part.strip() for part in text.replace(",", ";").split(";"))
         return tuple(_read(get_args(kind)[0], part, name) for part in parts if part)
+    if _ADDRESSES in get_args(kind):
+        return read_address_map(text)
     if get_origin(kind) is Literal or kind is str or str in get_args(kind):
         return text  # the config says which texts there are
     if kind is bool:

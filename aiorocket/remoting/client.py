@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from aiorocket.config import RemotingConfig
-from aiorocket.errors import NotConnectedError
+from aiorocket.config.addresses import mapped
+from aiorocket.errors import ConfigError, NotConnectedError, RocketError
 from aiorocket.remoting.address import parse_address, unix_path
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable
@@ -39,7 +40,9 @@ class _Failures:
 
 class RemotingClient:
     """Outgoing connections. ``processors`` serve requests that peers send on them, ``on_close(connection)`` tells of
-    each end; ``signer`` signs every request, which then travels as JSON; ``tls`` is for all addresses."""
+    each end; ``signer`` signs every request, which then travels as JSON; ``tls`` is for all addresses. ``address_map``,
+    as of ``ClientConfig``, says only where to dial: everywhere else a connection goes by the address that was asked
+    for."""
 
     def __init__(
         self,
@@ -50,7 +53,9 @@ class RemotingClient:
         *,
         signer: Signer | None = None,
         tls: ssl.SSLContext | None = None,
+        address_map: Mapping[str, str] | Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
+        self._address_map = address_map or {}
         self._make: Callable[..., Connection] = Connection
         self._tls: dict[str, Any] = {}
         self.config = config
@@ -61,6 +66,8 @@ class RemotingClient:
         self._live: dict[str, Connection] = {}
         self._dials: dict[str, list[asyncio.Future[Connection]]] = {}
         self._failures: dict[str, _Failures] = {}
+        #: Every address that was connected once.
+        self.reached: set[str] = set()
         self._tasks = TaskScope("remoting-client")
         self._sweeper: Sweeper | None = None
         self._shared = memoryview(bytearray(READ_SIZE))
@@ -171,22 +178,30 @@ class RemotingClient:
             )
 
         cause = ""
+        dialled = address
         connection: Connection | None = None
         try:
             async with asyncio.timeout(self.config.connect_timeout):
-                if (path := unix_path(address)) is not None:
+                if self._address_map:
+                    dialled = await self._mapped(address)
+                if (path := unix_path(dialled)) is not None:
                     _, made = await loop.create_unix_connection(factory, path)
                 else:
-                    _, made = await loop.create_connection(factory, *parse_address(address), **self._tls)
+                    _, made = await loop.create_connection(factory, *parse_address(dialled), **self._tls)
                 connection = cast(Connection, made)
         except TimeoutError:
             with_tls = " (with its TLS handshake)" if self._tls else ""
             cause = f"no connection{with_tls} within {self.config.connect_timeout:g} s"
         except OSError as error:
             cause = (tls_trouble(error) if self._tls else None) or _cause(error)
+        except RocketError as error:
+            cause = str(error)
+        if cause and dialled != address:
+            cause = f"as {dialled} (address_map): {cause}"
         waiters = self._dials.pop(address, [])
         if connection is not None:
             self._failures.pop(address, None)
+            self.reached.add(address)
             self._sweeper.add(connection)
             if not connection.closed:
                 connection.data["address"] = address
@@ -205,6 +220,18 @@ class RemotingClient:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(NotConnectedError(f"{address}: {cause}"))
+
+    async def _mapped(self, address: str) -> str:
+        """Where to dial ``address``. ConfigError when the user's function cannot say."""
+        if isinstance(self._address_map, Mapping):
+            return mapped(self._address_map, address)
+        try:
+            dialled = await self._address_map(address)
+            if unix_path(dialled) is None:
+                parse_address(dialled)
+        except Exception as error:  # a user's code
+            raise ConfigError(f"address_map raised {type(error).__name__}: {error}") from error
+        return dialled
 
     def _lost(self, connection: Connection) -> None:
         if self._sweeper is not None:

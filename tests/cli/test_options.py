@@ -4,9 +4,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from aiorocket import ClientConfig
 from aiorocket.cli.consume import _read_start
 from aiorocket.cli.main import cli
-from aiorocket.cli.options import nameserver_option, parse_nameservers
+from aiorocket.cli.options import client_options, nameserver_option, parse_nameservers
 from aiorocket.cli.server_options import advertised
 
 
@@ -44,6 +45,20 @@ def test_the_name_server_comes_from_the_option_then_the_environment_then_this_ma
     assert runner.invoke(show).output == "env:1 env:2\n"
     assert CliRunner(env={"AIOROCKET_NAMESERVER": None}).invoke(show).output == "127.0.0.1:9876\n"
     assert runner.invoke(show, ["--nameserver", "nowhere"]).exit_code == 2
+
+
+@click.command()
+@client_options
+def look(config: ClientConfig) -> None:
+    click.echo(config.address_map)
+
+
+def test_where_brokers_are_reached_comes_from_the_option_or_the_environment() -> None:
+    runner = CliRunner(env={"AIOROCKET_ADDRESS_MAP": "172.17.0.2=mq.example"})
+    assert runner.invoke(look).output == "{'172.17.0.2': 'mq.example'}\n"
+    assert runner.invoke(look, ["--address-map", "a:1=b:2"]).output == "{'a:1': 'b:2'}\n"
+    wrong = runner.invoke(look, ["--address-map", "a:1"])
+    assert wrong.exit_code == 2 and "FROM=TO" in wrong.output
 
 
 @pytest.mark.parametrize("command", ["broker", "standalone"])

@@ -31,11 +31,13 @@ def test_every_option_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
         "AIOROCKET_ACCESS_KEY": "k", "AIOROCKET_SECRET_KEY": "s", "AIOROCKET_SEEDS": "200", "HOME": "/",
         "AIOROCKET_PRODUCER_IDEMPOTENT": "yes", "AIOROCKET_CONSUMER_ALLOCATE": "AVG_BY_CIRCLE",
         "AIOROCKET_CONSUMER_SHORT_POLL": "2", "AIOROCKET_PULL_CONSUMER_AUTO_COMMIT": "1",
+        "AIOROCKET_ADDRESS_MAP": "172.17.0.2=mq.example",
     }  # fmt: skip
     assert ClientConfig.from_env(environ=given) == ClientConfig(
         nameservers=("a:1", "b:2"), start_timeout=2.5, namespace="dev", missing_topics="create", instance="one",
         remoting=RemotingConfig(max_in_flight=7, serializer="json"), tls=TlsConfig(ca="ca.pem", check_hostname=False),
-        access_key="k", secret_key="s", producer=ProducerConfig(idempotent=True),
+        access_key="k", secret_key="s", address_map={"172.17.0.2": "mq.example"},
+        producer=ProducerConfig(idempotent=True),
         consumer=ConsumerConfig(allocate="AVG_BY_CIRCLE", short_poll=2.0),
         pull_consumer=PullConsumerConfig(auto_commit=True),
     )  # fmt: skip
@@ -66,11 +68,13 @@ def test_a_section_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
     path.write_text(
         '[aiorocket]\nnameservers = ["a:1"]\nstart_timeout = 2\n[aiorocket.remoting]\nrequest_timeout = 1.5\n'
+        '[aiorocket.address_map]\n"172.17.0.2:10911" = "localhost:20911"\n'
         '[tool.mq]\nnamespace = "x"\ntls = true\n[wrong]\nnamespce = "x"\n'
     )
     assert ClientConfig.from_toml(path) == ClientConfig(
-        nameservers=("a:1",), start_timeout=2, remoting=RemotingConfig(request_timeout=1.5)
-    )
+        nameservers=("a:1",), start_timeout=2, remoting=RemotingConfig(request_timeout=1.5),
+        address_map={"172.17.0.2:10911": "localhost:20911"},
+    )  # fmt: skip
     assert ClientConfig.from_toml(path, "tool.mq").tls is True
     with pytest.raises(ConfigError, match="namespce is no option: is namespace meant"):
         ClientConfig.from_toml(path, "wrong")
@@ -90,6 +94,8 @@ def test_a_section_of_a_file(tmp_path: Path) -> None:
         (b"[aiorocket]\nnameservers = 'a:1'", "nameservers: a list of texts"),
         (b"[aiorocket]\nnameservers = [9876]", "nameservers: a list of texts"),
         (b"[aiorocket]\naccess_key = 'k'\nsecret_key = 5000123", "secret_key: text in quotes is needed$"),
+        (b"[aiorocket]\naddress_map = 'a=b'", "address_map: a table of addresses is needed"),
+        (b"[aiorocket.address_map]\n'a' = 'b:1'", "address_map: .*leave the port out"),
         (b"[aiorocket.tls]\nverify = 'no'", "tls.verify: true or false"),
         (b"[aiorocket]\nnamespace = '\xff'", "x.toml: .*utf-8"),
     ],

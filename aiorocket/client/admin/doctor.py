@@ -71,7 +71,10 @@ async def examine(
             else:
                 yield Finding("ok", "advertised address", about, "reachable")
         except (RocketError, ProtocolError) as error:
-            advice = "clients are told this address: start the broker with an --advertise that they reach"
+            advice = (
+                "clients are told this address: start the broker with an --advertise that they reach, or give them an "
+                "--address-map"
+            )
             yield Finding("error", "advertised address", about, str(error), advice)
     if not brokers or not reachable:
         yield Finding("error", "brokers", "", "none can be reached", "start one, or mend the addresses above")

@@ -18,7 +18,7 @@ from aiorocket.errors import (
 )
 from aiorocket_protocol import ResponseCode
 
-__all__ = ("BUSY_CODES", "STORED_CODES", "Verdict", "judge", "remote_error")
+__all__ = ("BUSY_CODES", "STORED_CODES", "Verdict", "judge", "remote_error", "unreached")
 
 
 class Verdict(NamedTuple):
@@ -91,3 +91,15 @@ def remote_error(code: int, remark: str | None, *, request: str, address: str) -
     """The exception for an answer with ``code``."""
     kind = BrokerBusyError if code in BUSY_CODES else RemoteError
     return kind(code, remark, request=request, address=address)
+
+
+def unreached(address: str, cause: str, *, known: bool) -> NotConnectedError:
+    """The error of a connection that was not made; an empty ``cause`` is time. One to an address that is not ``known``,
+    neither given by the user nor ever reached, may be at another place from here."""
+    said = cause or f"no connection to {address} in time: is it up, and reachable from here"
+    if not known and not address.startswith("unix:"):
+        said += (
+            "; never reached so far: when a broker registered this address and has another from here, say so by "
+            "address_map= of ClientConfig"
+        )
+    return NotConnectedError(said)

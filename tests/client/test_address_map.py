@@ -1,0 +1,100 @@
+"""A broker that registers an address which nobody reaches from here, as one in a container does."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Awaitable, Callable, Mapping
+
+import pytest
+
+from aiorocket import Client, ClientConfig, ConfigError, NotConnectedError, Producer, SendError
+from aiorocket.config.addresses import mapped, read_address_map
+from tests.client.fake_broker import NAMES, FakeCluster
+from tests.client.test_selectors import run
+
+INSIDE = "172.17.0.2:10911"
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "dialled"),
+    [
+        ("172.17.0.2:10911=127.0.0.1:20911", INSIDE, "127.0.0.1:20911"),
+        ("172.17.0.2=docker.example", INSIDE, "docker.example:10911"),
+        ("172.17.0.2:10911 = localhost; 172.17.0.3=x", INSIDE, "localhost:10911"),
+        ("172.17.0.2=x,172.17.0.2:10911=y:1", INSIDE, "y:1"),
+        ("172.17.0.2=x,172.17.0.2:10911=y:1", "172.17.0.2:10909", "x:10909"),
+        ("[fd00::2]=[::1]", "[fd00::2]:10911", "[::1]:10911"),
+        ("a:1=b:2", INSIDE, INSIDE),
+        ("", INSIDE, INSIDE),
+    ],
+)
+def test_where_an_address_is_dialled(text: str, address: str, dialled: str) -> None:
+    assert mapped(read_address_map(text), address) == dialled
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "=b", "a:1=b:2,a:1=c:3", "a=b:1", "a:0=b:1", "a:1=b:x", "::1=b", "[]=b"])
+def test_what_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="address_map"):
+        read_address_map(text)
+
+
+def test_it_is_checked_where_it_is_made() -> None:
+    for given in ({"a:1": 5}, {"a": "b:1"}, "a=b", ["a=b"]):
+        with pytest.raises(ConfigError, match="address_map"):
+            ClientConfig(address_map=given)  # type: ignore[arg-type] # that is the point
+    config = ClientConfig(address_map={INSIDE: "localhost"})
+    assert hash(config) == hash(ClientConfig()) and pickle.loads(pickle.dumps(config)) == config != ClientConfig()
+
+
+async def outside(address: str) -> str:
+    assert address in (NAMES, INSIDE)
+    return "10.0.0.2:10911" if address == INSIDE else address
+
+
+async def nowhere(address: str) -> str:
+    raise KeyError(address)
+
+
+def with_map(given: Mapping[str, str] | Callable[[str], Awaitable[str]]) -> ClientConfig:
+    return ClientConfig(nameservers=(NAMES,), address_map=given)
+
+
+def inside(cluster: FakeCluster) -> None:
+    """The broker listens at 10.0.0.2 and tells the name server another address."""
+    [broker] = cluster.brokers
+    assert broker.address == "10.0.0.2:10911"
+    broker.address = INSIDE
+
+
+@pytest.mark.parametrize("given", [{INSIDE: "10.0.0.2:10911"}, {"172.17.0.2": "10.0.0.2"}, outside])
+def test_a_broker_is_reached_where_the_map_says(given: Mapping[str, str] | Callable[[str], Awaitable[str]]) -> None:
+    async def scenario(cluster: FakeCluster, plain: Producer) -> None:
+        inside(cluster)
+        with pytest.raises(SendError, match=r"172\.17\.0\.2:10911 .*say so by address_map="):
+            await plain.send("t", b"x")
+        [broker] = cluster.brokers
+        async with Client(config=with_map(given), env=cluster.sim.env()) as client, client.producer("p") as producer:
+            await producer.send("t", b"y")
+            assert await client.heartbeat() == {}
+            assert client.remoting.addresses == {NAMES, INSIDE}
+        assert [kept.body for kept in broker.kept] == [b"y"] and broker.told
+
+    run(scenario, brokers=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({INSIDE: "10.0.0.9:1"}, r"172\.17\.0\.2:10911: as 10\.0\.0\.9:1 \(address_map\): "),
+        (nowhere, r"172\.17\.0\.2:10911: address_map raised KeyError"),
+    ],
+)
+def test_a_map_that_leads_nowhere_says_so(
+    given: Mapping[str, str] | Callable[[str], Awaitable[str]], said: str
+) -> None:
+    async def scenario(cluster: FakeCluster, _producer: Producer) -> None:
+        async with Client(config=with_map(given), env=cluster.sim.env()) as client:
+            with pytest.raises(NotConnectedError, match=said):
+                await client.connection(INSIDE)
+
+    run(scenario, brokers=1)
