@@ -12,7 +12,7 @@ from itertools import compress, count
 from operator import add, ne
 from typing import Protocol
 
-__all__ = ("CHUNK", "ChunkCache", "LogBytes")
+__all__ = ("CHUNK", "ChunkCache", "LogBytes", "runs")
 
 CHUNK = 256 * 1024
 #: A run of more bytes than this is read by itself. Checksums are compared by pages of 32 KiB, so of a shorter one what
@@ -59,35 +59,36 @@ class ChunkCache:
         chunks[start] = data
         return start, data
 
-    def read(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
-        """The records at ascending log ``offsets``, as slices whose join is the answer (one for records that touch).
-
-        Where bytes are missing slices come out short: the caller compares lengths.
-        """
-        starts, lengths = _runs(offsets, sizes)
+    def read(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
+        """The bytes of each of these runs, ascending. Where bytes are missing they come out short, or not at all: the
+        caller compares lengths."""
         wanted = sum(lengths)
         log = self._log
         span = starts[-1] + lengths[-1] - starts[0]
         if wanted > _ALONE * len(starts) or span > wanted * _SPARSE:
-            return [part for start, length in zip(starts, lengths, strict=True) for part in _pieces(log, start, length)]
+            return [_piece(log, start, length) for start, length in zip(starts, lengths, strict=True)]
         parts: list[bytes] = []
         first, data = 0, b""
         for start, length in zip(starts, lengths, strict=True):
-            while length:
+            low = start - first
+            if not 0 <= low < len(data):
+                first, data = self._chunk(start, 1)
                 low = start - first
-                if not 0 <= low < len(data):
-                    first, data = self._chunk(start, 1)
-                    low = start - first
-                part = data[low : low + length]
-                if not part:
-                    return parts
-                parts.append(part)
-                start += len(part)
-                length -= len(part)
+            part = data[low : low + length]
+            while 0 < len(part) < length:
+                first, data = self._chunk(start + len(part), 1)
+                low = start + len(part) - first
+                more = data[low : low + length - len(part)]
+                if not more:
+                    break
+                part += more
+            parts.append(part)
+            if len(part) < length:
+                break
         return parts
 
 
-def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+def runs(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     """Start and length of each run of records that touch."""
     ends = list(map(add, offsets, sizes))
     breaks = list(compress(count(1), map(ne, ends, offsets[1:])))
@@ -98,11 +99,9 @@ def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[Sequence[int], 
     return starts, [end - start for start, end in zip(starts, lasts, strict=True)]
 
 
-def _pieces(log: LogBytes, offset: int, size: int) -> list[bytes]:
+def _piece(log: LogBytes, offset: int, size: int) -> bytes:
     """A run may go on in the next segment."""
-    parts: list[bytes] = []
-    while size and (part := log.checked(offset, size)):
-        parts.append(part)
-        offset += len(part)
-        size -= len(part)
-    return parts
+    data = log.checked(offset, size)
+    while 0 < len(data) < size and (more := log.checked(offset + len(data), size - len(data))):
+        data += more
+    return data

@@ -20,15 +20,16 @@ from typing import NoReturn
 
 from aiorocket.errors import ProtocolError
 from aiorocket.storage.checkpoint import QueueTable
-from aiorocket.storage.chunk_cache import ChunkCache
+from aiorocket.storage.chunk_cache import ChunkCache, runs
 from aiorocket.storage.commit_log import CommitLog
 from aiorocket.storage.consume_queue import FILE_UNITS, GAP, UNIT, ConsumeQueue
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.queue_recovery import Codes, code_of, tags_code_in
 from aiorocket.storage.results import ReadResult, ReadStatus, StoreBusyError
-from aiorocket.storage.tail_cache import read_tail, scan_tail
+from aiorocket.storage.tail_cache import LARGE, read_tail, scan_tail
 from aiorocket.storage.walk import Bad, Found
 from aiorocket_protocol import BLANK_SIZE, MAX_TOPIC, MIN_RECORD, V4_HEAD, RecordView, check_record
+from aiorocket_protocol.fast import compiled
 
 __all__ = ("YOUNG_BYTES", "Reader")
 
@@ -44,6 +45,8 @@ _iter_units = UNIT.iter_unpack
 #: What stands for a message that the log has lost.
 _NOWHERE = (-1, GAP, 0)
 _new_result = tuple.__new__
+_cut_units = compiled("cut_units")
+_are_records = compiled("are_records")
 _FOUND = ReadStatus.FOUND
 
 
@@ -104,6 +107,9 @@ class Reader:
             pieces, taken = read_tail(queue, offset, count, max_bytes)
             return _new_result(ReadResult, (_FOUND, pieces, offset + taken, low, high, taken))
         units = self._units(queue, offset, min(count, queue.cached_first - offset))
+        if (plain := self._plain(queue, offset, units, max_bytes)) is not None:
+            pieces, taken = plain
+            return _new_result(ReadResult, (_FOUND, pieces, offset + taken, low, high, taken))
         taken = len(units) // UNIT.size
         numbers = _places_and_sizes(taken)(units)
         places, sizes = numbers[::2], numbers[1::2]
@@ -115,6 +121,28 @@ class Reader:
         if not taken:
             return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, (), self._behind(queue, offset), low, high, 0)
         return _new_result(ReadResult, (_FOUND, (data,), offset + taken, low, high, taken))
+
+    def _plain(self, queue: ConsumeQueue, offset: int, units: bytes, max_bytes: int) -> tuple[list[bytes], int] | None:
+        """The records of these units in compiled code, as many as fit, and their number. None for what is to be looked
+        at with care (damage, a gap, a segment without checksums, what does not belong), and where nothing is
+        compiled."""
+        log = self._log
+        if _cut_units is None or log.unchecked:
+            return None
+        found = _cut_units(units, max_bytes, log.start_offset, log.written)
+        if found is None:
+            return None
+        taken, total, starts, lengths = found
+        damage = log.damage
+        changes = damage.changes
+        if damage and damage.touches(starts[0], starts[-1] + lengths[-1]):
+            return None
+        pieces = self._chunks.read(starts, lengths)
+        if damage.changes != changes or log.unchecked:
+            return None
+        if not _are_records(pieces, units, taken, offset, queue.queue_id, queue.topic_bytes):
+            return None
+        return [b"".join(pieces)] if len(pieces) * LARGE > total else pieces, taken
 
     def _units(self, queue: ConsumeQueue, offset: int, count: int) -> bytes:
         """Units of visible messages. StoreBusyError when the file does not have what it must."""
@@ -143,7 +171,7 @@ class Reader:
                 self._mend(queue, offsets[0])
             places, sizes, offsets = places[:taken], sizes[:taken], offsets[:taken]
             changes = log.damage.changes
-            data = b"".join(self._chunks.read(places, sizes))
+            data = b"".join(self._chunks.read(*runs(places, sizes)))
             if log.damage.changes == changes or self._undamaged(places, sizes, taken) == taken:
                 break
         if len(data) != sum(sizes) or not _belong(data, places, sizes, queue, offsets):

@@ -14,11 +14,11 @@ from itertools import accumulate
 from aiorocket.storage.block import BLOCK_MASK, BLOCK_SHIFT, Block
 from aiorocket.storage.consume_queue import ConsumeQueue
 
-__all__ = ("TailCache", "cut_to_bytes", "read_tail", "scan_tail")
+__all__ = ("LARGE", "TailCache", "cut_to_bytes", "read_tail", "scan_tail")
 
 #: Pieces of this size, in the middle, are not joined: the socket takes them as they are, and the join of a large answer
 #: costs more in fresh memory than in copying.
-_LARGE = 4096
+LARGE = 4096
 
 
 class TailCache:
@@ -113,7 +113,7 @@ def read_tail(queue: ConsumeQueue, offset: int, count: int, max_bytes: int) -> t
     # The last of them may be the beginning of a batch that goes on.
     if too_many := sum(map(len, pieces)) - total:
         pieces[-1] = pieces[-1][:-too_many]
-    if len(pieces) * _LARGE > total:
+    if len(pieces) * LARGE > total:
         pieces = [b"".join(pieces)]
     return pieces, len(parts)
 

@@ -14,7 +14,7 @@ __all__ = ("PURE", "SPEEDUPS", "compiled", "twin")
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: What a twin takes, answers and calls: those of another version are not used.
-_INTERFACE = 2
+_INTERFACE = 3
 
 
 def _found() -> Any:

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiorocket.storage.chunk_cache import CHUNK, ChunkCache
+from aiorocket.storage.chunk_cache import CHUNK, ChunkCache, runs
 
 SEGMENT = 3 * CHUNK + 1000
 
@@ -44,7 +44,7 @@ def test_any_records_are_read_as_they_are(steps: list[tuple[int, int, bool]]) ->
         offsets.append(place)
         sizes.append(size)
         place += size
-    parts = ChunkCache(LOG, 4 * CHUNK).read(offsets, sizes)
+    parts = ChunkCache(LOG, 4 * CHUNK).read(*runs(offsets, sizes))
     assert b"".join(parts) == b"".join(LOG.data[at : at + size] for at, size in zip(offsets, sizes, strict=True))
 
 
@@ -53,11 +53,11 @@ def test_a_batch_is_one_read_however_far_the_next_one_is() -> None:
     starts = [0, 300_000, 600_000]
     sizes = [100] * 32
     offsets = [start + done for start in starts for done in accumulate(sizes[:-1], initial=0)]
-    ChunkCache(log, 4 * CHUNK).read(offsets, sizes * 3)
+    ChunkCache(log, 4 * CHUNK).read(*runs(offsets, sizes * 3))
     assert log.pieces == 3
 
 
 def test_what_is_missing_comes_out_short() -> None:
     log = Log(1000)
-    assert sum(map(len, ChunkCache(log, 4 * CHUNK).read([900, 950], [50, 200]))) == 100
-    assert sum(map(len, ChunkCache(log, 4 * CHUNK).read([0, 5000], [10, 10]))) == 10
+    assert sum(map(len, ChunkCache(log, 4 * CHUNK).read(*runs([900, 950], [50, 200])))) == 100
+    assert sum(map(len, ChunkCache(log, 4 * CHUNK).read(*runs([0, 5000], [10, 10])))) == 10

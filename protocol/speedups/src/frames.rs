@@ -1,14 +1,17 @@
 //! A read's bytes to frames.
 
 use pyo3::buffer::{PyBuffer, ReadOnlyCell};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::{PyBytes, PyList, PyMemoryView, PySlice};
 
 use crate::{long, Pure};
 
 pub static CUT_FRAMES: Pure = Pure::new();
 
 const MAX_FRAME: usize = 16 * 1024 * 1024;
+/// See `copied`.
+const LARGE: usize = 4096;
 const MAX_HEADER: usize = 256 * 1024;
 
 /// The frames that are whole in `view[:end]`, where they end, and the size of the one that has begun there: 0 when not
@@ -35,11 +38,12 @@ fn plain<'py>(py: Python<'py>, view: &Bound<'py, PyAny>, end: &Bound<'py, PyAny>
         }
         let stop = start + 4 + length;
         let body = start + 8 + header_length;
-        let (Some(header), Some(rest)) = (data.get(start + 8..body), data.get(body..stop)) else {
+        if stop > end {
             size = (stop - start) as i64;
             break;
-        };
-        frames.append((word >> 24, copied(py, header)?, copied(py, rest)?))?;
+        }
+        let header = copied(py, view, data, start + 8, body)?;
+        frames.append((word >> 24, header, copied(py, view, data, body, stop)?))?;
         start = stop;
     }
     Ok(Some((frames, start, size).into_pyobject(py)?.into_any()))
@@ -50,12 +54,25 @@ fn word_at(data: &[ReadOnlyCell<u8>], at: usize) -> Option<usize> {
     Some(word.iter().fold(0, |value, byte| value << 8 | usize::from(byte.get())))
 }
 
-/// The memory may be written by others, so it is copied cell by cell (which becomes wide moves).
-fn copied<'py>(py: Python<'py>, part: &[ReadOnlyCell<u8>]) -> PyResult<Bound<'py, PyBytes>> {
-    PyBytes::new_with(py, part.len(), |to| {
+/// The memory may be written by others, so it is copied cell by cell (which becomes wide moves); what is `large` by
+/// Python, which does not fill new memory with zeros before.
+fn copied<'py>(
+    py: Python<'py>,
+    view: &Bound<'py, PyAny>,
+    data: &[ReadOnlyCell<u8>],
+    from: usize,
+    to: usize,
+) -> PyResult<Bound<'py, PyAny>> {
+    if to - from >= LARGE && view.is_exact_instance_of::<PyMemoryView>() {
+        let part = view.get_item(PySlice::new(py, from as isize, to as isize, 1))?;
+        return part.call_method0(intern!(py, "tobytes"));
+    }
+    let part = &data[from..to];
+    let copy = PyBytes::new_with(py, part.len(), |to| {
         for (into, from) in to.iter_mut().zip(part) {
             *into = from.get();
         }
         Ok(())
-    })
+    })?;
+    Ok(copy.into_any())
 }

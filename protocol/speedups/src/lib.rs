@@ -5,6 +5,7 @@
 //! all, so that there is one place where the rare is decided and where errors are made: Python.
 #![forbid(unsafe_code)]
 
+mod cold_reads;
 mod frames;
 mod headers;
 mod plain_send;
@@ -18,7 +19,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyTuple};
 
 /// Raised by one with every change of what a twin takes, answers or calls.
-const INTERFACE: u32 = 2;
+const INTERFACE: u32 = 3;
 /// What nobody knows. The switch is read here because `aiorocket_protocol` reads no environment.
 const OFF: u32 = 0;
 
@@ -104,6 +105,8 @@ pub fn short_at(data: &[u8], at: usize) -> Option<usize> {
 mod aiorocketmq_speedups {
     use super::*;
 
+    #[pymodule_export]
+    use super::cold_reads::{are_records, cut_units};
     #[pymodule_export]
     use super::frames::cut_frames;
     #[pymodule_export]
