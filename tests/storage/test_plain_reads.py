@@ -35,8 +35,9 @@ def stored(draw: st.DrawFn) -> tuple[bytes, list[int], list[int], list[bytes]]:
     bodies = st.tuples(st.binary(max_size=30), st.sampled_from([0, 0, 7]), st.sampled_from([HOST] * 9 + [HOST_V6]))
     for index, (body, gap, host) in enumerate(draw(st.lists(bodies, min_size=1, max_size=12))):
         place += gap
+        flags = 0x10 if host is HOST_V6 else 0
         record = encode_record(
-            topic, body, b"TAGS\1a\2", QUEUE_ID, OFFSET + index, place, 0, 0x10 if host is HOST_V6 else 0, 1, host, 2, HOST
+            topic, body, b"TAGS\1a\2", QUEUE_ID, OFFSET + index, place, 0, flags, 1, host, 2, HOST
         )  # fmt: skip
         places.append(place)
         sizes.append(len(record))
