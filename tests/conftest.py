@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("aiorocket")
 _ONE_WORKER = {"tests/spark", "tests/interop", "tests/architecture"}
 
 #: Long ones begin, so that no worker is left with one at the end.
-_FIRST = ("interop", "harness", "spark", "cli", "apps", "sim", "storage", "architecture")
+_FIRST = ("interop", "harness", "spark", "cli", "apps", "sim", "storage", "remoting", "architecture")
 
 #: ``-m quick``: rules, parts and stories; no clusters for hours, processes or Spark, and not these long files.
 _QUICK = {
@@ -43,7 +43,7 @@ _QUICK = {
 }  # fmt: skip
 _LONG = {
     "client/test_cancellation.py", "client/test_sim_client.py", "integration/test_transactions.py",
-    "integration/test_consume.py",
+    "integration/test_consume.py", "storage/test_faults.py",
 }  # fmt: skip
 
 _PATIENCE = 100  # times 10 ms for closing sockets and ending threads to be gone

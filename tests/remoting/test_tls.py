@@ -32,6 +32,11 @@ WITH_CERTIFICATE = TlsConfig(
 Main = Callable[[], Coroutine[Any, Any, None]]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def what_others_left() -> None:
+    gc.freeze()  # these tests collect their own garbage, each time: they need not look through all that is older
+
+
 @pytest.fixture(params=[new_event_loop, asyncio.new_event_loop], ids=["uvloop", "stdlib"])
 def run(request: pytest.FixtureRequest) -> Callable[[Main], None]:
     def run_on_loop(main: Main) -> None:
