@@ -45,6 +45,14 @@ class LagListener(StreamingQueryListener):
                 _merge(found, queues)
         return found
 
+    def lags(self) -> dict[str, dict[Queue, int]]:
+        """``lag`` of each query, by its name (its id if it has none)."""
+        return {self.name_of(number): dict(queues) for number, queues in list(self._lag.items())}
+
+    def name_of(self, query: str) -> str:
+        """The name of the query with this id; the id when it has none, or has ended."""
+        return self._names.get(query, query)
+
     def total(self, query: str | None = None) -> int:
         """The messages that are waiting, over all queues of ``lag(query)``."""
         return sum(self.lag(query).values())

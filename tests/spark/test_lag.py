@@ -9,10 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
 from aiorocket.model import Queue
 from aiorocket.spark import LagListener
+from aiorocket.spark.lag_metrics import PrometheusListener
 from aiorocket.spark.offsets import to_nested
 from tests.spark.producing import send
 
@@ -56,6 +58,28 @@ def test_sources_that_are_not_ours_are_passed_over() -> None:
     # The same topic twice in one query: the source that is further behind counts.
     listener.onQueryProgress(progress("1", None, ({A0: 5}, {A0: 9}), ("7", "8"), ({A0: 8}, {A0: 9})))
     assert listener.lag() == {A0: 4}
+
+
+def test_prometheus_is_told_of_queries_by_their_name() -> None:
+    registry = CollectorRegistry()
+    listener = PrometheusListener(registry)
+
+    def batch(number: int, rows: int, lag: int) -> Any:
+        made = progress("1", "orders", ({A0: 5}, {A0: 5 + lag}))
+        made.progress.__dict__.update(batchId=number, numInputRows=rows, batchDuration=1500)
+        return made
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"aiorocket_spark_{name}", {"query": "orders", **labels})
+
+    for number, rows, lag in ((0, 10, 7), (1, 5, 2), (2, 0, 2), (2, 0, 3)):  # the last two found nothing to read
+        listener.onQueryProgress(batch(number, rows, lag))
+    assert value("lag_messages", topic="t", broker="broker-a", queue="0") == 3
+    counted = (value("rows_total"), value("batches_total"), value("batch_seconds_total"), value("failed"))
+    assert counted == (15, 2, 3.0, 0)
+    listener.onQueryTerminated(SimpleNamespace(id="1", exception="gone"))  # type: ignore[arg-type]
+    assert value("lag_messages", topic="t", broker="broker-a", queue="0") is None
+    assert (value("rows_total"), value("failed")) == (15, 1)
 
 
 def test_a_running_query_reports_it(spark: SparkSession, nameserver: str, topic: str, tmp_path: Path) -> None:

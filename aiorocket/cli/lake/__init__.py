@@ -7,6 +7,7 @@ import click
 from aiorocket.cli.lake.dead_letters import replay, triage
 from aiorocket.cli.lake.demo import demo
 from aiorocket.cli.lake.keeping import archive, compact, restore, show, verify
+from aiorocket.cli.lake.lag import lag
 from aiorocket.cli.lake.looking import decode, dedup, latency, order, windows
 
 __all__ = ("lake",)
@@ -27,6 +28,6 @@ def lake() -> None:
 
 
 for _command in (
-    demo, archive, compact, verify, restore, show, dedup, decode, windows, order, latency, triage, replay
+    demo, archive, compact, verify, restore, show, lag, dedup, decode, windows, order, latency, triage, replay
 ):  # fmt: skip
     lake.add_command(_command)

@@ -1,0 +1,83 @@
+"""How far archives, tables and checkpoints are behind: offsets of files against those of a broker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aiorocket.cli.main import cli
+from aiorocket.errors import UsageError
+from aiorocket.model import Queue
+from aiorocket.spark.offsets import format_offsets
+from aiorocket.spark.steps.behind import Behind, behind, reached
+from aiorocket.spark.steps.table import Table
+from tests.spark import lakes
+from tests.spark.producing import send
+
+
+def checkpoint(path: Path, *batches: str, done: int) -> Path:
+    """As Spark leaves one: ``batches`` are the offset lines of each, ``done`` of them have their commit."""
+    for folder in ("offsets", "commits"):
+        (path / folder).mkdir(parents=True)
+    for number, lines in enumerate(batches):
+        (path / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{lines}')
+        (path / "offsets" / f".{number}.crc").write_bytes(b"crc")
+        if number < done:
+            (path / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    return path
+
+
+def test_where_a_checkpoint_an_archive_and_a_table_are(tmp_path: Path) -> None:
+    q0, q1 = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
+    lines = [format_offsets({q0: n, q1: 2 * n}) for n in (3, 5, 9)]
+    # A query of two sources of ours and one of another kind: the least of a queue counts.
+    joined = "\n".join([lines[1], '{"logOffset":7}', format_offsets({q0: 4}), "-"])
+    path = checkpoint(tmp_path / "c", lines[0], joined, lines[2], done=2)
+    assert reached(str(path)) == {q0: 4, q1: 10}
+    assert reached(str(checkpoint(tmp_path / "begun", lines[0], done=0))) == {}
+    lakes.add(lakes.make(tmp_path / "lake"), {q0: range(2, 7)})
+    assert reached(str(tmp_path / "lake")) == {q0: 7}
+    Table.open(str(tmp_path / "table"), "x", {}).append({}, {q1: (0, 8)}, 8)
+    assert reached(str(tmp_path / "table")) == {q1: 8}
+    with pytest.raises(UsageError, match="reads no RocketMQ"):
+        reached(str(checkpoint(tmp_path / "kafka", '{"orders":{"0":5}}', done=1)))
+    with pytest.raises(UsageError, match="neither an archive nor a table of a step nor a checkpoint"):
+        reached(str(tmp_path / "nothing"))
+
+
+def lag(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["lake", "lag", *map(str, arguments)])
+
+
+def test_the_command_says_what_is_waiting_and_what_is_lost(nameserver: str, topic: str, tmp_path: Path) -> None:
+    send(nameserver, topic, [str(n) for n in range(9)], queues=2)  # five in the first
+    q0, q1 = Queue(topic, "broker-a", 0), Queue(topic, "broker-a", 1)
+    path = checkpoint(tmp_path / "c", format_offsets({q0: 2}), done=1)
+    assert behind(nameserver, str(path)) == [Behind(q0, 2, 0, 5), Behind(q1, None, 0, 4)]
+    server = ("--nameserver", nameserver)
+    shown = lag(path, *server, "--json")
+    found = json.loads(shown.stdout)
+    assert (shown.exit_code, found["lag"], found["lost"], [each["lag"] for each in found["queues"]]) == (
+        0,
+        7,
+        0,
+        [3, 4],
+    )
+    assert lag(path, *server, "--most", 6).exit_code == 1
+    told = lag(path, *server)
+    assert "7 messages behind in 2 queues" in told.stdout and "never read" in told.stdout
+    group = lag("--group", "readers", "--topic", topic, *server)
+    assert (group.exit_code, "9 messages behind" in group.stdout) == (0, True), group.output
+    fresh = checkpoint(tmp_path / "fresh", done=0)
+    assert "say the topic" in lag(fresh, *server).stderr
+    assert json.loads(lag(fresh, *server, "--topic", topic, "--json").stdout)["lag"] == 9
+    assert lag().exit_code == 2
+
+
+def test_what_retention_took_is_lost() -> None:
+    queue = Queue("t", "b", 0)
+    found = [Behind(queue, reached, 5, 9) for reached in (3, 7, 9)]
+    assert [(each.lag, each.lost) for each in found] == [(4, 2), (2, 0), (0, 0)]
