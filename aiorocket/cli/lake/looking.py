@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +64,7 @@ def dedup(
 @input_options
 @click.option(
     "--using",
-    type=click.Choice(["json", "variant", "text", "avro"]),
+    type=click.Choice(["json", "variant", "text", "avro", "protobuf"]),
     default="json",
     show_default=True,
     help="What bodies are.",
@@ -73,7 +72,16 @@ def dedup(
 @click.option(
     "--schema",
     metavar="TEXT|@FILE",
-    help="For json: DDL such as 'id LONG NOT NULL, price DOUBLE'. For avro: its JSON. @FILE reads it from there.",
+    help="For json: DDL such as 'id LONG NOT NULL, price DOUBLE'. For avro: its JSON. For protobuf: @FILE of protoc's "
+    "--descriptor_set_out. @FILE reads it from there.",
+)
+@click.option("--message", metavar="NAME", help="For protobuf: the message, such as shop.Order.")
+@click.option(
+    "--registry",
+    metavar="URL",
+    envvar="AIOROCKET_SCHEMA_REGISTRY",
+    show_envvar=True,
+    help="For avro: the schema registry whose wire format bodies have, such as http://registry:8081.",
 )
 @click.option("--required", metavar="FIELD", multiple=True, help="For json: a field that must be there; repeatable.")
 @click.option(
@@ -81,7 +89,7 @@ def dedup(
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="For avro: bytes before the datum (5 in Confluent's wire format).",
+    help="For avro and protobuf: bytes to pass over (6 for protobuf in Confluent's wire format).",
 )
 @output_options(10)
 @click.option(
@@ -92,18 +100,27 @@ def dedup(
 def decode(
     archive_path: str | None, topic: str | None, name_server: str, since: datetime | None, until: datetime | None,
     options: dict[str, str], using: str, schema: str | None, required: tuple[str, ...], header_bytes: int,
-    out: str | None, format: str, show: int, max_rows: int, master: str, conf: dict[str, str], as_json: bool,
+    message: str | None, registry: str | None, out: str | None, format: str, show: int, max_rows: int, master: str,
+    conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
     """Make columns of bodies; what cannot be decoded goes to a quarantine with the reason.
 
     With --out rows go to PATH/decoded and PATH/quarantine, and a later run adds what is new.
     """
-    if using in ("json", "avro") and schema is None:
+    if using in ("json", "avro", "protobuf") and schema is None:
         raise click.UsageError(f"--using {using} needs --schema")
     if using in ("variant", "text") and schema is not None:
         raise click.UsageError(f"--using {using} takes no --schema")
+    if (message is None) == (using == "protobuf"):
+        raise click.UsageError("--using protobuf needs --message, and nothing else takes it")
+    if using == "protobuf" and not (schema or "").startswith("@"):
+        raise click.UsageError("--using protobuf needs --schema @FILE, which protoc --descriptor_set_out wrote")
+    read: str | bytes | None = schema
     if schema is not None and schema.startswith("@"):
-        schema = _text_of(schema[1:])
+        data = _bytes_of(schema[1:])
+        read = data if using == "protobuf" else _text_of(schema[1:], data)
+    if using != "avro":
+        registry = None  # of the environment
     given = make_input(archive_path, topic, name_server, since, until, options)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
@@ -112,8 +129,8 @@ def decode(
 
         output = Output(out, format, {"decoded": show, "quarantine": show})
         return run_decode(
-            spark, given, output, using=using, schema=schema, required=required, header_bytes=header_bytes,
-            max_rows=max_rows, on_progress=tell,
+            spark, given, output, using=using, schema=read, required=required, header_bytes=header_bytes,
+            message=message, registry=registry, max_rows=max_rows, on_progress=tell,
         )  # fmt: skip
 
     run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
@@ -247,13 +264,16 @@ def latency(
     run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
 
 
-def _text_of(path: str) -> str:
+def _bytes_of(path: str) -> bytes:
     try:
-        number = os.open(path, os.O_RDONLY)
+        with open(path, "rb") as file:
+            return file.read()
     except OSError as error:
         raise BadInputError(f"--schema @{path}: {error.strerror}") from error
+
+
+def _text_of(path: str, data: bytes) -> str:
     try:
-        with open(number, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
+        return data.decode()
+    except UnicodeDecodeError as error:
         raise BadInputError(f"--schema @{path}: {error}") from error

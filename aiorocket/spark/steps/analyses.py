@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,9 +80,11 @@ def run_decode(
     output: Output,
     *,
     using: str = "json",
-    schema: str | None = None,
+    schema: str | bytes | None = None,
     required: Sequence[str] = (),
     header_bytes: int = 0,
+    message: str | None = None,
+    registry: str | None = None,
     max_rows: int = PORTION,
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
@@ -90,13 +93,20 @@ def run_decode(
     reasons: dict[str, int] = {}
 
     def make(df: DataFrame, table: Table | None) -> Made:
-        done = decode(df, using, schema, required=required, header_bytes=header_bytes)
+        done = decode(
+            df, using, schema, required=required, header_bytes=header_bytes, message=message, registry=registry
+        )
         parts = {"decoded": done.good, "quarantine": done.quarantine}
         return Made(done.rows, parts)
 
     settings: dict[str, object] = {
-        "using": using, "schema": schema, "required": list(required), "header_bytes": header_bytes
+        "using": using, "required": list(required), "header_bytes": header_bytes,
+        "schema": f"sha256 {sha256(schema).hexdigest()}" if isinstance(schema, bytes) else schema,
     }  # fmt: skip
+    if message is not None:
+        settings["message"] = message
+    if registry is not None:
+        settings["registry"] = True  # it may move, and its address may hold a password
     report = add(
         "decode", spark, given, output, settings, make, splits=True, max_rows=max_rows, on_progress=on_progress
     )

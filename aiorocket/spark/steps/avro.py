@@ -10,8 +10,9 @@ from typing import Any
 from pyspark.sql import types as T
 
 from aiorocket.errors import UsageError
+from aiorocket.spark.steps.registry import HEADER, SchemaRegistry, number_of
 
-__all__ = ("AvroReader", "spark_type")
+__all__ = ("AvroReader", "fitted", "spark_type")
 
 _CONTAINER = b"Obj\x01"
 _PLAIN: dict[str, T.DataType] = {
@@ -39,9 +40,10 @@ _Schema = str | Mapping[str, Any] | Sequence[Any]
 
 class AvroReader:
     """A function from a body to a value that fits ``spark_type(schema)``. It is pickled with the parsed schema and
-    finds fastavro where it runs. UsageError for a schema that is none."""
+    finds fastavro where it runs. With a ``registry`` a body begins with the number of the schema it was written with,
+    which is asked for there. UsageError for a schema that is none."""
 
-    def __init__(self, schema: _Schema, header_bytes: int = 0) -> None:
+    def __init__(self, schema: _Schema, header_bytes: int = 0, registry: SchemaRegistry | None = None) -> None:
         fastavro = _fastavro()
         if header_bytes < 0:
             raise UsageError(f"decode: header_bytes={header_bytes}: 0 or more")
@@ -50,27 +52,32 @@ class AvroReader:
             self.schema: Any = fastavro.parse_schema(read)
         except Exception as error:
             raise UsageError(f"decode: not an Avro schema: {type(error).__name__}: {error}") from error
-        self._header_bytes = header_bytes
+        self._registry = registry
+        self._header_bytes = HEADER if registry is not None else header_bytes
         self._type = spark_type(self.schema)
 
     def __call__(self, body: bytes) -> Any:
         fastavro = _fastavro()
         data = io.BytesIO(body)
         data.seek(self._header_bytes)
-        if body[self._header_bytes :].startswith(_CONTAINER):
+        writer = None if self._registry is None else self._registry.schema(number_of(body))
+        if writer is None and body[self._header_bytes :].startswith(_CONTAINER):
             records = list(fastavro.reader(data, self.schema))
             if len(records) != 1:
                 raise ValueError(f"a container of {len(records)} Avro records: one expected")
             value = records[0]
         else:
             try:
-                value = fastavro.schemaless_reader(data, self.schema, None)
+                if writer is None:
+                    value = fastavro.schemaless_reader(data, self.schema, None)
+                else:
+                    value = fastavro.schemaless_reader(data, writer, self.schema)
             except EOFError:
                 raise ValueError(f"{len(body)} bytes are fewer than the Avro schema asks for") from None
             left = len(body) - data.tell()
             if left:
                 raise ValueError(f"{left} bytes are left behind the Avro datum")
-        return _fitted(value, self._type)
+        return fitted(value, self._type)
 
 
 def spark_type(schema: Any) -> T.DataType:
@@ -118,16 +125,16 @@ def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> T.Data
     return _LOGICAL.get((kind, logical or "")) or _type(kind, named, inside)
 
 
-def _fitted(value: Any, made: T.DataType) -> Any:
+def fitted(value: Any, made: T.DataType) -> Any:
     """``value`` as pyspark takes it for the type ``made``."""
     if value is None:
         return None
     if isinstance(made, T.StructType):
-        return tuple(_fitted(value.get(field.name), field.dataType) for field in made.fields)
+        return tuple(fitted(value.get(field.name), field.dataType) for field in made.fields)
     if isinstance(made, T.ArrayType):
-        return [_fitted(item, made.elementType) for item in value]
+        return [fitted(item, made.elementType) for item in value]
     if isinstance(made, T.MapType):
-        return {name: _fitted(item, made.valueType) for name, item in value.items()}
+        return {name: fitted(item, made.valueType) for name, item in value.items()}
     if isinstance(made, T.StringType) and not isinstance(value, str):
         return json.dumps(value, default=str) if isinstance(value, (dict, list, bool)) else str(value)
     if isinstance(made, T.BinaryType):

@@ -1,7 +1,7 @@
 """Bodies to columns. What cannot be decoded goes to a quarantine table with the reason; it never fails the job.
 
 ``decode`` adds two columns to each row, the value and the reason why there is none, so good and bad rows together are
-always all rows. JSON is read by Spark itself; Avro and functions of yours run in Python workers.
+always all rows. JSON is read by Spark itself; Avro, Protobuf, types and functions of yours run in Python workers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from aiorocket.errors import UsageError
+from aiorocket.errors import BodyError, UsageError
 from aiorocket.spark.steps.avro import AvroReader, spark_type
 from aiorocket.spark.steps.fields import need
+from aiorocket.spark.steps.protobuf import ProtobufReader
+from aiorocket.spark.steps.registry import RegistryError, SchemaRegistry
+from aiorocket.spark.steps.typed import TypedReader, is_body_type
 
 __all__ = ("Decoded", "decode")
 
@@ -49,10 +52,12 @@ class Decoded:
 
 def decode(
     df: DataFrame,
-    using: str | Callable[[bytes], Any] = "json",
-    schema: str | StructType | DataType | Mapping[str, Any] | Sequence[Any] | None = None,
+    using: str | type | Callable[[bytes], Any] = "json",
+    schema: str | bytes | StructType | DataType | Mapping[str, Any] | Sequence[Any] | None = None,
     *,
     required: Sequence[str] = (),
+    message: str | None = None,
+    registry: str | None = None,
     column: str = "body",
     into: str = "value",
     reason: str = "reason",
@@ -70,11 +75,19 @@ def decode(
     * ``"text"``: UTF-8.
     * ``"avro"``: ``schema`` is the Avro schema, as JSON text or what ``json.loads`` made of it. A body is one datum, or
       a container file with one record, whose own schema is then resolved against ``schema``. ``header_bytes`` are
-      skipped before (5 for the wire format of Confluent's registry). Needs fastavro, also where the executors are.
+      skipped before. With ``registry``, the address of a schema registry (``http://registry:8081``), a body is in its
+      wire format: read with the schema that it names, and resolved against ``schema``. Needs fastavro, also where the
+      executors are.
+    * ``"protobuf"``: ``schema`` is the FileDescriptorSet (bytes) that has ``message`` (``"shop.Order"``).
+      ``header_bytes`` are skipped before (6 in the wire format of Confluent's registry, for a file's first message).
+      Needs protobuf, also where the executors are.
+    * a dataclass, a msgspec Struct or a model of pydantic, as a listener of a service takes it: what a service would
+      give up has the reason that is in its dead letter. A model needs ``schema``, the Spark type (DDL or DataType).
     * a function from the body's bytes to a value of the Spark type ``schema`` (DDL or DataType); what it raises becomes
       the reason. It is pickled: imports belong inside of it.
 
-    Works on batches and streams. UsageError for arguments that cannot be meant.
+    Works on batches and streams. UsageError for arguments that cannot be meant; a registry that does not answer fails
+    the task.
     """
     need(df, "decode", column)
     for name in (into, reason):
@@ -82,8 +95,12 @@ def decode(
             raise UsageError(f"decode: the DataFrame has a column {name!r} already; choose another: into=, reason=")
     if required and using != "json":
         raise UsageError("decode: required= goes with using='json'")
-    if header_bytes and using != "avro":
-        raise UsageError("decode: header_bytes= goes with using='avro'")
+    if header_bytes and using not in ("avro", "protobuf"):
+        raise UsageError("decode: header_bytes= goes with using='avro' or 'protobuf'")
+    if registry is not None and (using != "avro" or header_bytes):
+        raise UsageError("decode: registry= goes with using='avro', and without header_bytes=")
+    if (message is None) == (using == "protobuf"):
+        raise UsageError("decode: using='protobuf' needs message=, the name of one; nothing else takes it")
     if using == "json":
         return _json(df, _struct(schema), required, column, into, reason)
     if using in ("variant", "text"):
@@ -93,14 +110,23 @@ def decode(
     if using == "avro":
         if schema is None or isinstance(schema, DataType):
             raise UsageError("decode using='avro' needs the Avro schema: JSON text, or what json.loads made of it")
-        reader = AvroReader(schema, header_bytes)
+        reader = AvroReader(schema, header_bytes, None if registry is None else SchemaRegistry(registry))
         return _python(df, reader, spark_type(reader.schema), column, into, reason)
+    if using == "protobuf":
+        if not isinstance(schema, bytes):
+            raise UsageError("decode using='protobuf' needs schema=, the bytes of a FileDescriptorSet")
+        proto = ProtobufReader(schema, message or "", header_bytes)
+        return _python(df, proto, proto.spark_type, column, into, reason)
+    if is_body_type(using):
+        given = _parsed(schema) if isinstance(schema, str) else schema
+        typed = TypedReader(using, given if isinstance(given, DataType) else None)
+        return _python(df, typed, typed.spark_type, column, into, reason)
     if callable(using):
         if not isinstance(schema, (str, DataType)):
             raise UsageError("decode with a function needs schema=, the Spark type of what it returns")
         made = _parsed(schema) if isinstance(schema, str) else schema
         return _python(df, using, made, column, into, reason)
-    raise UsageError(f"decode using={using!r}: 'json', 'variant', 'text', 'avro' or a function")
+    raise UsageError(f"decode using={using!r}: 'json', 'variant', 'text', 'avro', 'protobuf', a type or a function")
 
 
 # -- JSON --
@@ -249,6 +275,10 @@ def _python(
             return None, "no body"
         try:
             return function(body.encode() if isinstance(body, str) else bytes(body)), None
+        except RegistryError:
+            raise
+        except BodyError as error:
+            return None, str(error)[:_REASON_CHARS]  # as services have it
         except Exception as error:  # noqa: BLE001 - whatever a body makes it raise is the row's reason
             said = " ".join(f"{type(error).__name__}: {error}".split())
             return None, said[:_REASON_CHARS]

@@ -1,0 +1,232 @@
+"""Bodies with a schema elsewhere: a registry's Avro, Protobuf, and the types of services' listeners."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import Any
+
+import fastavro
+import msgspec
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
+from pyspark.sql import SparkSession
+
+from aiorocket.client.core.typed_body import decoder
+from aiorocket.errors import BodyError, UsageError
+from aiorocket.spark.failures import explain
+from aiorocket.spark.steps.avro import AvroReader
+from aiorocket.spark.steps.decode import decode
+from aiorocket.spark.steps.protobuf import ProtobufReader
+from aiorocket.spark.steps.registry import RegistryError, SchemaRegistry
+from aiorocket.spark.steps.typed import TypedReader
+from tests.spark.row_frames import frame, row
+
+OLD = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
+NEW = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "id", "type": "long"}, {"name": "note", "type": "string", "default": "none"}],
+}
+LINE = {"type": "record", "name": "Line", "fields": [{"name": "sku", "type": "string"}]}
+LINES = {"type": "record", "name": "Lines", "fields": [{"name": "one", "type": "Line"}]}
+
+
+@contextmanager
+def serving(pages: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """A registry of these answers; its address with a user, and the paths that were asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            known = self.path in pages and self.headers["Authorization"] == "Basic bWU6cGFzcw=="
+            body = json.dumps(pages.get(self.path, {"error_code": 40403})).encode()
+            self.send_response(200 if known else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Not to standard error."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://me:pass@127.0.0.1:{server.server_port}/r", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def wired(number: int, schema: Any, value: Any, named: dict[str, Any] | None = None) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema, named_schemas=named or {}), value)
+    return b"\x00" + number.to_bytes(4, "big") + out.getvalue()
+
+
+def test_the_schema_of_a_body_is_asked_for_once_and_resolved() -> None:
+    reference = {"name": "Line", "subject": "li/ne", "version": 2}
+    pages = {
+        "/r/schemas/ids/7": {"schema": json.dumps(OLD)},
+        "/r/schemas/ids/8": {"schema": "message M {}", "schemaType": "PROTOBUF"},
+        "/r/schemas/ids/9": {"schema": json.dumps(LINES), "references": [reference]},
+        "/r/subjects/li%2Fne/versions/2": {"schema": json.dumps(LINE)},
+    }
+    with serving(pages) as (url, asked):
+        reader: AvroReader = pickle.loads(pickle.dumps(AvroReader(NEW, 0, SchemaRegistry(url))))
+        assert [reader(wired(7, OLD, {"id": n})) for n in (1, 2)] == [(1, "none"), (2, "none")]
+        for body, said in (
+            (wired(8, OLD, {"id": 1}), "schema 8 is PROTOBUF, no Avro"),
+            (wired(3, OLD, {"id": 1}), "3 is not in the registry"),
+            (wired(3, OLD, {"id": 1}), "schema 3 is not in the registry"),
+            (b"{}", "no schema's number in front"),
+            (wired(7, OLD, {"id": 1}) + b"z", "1 bytes are left behind"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                reader(body)
+        assert asked == [f"/r/schemas/ids/{number}" for number in (7, 8, 3)]
+        whole = {**LINES, "fields": [{"name": "one", "type": LINE}]}
+        nested = AvroReader(whole, 0, SchemaRegistry(url))
+        assert nested(wired(9, whole, {"one": {"sku": "s"}})) == (("s",),)
+    with pytest.raises(RegistryError, match=r"registry at http://127\.0\.0\.1:.* does not answer"):
+        AvroReader(NEW, 0, SchemaRegistry(url))(wired(7, OLD, {"id": 1}))
+    for address in ("registry:8081", "ftp://x", "http://user:secret@host:no"):
+        with pytest.raises(UsageError, match="its address is meant") as caught:
+            SchemaRegistry(address)
+        assert "secret" not in str(caught.value)
+
+
+def shop() -> descriptor_pb2.FileDescriptorSet:
+    """What protoc writes for a file of two messages, with what it imports."""
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="shop.proto", package="shop", syntax="proto3", dependency=["google/protobuf/timestamp.proto"]
+    )
+    line = file.message_type.add(name="Line")
+    line.field.add(name="sku", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
+    order = file.message_type.add(name="Order")
+    state = order.enum_type.add(name="State")
+    for number, name in enumerate(("OPEN", "PAID")):
+        state.value.add(name=name, number=number)
+    entry = order.nested_type.add(name="WeightsEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
+    entry.field.add(name="value", number=2, type=field.TYPE_DOUBLE, label=field.LABEL_OPTIONAL)
+    for number, (name, kind, label, of) in enumerate(
+        (
+            ("id", field.TYPE_UINT64, field.LABEL_OPTIONAL, ""),
+            ("lines", field.TYPE_MESSAGE, field.LABEL_REPEATED, ".shop.Line"),
+            ("state", field.TYPE_ENUM, field.LABEL_OPTIONAL, ".shop.Order.State"),
+            ("weights", field.TYPE_MESSAGE, field.LABEL_REPEATED, ".shop.Order.WeightsEntry"),
+            ("at", field.TYPE_MESSAGE, field.LABEL_OPTIONAL, ".google.protobuf.Timestamp"),
+            ("hash", field.TYPE_BYTES, field.LABEL_OPTIONAL, ""),
+        ),
+        1,
+    ):
+        order.field.add(name=name, number=number, type=kind, label=label, type_name=of or None)
+    stamp = descriptor_pb2.FileDescriptorProto()
+    timestamp_pb2.DESCRIPTOR.CopyToProto(stamp)
+    return descriptor_pb2.FileDescriptorSet(file=[stamp, file])
+
+
+def test_protobuf_by_its_descriptors(spark: SparkSession) -> None:
+    files = shop()
+    pool = descriptor_pool.DescriptorPool()
+    for file in files.file:
+        pool.Add(file)
+    order: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
+    at = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
+    full = order(id=2**63, lines=[{"sku": "a"}, {"sku": "b"}], state=1, weights={"w": 1.5}, at=at, hash=b"\x00\xff")
+    bodies = [full.SerializeToString(), b"", b"\xff", b"\x7a\x01x", None]  # the fourth: field 15 alone
+    data = files.SerializeToString()
+    decoded = decode(
+        frame(spark, [row(n, body=body) for n, body in enumerate(bodies)]), "protobuf", data, message="shop.Order"
+    )
+    rows = {r["queueOffset"]: r for r in decoded.rows.select("queueOffset", "value", "reason").collect()}
+    first, empty = (rows[n]["value"].asDict(recursive=True) for n in (0, 1))
+    assert first.pop("at").timestamp() == at.timestamp()
+    assert first == {
+        "id": Decimal(2**63), "lines": [{"sku": "a"}, {"sku": "b"}], "state": "PAID", "weights": {"w": 1.5},
+        "hash": bytearray(b"\x00\xff"),
+    }  # fmt: skip
+    assert empty == {"id": Decimal(0), "lines": [], "state": "OPEN", "weights": {}, "at": None, "hash": bytearray()}
+    reasons = [rows[n]["reason"] for n in range(5)]
+    assert reasons[:2] == [None, None] and reasons[2].startswith("DecodeError: ")
+    assert reasons[3:] == ["ValueError: 3 bytes without a field of shop.Order", "no body"]
+    assert ProtobufReader(data, "shop.Line", 6)(b"\x00\x00\x00\x00\x07\x00\x0a\x01s") == ("s",)
+    for given, message, said in (
+        (b"\xff", "shop.Order", "not a FileDescriptorSet"),
+        (data, "shop.Invoice", "no message 'shop.Invoice'; there are .*shop.Line, shop.Order"),
+        (descriptor_pb2.FileDescriptorSet(file=[files.file[1]]).SerializeToString(), "shop.Order", "--include_imports"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            ProtobufReader(given, message)
+
+
+class Line(msgspec.Struct, rename="camel"):
+    item_number: int
+    note: str | None = None
+
+
+@dataclass
+class Order:
+    id: int
+    lines: list[Line]
+    at: datetime | None = None
+    either: int | str = 0
+    more: dict[str, float] | None = None
+
+
+def test_a_listeners_type_has_the_reason_of_its_dead_letters(spark: SparkSession) -> None:
+    reader: TypedReader = pickle.loads(pickle.dumps(TypedReader(Order)))
+    assert reader.spark_type.simpleString() == (
+        "struct<id:bigint,lines:array<struct<itemNumber:bigint,note:string>>,at:timestamp,either:string,"
+        "more:map<string,double>>"
+    )
+    body = b'{"id":1,"lines":[{"itemNumber":5}],"at":"2026-03-01T00:00:00Z","either":"x","more":{"a":1}}'
+    assert reader(body) == (1, [(5, None)], datetime(2026, 3, 1, tzinfo=UTC), "x", {"a": 1.0})
+    bad = b'{"id":"1","lines":[]}'
+    with pytest.raises(BodyError) as service:
+        decoder(Order)(OfAMessage(bad))
+    rows = frame(spark, [row(n, body=each) for n, each in enumerate((body, bad))])
+    found = {r["queueOffset"]: r for r in decode(rows, Order).rows.select("queueOffset", "value", "reason").collect()}
+    assert (found[0]["value"].lines[0].itemNumber, found[1]["reason"]) == (5, str(service.value))
+    assert "is no Order" in found[1]["reason"]
+
+
+@dataclass
+class OfAMessage:
+    body: bytes
+    content_type: str | None = None
+
+
+def test_a_registry_that_is_away_fails_the_task_and_not_its_rows(spark: SparkSession) -> None:
+    rows = frame(spark, [row(0, body=wired(7, OLD, {"id": 1}))])
+    decoded = decode(rows, "avro", NEW, registry="http://127.0.0.1:1")
+    with pytest.raises(Exception, match="RegistryError") as caught:
+        decoded.rows.collect()
+    assert explain(caught.value).startswith("the schema registry at http://127.0.0.1:1 does not answer")
+
+
+def test_arguments_that_cannot_be_meant(spark: SparkSession) -> None:
+    rows = frame(spark, [])
+    for options, said in (
+        ({"using": "protobuf", "schema": b""}, "needs message="),
+        ({"using": "protobuf", "schema": "text", "message": "M"}, "bytes of a FileDescriptorSet"),
+        ({"using": "avro", "schema": NEW, "message": "M"}, "nothing else takes it"),
+        ({"using": "text", "registry": "http://x"}, "registry= goes with"),
+        ({"using": "avro", "schema": NEW, "registry": "http://x", "header_bytes": 5}, "without header_bytes="),
+    ):
+        with pytest.raises(UsageError, match=said):
+            decode(rows, **options)
