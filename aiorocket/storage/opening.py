@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,10 +14,11 @@ from aiorocket.runtime.disk import Disk, Lock
 from aiorocket.storage.compaction import finish_renames
 from aiorocket.storage.key_index import Parts, load_parts
 from aiorocket.storage.queue_recovery import Codes
-from aiorocket.storage.recovery import Recovered, recover
+from aiorocket.storage.recovery import Recovered, make_room, recover
 
 __all__ = ("Opened", "open_files")
 
+_LOG = logging.getLogger("aiorocket.storage")
 
 _MIN_FREE = 512 << 20
 
@@ -30,7 +32,7 @@ class Opened(NamedTuple):
     config: StoreConfig
 
 
-#: Also a start needs a little room: it records what it found.
+#: Also a start needs a little room: it records what it found. What the log has reserved gives it.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -63,7 +65,13 @@ def _open(disk: Disk, config: StoreConfig, directory: str, codes: Codes, locks: 
     if config.min_free < 0:
         config = replace(config, min_free=min(_MIN_FREE, disk.total_bytes(directory) // 20))
     finish_renames(disk, f"{directory}/commitlog")
-    found = recover(disk, directory, config, codes)
+    try:
+        found = recover(disk, directory, config, codes)
+    except OSError as error:
+        if error.errno not in _FULL or not (room := make_room(disk, f"{directory}/commitlog")):
+            raise
+        _LOG.warning("%s: %s; the log gives %d bytes back that it had reserved", directory, error, room)
+        found = recover(disk, directory, config, codes)
     start = found.segments[0].base if found.segments else found.end
     return Opened(locks[0], found, load_parts(disk, f"{directory}/index", start, found.end), config)
 

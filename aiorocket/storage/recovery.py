@@ -28,7 +28,7 @@ from aiorocket.storage.snapshots import Snapshot
 from aiorocket.storage.walk import Bad, Found, read_pages, walk
 from aiorocket_protocol import BLANK_SIZE, parse_blank
 
-__all__ = ("LogSteps", "Recovered", "recover")
+__all__ = ("LogSteps", "Recovered", "make_room", "recover")
 
 _WINDOW = 1 << 20
 #: Bytes at the end of the log that every start compares with their checksums.
@@ -118,6 +118,28 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
     return Recovered(
         steps.segments, steps.end, steps.queues, steps.timestamp, steps.deleted, snapshot, steps.damage, report
     )
+
+
+def make_room(disk: Disk, directory: str) -> int:
+    """Blocking. Give back what the newest segments of a log reserved and never wrote, which reads as zeros before and
+    after; how many bytes that is."""
+    room = 0
+    for name in reversed([name for name in disk.listdir(directory) if len(name) == 20 and name.isdigit()]):
+        path = f"{directory}/{name}"
+        entries = read_entries(disk, sums_path(path), int(name))
+        file = disk.open(path)
+        try:
+            covered = 0 if entries is None else entries.end
+            written, size = max(_last_written(file, covered), covered), file.size()
+            if written < size:
+                file.truncate(written)
+                file.fdatasync()
+                room += size - written
+        finally:
+            file.close()
+        if written:
+            break
+    return room
 
 
 class LogSteps(QueueSteps):

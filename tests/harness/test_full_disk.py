@@ -62,21 +62,34 @@ async def test_a_broker_that_dies_on_a_disk_that_fills_up(small_disk: Path, tmp_
 
 
 @pytest.mark.timeout(120)
-async def test_a_start_on_a_disk_without_a_byte_says_so(small_disk: Path) -> None:
+async def test_a_start_on_a_disk_without_a_byte_serves_what_there_is(small_disk: Path) -> None:
     env = real_env()
     try:
         store = await opened(env, str(small_disk / "store"), segment_size=2 * MIB, min_free=0)
         await put(store, "T", 0, b"kept")
         await store.close()
+        before = len(os.listdir("/proc/self/fd"))
         filler = small_disk / "filler"
-        with filler.open("wb", buffering=0) as file, suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-        with pytest.raises(StoreError, match="make room on the disk"):
+
+        def fill() -> None:
+            with filler.open("ab", buffering=0) as file, suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+
+        fill()
+        store = await opened(env, str(small_disk / "store"), segment_size=2 * MIB, min_free=4 * MIB)
+        assert bodies(store) == [b"kept"]
+        with pytest.raises(StoreFullError, match="free space"):
+            await put(store, "T", 0, b"no room")
+        await store.close()
+        fill()
+        with pytest.raises(StoreError, match="make room on the disk"):  # nothing is reserved any more
             await opened(env, str(small_disk / "store"), segment_size=2 * MIB, min_free=0)
+        assert len(os.listdir("/proc/self/fd")) == before
         filler.unlink()
         store = await opened(env, str(small_disk / "store"), segment_size=2 * MIB, min_free=0)
-        assert bodies(store) == [b"kept"]
+        await put(store, "T", 0, b"room")
+        assert bodies(store) == [b"kept", b"room"]
         await store.close()
     finally:
         await env.disk.close()

@@ -295,6 +295,38 @@ def test_a_full_disk_refuses_loses_nothing_and_recovers_when_space_returns() -> 
         run(scenario, seed)
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_start_without_a_free_byte_serves_what_there_is(killed: bool) -> None:
+    """It has to write what it found, and takes the room from what the log had reserved."""
+    for seed in range(10):
+
+        async def scenario(simulation: Simulation) -> None:
+            disk = simulation.disk()
+            env = simulation.env(disk=disk)
+            store = await opened(env, checkpoint_interval=1e9)
+            outcomes: Outcomes = []
+            for number in range(3 + 17 * simulation.loop.seed):
+                body = b"%d|" % number * 300
+                outcomes.append((number % 2, body, put(store, "T", number % 2, body)))
+                await outcomes[-1][2]
+            if killed:
+                disk.process_died()
+            await store.close()
+            disk.capacity -= disk.room()
+            store = await opened(env)
+            check(store, outcomes)
+            assert not store.damaged
+            disk.capacity = 1 << 40
+            outcomes.append((0, b"space again", put(store, "T", 0, b"space again")))
+            assert (await outcomes[-1][2]).status is PutStatus.OK
+            disk.process_died()
+            await store.close()
+            disk.crash()
+            await after(env, outcomes)
+
+        run(scenario, seed)
+
+
 def test_a_power_cut_after_a_full_disk_brings_no_old_checksums_back() -> None:
     """The group that did not fit had closed its segment, checksums and all; what stands there later has others."""
     for seed in range(20):
