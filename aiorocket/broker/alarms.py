@@ -48,10 +48,7 @@ async def keep_watching(broker: Broker) -> None:
                     behind[group] = behind.get(group, 0) + lag
                 if broker.parts is None:
                     continue
-                try:
-                    total, free = store.retention.space()
-                except OSError:  # a disk that is gone: that nothing can be written is what is told of it
-                    total = free = 0
+                total, free = store.retention.space()
                 found |= {
                     "disk_low": {"": f"{free / max(1, total):.1%} of the disk are free"}
                     if free < LOW_DISK * total

@@ -125,13 +125,16 @@ class Retention:
     # ---- what is old
 
     def space(self) -> tuple[int, int]:
-        """Bytes of the disk, all and free ones."""
-        return self._disk.total_bytes(self._directory), self._disk.free_bytes(self._directory)
+        """Bytes of the disk, all and free ones; 0 and 0 when it does not say, as one that is gone."""
+        try:
+            return self._disk.total_bytes(self._directory), self._disk.free_bytes(self._directory)
+        except OSError:
+            return 0, 0
 
-    def used(self) -> float:
-        """The used share of the disk, 0 to 1."""
+    def used(self) -> float | None:
+        """The used share of the disk, 0 to 1; None when it does not say."""
         total, free = self.space()
-        return 1 - free / max(1, total)
+        return 1 - free / total if total else None
 
     def earliest_time(self) -> int | None:
         """When the oldest message of the log was stored (ms)."""
@@ -140,7 +143,7 @@ class Retention:
     def _old(self, *, by_hand: bool) -> tuple[int, int]:
         """Log offsets up to which messages are too old, and up to which there is no room for them."""
         config, log = self._config, self._log
-        now, used = self._wall_ms(), self.used()
+        now, used = self._wall_ms(), self.used() or 0.0
         pressed = used > config.disk_max_used_space_ratio / 100
         hours = config.delete_when
         timely = by_hand or pressed or not hours or now // _HOUR % 24 in hours

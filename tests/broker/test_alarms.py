@@ -17,6 +17,7 @@ from aiorocket.broker.core.alarms import ALARMS, MOST_NAMED, SAID_EVERY, AlarmBo
 from aiorocket.broker.lags import lags
 from aiorocket.client.admin.brokers import BrokerRuntime
 from aiorocket.client.admin.doctor import _of_runtime
+from aiorocket.runtime.disk import MemoryDisk
 from aiorocket_protocol import KVTable, decode_body
 from tests.broker.peer import Peer, heartbeat, running
 
@@ -118,11 +119,11 @@ async def test_a_broker_watches_itself(monkeypatch: pytest.MonkeyPatch, caplog: 
 async def test_a_disk_that_does_not_say_how_full_it_is_ends_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is when an operator needs it."""
 
-    def gone() -> tuple[int, int]:
+    def gone(disk: MemoryDisk, path: str) -> int:
         raise OSError(5, "Input/output error")
 
     async with running() as broker:
-        monkeypatch.setattr(broker.store.retention, "space", gone)
+        monkeypatch.setattr(MemoryDisk, "free_bytes", gone)
         monkeypatch.setattr(type(broker.store), "problem", "the disk failed")
         monkeypatch.setattr(watching, "_FLUSH_LOOK", 0.01)
         monkeypatch.setattr(watching, "_LOOK", 0.01)

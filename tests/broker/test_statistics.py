@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aiorocket.broker import Broker
+from aiorocket.runtime.disk import MemoryDisk
 from aiorocket_protocol import MSGPACK, MessageQueue, UpdateConsumerOffsetRequestHeader, encode_body
 from tests.broker.peer import Peer, heartbeat, records, running
 
@@ -45,6 +46,18 @@ async def filled(peer: Peer) -> list[int]:
         await peer.send(b"%d" % number)
         await asyncio.sleep(0.002)
     return await stamps(peer, "T", 0)
+
+
+async def test_a_disk_that_does_not_say_how_full_it_is(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks what is wrong is answered."""
+
+    def gone(disk: MemoryDisk, path: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(MemoryDisk, "free_bytes", gone)
+    told = json.loads((await peer.call(28)).body)["table"]
+    assert told["commitLogDiskRatio"] == "-1.0"
+    assert told["commitLogDirCapacity"] == "Total : 0 B, Free : 0 B."
 
 
 async def test_what_a_topic_holds(peer: Peer) -> None:

@@ -317,7 +317,8 @@ def _stats(grown: Growth) -> dict[str, Any]:
 def _store_facts(store: MessageStore) -> dict[str, str]:
     """What concerns the store and its disk; one file system holds all of it."""
     total, free = store.retention.space()
-    used = str(round(1 - free / max(1, total), 4))
+    used = store.retention.used()
+    ratio = "-1.0" if used is None else str(round(used, 4))  # Apache's word for a disk that does not say
     earliest = store.retention.earliest_time()
     return {
         "commitLogMinOffset": str(store.min_physical),
@@ -328,8 +329,8 @@ def _store_facts(store: MessageStore) -> dict[str, str]:
         "damagedMessages": str(sum(damage.messages for damage in store.damaged)),
         # Ours too: why it takes no messages, while it does not.
         **({"writeProblem": store.problem} if store.problem is not None else {}),
-        "commitLogDiskRatio": used,
-        "consumeQueueDiskRatio": used,
+        "commitLogDiskRatio": ratio,
+        "consumeQueueDiskRatio": ratio,
         "earliestMessageTimeStamp": str(-1 if earliest is None else earliest),
         # Queues are filled with the log, what can be behind is the key index.
         "dispatchBehindBytes": str(store.keys.behind),
