@@ -89,11 +89,14 @@ def share_listener(table: ProcessorTable, other: ProcessorTable) -> None:
     and it does not: one listener is enough for both. Registrations stay where their connection's end is noticed."""
     for code in sorted({*other.codes()} - {*table.codes()}):
         if not is_registration(code):
-            table.add(code, partial(_shared, other.handler(code)))
+            table.add(code, partial(_shared, other))
 
 
-def _shared(handler: RequestHandler, connection: Connection, command: RemotingCommand) -> Any:
-    return handler(connection, command) if connection.data.get(_MARK) else not_supported(command.code)
+def _shared(other: ProcessorTable, connection: Connection, command: RemotingCommand) -> Any:
+    """By the handler of now: it may have been replaced since."""
+    if not connection.data.get(_MARK):
+        return not_supported(command.code)
+    return other.handler(command.code)(connection, command)
 
 
 def _host_port(bind: str) -> tuple[str, int]:

@@ -101,6 +101,8 @@ async def test_one_listener_serves_both_servers_of_a_process(tmp_path: Path) -> 
         share_listener(broker.server.processors, names.processors)
         for code in (LIST, names_ask, route):
             assert (await answer(admin, code)).code == 0
+        names.processors.replace(names_ask, lambda connection, command: RemotingCommand.response(remark="replaced"))
+        assert (await answer(admin, names_ask)).remark == "replaced"
         for code in (names_ask, route):
             told = await answer(broker.address, code)
             assert (
