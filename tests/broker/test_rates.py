@@ -268,6 +268,13 @@ def test_rates_change_at_run_time_and_outlive_the_broker() -> None:
         assert not waiting.done()
         assert await change(groupMessageRate=0, groupByteRate=0, topicMessageRate=0) == 0
         assert records(await waiting) and sim.loop.time() - begin < 12
+        assert await change(groupMessageRate="0.01") == 0
+        await peer.pull("T", 0, 33, max_msg_nums=1)
+        impatient = asyncio.ensure_future(peer.pull("T", 0, 33, max_msg_nums=1, sys_flag=4))
+        await asyncio.sleep(0.5)
+        assert not impatient.done()
+        assert await change(groupMessageRate=0) == 0
+        assert records(await impatient), "it is not told of a limit that is none"
         assert len(records(await peer.pull("T", 0, 33))) == 32 and (await peer.send()).code == 0
         for bad in ("-1", "nan", "much", "inf"):  # refused
             assert await change(groupByteRate=bad) != 0

@@ -59,7 +59,7 @@ _HEADERS: dict[int, type[PullMessageRequestHeader] | type[PopMessageRequestHeade
 #: Seconds between two looks at those of one group that wait, and how many of them are served at one.
 _LOOK = 0.05
 _SERVED = 64
-#: The limit may be changed while they wait.
+#: Nothing may be left of them long before the rate has room.
 _LONGEST_LOOK = 5.0
 #: Seconds that one waits whose client allows none: far below every client's timeout.
 _LEAST_HOLD = 1.0
@@ -102,7 +102,7 @@ class PullRates:
 
     def follow(self, limits: RateLimits) -> None:
         """These are the limits from now on; handlers are to be ``limited`` anew. What was delivered without a limit is
-        not paid for."""
+        not paid for, what waits is looked at."""
         counters = self._counters
         if not self._messages.per_second:
             self._paid = dict(counters.delivered)
@@ -112,6 +112,9 @@ class PullRates:
             counters.delivered_bytes = defaultdict(int)
         self._messages.change(limits.group_messages)
         self._bytes.change(limits.group_bytes)
+        for group, look in list(self._looks.items()):
+            look.cancel()
+            self._look(group)
 
     def limited(self, code: int, handler: RequestHandler) -> RequestHandler:
         """``handler`` of requests with ``code``, within the limits if there are any."""
