@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.broker.copies import Copy, store_copy
-from aiorocket.errors import RocketError, StoreError
+from aiorocket.errors import RocketError, StoreError, UsageError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
 from aiorocket_protocol import ProtocolError, RecordView
@@ -41,15 +41,17 @@ _TRIES = 60
 
 async def when_whole(read: Callable[[], None], closed: Callable[[], bool]) -> None:
     """``read()``, which may begin anew. What the store makes again of the queue is waited for, before StoreBusyError
-    passes: a start that gave up would end that too, and so would the next."""
+    passes: a start that gave up would end that too, and so would the next. UsageError when ``closed()`` meanwhile."""
     for left in reversed(range(_TRIES)):
         try:
             read()
             return
         except StoreBusyError:
-            if not left or closed():
+            if not left:
                 raise
             await asyncio.sleep(RETRY_AFTER)
+            if closed():  # and so is the store: nobody would close the files that a read opens now
+                raise UsageError("it was closed while it started") from None
 
 
 class Schedule(Protocol):

@@ -23,6 +23,8 @@ from aiorocket.storage import Snapshot
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import CreateTopicRequestHeader, TopicRouteData, decode_body
 from tests.broker.peer import Peer, records, running
+from tests.broker.test_pop import pop_header
+from tests.broker.test_sim import SimPeer, config, started
 
 
 async def test_everything_that_was_promised_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -381,3 +383,32 @@ async def test_a_damaged_log_is_served_around_and_seen_in_the_runtime_info(tmp_p
         assert b'"damagedMessages":"1"' in answer.body.replace(b" ", b"")
         await peer.close()
     await env.disk.close()
+
+
+def test_a_broker_that_is_closed_while_its_start_waits_for_damaged_units() -> None:
+    """It reads nothing more of a store that is closed: nobody would close the files."""
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        for _ in range(3):
+            assert (await peer.send()).code == 0 and (await peer.call(200050, pop_header(poll_time=0))).code == 0
+        await peer.close()
+        await host.run(broker.close())
+        (units,) = [data for path, data in disk.files.items() if "consumequeue/rmq_sys_REVIVE_LOG" in path]
+        units[-33] ^= 0x40  # where the last record but one is
+        broker = Broker(env, config())
+        start = host.start(broker.start())
+        await asyncio.sleep(0.5)
+        assert not start.done()
+        await host.run(broker.close())
+        with pytest.raises(UsageError, match="closed while it started"):
+            await start
+        assert not broker.store._files._files
+        host, broker = await started(sim, env, config())
+        assert broker.popped == 3
+        await host.run(broker.close())
+
+    simulate(main)
