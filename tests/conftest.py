@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("aiorocket", deadline=None)
 hypothesis.settings.load_profile("aiorocket")
 
-#: What each of these shares is dear (a JVM, Apache's servers, the syntax trees of all modules): one worker runs it all.
-#: Files of other folders go to any worker that is free.
-_ONE_WORKER = {"tests/spark", "tests/interop", "tests/architecture"}
+#: What each of these shares is dear (a JVM, the syntax trees of all modules): one worker runs it all. Files of other
+#: folders go to any worker that is free.
+_ONE_WORKER = {"tests/spark", "tests/architecture"}
+#: Each worker of interop has Apache's servers of its own: with those of its tests up to nine JVMs, 3 GB.
+_INTEROP_WORKERS = 2
 
 #: Long ones begin, so that no worker is left with one at the end.
 _FIRST = ("interop", "harness", "spark", "cli", "apps", "sim", "storage", "remoting", "architecture")
@@ -52,7 +54,11 @@ _PATIENCE = 100  # times 10 ms for closing sockets and ending threads to be gone
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """One for each core when folders run; none, which is this process alone, for single files and for ``-s``."""
     folders = all(Path(name).is_dir() for name in config.args)
-    return None if folders and config.option.capture != "no" else 0
+    if not folders or config.option.capture == "no":
+        return 0
+    required = "1" in (os.environ.get("AIOROCKET_INTEROP"), os.environ.get("AIOROCKET_REQUIRE_INTEROP"))
+    interop = required or "interop" in config.option.markexpr.replace("not interop", "")
+    return min(_INTEROP_WORKERS, os.cpu_count() or 1) if interop else None
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -5,8 +5,10 @@ With AIOROCKET_REQUIRE_INTEROP=1 (``.ci/run``) it always runs and a missing prog
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,6 +18,8 @@ from tests.interop import works
 from tests.interop.peers import (
     FOR_ALL,
     OLDER,
+    Admin,
+    Command,
     JavaClient,
     Server,
     apache_server,
@@ -51,8 +55,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """AIOROCKET_WORKS names the file that the table of peers and features is written to."""
-    if path := os.environ.get("AIOROCKET_WORKS"):
+    """AIOROCKET_WORKS names the file for the table of peers and features; a worker knows of its own tests only."""
+    path = os.environ.get("AIOROCKET_WORKS")
+    if path and not hasattr(session.config, "workerinput"):
         Path(path).write_text(works.table(_passed))
 
 
@@ -128,3 +133,11 @@ async def java_older(older_classes: Path, tmp_path: Path) -> AsyncIterator[JavaC
         yield client
     finally:
         await client.close()
+
+
+@pytest.fixture
+def mqadmin(jars: Path, smoke_classes: Path, server: Server, tmp_path: Path) -> Iterator[Command]:
+    """Apache's mqadmin at a module's ``server``: one process for a test, in a thread, for it may ask the test's own
+    client."""
+    with Admin(jars, smoke_classes, tmp_path / "mqadmin", server.nameserver) as admin:
+        yield partial(asyncio.to_thread, admin)

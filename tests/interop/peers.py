@@ -18,16 +18,18 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 __all__ = (
+    "BRIEF",
     "FOR_ALL",
     "NEWEST",
     "OLDER",
     "Admin",
+    "Command",
     "JavaClient",
     "JavaRun",
     "Process",
@@ -60,9 +62,15 @@ JVM_OPTIONS = (
     "-XX:+UseSerialGC",
 )
 
+#: Of servers that live for minutes: the second compiler would cost more than it brings.
+BRIEF = ("-XX:TieredStopAtLevel=1",)
+
 READY_LIMIT = 180.0
 STOP_LIMIT = 20.0
 
+
+#: A command of mqadmin -> what it printed.
+Command = Callable[..., Awaitable[str]]
 
 #: Fields of a request -> the same with a signature.
 Signed = Callable[[dict[str, str]], dict[str, str]]
@@ -202,7 +210,7 @@ def _home(place: Path, nameserver: str) -> dict[str, str]:
 
 @contextmanager
 def apache_nameserver(
-    lib: Path, place: Path, *, more: Mapping[str, str] | None = None, java_options: Sequence[str] = ()
+    lib: Path, place: Path, *, more: Mapping[str, str] | None = None, java_options: Sequence[str] = BRIEF
 ) -> Iterator[tuple[str, Process]]:
     """Apache's name server on a free loopback port, answering; and its process. ``more`` are settings."""
     port = free_port()
@@ -226,7 +234,7 @@ def apache_broker(
     *,
     port: int,
     more: Mapping[str, str] | None = None,
-    java_options: Sequence[str] = (),
+    java_options: Sequence[str] = BRIEF,
 ) -> Iterator[Process]:
     """Apache's broker on a loopback ``port`` whose neighbours are free (``free_port(-2, 0, 1)``), just started.
     ``more`` are settings; started again in the same place it has what it had."""
@@ -268,7 +276,12 @@ def apache_broker(
 
 @contextmanager
 def apache_server(
-    lib: Path, place: Path, *, more: Mapping[str, str] | None = None, java_options: Sequence[str] = (), also: str = ""
+    lib: Path,
+    place: Path,
+    *,
+    more: Mapping[str, str] | None = None,
+    java_options: Sequence[str] = BRIEF,
+    also: str = "",
 ) -> Iterator[Server]:
     """Apache RocketMQ: a name server and a broker on free loopback ports, ready when TBW102 has a route. ``more`` are
     settings of the broker, ``java_options`` are for both processes; the broker registers at the name server ``also``

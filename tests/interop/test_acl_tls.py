@@ -18,7 +18,7 @@ from aiorocket import Client, Message, OutgoingMessage, Router, TxState
 from aiorocket.config import ClientConfig, TlsConfig
 from aiorocket.errors import NotConnectedError, RocketError, SendError
 from aiorocket_protocol import JSON
-from tests.interop.peers import NEWEST, OLDER, Server, apache_server, ask, fetch_jars
+from tests.interop.peers import BRIEF, NEWEST, OLDER, Server, apache_server, ask, fetch_jars
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(500)]
 
@@ -61,6 +61,7 @@ def version(request: pytest.FixtureRequest) -> str:
 def guarded(version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("guarded")
     options = [
+        *BRIEF,
         "-Dtls.test.mode.enable=false",
         "-Dtls.server.mode=permissive",
         f"-Dtls.server.certPath={CERTIFICATES / 'server.pem'}",

@@ -28,7 +28,7 @@ async def test_a_short_load(apache: Server, orderly: bool) -> None:
 
 async def test_it_serves_under_frames_that_nobody_should_send(apache: Server) -> None:
     wanted = Fuzzing(apache.broker, "broker", time.time_ns() // 1_000_000, frames=1000, kinds=(JSON, ROCKETMQ),
-                     codes=(10, 11, 14, 15, 17, 30, 31, 34, 35, 38, 310), patience=60, shrink=False)  # fmt: skip
+                     codes=(10, 11, 14, 15, 17, 30, 31, 34, 35, 38, 310), patience=30, shrink=False)  # fmt: skip
     report = await fuzz(wanted)
     # Its answers with the names of Java's exceptions are findings, of which a run takes twenty.
     assert (report.frames >= 1000 or len(report.found) >= 20) and report.rounds > 0

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from aiorocket import Consumer, Message, Producer
+from aiorocket import Client, ClientConfig, Message, Producer
 from aiorocket.errors import SendError
 from tests.interop.chaos import MODES, Chaos, chaos
-from tests.interop.peers import JavaClient, Server, apache_server, ask, our_server
+from tests.interop.peers import NEWEST, OLDER, JavaClient, Server, apache_server, ask, fetch_jars, free_port, our_server
 from tests.interop.test_clients import cpp, go, node, run
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -75,7 +75,7 @@ async def test_other_clients(
     assert facts[-1]["missing"] == 0 and facts[-1]["acknowledged"] > 100, facts
 
 
-async def keyed(server: Server, proxy: Chaos, trouble: Callable[[], Awaitable[None]]) -> None:
+async def keyed(config: ClientConfig, proxy: Chaos, trouble: Callable[[], Awaitable[None]]) -> None:
     """Our producer and our orderly consumer through ``trouble``; all promises are checked."""
     sent: dict[str, list[int]] = {f"k{number}": [] for number in range(8)}
     seen: dict[str, list[int]] = {key: [] for key in sent}
@@ -97,14 +97,18 @@ async def keyed(server: Server, proxy: Chaos, trouble: Callable[[], Awaitable[No
             sent[key].append(number)
             await asyncio.sleep(pause)
 
-    consumer = Consumer("keyed-consumer", nameservers=(server.nameserver,))
+    async with (
+        Client(config=config) as sending,
+        Client(config=config) as consuming,
+        sending.producer("keyed-producer") as producer,
+    ):
+        consumer = consuming.consumer("keyed-consumer")
 
-    @consumer.orderly("keyed", start_from="first")
-    async def listen(message: Message) -> None:
-        key, number = message.body.decode().split(":")
-        seen[key].append(int(number))
+        @consumer.orderly("keyed", start_from="first")
+        async def listen(message: Message) -> None:
+            key, number = message.body.decode().split(":")
+            seen[key].append(int(number))
 
-    async with Producer("keyed-producer", nameservers=(server.nameserver,)) as producer:
         await producer.send("keyed", b"k0:0", sharding_key="k0", timeout=20)
         async with consumer:
             senders = [asyncio.create_task(send(producer, key)) for key in sent]
@@ -124,14 +128,17 @@ async def keyed(server: Server, proxy: Chaos, trouble: Callable[[], Awaitable[No
 
 async def test_our_client_and_the_order_of_keys(bad: tuple[Server, Chaos]) -> None:
     server, proxy = bad
-    await keyed(server, proxy, lambda: mistreat(proxy, 1.0))
+    await keyed(ClientConfig(nameservers=(server.nameserver,)), proxy, lambda: mistreat(proxy, 1.0))
 
 
-async def test_our_client_at_apaches_broker(jars: Path, tmp_path: Path) -> None:
-    with apache_server(jars, tmp_path / "server", more={"brokerIP1": DOOR}) as server:
-        port = int(server.broker.rsplit(":", 1)[1])
-        async with chaos(DOOR, port, ("127.0.0.1", port)) as proxy:
-            await keyed(server, proxy, lambda: mistreat(proxy, 1.0))
+@pytest.mark.parametrize("version", [NEWEST, OLDER])
+async def test_our_client_at_apaches_broker(version: str, tmp_path: Path) -> None:
+    """4.9's listens at every address of its port, so the proxy has a port of its own, and the client is told of it."""
+    with apache_server(fetch_jars(version), tmp_path / "server") as server:
+        port, door = int(server.broker.rsplit(":", 1)[1]), free_port()
+        config = ClientConfig(nameservers=(server.nameserver,), address_map={server.broker: f"127.0.0.1:{door}"})
+        async with chaos("127.0.0.1", door, ("127.0.0.1", port)) as proxy:
+            await keyed(config, proxy, lambda: mistreat(proxy, 1.0))
 
 
 async def test_what_a_stalled_connection_delivers_late_overtakes_nothing(bad: tuple[Server, Chaos]) -> None:
@@ -146,4 +153,4 @@ async def test_what_a_stalled_connection_delivers_late_overtakes_nothing(bad: tu
         proxy.turn("calm")
         await asyncio.sleep(2)
 
-    await keyed(server, proxy, trouble)
+    await keyed(ClientConfig(nameservers=(server.nameserver,)), proxy, trouble)

@@ -4,8 +4,6 @@ administration."""
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aiorocket import Client, ClientConfig, Consumer, ConsumerConfig, Message, Producer, UsageError
-from tests.interop.peers import JVM_OPTIONS, JavaClient, Server, ask
+from tests.interop.peers import Command, JavaClient, Server, ask
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(200)]
 
@@ -113,35 +111,9 @@ async def test_our_sql_filters(server: Server) -> None:
         await bad.start()
 
 
-class Tools:
-    """Apache's mqadmin, one command a process."""
-
-    def __init__(self, jars: Path, server: Server, home: Path) -> None:
-        self._jars, self._server, self._home = jars, server, home
-
-    async def __call__(self, *arguments: str) -> str:
-        """What it printed."""
-        home = self._home
-        process = await asyncio.create_subprocess_exec(
-            "java", *JVM_OPTIONS, "-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Duser.home={home}",
-            f"-Drocketmq.namesrv.addr={self._server.nameserver}", "-cp", f"{self._jars}/*",
-            "org.apache.rocketmq.tools.command.MQAdminStartup", *arguments,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=home,
-            env={**os.environ, "ROCKETMQ_HOME": str(home), "NAMESRV_ADDR": self._server.nameserver},
-        )  # fmt: skip
-        try:
-            out, _ = await asyncio.wait_for(process.communicate(), LIMIT)
-        except TimeoutError:
-            process.kill()
-            out, _ = await process.communicate()
-            raise AssertionError(f"mqadmin {arguments} does not end: {out.decode()}") from None
-        return out.decode()
-
-
-async def test_apaches_tools_look_at_our_consumer_and_reset_it(server: Server, jars: Path, tmp_path: Path) -> None:
+async def test_apaches_tools_look_at_our_consumer_and_reset_it(server: Server, mqadmin: Command) -> None:
     """On our broker every request of theirs is ours to answer; on Apache's, those it passes on to the client."""
     await create(server, "ledger")
-    mqadmin = Tools(jars, server, tmp_path)
     seen: list[str] = []
     consumer = Consumer("auditors", nameservers=(server.nameserver,), config=ConsumerConfig(offset_illegal_delay=0.5))
 

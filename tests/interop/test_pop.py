@@ -4,14 +4,13 @@ simple consumer."""
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aiorocket import Consumer, ConsumerConfig, DeadLetter, Message, PoppedMessage, Producer, Retry, SimpleConsumer
-from tests.interop.peers import JavaClient, Server, ask
-from tests.interop.test_consumers import QUERY_CONSUMER_OFFSET, Tools, create, until
+from tests.interop.peers import Command, JavaClient, Server, ask
+from tests.interop.test_consumers import QUERY_CONSUMER_OFFSET, create, until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
@@ -25,12 +24,12 @@ def server(request: pytest.FixtureRequest) -> Server:
     return found
 
 
-async def popping(server: Server, tools: Tools, topic: str, group: str) -> None:
+async def popping(server: Server, mqadmin: Command, topic: str, group: str) -> None:
     """The topic, the group, and that the group pops the topic."""
     await create(server, topic, QUEUES)
-    made = await tools("updateSubGroup", "-b", server.broker, "-g", group)
+    made = await mqadmin("updateSubGroup", "-b", server.broker, "-g", group)
     assert "success" in made, made
-    mode = await tools("setConsumeMode", "-b", server.broker, "-t", topic, "-g", group, "-m", "POP", "-q", "0")
+    mode = await mqadmin("setConsumeMode", "-b", server.broker, "-t", topic, "-g", group, "-m", "POP", "-q", "0")
     assert "success" in mode, mode
 
 
@@ -52,9 +51,9 @@ def once(server: Server, attempts: list[int], wanted: int = 1) -> bool:
     )
 
 
-async def test_javas_push_consumer_pops(server: Server, java: JavaClient, jars: Path, tmp_path: Path) -> None:
+async def test_javas_push_consumer_pops(server: Server, java: JavaClient, mqadmin: Command) -> None:
     topic, group = "popped-by-java", "java-poppers"
-    await popping(server, Tools(jars, server, tmp_path), topic, group)
+    await popping(server, mqadmin, topic, group)
     run = await java.start("consume", server.nameserver, topic, group, str(COUNT), "p-3", "120", "asked")
     await run.until("started", limit=60)
     sender = await java.start("send", server.nameserver, topic, "p", str(COUNT))
@@ -116,9 +115,9 @@ async def test_our_simple_consumer(server: Server) -> None:
     assert (code, ext["offset"]) == (0, "1")
 
 
-async def test_our_listeners_pop_beside_javas(server: Server, java: JavaClient, jars: Path, tmp_path: Path) -> None:
+async def test_our_listeners_pop_beside_javas(server: Server, java: JavaClient, mqadmin: Command) -> None:
     topic, group = "popped-by-both", "both"
-    await popping(server, Tools(jars, server, tmp_path), topic, group)
+    await popping(server, mqadmin, topic, group)
     ours: dict[str, list[int]] = {}
     config = ConsumerConfig(rebalance="broker", pop_invisible=10.0)
     consumer = Consumer(group, nameservers=(server.nameserver,), config=config)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.peers import HERE, JVM_OPTIONS, Process, Server, ask, fetch_jars, free_port
+from tests.interop.peers import HERE, JVM_OPTIONS, Admin, Process, Server, ask, fetch_jars, free_port
 from tests.interop.test_clients import made, run
-from tests.interop.test_consumers import Tools, create, until
+from tests.interop.test_consumers import create, until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
 
@@ -49,11 +49,12 @@ def proxy(ours: Server, tmp_path: Path) -> Iterator[str]:
 
 
 async def test_the_grpc_client_sends_receives_and_settles(
-    proxy: str, ours: Server, grpc: list[str], jars: Path, tmp_path: Path
+    proxy: str, ours: Server, grpc: list[str], jars: Path, smoke_classes: Path, tmp_path: Path
 ) -> None:
     topic, group = "through-the-proxy", "grpc-receivers"
     await create(ours, topic)
-    made_group = await Tools(jars, ours, tmp_path)("updateSubGroup", "-b", ours.broker, "-g", group)
+    with Admin(jars, smoke_classes, tmp_path / "mqadmin", ours.nameserver) as mqadmin:
+        made_group = mqadmin("updateSubGroup", "-b", ours.broker, "-g", group)
     assert "success" in made_group, made_group
     facts = await run(grpc, tmp_path, proxy, topic, group, str(COUNT), limit=150)
     assert sum(fact["event"] == "sent" for fact in facts) == COUNT

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 
 from aiorocket import Admin, Consumer, Message, Producer, Retry
 from aiorocket.telemetry.message_trace import MessageTrace, trace_of
-from tests.interop.peers import NEWEST, OLDER, Server, ask, fetch_jars
-from tests.interop.test_consumers import Tools, create, server, until
+from tests.interop.peers import NEWEST, OLDER, Command, Server, ask, fetch_jars
+from tests.interop.peers import Admin as Mqadmin
+from tests.interop.test_consumers import create, server, until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 __all__ = ("server",)
@@ -22,18 +24,23 @@ __all__ = ("server",)
 SEARCH, QUERY = 29, 12
 
 
-def tools_of(version: str, server: Server, home: Path) -> Tools:
-    """mqadmin of one version; 4.9 does not start without a file for its log."""
-    (home / "conf").mkdir()
-    (home / "conf" / "logback_tools.xml").write_text("<configuration/>")
-    return Tools(fetch_jars(version), server, home)
+@pytest.fixture(params=[NEWEST, OLDER])
+def version(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
 
 
-@pytest.mark.parametrize("version", [NEWEST, OLDER])
-async def test_mqadmin_finds_messages(server: Server, version: str, tmp_path: Path) -> None:
+@pytest.fixture
+def mqadmin_of(version: str, server: Server, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mqadmin]:
+    """mqadmin of one version."""
+    classes = request.getfixturevalue("smoke_classes" if version == NEWEST else "older_classes")
+    with Mqadmin(fetch_jars(version), classes, tmp_path / "mqadmin", server.nameserver) as started:
+        yield started
+
+
+async def test_mqadmin_finds_messages(server: Server, version: str, mqadmin_of: Mqadmin) -> None:
     topic = f"orders-{version.replace('.', '-')}"
     await create(server, topic, 1)
-    mqadmin = tools_of(version, server, tmp_path)
     sent: list[Any] = []
     async with Producer("shop", nameservers=(server.nameserver,)) as producer:
         for number in range(5):
@@ -51,17 +58,17 @@ async def test_mqadmin_finds_messages(server: Server, version: str, tmp_path: Pa
         return code == 0 and len(re.findall(rb"order-\d", body)) == 5 and int(ext["indexLastUpdateTimestamp"]) > 0
 
     await until(indexed, "indexed")
-    listed = await mqadmin("queryMsgByKey", "-t", topic, "-k", "all")
+    listed = mqadmin_of("queryMsgByKey", "-t", topic, "-k", "all")
     assert all(result.msg_id in listed for result in sent), listed
     assert len(re.findall(r"^\S{32,}", listed, re.MULTILINE)) == 5, listed
-    one = await mqadmin("queryMsgByKey", "-t", topic, "-k", "order-3")
+    one = mqadmin_of("queryMsgByKey", "-t", topic, "-k", "order-3")
     assert sent[3].msg_id in one and sent[2].msg_id not in one, one
-    told = await mqadmin("queryMsgByUniqueKey", "-t", topic, "-i", sent[2].msg_id)
+    told = mqadmin_of("queryMsgByUniqueKey", "-t", topic, "-i", sent[2].msg_id)
     assert re.search(r"Queue Offset: +2\b", told) and "[order-2 all]" in told, told
     by_topic = ("-t", topic) if version == NEWEST else ()
-    told = await mqadmin("queryMsgById", *by_topic, "-i", sent[4].offset_msg_id)
+    told = mqadmin_of("queryMsgById", *by_topic, "-i", sent[4].offset_msg_id)
     assert re.search(r"OffsetID: +" + sent[4].offset_msg_id, told) and re.search(r"Queue Offset: +4\b", told), told
-    told = await mqadmin("queryMsgByOffset", "-t", topic, "-b", "broker-a", "-i", "0", "-o", "1")
+    told = mqadmin_of("queryMsgByOffset", "-t", topic, "-b", "broker-a", "-i", "0", "-o", "1")
     assert sent[1].msg_id in told or sent[1].offset_msg_id in told, told
 
     def at(ms: int, **more: str) -> int:
@@ -75,15 +82,13 @@ async def test_mqadmin_finds_messages(server: Server, version: str, tmp_path: Pa
     assert (at(1, boundaryType="upper"), at(later, boundaryType="upper")) == (0, 4)
 
 
-@pytest.mark.parametrize("version", [NEWEST, OLDER])
-async def test_mqadmin_cleans_up(server: Server, version: str, tmp_path: Path) -> None:
-    mqadmin = tools_of(version, server, tmp_path)
+async def test_mqadmin_cleans_up(server: Server, mqadmin_of: Mqadmin) -> None:
     for command in ("cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog"):
-        told = await mqadmin(command, "-b", server.broker)
+        told = mqadmin_of(command, "-b", server.broker)
         assert "success" in told and "Exception" not in told, told
 
 
-async def test_mqadmin_reads_our_message_trace(server: Server, tmp_path: Path) -> None:
+async def test_mqadmin_reads_our_message_trace(server: Server, mqadmin: Command) -> None:
     """Of a send, a failed call of a listener and a good one; and ours reads it, too."""
     topic, done = "traced", asyncio.Event()
     await create(server, topic, 1)
@@ -105,9 +110,10 @@ async def test_mqadmin_reads_our_message_trace(server: Server, tmp_path: Path) -
         async with consumer, asyncio.timeout(60):
             await done.wait()
     assert trace.dropped == 0
-    mqadmin, told = tools_of(NEWEST, server, tmp_path), ""
+    told = ""
     async with asyncio.timeout(100):
         while len(re.findall(r"^Sub", told, re.MULTILINE)) < 2:  # until it is indexed
+            await asyncio.sleep(0.2)
             told = await mqadmin("queryMsgTraceById", "-i", sent.msg_id)
     assert re.search(r"^Pub +shop .*success", told, re.MULTILINE), told
     assert sorted(re.findall(r"^Sub +billing .*(success|failed)", told, re.MULTILINE)) == ["failed", "success"], told

@@ -38,8 +38,11 @@ public class Kinds {
     public static void main(String[] args) throws Exception {
         String nameserver = args[0];
         String topic = args[1];
-        Collections.addAll(awaited, "plain", "bare", "delayed", "retried", "dead", "transactional", "batch-0", "batch-1",
-                "timer", "timer-retried");
+        boolean timed = args.length < 4;
+        Collections.addAll(awaited, "plain", "bare", "delayed", "retried", "dead", "transactional", "batch-0", "batch-1");
+        if (timed) {
+            Collections.addAll(awaited, "timer", "timer-retried");
+        }
 
         DefaultMQProducer producer = new DefaultMQProducer("kinds-sender");
         producer.setNamesrvAddr(nameserver);
@@ -51,22 +54,24 @@ public class Kinds {
         delayed.setDelayTimeLevel(1);
         sent("delayed", producer.send(delayed));
         sent("retried", producer.send(message(topic, "retried")));
-        Message timer = message(topic, "timer");
-        timer.setDelayTimeMs(3_000);
-        sent("timer", producer.send(timer));
-        Message timerRetried = message(topic, "timer-retried");
-        timerRetried.setDelayTimeSec(2);
-        sent("timer-retried", producer.send(timerRetried));
-        Message absolute = message(topic, "recalled");
-        absolute.setDeliverTimeMs(System.currentTimeMillis() + 8_000);
-        SendResult recallable = producer.send(absolute);
-        sent("recalled", recallable);
-        recalledUntil = System.currentTimeMillis() + 10_000;
-        Map<String, Object> recall = new LinkedHashMap<>();
-        recall.put("event", "recalled");
-        recall.put("kind", "recalled");
-        recall.put("msgId", producer.recallMessage(topic, recallable.getRecallHandle()));
-        print(recall);
+        if (timed) {
+            Message timer = message(topic, "timer");
+            timer.setDelayTimeMs(3_000);
+            sent("timer", producer.send(timer));
+            Message timerRetried = message(topic, "timer-retried");
+            timerRetried.setDelayTimeSec(2);
+            sent("timer-retried", producer.send(timerRetried));
+            Message absolute = message(topic, "recalled");
+            absolute.setDeliverTimeMs(System.currentTimeMillis() + 8_000);
+            SendResult recallable = producer.send(absolute);
+            sent("recalled", recallable);
+            recalledUntil = System.currentTimeMillis() + 10_000;
+            Map<String, Object> recall = new LinkedHashMap<>();
+            recall.put("event", "recalled");
+            recall.put("kind", "recalled");
+            recall.put("msgId", producer.recallMessage(topic, recallable.getRecallHandle()));
+            print(recall);
+        }
         sent("dead", producer.send(message(topic, "dead")));
         List<Message> batch = new ArrayList<>();
         batch.add(message(topic, "batch-0"));
