@@ -25,7 +25,7 @@ def test_the_check_back_is_answered_before_the_next_heartbeat_is_due() -> None:
             async def scene() -> None:
                 producer = TransactionProducer("pay", nameservers=cluster.endpoints, env=sim.env(), checker=check)
                 async with producer:
-                    await asyncio.sleep(5)  # the heartbeat of the start was long ago, and there was nobody to send it to
+                    await asyncio.sleep(5)  # the heartbeat of the start had nobody to go to
                     begun = asyncio.get_running_loop().time()
                     async with producer.transaction("never-heard-of", b"42 EUR") as tx:
                         tx.leave_unknown()
