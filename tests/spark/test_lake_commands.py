@@ -240,11 +240,17 @@ def test_latency_of_a_live_topic_with_lag_and_plots(
 ) -> None:
     send(nameserver, topic, [b"x"] * 12)
     plots = tmp_path / "plots"
-    found = report("latency", "--topic", topic, "--nameserver", nameserver, "--group", "readers", "--plots", plots)
+    page = tmp_path / "latency.html"
+    found = report(
+        "latency", "--topic", topic, "--nameserver", nameserver, "--group", "readers", "--plots", plots, "--html", page
+    )
     assert (found["rows_in"], found["details"]["lag"]) == (12, 12)
     assert {row["rows"] for row in found["details"]["tables"]["by_topic"]} == {12}
     assert {path.name for path in plots.iterdir()} == {Path(name).name for name in found["details"]["plots"]}
     assert "consumer_lag.png" in {path.name for path in plots.iterdir()}
+    text = page.read_text()
+    assert text.count("data:image/png;base64,") == len(found["details"]["plots"])
+    assert "complete: 12 rows" in text and topic in text
 
 
 def test_times_select_offsets_of_a_topic(spark: SparkSession, nameserver: str, topic: str) -> None:

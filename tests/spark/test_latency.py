@@ -134,7 +134,7 @@ def test_pictures_of_little_and_of_much(tmp_path: Path) -> None:
     assert [path.name for path in made] == [
         "latency_over_time.png", "latency_histogram.png", "throughput.png", "consumer_lag.png"
     ]  # fmt: skip
-    assert {_size(path) for path in made} == {(1300, 702)}
+    assert {_size(path) for path in made} == {(2000, 1080)}
     topics = [f"a-very-long-name-of-a-topic-{'x' * 60}-{n}" for n in range(12)]
     many = LatencyReport(
         "1 minute",
@@ -145,9 +145,9 @@ def test_pictures_of_little_and_of_much(tmp_path: Path) -> None:
     )
     lag = [LagSample(n, "g", Queue("t", f"b{q % 2}", q), 0, 0, n * q) for n in (0, 60_000) for q in range(20)]
     high = [_size(path)[1] for path in draw(many, tmp_path / "many", lag=lag)]
-    assert high[0] == high[1] > 1000 > high[2] == high[3]
+    assert high[0] == high[1] > 1500 > high[2] == high[3]
     assert draw(LatencyReport("1 minute", (), (), (), ()), tmp_path / "none") == []
     year = [WindowCount(datetime(2026 + n, 1, 1, tzinfo=UTC), "ab"[n], 1) for n in range(2)]
-    assert _size(draw_windows(year, "1 second", tmp_path / "year.png")) == (1300, 702)
+    assert _size(draw_windows(year, "1 second", tmp_path / "year.png")) == (2000, 1080)
     with pytest.raises(UsageError, match="no window"):
         draw_windows([], "1 minute", tmp_path / "no.png")

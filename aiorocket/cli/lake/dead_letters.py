@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aiorocket.cli.lake.options import (
-    json_option,
     lake_nameserver,
     make_input,
     output_options,
+    report_options,
     source_option,
     spark_options,
     time_option,
@@ -37,7 +37,7 @@ __all__ = ("replay", "triage")
 @output_options(20)
 @source_option
 @spark_options
-@json_option
+@report_options
 def triage(
     group: str, name_server: str, archive_path: str | None, since: datetime | None, until: datetime | None,
     samples: int, causes: tuple[str, ...], out: str | None, format: str, show: int, options: dict[str, str],
@@ -71,7 +71,7 @@ def triage(
 @click.option("--dry-run", is_flag=True, help="Send nothing, say what would be sent.")
 @source_option
 @spark_options
-@json_option
+@report_options
 def replay(
     group: str, name_server: str, archive_path: str | None, since: datetime | None, until: datetime | None,
     where: str | None, limit: int | None, rate: float | None, to: str | None, dry_run: bool,

@@ -13,6 +13,7 @@ from aiorocket.cli.lake.options import (
     format_option,
     json_option,
     lake_nameserver,
+    report_options,
     source_option,
     spark_options,
     time_option,
@@ -64,7 +65,7 @@ _WORDS = ("earliest", "latest", "group")
 )
 @source_option
 @spark_options
-@json_option
+@report_options
 def archive(
     topic: str, path: str, name_server: str, mode: str, format: str, start: str | None, follow: bool, interval: float,
     max_rows: int, options: dict[str, str], master: str, conf: dict[str, str], as_json: bool,
@@ -113,7 +114,7 @@ def archive(
     help="How long replaced files stay for readers that began before.",
 )
 @spark_options
-@json_option
+@report_options
 def compact(
     path: str, topics: tuple[str, ...], target_mib: float, keep: float, master: str, conf: dict[str, str], as_json: bool
 ) -> None:
@@ -148,7 +149,7 @@ def compact(
 )
 @source_option
 @spark_options
-@json_option
+@report_options
 def restore(
     path: str, topic: str | None, name_server: str, topics: tuple[str, ...], where: str | None, since: datetime | None,
     until: datetime | None, limit: int | None, rate: float | None, keep_queues: bool, dry_run: bool, name: str | None,
@@ -175,7 +176,7 @@ def restore(
 @click.command()
 @click.argument("path")
 @spark_options
-@json_option
+@report_options
 def verify(path: str, master: str, conf: dict[str, str], as_json: bool) -> None:
     """Read the archive at PATH and count its rows by queue: are they what the manifest says?"""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from aiorocket.cli.lake.options import input_options, json_option, make_input, output_options, spark_options
-from aiorocket.cli.lake.running import Interrupts, check_extras, run_step
+from aiorocket.cli.lake.options import input_options, make_input, output_options, report_options, spark_options
+from aiorocket.cli.lake.running import HTML, Interrupts, check_extras, run_step
 from aiorocket.cli.options import BadInputError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _AGAIN = "the next run begins with what is not written yet"
     "--max-rows", type=click.IntRange(1), default=500_000, show_default=True, metavar="N", help="Rows in one portion."
 )
 @spark_options
-@json_option
+@report_options
 def dedup(
     archive_path: str | None, topic: str | None, name_server: str, since: datetime | None, until: datetime | None,
     options: dict[str, str], by: str, key: str | None, out: str | None, format: str, show: int, max_rows: int,
@@ -96,7 +97,7 @@ def dedup(
     "--max-rows", type=click.IntRange(1), default=500_000, show_default=True, metavar="N", help="Rows in one portion."
 )
 @spark_options
-@json_option
+@report_options
 def decode(
     archive_path: str | None, topic: str | None, name_server: str, since: datetime | None, until: datetime | None,
     options: dict[str, str], using: str, schema: str | None, required: tuple[str, ...], header_bytes: int,
@@ -155,7 +156,7 @@ def decode(
 @click.option("--watermark", metavar="LENGTH", help="Count rows that came later than this behind the latest.")
 @output_options(20)
 @spark_options
-@json_option
+@report_options
 def windows(
     archive_path: str | None, topic: str | None, name_server: str, since: datetime | None, until: datetime | None,
     options: dict[str, str], every: str, slide: str | None, by: tuple[str, ...], key: str | None, time: str,
@@ -194,7 +195,7 @@ def windows(
 )
 @output_options(20)
 @spark_options
-@json_option
+@report_options
 def order(
     archive_path: str | None, topic: str | None, name_server: str, since: datetime | None, until: datetime | None,
     options: dict[str, str], sequence: str | None, key: str | None, dense: bool | None, out: str | None, format: str,
@@ -224,7 +225,11 @@ def order(
 @click.command()
 @input_options
 @click.option("--every", default="1 minute", show_default=True, metavar="LENGTH", help="Windows of tables over time.")
-@click.option("--plots", metavar="DIR", help="Draw PNG pictures into this folder (needs the extra report).")
+@click.option(
+    "--plots",
+    metavar="DIR",
+    help="Draw PNG pictures into this folder (needs the extra report).  [default: FILE.plots with --html]",
+)
 @click.option("--group", metavar="GROUP", help="Also how far behind this consumer group is (of a live topic).")
 @click.option(
     "--samples", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="With --group: ask N times."
@@ -235,7 +240,7 @@ def order(
 @click.option("--approximate", is_flag=True, help="Percentiles that need less memory, off by 1 place in 10,000.")
 @output_options(20)
 @spark_options
-@json_option
+@report_options
 def latency(
     archive_path: str | None, topic: str | None, name_server: str, since: datetime | None, until: datetime | None,
     options: dict[str, str], every: str, plots: str | None, group: str | None, samples: int, pause: float,
@@ -248,6 +253,9 @@ def latency(
     if group is not None and archive_path is not None:
         raise click.UsageError("--group asks brokers: give --topic with --nameserver, not --archive")
     given = make_input(archive_path, topic, name_server, since, until, options)
+    page = click.get_current_context().meta.get(HTML)
+    if plots is None and page is not None and find_spec("matplotlib") is not None:
+        plots = f"{page}.plots"
     if plots is not None:
         check_extras("matplotlib", install="pip install 'aiorocketmq[report]'", what="--plots")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from aiorocket.cli.lake.running import check_extras
+from aiorocket.cli.lake.running import HTML, check_extras
 from aiorocket.cli.options import parse_nameservers
 from aiorocket.errors import RocketError
 from aiorocket_protocol import NAMESERVER_PORT
@@ -26,6 +26,7 @@ __all__ = (
     "with_environment",
     "make_input",
     "output_options",
+    "report_options",
     "source_option",
     "spark_options",
     "time_option",
@@ -146,6 +147,15 @@ def json_option(function: F) -> F:
     return click.option(
         "--json", "as_json", is_flag=True, help="The report as one JSON object; everything else to standard error."
     )(function)
+
+
+def report_options(function: F) -> F:
+    """Of commands that end with a report; ``run_step`` writes the page."""
+    return click.option(
+        "--html", type=click.Path(dir_okay=False, writable=True), metavar="FILE", expose_value=False,
+        callback=lambda ctx, _, value: ctx.meta.__setitem__(HTML, value),
+        help="The report as one page: proof, plots, tables, configuration.",
+    )(json_option(function))  # fmt: skip
 
 
 def format_option(function: F) -> F:

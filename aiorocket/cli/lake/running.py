@@ -8,20 +8,24 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from aiorocket.cli import running
-from aiorocket.cli.lake.telling import Teller, summary
+from aiorocket.cli.lake.telling import Teller, proof, summary
 from aiorocket.cli.running import INTERRUPTED
+from aiorocket.runtime.clock import WallClock
 
 if TYPE_CHECKING:
     from aiorocket.spark.steps.report import ProgressCall, StepReport
 
-__all__ = ("INSTALL", "Work", "check_extras", "run_step", "told_in_a_line")
+__all__ = ("HTML", "INSTALL", "Work", "check_extras", "run_step", "told_in_a_line")
 
+#: Where the context has the path of the page that ``--html`` asks for.
+HTML = "aiorocket.lake.html"
 INSTALL = "pip install 'aiorocketmq[spark,spark-jvm]'"
 _NEEDED = ("pyspark", "pyarrow", "numpy")
 
@@ -116,7 +120,25 @@ def run_step(
         click.echo(json.dumps(_plain(report.as_dict()), ensure_ascii=False))
     else:
         summary(report)
+    _write_page(report)
     sys.exit(1 if not report.complete or fails(report) else 0)
+
+
+def _write_page(report: StepReport) -> None:
+    context = click.get_current_context()
+    path = context.meta.get(HTML)
+    if path is None:
+        return
+    from aiorocket.spark.steps.page import page
+
+    made = datetime.fromtimestamp(WallClock().wall_ms() / 1000, UTC)
+    text = page(report, made=made, configuration=context.params, proof=proof(report))
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise click.ClickException(f"--html {path}: {error.strerror}") from error
+    click.echo(f"report: {path}", err=True)
 
 
 def _plain(report: dict[str, Any]) -> dict[str, Any]:

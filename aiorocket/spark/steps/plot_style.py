@@ -24,9 +24,13 @@ __all__ = (
     "legend",
     "need_matplotlib",
     "new_figure",
+    "per",
+    "plural",
     "save",
     "seconds_of",
     "shortened",
+    "spelled",
+    "thinned",
     "time_axis",
 )
 
@@ -34,7 +38,10 @@ INK, GREY, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 #: Told apart also by people who do not see all colours (after Okabe and Ito).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6d31", "#5f4b8b")
 PALE = "#a9cfe8"
-_SIZE, _DPI = (10.0, 5.4), 130
+#: In inches, and dots of each: sharp on a screen with twice the dots at 1,000 wide.
+_SIZE, _DPI = (10.0, 5.4), 200
+#: Windows that are drawn as one.
+_TOGETHER = (1, 2, 5, 10, 15, 30, 60, 120, 240, 360, 720, 1440, 10_080, 43_200, 525_600)
 _UNITS = {
     "microsecond": 1e-6, "millisecond": 1e-3, "second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0,
     "week": 604800.0,
@@ -93,7 +100,11 @@ def time_axis(axes: Any, moments: Sequence[datetime]) -> None:
     # Both are untyped in matplotlib.
     locator = AutoDateLocator(tz=UTC, maxticks=9)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
+    shown = ConciseDateFormatter(locator, tz=UTC)  # type: ignore[no-untyped-call]
+    # Seconds say their minute, and at the axis' end is the day alone.
+    shown.formats[5] = shown.zero_formats[5] = "%H:%M:%S"
+    shown.offset_formats[4] = shown.offset_formats[5] = "%Y-%b-%d"
+    axes.xaxis.set_major_formatter(shown)
     around = timedelta(seconds=30) if len(moments) == 1 else timedelta()
     axes.set_xlim(moments[0] - around, moments[-1] + around)
     axes.set_xlabel("time (UTC)", color=GREY, fontsize=9)
@@ -112,6 +123,33 @@ def amount(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g}"
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{amount(number)} {noun}" if number == 1 else f"{amount(number)} {noun}s"
+
+
+def per(most: float) -> tuple[str, float]:
+    """In which unit of time rates up to ``most`` a second are numbers that people read, and how many seconds it has."""
+    for unit, seconds in (("second", 1.0), ("minute", 60.0)):
+        if most * seconds >= 1:
+            return unit, seconds
+    return "hour", 3600.0
+
+
+def thinned(starts: Sequence[datetime], seconds: float, most: int = 400) -> int:
+    """How many windows of ``seconds`` are drawn as one, so that no more than ``most`` are drawn: more than that are
+    narrower than the dots of a screen."""
+    whole = (starts[-1] - starts[0]) / timedelta(seconds=seconds) + 1
+    return next(each for each in _TOGETHER if whole / each <= most or each == _TOGETHER[-1])
+
+
+def spelled(seconds: float) -> str:
+    """A length of time: ``90 seconds``, ``5 minutes``, ``2 hours``, ``1 day``."""
+    for unit, size in (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0)):
+        if seconds >= size and seconds % size == 0:
+            return plural(round(seconds / size), unit)
+    return f"{seconds:g} seconds"
 
 
 def shortened(name: str) -> str:

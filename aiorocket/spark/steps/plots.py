@@ -26,9 +26,13 @@ from aiorocket.spark.steps.plot_style import (
     legend,
     need_matplotlib,
     new_figure,
+    per,
+    plural,
     save,
     seconds_of,
     shortened,
+    spelled,
+    thinned,
     time_axis,
 )
 
@@ -42,6 +46,8 @@ _SHARES = (("p50", "#009e73"), ("p95", "#0072b2"), ("p99", "#d55e00"))
 _STROKE = {"linewidth": 1.8, "markersize": 3.5, "clip_on": False}
 #: More lines than these nobody can tell apart; the rest is one.
 _MOST = len(COLOURS) - 1
+#: Windows that are cut and named.
+_NAMED = 8
 #: Topics that get a panel of their own.
 _PANELS = 4
 
@@ -85,32 +91,67 @@ def draw_windows(counts: Iterable[WindowCount], every: str, path: str | Path, *,
     if not given:
         raise UsageError("draw_windows: there is no window to draw")
     seconds = seconds_of(every)
-    starts = all_starts((count.start for count in given), seconds)
-    place = {start: index for index, start in enumerate(starts)}
     totals: dict[str, int] = {}
+    windows: dict[datetime, int] = {}
     for count in given:
+        start = count.start.astimezone(UTC)
         totals[count.label] = totals.get(count.label, 0) + count.rows
+        windows[start] = windows.get(start, 0) + count.rows
+    step = seconds * thinned(sorted(windows), seconds)
+    first = min(windows)
+    together = {start: first + timedelta(seconds=(start - first).total_seconds() // step * step) for start in windows}
+    starts = all_starts(together.values(), step)
+    place = {start: index for index, start in enumerate(starts)}
     ranked = sorted(totals, key=lambda label: (-totals[label], label))
     shown = ranked if len(ranked) <= len(COLOURS) else ranked[:_MOST]
     rest = f"{len(ranked) - len(shown)} others"
+    busiest = max(windows, key=lambda start: windows[start])
+    unit, length = per(windows[busiest] / seconds)
     series: dict[str, list[float]] = {label: [0.0] * len(starts) for label in shown}
     for count in given:
         name = count.label if count.label in series else rest
-        series.setdefault(name, [0.0] * len(starts))[place[count.start.astimezone(UTC)]] += count.rows / seconds
-    figure, [axes] = new_figure(title, f"{amount(sum(totals.values()))} in all · windows of {every}")
+        values = series.setdefault(name, [0.0] * len(starts))
+        values[place[together[count.start.astimezone(UTC)]]] += count.rows * length / step
+    subtitle = f"{amount(sum(totals.values()))} in all · windows of {every}"
+    if step > seconds:
+        subtitle += f", drawn as means of {spelled(step)}"
+    if len(windows) > 1:
+        subtitle += f" · at most {amount(windows[busiest] * length / seconds)} a {unit}, {busiest:%Y-%m-%d %H:%M:%S}"
+    figure, [axes] = new_figure(title, subtitle)
     # A window is a step as wide as it is long; the last one needs an end.
-    edges = [*starts, starts[-1] + timedelta(seconds=seconds)]
+    edges = [*starts, starts[-1] + timedelta(seconds=step)]
     heights = [[*values, values[-1]] for values in series.values()]
     colours = [*COLOURS[: len(shown)], GREY]
     names = [shortened(name) for name in series]
-    axes.stackplot(edges, *heights, labels=names, colors=colours, step="post", alpha=0.9, linewidth=0)
-    axes.set_ylabel("messages a second")
-    axes.set_ylim(bottom=0)
+    axes.stackplot(edges, *heights, labels=names, colors=colours, step="post", linewidth=0)
+    axes.set_ylabel(f"messages a {unit}")
+    sums = [sum(each) for each in zip(*series.values(), strict=True)]
+    _cut(axes, starts, sums, step)
     axes.yaxis.set_major_formatter(lambda value, _: amount(value))
-    time_axis(axes, edges)
+    # One window alone would be a wall of colour.
+    around = timedelta(seconds=step) if len(starts) == 1 else timedelta()
+    time_axis(axes, [edges[0] - around, edges[-1] + around])
     if len(series) > 1 or ranked != [""]:
         legend(axes, whole=True)
     return save(figure, Path(path))
+
+
+def _cut(axes: Any, starts: Sequence[datetime], sums: Sequence[float], step: float) -> None:
+    """The height of the axis: all of it, unless a few windows are so far above the others that these could not be seen.
+    Those are cut, and say how high they are."""
+    usual = sorted(sums)[math.ceil(0.98 * len(sums)) - 1]
+    high = [place for place, each in enumerate(sums) if each > 2 * usual]
+    if not usual or max(sums) <= 5 * usual or len(high) > 0.02 * len(sums) + 1:
+        axes.set_ylim(0, max(sums) * 1.08 or 1)
+        return
+    top = 2 * usual
+    axes.set_ylim(0, top)
+    near, last = (starts[-1] - starts[0]) / 12, None
+    for place in sorted(sorted(high, key=lambda each: -sums[each])[:_NAMED]):
+        at = starts[place] + timedelta(seconds=step / 2)
+        if last is None or at - last > near:
+            axes.text(at, top * 1.005, f"▲ {amount(sums[place])}", fontsize=8, color=INK, ha="center", va="bottom")
+            last = at
 
 
 def _over_time(report: LatencyReport, stage: str, path: Path) -> Path:
@@ -130,7 +171,8 @@ def _over_time(report: LatencyReport, stage: str, path: Path) -> Path:
             values = [getattr(found[start], name) if start in found else math.nan for start in starts]
             lines[name] = values
             mark = "o" if len(starts) <= 60 else None
-            axes.plot(middles, values, color=colour, marker=mark, label=name, **_STROKE)
+            stroke = _STROKE if len(starts) <= 300 else {**_STROKE, "linewidth": 0.8}
+            axes.plot(middles, values, color=colour, marker=mark, label=name, **stroke)
         axes.fill_between(middles, lines["p50"], lines["p99"], color=PALE, alpha=0.25, linewidth=0)
         _latency_scale(axes, rows)
         time_axis(axes, [*starts, starts[-1] + timedelta(seconds=seconds)])
@@ -169,6 +211,8 @@ def _histogram(report: LatencyReport, stage: str, path: Path) -> Path:
 
 
 def _lag(samples: Sequence[LagSample], path: Path) -> Path:
+    from matplotlib.ticker import MaxNLocator
+
     pairs = sorted({(sample.group, sample.queue.topic) for sample in samples})[:_PANELS]
     figure, panels = new_figure("Consumer lag", "messages stored and not consumed yet, per queue", rows=len(pairs))
     for axes, (group, topic) in zip(panels, pairs, strict=True):
@@ -186,12 +230,22 @@ def _lag(samples: Sequence[LagSample], path: Path) -> Path:
             name = f"{shortened(queue.broker_name)} queue {queue.queue_id}" if several else f"queue {queue.queue_id}"
             values = [lines[queue].get(at, math.nan) for at in times]
             axes.plot(moments, values, color=colour, marker=mark, label=name, **_STROKE)
+        if len(shown) < len(lines):
+            rest = [lines[queue] for queue in lines if queue not in shown]
+            others = [[float(line[at]) for line in rest if at in line] or [math.nan] for at in times]
+            low, high = [min(each) for each in others], [max(each) for each in others]
+            name = f"{len(lines) - len(shown)} others"
+            axes.fill_between(moments, low, high, color=GREY, alpha=0.25, linewidth=0, label=name)
         total = [sum(line.get(at, 0) for line in lines.values()) for at in times]
-        if len(lines) > 1:
+        most = max(max(line.values()) for line in lines.values())
+        # Beside the sum of many queues nothing of one could be seen; how high it is stands above the panel.
+        summed = len(lines) > 1 and max(total) <= 6 * most
+        if summed:
             name = f"all {len(lines)} queues"
             axes.plot(moments, total, color=INK, linewidth=1.4, linestyle=(0, (4, 2)), label=name)
-        axes.set_ylim(0, max(total) * 1.08 or 1)
+        axes.set_ylim(0, (max(total) if summed else most) * 1.08 or 1)
         axes.set_ylabel("messages behind")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_formatter(lambda value, _: amount(value))
         headline = f"group {shortened(group)} on {shortened(topic)} · {amount(total[-1])} behind at the end"
         if len(shown) < len(lines):
@@ -221,7 +275,7 @@ def _latency_scale(axes: Any, rows: Sequence[Percentiles]) -> None:
 
 
 def _headline(total: Percentiles) -> str:
-    found = f"{shortened(total.topic)} · {amount(total.rows)} messages · longest {duration(total.most)}"
+    found = f"{shortened(total.topic)} · {plural(total.rows, 'message')} · longest {duration(total.most)}"
     return found + (f" · {amount(total.negative)} negative: clocks differ" if total.negative else "")
 
 

@@ -1,0 +1,129 @@
+"""The report of a run as one page of HTML: proof, numbers, pictures, tables, configuration. It is whole by itself: no
+script, and nothing is fetched from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from aiorocket.spark.steps.report import StepReport
+from aiorocket.spark.steps.run import plain
+
+__all__ = ("page",)
+
+#: Parts of the details that have a place of their own, or that only programs want.
+_ELSEWHERE = ("tables", "proof", "plots", "state")
+#: Options whose values nobody else should read.
+_SECRET = re.compile(r"secret|token|password|accesskey", re.IGNORECASE)
+_USER = re.compile(r"(?<=://)[^/@\s]*@")
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1f2933; --pale: #7b8794; --line: #e4e7eb; --ground: #fff;
+  --good: #00724f; --bad: #b3261e }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9ec; --pale: #9aa5b1; --line: #3a444e; --ground: #16191d; --good: #4cc79a; --bad: #ff8a80 } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground);
+  max-width: 1000px; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.6rem; margin: 0 }
+h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
+header p, .less { color: var(--pale); margin: .2rem 0 }
+.proof { border-left: 4px solid var(--good); padding: .4rem .8rem; margin: 1rem 0; font-variant-numeric: tabular-nums }
+.proof.bad { border-color: var(--bad); color: var(--bad) }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
+th, td { text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--line) }
+td { max-width: 32rem; overflow-wrap: anywhere }
+td.n { text-align: right }
+th { color: var(--pale); font-weight: 600 }
+img { width: 100%; height: auto; background: #fff; margin: .5rem 0 }
+"""
+_NUMBER = ' class="n"'
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def page(report: StepReport, *, made: datetime, configuration: Mapping[str, object], proof: Sequence[str] = ()) -> str:
+    """``proof`` are the lines that say whether rows are missing, ``configuration`` is how the step was called; of
+    values whose names speak of secrets, and of users in addresses, nothing is shown."""
+    parts = [
+        f"<header><h1>{escape(report.step.capitalize())}</h1>",
+        f"<p>{made:%Y-%m-%d %H:%M:%S} UTC · {report.seconds:.1f} s · {_shown(report.rows_in)} rows read · "
+        f"{_shown(report.rows_out)} written</p></header>",
+    ]
+    parts += [f'<p class="proof{"" if report.complete else " bad"}">{escape(line)}</p>' for line in proof]
+    plots: Any = report.details.get("plots") or ()
+    parts += [_picture(Path(each)) for each in plots]
+    tables: Any = report.details.get("tables") or {}
+    for name, each in tables.items():
+        parts.append(f"<h2>{escape(_spoken(name))}</h2>")
+        parts.append(_table(each.columns, each.rows))
+        if each.rows_in_all > len(each.rows):
+            parts.append(f'<p class="less">{len(each.rows):,} of {each.rows_in_all:,} rows</p>')
+    parts.append("<h2>Counted</h2>")
+    counted = {name: value for name, value in report.details.items() if name not in _ELSEWHERE and value is not None}
+    parts.append(_table((), [(_spoken(name), plain(value)) for name, value in counted.items()]))
+    if report.ranges:
+        parts.append("<h2>Offsets</h2>")
+        rows = [(*queue, *report.ranges[queue], report.missing.get(queue, 0)) for queue in sorted(report.ranges)]
+        parts.append(_table(("topic", "broker", "queue", "begin", "end", "missing"), rows))
+    parts.append("<h2>Configuration</h2>")
+    said = {name: value for name, value in configuration.items() if value not in (None, "", (), [], {}, False)}
+    parts.append(_table((), [(name, _open(name, value)) for name, value in sorted(said.items())]))
+    head = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f"<title>{escape(report.step)} {made:%Y-%m-%d %H:%M}</title><style>{_STYLE}</style></head><body>\n"
+    )
+    return head + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _picture(path: Path) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<img alt="{escape(_spoken(path.stem))}" src="data:image/png;base64,{data}">'
+
+
+def _table(columns: Iterable[str], rows: Iterable[Sequence[object]]) -> str:
+    head = "".join(f"<th>{escape(each)}</th>" for each in columns)
+    lines = [f"<thead><tr>{head}</tr></thead>"] if head else []
+    for row in rows:
+        cells = (f"<td{_NUMBER if _is_number(each) else ''}>{_shown(each)}</td>" for each in row)
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3f}".rstrip("0").rstrip(".")
+    if isinstance(value, Mapping):
+        return "<br>".join(f"{escape(str(name))}: {_shown(each)}" for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return "<br>".join(_shown(each) for each in value)
+    return escape(str(value))
+
+
+def _open(name: str, value: object) -> object:
+    if _SECRET.search(name):
+        return "(not shown)"
+    if isinstance(value, Mapping):
+        return {each: _open(str(each), inner) for each, inner in value.items()}
+    if isinstance(value, str):
+        return _USER.sub("", value)
+    return value if _is_number(value) or isinstance(value, (bool, list, tuple)) else str(value)
+
+
+def _spoken(name: str) -> str:
+    return name.replace("_", " ").capitalize()

@@ -1,0 +1,81 @@
+"""The page of a run: whole by itself, nothing of a message or an option is markup, and no secret is in it."""
+
+from __future__ import annotations
+
+import re
+import struct
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from aiorocket.model import Queue
+from aiorocket.spark.steps.page import page
+from aiorocket.spark.steps.plots import WindowCount, draw_windows
+from aiorocket.spark.steps.report import StepReport
+from aiorocket.spark.steps.run import Shown
+
+MADE = datetime(2026, 3, 1, 12, tzinfo=UTC)
+QUEUE = Queue("orders", "broker-a", 0)
+
+
+class Seen(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "action")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_page_says_all_and_fetches_nothing(tmp_path: Path) -> None:
+    picture = draw_windows([WindowCount(MADE, "<b>", 3)], "1 minute", tmp_path / "one.png")
+    evil = "<script>alert(1)</script>"
+    tables = {"by_topic": Shown(["topic", "rows"], [[evil, 12_000], [None, 1.5]], 40)}
+    report = StepReport(
+        "latency", 12_001, 2, {QUEUE: (0, 12_002)}, missing={QUEUE: 1},
+        details={"tables": tables, "plots": [str(picture)], "reasons": {evil: 2}, "proof": "count"},
+    )  # fmt: skip
+    configuration = {
+        "registry": "http://me:pass@registry:8081", "options": {"secretKey": "hidden", "tags": "a"}, "out": None,
+        "conf": {"fs.s3a.secret.key": "hidden", "spark.x": "1"}, "every": "1 minute",
+    }  # fmt: skip
+    text = page(report, made=MADE, configuration=configuration, proof=["INCOMPLETE: 1 row of 12,002"])
+    seen = Seen(text)
+    assert "script" not in seen.tags and evil in seen.text
+    assert [link[:22] for link in seen.links] == ["data:image/png;base64,"]
+    assert not re.search(r"https?:(?!//registry:8081)", text) and "hidden" not in text and "pass@" not in text
+    for said in (
+        "INCOMPLETE: 1 row",
+        "12,000",
+        "1.5",
+        "2 of 40 rows",
+        "orders",
+        "12,002",
+        "http://registry:8081",
+        "every",
+    ):
+        assert said in seen.text, said
+    assert 'class="proof bad"' in text
+    assert page(StepReport("verify", 0, 0), made=MADE, configuration={}).count("<table>") == 2
+
+
+@pytest.mark.parametrize("most", [1, 40])
+def test_few_windows_that_are_far_above_the_others_are_cut_and_many_are_drawn_together(
+    tmp_path: Path, most: int
+) -> None:
+    """The file is a picture of the size asked for, of a day in minutes with peaks; its looks were judged by eye."""
+    counts = [
+        WindowCount(MADE + timedelta(minutes=n), f"t{n % 200}", 900_000 if n % 700 == 9 else 5)
+        for n in range(36 * most)
+    ]
+    path = draw_windows(counts, "1 minute", tmp_path / "day.png")
+    assert struct.unpack(">II", path.read_bytes()[16:24]) == (2000, 1080)
