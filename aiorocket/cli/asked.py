@@ -7,7 +7,6 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import wraps
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -15,7 +14,7 @@ import click
 import aiorocket
 from aiorocket.cli.options import broker_option, client_options
 from aiorocket.cli.running import INTERRUPTED, run
-from aiorocket.cli.show import table
+from aiorocket.cli.show import fitting_table
 
 if TYPE_CHECKING:
     from aiorocket import Admin
@@ -100,8 +99,7 @@ def told(kind: str, title: str, rows: Iterable[Any], missing: Sequence[Any] = ()
     elif plain:
         columns = list(plain[0])
         cells = [tuple(_cell(name, row.get(name)) for name in columns) for row in plain]
-        width = get_terminal_size().columns if sys.stdout.isatty() else None
-        table(title, [name.removesuffix("_ms").replace("_", " ") for name in columns], cells, pretty=False, width=width)
+        fitting_table(title, [name.removesuffix("_ms").replace("_", " ") for name in columns], cells)
     else:
         click.echo(f"{title}: nothing")
     for each in missing:

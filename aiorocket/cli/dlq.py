@@ -16,7 +16,7 @@ from aiorocket.cli.conditions import condition, every
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import broker_option, client_options
 from aiorocket.cli.running import INTERRUPTED, run
-from aiorocket.cli.show import Row, table
+from aiorocket.cli.show import Row, fitting_table
 
 if TYPE_CHECKING:
     from aiorocket import DeadMessage, ReplayOutcome, ReplayReport
@@ -123,7 +123,7 @@ async def _list(
             else:
                 rows.append(_row(message))
     if rows:
-        table(f"Dead letters of group {group}", _COLUMNS, rows, pretty=sys.stdout.isatty())
+        fitting_table(f"Dead letters of group {group}", _COLUMNS, rows)
     click.echo(f"{counted(found, 'dead letter')} of group {group}", err=as_json)
     return 0
 
@@ -143,7 +143,7 @@ async def _show(group: str, message_id: str, config: ClientConfig, brokers: tupl
         if not isinstance(value, dict) and not name.startswith("body")
     ]
     rows += [(f"property {name}", value) for name, value in sorted(message.properties.items())]
-    table(f"Dead letter of group {group}", ("", ""), rows, pretty=sys.stdout.isatty())
+    fitting_table(f"Dead letter of group {group}", ("", ""), rows)
     click.echo()
     sys.stdout.flush()
     sys.stdout.buffer.write(message.body + b"\n")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 
 import aiorocket
 
 if TYPE_CHECKING:
-    from aiorocket.config import ClientConfig, TlsConfig
+    from aiorocket.config import ClientConfig
 
 __all__ = (
     "HERE",
@@ -103,14 +105,13 @@ broker_option = click.option(
 
 def client_options(function: F) -> F:
     """How a client finds servers, who it says it is, and TLS, each also by the environment: ``config`` of ``function``.
+    ``--config`` names a file for all that neither says.
 
     Keys are taken from a file or the environment only: what stands on a command line can be read by everybody."""
 
     @wraps(function)
     def command(*args: Any, **given: Any) -> Any:
-        own = {
-            name: given.pop(name) for name in ("nameservers", "address_map", "namespace", "credentials", "tls", *_TLS)
-        }
+        own = {name: given.pop(name) for name in _OWN}
         return function(*args, config=_client_config(**own), **given)
 
     decorated: Any = command
@@ -142,15 +143,23 @@ def client_options(function: F) -> F:
             help="Where a broker that registered FROM is reached from here: HOST:PORT, or HOST for all its ports.",
         ),
         nameserver_option,
+        click.option(
+            "--config", "settings_file", metavar="FILE", envvar="AIOROCKET_CONFIG", show_envvar=True,
+            help="TOML with the section [aiorocket]; what options and environment say comes before it.",
+        ),
     ):  # fmt: skip
         decorated = option(decorated)
     return cast(F, decorated)
 
 
-_TLS = ("tls_ca", "tls_cert", "tls_key", "tls_insecure")
+_OWN = (
+    "settings_file", "nameservers", "address_map", "namespace", "credentials",
+    "tls", "tls_ca", "tls_cert", "tls_key", "tls_insecure",
+)  # fmt: skip
 
 
 def _client_config(
+    settings_file: str | None,
     nameservers: tuple[str, ...],
     address_map: str,
     namespace: str,
@@ -161,25 +170,32 @@ def _client_config(
     tls_key: str | None,
     tls_insecure: bool,
 ) -> ClientConfig:
-    encrypted: TlsConfig | bool = tls
-    keys: tuple[str | None, str | None] = (None, None)
-    if credentials is None:
+    said: dict[str, Any] = {}
+    if credentials is not None:
+        said |= {"access_key": None, "secret_key": None, "security_token": None, "credentials_file": credentials}
+    else:
         keys = os.environ.get("AIOROCKET_ACCESS_KEY") or None, os.environ.get("AIOROCKET_SECRET_KEY") or None
         if keys == (None, None) and (token := os.environ.get("AIOROCKET_ADMIN_TOKEN")):
             keys = "admin", token
-    from aiorocket.config.addresses import read_address_map
-
+        if keys != (None, None):
+            said |= {"access_key": keys[0], "secret_key": keys[1], "security_token": None, "credentials_file": None}
     try:
         if tls_ca is not None or tls_cert is not None or tls_key is not None or tls_insecure:
-            encrypted = aiorocket.TlsConfig(ca=tls_ca, cert=tls_cert, key=tls_key, verify=not tls_insecure)
-        return aiorocket.ClientConfig(
-            nameservers=nameservers,
-            address_map=read_address_map(address_map),
-            namespace=namespace,
-            access_key=keys[0],
-            secret_key=keys[1],
-            credentials_file=credentials,
-            tls=encrypted,
-        )
+            said["tls"] = aiorocket.TlsConfig(ca=tls_ca, cert=tls_cert, key=tls_key, verify=not tls_insecure)
+        elif tls:
+            said["tls"] = True
+        if namespace:
+            said["namespace"] = namespace
+        if address_map:
+            from aiorocket.config.addresses import read_address_map
+
+            said["address_map"] = read_address_map(address_map)
+        default = click.get_current_context().get_parameter_source("nameservers") is ParameterSource.DEFAULT
+        if settings_file is None or not default:
+            said["nameservers"] = nameservers
+        base = aiorocket.ClientConfig()
+        if settings_file is not None:
+            base = aiorocket.ClientConfig.from_toml(settings_file)
+        return replace(base, **said)
     except aiorocket.ConfigError as error:
         raise click.UsageError(str(error)) from None

@@ -1,13 +1,16 @@
-"""What the demo shows: moving bars and tables on a terminal (only then rich is imported), plain lines elsewhere."""
+"""What the demo shows: moving bars and tables on a terminal (only then rich is imported), plain lines elsewhere; tables
+of commands that ask."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from shutil import get_terminal_size
 
 import click
 
-__all__ = ("Row", "progress", "table")
+__all__ = ("Row", "fitting_table", "progress", "table")
 
 #: Label, then one value for each column.
 Row = tuple[str, ...]
@@ -71,3 +74,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Row], *, pretty: bo
             for n, (cell, width) in enumerate(zip(row, widths, strict=False))
         )
         click.echo(f"  {line}".rstrip())
+
+
+def fitting_table(title: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """As wide as the terminal at most; elsewhere as wide as it is."""
+    width = get_terminal_size().columns if sys.stdout.isatty() else None
+    table(title, columns, rows, pretty=False, width=width)

@@ -1,5 +1,12 @@
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import click
 import pytest
 from click.testing import CliRunner
@@ -9,6 +16,7 @@ from aiorocket.cli.consume import _read_start
 from aiorocket.cli.main import cli
 from aiorocket.cli.options import client_options, nameserver_option, parse_nameservers
 from aiorocket.cli.server_options import advertised
+from aiorocket.config import ClientConfig
 
 
 @pytest.mark.parametrize(
@@ -99,3 +107,50 @@ def test_where_a_group_begins() -> None:
 )
 def test_bad_usage_exits_with_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(cli, arguments).exit_code == 2
+
+
+def test_a_client_takes_a_file_and_options_come_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AIOROCKET_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "mq.toml").write_text(
+        '[aiorocket]\nnameservers = ["mq:1"]\nnamespace = "ns"\naccess_key = "me"\nsecret_key = "hush"\n'
+        "[aiorocket.remoting]\nrequest_timeout = 2\n"
+    )
+    seen: list[ClientConfig] = []
+    command = click.command()(client_options(lambda config: seen.append(config)))
+
+    def run(*arguments: str, **environment: str) -> ClientConfig:
+        result = CliRunner().invoke(command, arguments, env=environment)
+        assert result.exit_code == 0, result.output
+        return seen.pop()
+
+    file = ("--config", str(tmp_path / "mq.toml"))
+    found = run(*file)
+    assert found == run(AIOROCKET_CONFIG=file[1]) == ClientConfig.from_toml(file[1])
+    assert (found.nameservers, found.remoting.request_timeout) == (("mq:1",), 2)
+    assert run(*file, "--nameserver", "a:2", "--namespace", "n") == replace(found, nameservers=("a:2",), namespace="n")
+    assert run(*file, AIOROCKET_NAMESERVER="b:3").nameservers == ("b:3",)
+    assert run(*file, AIOROCKET_ACCESS_KEY="you", AIOROCKET_SECRET_KEY="psst").access_key == "you"
+    other = run(*file, "--credentials", "k.json", "--tls")
+    assert (other.access_key, other.credentials_file, other.tls) == (None, "k.json", True)
+    assert run() == ClientConfig(nameservers=("127.0.0.1:9876",))
+    result = CliRunner().invoke(command, ["--config", str(tmp_path / "none.toml")])
+    assert result.exit_code == 2 and "none.toml" in result.output
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_words_with_the_script_that_is_installed(tmp_path: Path) -> None:
+    aiorocket = tmp_path / "aiorocket"
+    aiorocket.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m aiorocket "$@"\n')
+    aiorocket.chmod(0o755)
+    script = """
+        _AIOROCKET_COMPLETE=bash_source aiorocket >installed && . ./installed
+        COMP_WORDS=(aiorocket topic cr) COMP_CWORD=2
+        _aiorocket_completion aiorocket
+        echo "${COMPREPLY[@]}"
+    """
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("create\n", "")
