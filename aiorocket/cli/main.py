@@ -23,6 +23,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "group": ("aiorocket.cli.group", "List, create, delete and look at consumer groups."),
     "offsets": ("aiorocket.cli.offsets", "Put consumer groups somewhere else."),
     "message": ("aiorocket.cli.message", "Look at single messages. Looking joins no group and moves no offset."),
+    "send": ("aiorocket.cli.send", "Send one message with BODY to TOPIC, and say where it lies."),
+    "trace": (
+        "aiorocket.cli.trace",
+        "Who sent the message with this sender's id and who consumed it, as clients that trace wrote.",
+    ),
     "cluster": ("aiorocket.cli.cluster", "Look at brokers, and change how they run."),
     "acl": ("aiorocket.cli.acl", "Users of brokers with access control, and what they may."),
     "top": ("aiorocket.cli.top", "The groups that are furthest behind; with --watch again and again."),

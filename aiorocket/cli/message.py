@@ -54,6 +54,22 @@ def get(message_id: str, topic: str | None) -> Work:
 
 @message.command()
 @click.argument("topic")
+@click.argument("broker")
+@click.argument("queue", type=click.IntRange(0))
+@click.argument("offset", type=click.IntRange(0))
+@asks
+def at(topic: str, broker: str, queue: int, offset: int) -> Work:
+    """The message of TOPIC at an OFFSET of a QUEUE of a BROKER."""
+
+    async def work(admin: Admin) -> int:
+        one = await admin.messages.by_offset(topic, broker, queue, offset)
+        return _shown(f"Message {offset} of queue {queue}", [] if one is None else [one])
+
+    return work
+
+
+@message.command()
+@click.argument("topic")
 @click.argument("key")
 @asks
 def key(topic: str, key: str) -> Work:

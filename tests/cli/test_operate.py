@@ -24,6 +24,8 @@ from aiorocket.client.admin.asking import Broker
 from aiorocket.client.admin.offsets import OffsetMove, OffsetPlan, Offsets
 from aiorocket.errors import ConnectionLostError
 from aiorocket.testing.server import RocketMQServer, broker_thread
+from aiorocket_protocol import TRACE_TOPIC
+from aiorocket_protocol.message_trace import TraceRecord, write_trace
 
 Run = Callable[..., Result]
 
@@ -68,6 +70,8 @@ FIELDS = {
     "setting": "name value",
     "finding": "level check about finding advice",
     "group lag": "group lag topics consumed_ms",
+    "receipt": "msg_id offset_msg_id topic broker queue offset",
+    "trace": "kind at_ms group topic success took client retries request_id",
 }
 
 
@@ -83,6 +87,8 @@ FIELDS = {
         ("offset move", "offsets reset billing orders --to last --dry-run"),
         ("message", "message list orders"),
         ("message", "message key orders o-1"),
+        ("message", "message at orders broker-a 0 0"),
+        ("receipt", "send posted hello --tag t --key p-1 --property n=1"),
         ("broker", "cluster list"),
         ("runtime", "cluster status"),
         ("setting", "cluster config broker-a"),
@@ -121,6 +127,20 @@ def test_people_get_a_table_in_which_ids_are_whole(ask: Run) -> None:
     for identity in ([message["offset_msg_id"]], [message["msg_id"], "--topic", "orders"]):
         assert rows(ask("message", "get", *identity, "--json"), "message") == [message]
     assert ask("message", "get", "nothing").exit_code == 1 and ask("message", "key", "orders", "none").exit_code == 1
+
+
+def test_a_trace_is_who_sent_and_who_consumed(ask: Run, server: RocketMQServer) -> None:
+    records = [
+        TraceRecord("Pub", "ID-1", timestamp=1_700_000_000_000, group="shop", topic="orders", cost=3),
+        TraceRecord("SubBefore", "ID-1", timestamp=1_700_000_000_500, group="billing", request_id="R"),
+    ]
+    assert ask("trace", "ID-1").exit_code == 1
+    server.send(TRACE_TOPIC, "".join(map(write_trace, records)).encode(), keys=["ID-1"])
+    found = rows(ask("trace", "ID-1", "--json"), "trace")
+    assert [(row["kind"], row["group"], row["at_ms"]) for row in found] == [
+        ("Pub", "shop", 1_700_000_000_000), ("SubBefore", "billing", 1_700_000_000_500)
+    ]  # fmt: skip
+    assert list(found[0]) == FIELDS["trace"].split()
 
 
 def test_topics_come_change_and_go(ask: Run) -> None:
