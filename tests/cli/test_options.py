@@ -16,7 +16,6 @@ from aiorocket.cli.consume import _read_start
 from aiorocket.cli.main import cli
 from aiorocket.cli.options import client_options, nameserver_option, parse_nameservers
 from aiorocket.cli.server_options import advertised
-from aiorocket.config import ClientConfig
 
 
 @pytest.mark.parametrize(
