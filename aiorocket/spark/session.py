@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import aiorocket
 import aiorocket_protocol
 from aiorocket.errors import UsageError
+from aiorocket.spark.versions import check_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,11 +61,13 @@ def spark_session(
     this process's aiorocket and run this interpreter, unless PYSPARK_PYTHON names another. The web UI and the progress
     bar are off, the time zone is UTC; ``conf`` wins over all of these. With a
     ``local`` master nothing listens beyond loopback, unless SPARK_LOCAL_IP says so. The environment of this process is
-    as before afterwards. UsageError when pyspark is missing, or no usable Java is found."""
+    as before afterwards. UsageError when pyspark is missing or older than 4.2, or no usable Java is found."""
     try:
+        from pyspark import __version__
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise UsageError(f"{error}: Spark needs pip install 'aiorocketmq[spark]'") from error
+    check_version(__version__)
     running = SparkSession.getActiveSession()
     if running is not None:
         for name, value in (conf or {}).items():
@@ -89,6 +92,9 @@ def register(spark: SparkSession, by_value: bool = False) -> None:
 
         spark.dataSource.register(travelling_source())
     else:
+        from pyspark import __version__
+
+        check_version(__version__)  # an older one has not even what the source imports
         from aiorocket.spark.source import RocketMQDataSource
 
         spark.dataSource.register(RocketMQDataSource)

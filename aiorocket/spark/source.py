@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark import __version__
 from pyspark.sql.datasource import DataSource
 
 from aiorocket.spark.columns import columns_of, spark_schema
 from aiorocket.spark.failures import untraced
 from aiorocket.spark.options import SourceOptions
+from aiorocket.spark.versions import check_version
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -29,6 +31,11 @@ __all__ = ("RocketMQDataSource",)
 class RocketMQDataSource(DataSource):
     """``format("rocketmq")`` for ``spark.read``, ``spark.readStream``, ``df.write`` and ``df.writeStream``. Options and
     columns are in this folder's README.md; UsageError says which of them cannot be."""
+
+    @untraced
+    def __init__(self, options: dict[str, str]) -> None:
+        check_version(__version__)
+        super().__init__(options)
 
     @classmethod
     def name(cls) -> str:

@@ -3,6 +3,7 @@ ports and probes."""
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import shlex
@@ -20,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from aiorocket.cli.broker import broker
 from aiorocket.cli.nameserver import nameserver
 from aiorocket.cli.standalone import standalone
+from aiorocket.spark.steps.continuous import Plan
 from aiorocket_protocol import BROKER_PORT, NAMESERVER_PORT
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -103,6 +105,27 @@ def test_compose_mounts_what_is_there_and_uses_the_image_as_it_is() -> None:
     (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
     assert job["static_configs"] == [{"targets": [f"mq:{METRICS_PORT}"]}]
     assert services["mq"]["environment"]["AIOROCKET_BROKER_ADVERTISE"] == "mq"
+
+
+def test_the_pipelines_are_pipelines_and_their_services_ask_them_where_they_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["lake"]
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.read(DEPLOY / "systemd/aiorocket-lake.service")
+    said = dict(each.split("=", 1) for each in unit["Service"]["Environment"].split())
+    assert unit["Service"]["ExecStart"].split()[1:] == ["lake", "run", "/etc/aiorocket/pipeline.toml"]
+    # A JVM that is told to end itself takes the batch with it.
+    assert (unit["Service"]["KillMode"], unit["Service"]["Type"]) == ("mixed", "notify")
+    assert int(unit["Service"]["TimeoutStopSec"]) == int(service["stop_grace_period"].removesuffix("s")) == 600
+    port = service["environment"]["AIOROCKET_METRICS_PORT"]
+    assert said["AIOROCKET_METRICS_PORT"] == port and f":{port}/healthz" in service["healthcheck"]["test"][-1]
+    assert "ARG EXTRAS=metrics\n" in (DEPLOY / "Dockerfile").read_text() and service["command"][:2] == ["lake", "run"]
+    written = [Plan.read(str(DEPLOY / name)) for name in ("pipeline.toml", "systemd/pipeline.toml")]
+    state = f"/var/lib/{unit['Service']['StateDirectory']}/"
+    assert written[0].path.startswith("/data/") and written[1].path.startswith(state)
+    for plan in written:
+        plan.check("127.0.0.1:9876")
 
 
 def test_the_pods_run_what_there_is_and_are_asked_where_they_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from aiorocket.errors import UsageError
 from aiorocket.spark import session, spark_session
 from aiorocket.spark.session import java_home
+from aiorocket.spark.source import RocketMQDataSource
+from aiorocket.spark.versions import check_version
 from tests.spark.producing import send
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +31,17 @@ def _jdk(home: Path, version: str | None) -> Path:
     if version is not None:
         (home / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
     return home
+
+
+def test_an_older_spark_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("4.2.0", "4.3.0.dev1", "5.0", "unknown"):
+        check_version(version)
+    monkeypatch.setattr(pyspark, "__version__", "3.5.6")
+    with pytest.raises(UsageError, match=r"pyspark 3\.5\.6 is too old, 4\.2 is needed.*lake archive"):
+        spark_session()
+    monkeypatch.setattr("aiorocket.spark.source.__version__", "4.1.4")
+    with pytest.raises(UsageError, match=r"4\.1\.4 is too old"):
+        RocketMQDataSource({})
 
 
 @pytest.mark.parametrize(

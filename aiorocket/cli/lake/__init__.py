@@ -9,6 +9,7 @@ from aiorocket.cli.lake.demo import demo
 from aiorocket.cli.lake.keeping import archive, compact, restore, show, verify
 from aiorocket.cli.lake.lag import lag
 from aiorocket.cli.lake.looking import decode, dedup, latency, order, windows
+from aiorocket.cli.lake.run import run
 
 __all__ = ("lake",)
 
@@ -28,6 +29,6 @@ def lake() -> None:
 
 
 for _command in (
-    demo, archive, compact, verify, restore, show, lag, dedup, decode, windows, order, latency, triage, replay
+    demo, archive, compact, verify, restore, show, lag, dedup, decode, windows, order, latency, triage, replay, run
 ):  # fmt: skip
     lake.add_command(_command)

@@ -1,0 +1,169 @@
+"""``aiorocket lake run``: a pipeline as a service."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aiorocket.cli.lake.options import lake_nameserver, with_environment
+from aiorocket.cli.lake.running import Interrupts, check_extras, told_in_a_line
+from aiorocket.cli.lake.telling import plural, proof
+from aiorocket.cli.metrics import metrics_options
+from aiorocket.cli.server_options import host_port
+from aiorocket.errors import ConfigError
+from aiorocket.runtime.clock import WallClock
+from aiorocket.runtime.systemd import Notifier
+
+if TYPE_CHECKING:
+    from aiorocket.spark.steps.continuous import Continuous, Plan
+    from aiorocket.spark.steps.report import StepReport
+
+__all__ = ("pages", "run")
+
+_PREFIX = "aiorocket_lake"
+
+
+@click.command()
+@click.argument("file", metavar="PIPELINE.TOML")
+@lake_nameserver
+@click.option("--once", is_flag=True, help="One round, for a scheduler.")
+@click.option("--check", is_flag=True, help="Say whether the file is right, and run nothing.")
+@metrics_options
+def run(file: str, name_server: str, once: bool, check: bool, metrics_port: int | None, metrics_host: str) -> None:
+    """Run a pipeline round after round: archive a topic, decode, deduplicate and count what is new.
+
+    SIGTERM and Ctrl-C end it when the batch on the way is done. A round that fails is tried again after a while, each
+    step goes on where its record ends. Exits with 1 when that cannot help. docs/spark.md has the file.
+    """
+    check_extras()
+    interrupts, notifier = Interrupts(gently=True), Notifier()
+    with told_in_a_line():
+        from aiorocket.spark.steps.continuous import Plan
+
+        plan = Plan.read(file)
+        options = with_environment({})
+        plan.check(plan.nameserver or name_server)
+        if check:
+            click.echo(f"{file}: nothing is wrong")
+            return
+        interrupts.take()
+        try:
+            _run(plan, name_server, options, interrupts, notifier, once, metrics_host, metrics_port)
+        except KeyboardInterrupt:
+            click.echo("interrupted in a batch; the next run does it again", err=True)
+            sys.exit(130)
+        finally:
+            notifier.tell("STOPPING=1")
+            interrupts.give_back()
+
+
+def _run(
+    plan: Plan, name_server: str, options: dict[str, str], interrupts: Interrupts, notifier: Notifier, once: bool,
+    host: str, port: int | None,
+) -> None:  # fmt: skip
+    from aiorocket.spark import bridge
+    from aiorocket.spark.quiet_session import session_for
+    from aiorocket.spark.steps.continuous import Continuous
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+        notifier.tell(f"STATUS={text}")
+
+    def told(report: StepReport) -> None:
+        if report.rows_in or not report.complete:
+            say(f"{report.step}: {plural(report.rows_in, 'row')} in {report.seconds:.1f} s; {'; '.join(proof(report))}")
+
+    say("starting Spark")
+    try:
+        with session_for("aiorocket lake run", plan.master, plan.spark) as spark:
+            interrupts.take()
+            pipeline = Continuous(
+                spark, plan, name_server, options, stop=lambda: interrupts.wanted, told=told, failed=say
+            )
+            with pages(pipeline, plan, host, port) as where:
+                say(f"running {plan.topic} to {plan.path}{where}")
+                notifier.tell("READY=1")
+                pipeline.run(once=once)
+                rows = ", ".join(f"{name} {count:,}" for name, count in pipeline.health.rows.items())
+                say(f"ended after {plural(pipeline.health.rounds, 'round')}; rows: {rows or 'none'}")
+    finally:
+        bridge.close()
+
+
+@contextmanager
+def pages(pipeline: Continuous, plan: Plan, host: str, port: int | None) -> Iterator[str]:
+    """``/metrics``, ``/healthz`` and ``/readyz``, in a loop of their own: the work is done in this thread."""
+    if port is None:
+        yield ""
+        return
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--metrics-port needs the extra metrics ({error.name} is missing)") from None
+    from aiorocket.runtime.threads import loop_in_thread
+    from aiorocket.telemetry.http import Page, serve_pages
+
+    registry = CollectorRegistry()
+    registry.register(_Collected(pipeline))
+
+    async def metrics() -> Page:
+        return Page(generate_latest(registry), kind=CONTENT_TYPE_LATEST)
+
+    async def health() -> Page:
+        since = pipeline.health.good_ms or pipeline.health.began_ms
+        idle = (WallClock().wall_ms() - since) / 1000
+        if idle <= plan.stalled:
+            return Page(b"ok\n")
+        text = f"no round has ended well for {idle:.0f} s: {pipeline.health.problem or 'one is on the way'}\n"
+        return Page(text.encode(), HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def ready() -> Page:
+        problem = pipeline.health.problem
+        return Page(b"ok\n") if problem is None else Page(f"{problem}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
+
+    answers = {"/metrics": metrics, "/healthz": health, "/readyz": ready}
+    with loop_in_thread(serve_pages(host, port, answers)) as bound:
+        yield f", metrics on http://{host_port(host, bound)}/metrics"
+
+
+class _Collected:
+    """For prometheus_client, which asks for ``collect`` alone."""
+
+    def __init__(self, pipeline: Continuous) -> None:
+        self._pipeline = pipeline
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        health = self._pipeline.health
+        for name, text, value in (
+            ("rounds", "Rounds that ended well", health.rounds),
+            ("round_failures", "Rounds that failed", health.failures),
+            ("quarantined_rows", "Rows that could not be decoded", health.quarantined),
+        ):
+            yield CounterMetricFamily(f"{_PREFIX}_{name}", text, value=value)
+        for name, text, by_step in (
+            ("rows", "Rows that a step wrote", health.rows),
+            ("step_seconds", "How long a step worked", health.seconds),
+        ):
+            counted = CounterMetricFamily(f"{_PREFIX}_{name}", text, labels=["step"])
+            for step, number in dict(by_step).items():
+                counted.add_metric([step], number)
+            yield counted
+        missing = GaugeMetricFamily(f"{_PREFIX}_missing_rows", "Rows that a step's last run lacked", labels=["step"])
+        for step, number in dict(health.missing).items():
+            missing.add_metric([step], number)
+        yield missing
+        if health.lag is not None:
+            yield GaugeMetricFamily(f"{_PREFIX}_lag_messages", "Messages that are not archived", value=health.lag)
+        if health.good_ms is not None:
+            yield GaugeMetricFamily(
+                f"{_PREFIX}_last_round_seconds", "When a round last ended well, since 1970", value=health.good_ms / 1000
+            )
+        yield GaugeMetricFamily(f"{_PREFIX}_ready", "Did the last round end well?", value=health.problem is None)

@@ -1,0 +1,268 @@
+"""A pipeline that runs for good: round after round a topic is archived, and what is new is decoded, deduplicated and
+counted in windows. Every step goes on where its own record ends, so a round that failed, or a process that was killed,
+is made up for by the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from aiorocket.errors import ConfigError, UsageError
+from aiorocket.runtime.clock import WallClock
+from aiorocket.spark import bridge
+from aiorocket.spark.failures import explain
+from aiorocket.spark.fetch import DataLossError
+from aiorocket.spark.options import SourceOptions
+from aiorocket.spark.steps.analyses import run_decode, run_dedup, run_windows
+from aiorocket.spark.steps.archive import archive
+from aiorocket.spark.steps.behind import behind
+from aiorocket.spark.steps.inputs import Input
+from aiorocket.spark.steps.manifest import ArchiveConflictError
+from aiorocket.spark.steps.report import StepReport
+from aiorocket.spark.steps.run import PORTION, Output
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ("ARCHIVE", "Continuous", "Health", "Plan")
+
+#: Folders below ``Plan.path``; a step's table has the step's name.
+ARCHIVE = "archive"
+#: Seconds to wait behind a round that failed, doubled with each that follows it, up to the second.
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
+#: How long a signal may go unseen in a pause, in seconds.
+_LOOK = 0.25
+#: What a further try does not mend.
+_FINAL = (UsageError, ConfigError, DataLossError, ArchiveConflictError)
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``pause`` is how long, in seconds, the step is left out behind a run of it."""
+
+    pause: float = 0.0
+
+
+class Decode(_Table, frozen=True, kw_only=True):
+    """Arguments of ``decode``; ``schema_file`` (beside the pipeline's file) in place of ``schema``."""
+
+    using: Literal["json", "variant", "text", "avro", "protobuf"] = "json"
+    schema: str | None = None
+    schema_file: str | None = None
+    required: tuple[str, ...] = ()
+    header_bytes: int = 0
+    message: str | None = None
+    registry: str | None = None
+
+
+class Dedup(_Table, frozen=True, kw_only=True):
+    """Arguments of ``dedup``."""
+
+    by: Literal["id", "key", "spark_txn"] = "id"
+    key: str | None = None
+
+
+class Windows(_Table, frozen=True, kw_only=True):
+    """Arguments of ``windows``. They are made anew over all of the archive: give a long ``pause``."""
+
+    every: str = "1 minute"
+    slide: str | None = None
+    by: tuple[str, ...] = ("topic",)
+    time: str = "bornTimestamp"
+    watermark: str | None = None
+    key: str | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The file. ``topic`` goes to ``path``/archive; a step that has a table in the file goes to ``path`` and its name.
+    ``pause`` seconds lie between rounds, ``attempts`` rounds may fail in a row (0: any number), ``stalled`` seconds
+    without a round that ended well are unhealthy. ``options`` are the source's, ``spark`` the session's."""
+
+    topic: str
+    path: str
+    nameserver: str | None = None
+    format: Literal["parquet", "delta"] = "parquet"
+    pause: float = 10.0
+    max_rows: int = PORTION
+    attempts: int = 0
+    stalled: float = 900.0
+    master: str = "local[*]"
+    options: dict[str, str] = {}
+    spark: dict[str, str] = {}
+    decode: Decode | None = None
+    dedup: Dedup | None = None
+    windows: Windows | None = None
+
+    @classmethod
+    def read(cls, path: str) -> Plan:
+        """ConfigError for what is no file, no TOML, or no pipeline, with the name of what is wrong."""
+        try:
+            plan = msgspec.toml.decode(Path(path).read_bytes(), type=cls)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+        for name, least in (("pause", 0.0), ("max_rows", 1), ("attempts", 0), ("stalled", 1.0)):
+            if not getattr(plan, name) >= least:
+                raise ConfigError(f"{path}: {name} = {getattr(plan, name)}: {least:g} or more")
+        step = plan.decode
+        if step is not None and step.schema_file is not None:
+            if step.schema is not None:
+                raise ConfigError(f"{path}: decode: schema and schema_file: give one")
+            beside = Path(path).parent / step.schema_file
+            if not beside.is_file():
+                raise ConfigError(f"{path}: decode.schema_file: there is no file {beside}")
+            plan = msgspec.structs.replace(plan, decode=msgspec.structs.replace(step, schema_file=str(beside)))
+        return plan
+
+    def check(self, name_server: str) -> None:
+        """UsageError for options that the source would refuse."""
+        SourceOptions.parse({**self.options, "nameServer": name_server, "topic": self.topic}).for_stream()
+
+
+@dataclass
+class Health:
+    """What a round leaves for those who watch. Times are the wall clock's, in milliseconds; counts are of this process.
+    ``problem`` is why the last round failed."""
+
+    began_ms: int
+    rounds: int = 0
+    failures: int = 0
+    good_ms: int | None = None
+    problem: str | None = "no round has ended yet"
+    lag: int | None = None
+    rows: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict)
+    quarantined: int = 0
+
+
+#: Called behind each step that ran.
+Told = Callable[[StepReport], object]
+
+
+class Continuous:
+    """``run`` until ``stop`` says so. ``name_server`` is asked where the plan names none, ``options`` are used under
+    those of the plan; ``told`` gets the report of each step, ``failed`` a line for each round that fails."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: Plan,
+        name_server: str,
+        options: Mapping[str, str] | None = None,
+        *,
+        stop: Callable[[], bool],
+        told: Told = lambda report: None,
+        failed: Callable[[str], object] = lambda text: None,
+    ) -> None:
+        self.health = Health(WallClock().wall_ms())
+        self._spark = spark
+        self._plan = plan
+        self._name_server = plan.nameserver or name_server
+        self._options = {**(options or {}), **plan.options}
+        self._stop = stop
+        self._told = told
+        self._failed = failed
+        self._ended: dict[str, float] = {}
+
+    def run(self, *, once: bool = False) -> None:
+        """What no further round would mend is raised: UsageError, DataLossError, ArchiveConflictError, a session that
+        has ended, and the failure behind ``attempts`` of them; with ``once`` the first."""
+        failures = 0
+        while not self._stop():
+            try:
+                self.round()
+                failures = 0
+                if once:
+                    return
+                wait = self._plan.pause
+            except Exception as error:
+                failures += 1
+                self.health.failures += 1
+                self.health.problem = explain(error)
+                if once or isinstance(error, _FINAL) or failures == self._plan.attempts or not self._lives():
+                    raise
+                wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(failures - 1, 16))
+                self._failed(f"round failed ({failures} in a row), the next in {wait:g} s: {self.health.problem}")
+            self._pause(wait)
+
+    def round(self) -> None:
+        """Each step once, unless it pauses; between two of them ``stop`` ends the round, and the archive's after the
+        batch that is on the way."""
+        for name, step in self._steps():
+            pause = 0.0 if name == ARCHIVE else getattr(self._plan, name).pause
+            if pause and perf_counter() - self._ended.get(name, -pause) < pause:
+                continue
+            report = step()
+            self._ended[name] = perf_counter()
+            self._note(name, report)
+            self._told(report)
+            if self._stop():
+                return
+        waiting = behind(self._name_server, f"{self._plan.path}/{ARCHIVE}", self._plan.topic, **_loose(self._options))
+        self.health.lag = sum(each.lag for each in waiting)
+        self.health.rounds += 1
+        self.health.good_ms = WallClock().wall_ms()
+        self.health.problem = None
+
+    def _steps(self) -> Iterator[tuple[str, Callable[[], StepReport]]]:
+        plan, spark = self._plan, self._spark
+        given = Input(archive=f"{plan.path}/{ARCHIVE}")
+
+        def output(name: str) -> Output:
+            return Output(f"{plan.path}/{name}", plan.format)
+
+        yield (
+            ARCHIVE,
+            lambda: archive(
+                spark, f"{plan.path}/{ARCHIVE}", self._name_server, plan.topic, mode="direct", format=plan.format,
+                max_rows=plan.max_rows, stop=self._stop, **_loose(self._options),
+            ),
+        )  # fmt: skip
+        if (each := plan.decode) is not None:
+            text = _arguments(each, "schema_file")
+            if each.schema_file is not None:
+                data = Path(each.schema_file).read_bytes()
+                text["schema"] = data if each.using == "protobuf" else data.decode()
+            yield "decode", lambda: run_decode(spark, given, output("decode"), max_rows=plan.max_rows, **text)
+        if (dedup := plan.dedup) is not None:
+            yield (
+                "dedup",
+                lambda: run_dedup(spark, given, output("dedup"), max_rows=plan.max_rows, **_arguments(dedup)),
+            )
+        if (windows := plan.windows) is not None:
+            yield "windows", lambda: run_windows(spark, given, output("windows"), **_arguments(windows))
+
+    def _note(self, name: str, report: StepReport) -> None:
+        health = self.health
+        health.rows[name] = health.rows.get(name, 0) + report.rows_out
+        health.seconds[name] = health.seconds.get(name, 0.0) + report.seconds
+        health.missing[name] = sum(report.missing.values())
+        if name == "decode":
+            quarantined: Any = report.details.get("quarantined", 0)
+            health.quarantined += quarantined
+
+    def _lives(self) -> bool:
+        try:
+            self._spark.range(1).count()
+            return True
+        except Exception:  # noqa: BLE001 - a JVM that is gone shows itself in many ways
+            return False
+
+    def _pause(self, seconds: float) -> None:
+        until = perf_counter() + seconds
+        while not self._stop() and (left := until - perf_counter()) > 0:
+            bridge.call(asyncio.sleep, min(_LOOK, left))
+
+
+def _arguments(step: _Table, *without: str) -> dict[str, Any]:
+    found = msgspec.structs.asdict(step)
+    return {name: value for name, value in found.items() if name not in ("pause", *without)}
+
+
+def _loose(options: Mapping[str, str]) -> dict[str, Any]:
+    return dict(options)

@@ -1,0 +1,176 @@
+"""Pipelines as services: rounds that go on where the last one ended, failures that pass, and the end at a signal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from aiorocket.cli.lake.run import pages
+from aiorocket.cli.main import cli
+from aiorocket.errors import ConfigError, NotConnectedError, UsageError
+from aiorocket.runtime.clock import WallClock
+from aiorocket.spark.steps.continuous import Continuous, Health, Plan
+from aiorocket.spark.steps.report import StepReport
+from aiorocket.spark.steps.table import Table
+from tests.spark.producing import send
+
+FILE = """
+topic = "{topic}"
+path = "{path}"
+pause = 0.0
+attempts = 2
+[options]
+pullTimeout = "5s"
+[decode]
+using = "json"
+schema_file = "order.ddl"
+required = ["id"]
+[dedup]
+by = "key"
+[windows]
+every = "1 hour"
+by = ["topic"]
+pause = 3600
+"""
+
+
+def plan_of(folder: Path, topic: str, text: str = FILE) -> Plan:
+    (folder / "order.ddl").write_text("id LONG")
+    (folder / "pipeline.toml").write_text(text.format(topic=topic, path=folder / "lake"))
+    return Plan.read(str(folder / "pipeline.toml"))
+
+
+def test_rounds_take_what_is_new_and_a_signal_ends_them(
+    spark: SparkSession, nameserver: str, topic: str, tmp_path: Path
+) -> None:
+    plan = plan_of(tmp_path, topic)
+    send(nameserver, topic, ['{"id": 1}', '{"id": 2}', "{"], queues=1)
+    seen: list[tuple[str, int]] = []
+
+    def told(report: StepReport) -> None:
+        assert report.complete
+        seen.append((report.step, report.rows_in))
+        if len(seen) == 4:  # the end of the first round; in the second SIGTERM comes behind the archive's batch
+            send(nameserver, topic, ['{"id": 3}'])
+
+    pipeline = Continuous(spark, plan, nameserver, stop=lambda: len(seen) == 5, told=told)
+    pipeline.run()
+    assert seen == [("archive", 3), ("decode", 3), ("dedup", 3), ("windows", 3), ("archive", 1)]
+    health = pipeline.health
+    assert (health.rounds, health.failures, health.quarantined, health.lag, health.problem) == (1, 0, 1, 1, None)
+    # The next process makes up for what the signal left, and its windows are due.
+    again = Continuous(spark, plan, nameserver, stop=lambda: False, told=told)
+    again.run(once=True)
+    assert seen[5:] == [("archive", 0), ("decode", 1), ("dedup", 1), ("windows", 4)]
+    table = Table.there(str(tmp_path / "lake" / "decode"))
+    assert table is not None and (table.snapshot().rows("decoded"), table.snapshot().rows("quarantine")) == (3, 1)
+
+
+class Failing(Continuous):
+    """Rounds that end as they are told."""
+
+    def __init__(self, plan: Plan, *ends: Exception | None, lives: bool = True) -> None:
+        self.ends, self.lives, self.failed = list(ends), lives, list[str]()
+        self.pauses: list[float] = []
+        super().__init__(None, plan, "127.0.0.1:1", stop=lambda: not self.ends, failed=self.failed.append)  # type: ignore[arg-type]
+
+    def round(self) -> None:
+        end = self.ends.pop(0)
+        if end is not None:
+            raise end
+        self.health.problem = None
+
+    def _lives(self) -> bool:
+        return self.lives
+
+    def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+
+def test_a_round_that_fails_is_tried_again_later_and_later(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "t")
+    away = NotConnectedError("broker-a is away")
+    for_ever = plan_of(tmp_path, "t", FILE.replace("attempts = 2", "attempts = 0"))
+    pipeline = Failing(for_ever, *[away] * 9, None, away)
+    pipeline.run()
+    assert pipeline.pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60, 0, 1]
+    assert (pipeline.health.failures, pipeline.health.problem) == (10, "broker-a is away")
+    assert pipeline.failed[1] == "round failed (2 in a row), the next in 2 s: broker-a is away"
+    for ends, lives in (((away, away), True), ((away,), False), ((UsageError("no such column"),), True)):
+        pipeline = Failing(plan, *ends, None, lives=lives)
+        with pytest.raises(type(ends[-1])):
+            pipeline.run()
+        assert pipeline.ends == [None]
+    with pytest.raises(NotConnectedError):
+        Failing(for_ever, away, None).run(once=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace("[windows]", "[window]"), "unknown field `window`"),
+        (lambda text: text.replace('by = "key"', 'by = "keys"'), r"keys.*\$\.dedup\.by"),
+        (lambda text: text.replace("pause = 0.0", "pause = -1"), r"pause = -1\.0: 0 or more"),
+        (lambda text: text.replace("order.ddl", "none.ddl"), "there is no file .*none.ddl"),
+        (lambda text: text.replace("[decode]", '[decode]\nschema = "id INT"'), "schema and schema_file"),
+        (lambda text: text + "=", "pipeline.toml"),
+    ],
+)
+def test_a_file_that_is_wrong_says_where(tmp_path: Path, change: Callable[[str], str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan_of(tmp_path, "t", change(FILE))
+
+
+def test_the_file_of_the_page_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    [text] = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "p.toml").write_text(text)
+    plan = Plan.read(str(tmp_path / "p.toml"))
+    assert plan.decode and plan.dedup and plan.windows and plan.windows.pause == 3600
+
+
+def test_the_command_checks_a_file(tmp_path: Path) -> None:
+    plan_of(tmp_path, "t")
+    file = str(tmp_path / "pipeline.toml")
+    checked = CliRunner().invoke(cli, ["lake", "run", file, "--check"])
+    assert (checked.exit_code, checked.stdout) == (0, f"{file}: nothing is wrong\n")
+    plan_of(tmp_path, "t", FILE.replace("pullTimeout", "pulTimeout"))
+    wrong = CliRunner().invoke(cli, ["lake", "run", file, "--check"])
+    assert wrong.exit_code == 1 and "did you mean pullTimeout?" in wrong.stderr
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urlopen(url, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_what_it_answers_to_prometheus_and_probes(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "t")
+    health = Health(0, rounds=2, rows={"archive": 7}, seconds={"archive": 1.5}, missing={"archive": 0}, lag=3)
+    pipeline: Any = SimpleNamespace(health=health)
+    with pages(pipeline, plan, "127.0.0.1", 0) as said:
+        address = re.findall(r"http://[^/]+", said)[0]
+        assert get(f"{address}/readyz") == (503, "no round has ended yet\n")
+        status, text = get(f"{address}/healthz")  # it began in 1970
+        assert status == 503 and text.startswith("no round has ended well for")
+        health.problem, health.good_ms = None, WallClock().wall_ms()
+        assert get(f"{address}/readyz")[0] == get(f"{address}/healthz")[0] == 200
+        samples = get(f"{address}/metrics")[1].splitlines()
+    assert {
+        "aiorocket_lake_rounds_total 2.0", 'aiorocket_lake_rows_total{step="archive"} 7.0',
+        'aiorocket_lake_step_seconds_total{step="archive"} 1.5', "aiorocket_lake_lag_messages 3.0",
+        "aiorocket_lake_ready 1.0", 'aiorocket_lake_missing_rows{step="archive"} 0.0',
+    } <= set(samples)  # fmt: skip
