@@ -198,6 +198,9 @@ class ConsumerConfig:
     #: characters of the listener's error, and the client id. Off where errors may tell what nobody should read.
     dead_letter_reason: bool = True
     consume_timeout: float = 900.0
+    #: Warn (logger aiorocket.watchdog), with function and line, when a listener keeps the event loop from turning for
+    #: so many seconds: everything else of the process waits for it, also heartbeats. 0 is never.
+    loop_block_warning: float = 1.0
     local_retry_delay: float = 5.0
     drain_timeout: float = 30.0
     #: "clustering": the members share the queues; "broadcasting": each has all of them, and its own offsets in a file.
@@ -361,4 +364,5 @@ _CONSUMER_RANGES: dict[str, tuple[float, float]] = {
     "short_poll": (0.001, 3600),
     "drain_timeout": (0, 86_400),
     "revoke_timeout": (0, 3600),
+    "loop_block_warning": (0, 3600),
 }

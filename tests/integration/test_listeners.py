@@ -4,6 +4,7 @@ or ends with the dead letters."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -397,3 +398,38 @@ async def test_a_message_knows_when_its_listener_was_called(kind: str, until: Un
         assert all(moment is not None and begun <= moment <= loop.time() for moment in started)
         # RocketMQ's property says it by the wall clock.
         assert all(begun_ms - 2 <= stamp <= mq.env.clock.wall_ms() + 2 for stamp in stamps)
+
+
+async def test_a_listener_that_keeps_the_loop_is_named_while_it_does(mq: Embedded, until: Until) -> None:
+    said: list[str] = []
+    warned = threading.Event()
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            warned.set()
+
+    await mq.create_topic("orders", queues=1)
+    consumer = mq.consumer("billing", config=ConsumerConfig(loop_block_warning=0.05))
+    done = asyncio.Event()
+
+    @consumer.listener("orders", start_from="first")
+    async def on_paid(message: Message) -> None:
+        assert warned.wait(30)  # that is the mistake
+        done.set()
+
+    lines, log = Lines(), logging.getLogger("aiorocket.watchdog")
+    log.addHandler(lines)
+    try:
+        async with consumer:
+            await send(mq, "orders", b"paid")
+            await done.wait()
+            await until(lambda: len(said) == 2)
+    finally:
+        log.removeHandler(lines)
+    assert "on_paid (" in said[0] and __file__ in said[0] and "consumer-billing/listener-orders" in said[0]
+    assert said[1].startswith("the event loop turns again")
+    quiet = mq.consumer("quiet", config=ConsumerConfig(loop_block_warning=0))
+    quiet.listener("orders")(on_paid)
+    async with quiet:
+        assert not any(each.name == "aiorocket-watchdog" for each in threading.enumerate())

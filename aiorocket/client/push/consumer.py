@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -39,13 +40,18 @@ from aiorocket.client.state import ConsumerState
 from aiorocket.config import ConsumerConfig, MissingTopics
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
+from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.threads import Executor
+from aiorocket.runtime.watchdog import watch_loop
 from aiorocket_protocol import CONSUME_PASSIVELY
 
 __all__ = ("Consumer",)
 
 log = logging.getLogger("aiorocket.client")
+
+#: Where listeners are called from.
+_CLIENT = os.path.dirname(os.path.dirname(__file__))
 
 
 class Consumer(Router):
@@ -252,6 +258,8 @@ class Consumer(Router):
         scope.start(self._commits.forever(config.offset_flush_interval, self._fetchers), name="commit")
         scope.start(sweep_forever(self._sinks, config.consume_timeout), name="sweep")
         scope.start(sample_forever(self.stats), name="statistics")
+        if self.listeners and config.loop_block_warning and isinstance(self.client.env.clock, WallClock):
+            scope.start(watch_loop(_CLIENT, config.loop_block_warning), name="watchdog")
 
     async def stop(self, *, drain: bool = True, timeout: float | None = None) -> None:
         """Leave the group: pull no more, let running listeners finish (for ``timeout`` seconds, default

@@ -1,0 +1,120 @@
+"""Who keeps an event loop from turning: a thread asks it for a sign, and looks at its stack when none comes.
+
+One thread for each loop, however many watch it; it asks twice in the shortest of their times, and ends with the last
+of them or with its loop. What is found is logged from the thread: a loop that never turns again says so too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from types import FrameType
+
+__all__ = ("watch_loop",)
+
+log = logging.getLogger("aiorocket.watchdog")
+
+#: Seconds between two warnings of one function.
+_INTERVAL = 60.0
+
+_watches: dict[asyncio.AbstractEventLoop, _Watch] = {}
+
+
+async def watch_loop(caller: str, limit: float) -> None:
+    """Until it is cancelled: warn when a function that was called from files under ``caller`` keeps the running loop
+    from turning for ``limit`` seconds."""
+    loop = asyncio.get_running_loop()
+    watch = _watches.get(loop)
+    if watch is None:
+        watch = _watches[loop] = _Watch(loop)
+        watch.wanted.append((caller, limit))
+        watch.start()
+    else:
+        watch.wanted.append((caller, limit))
+    try:
+        await loop.create_future()
+    finally:
+        watch.wanted.remove((caller, limit))
+        if not watch.wanted:
+            _watches.pop(loop, None)
+            watch.end()
+
+
+class _Watch(threading.Thread):
+    """``wanted``: (caller, limit) of each that watches."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(name="aiorocket-watchdog", daemon=True)
+        self.wanted: list[tuple[str, float]] = []
+        self._loop = loop
+        self._of_loop = threading.get_ident()
+        self._over = threading.Event()
+        self._turned = threading.Event()
+        #: By function: when it may be told of again, and how often it was left out.
+        self._told: dict[str, tuple[float, int]] = {}
+
+    def end(self) -> None:
+        """Returns at once: the thread waits for nothing but these two."""
+        self._over.set()
+        self._turned.set()
+        self.join()
+
+    def run(self) -> None:
+        while True:
+            limit = min((limit for _, limit in self.wanted.copy()), default=1.0)
+            self._turned.clear()
+            if self._over.wait(limit / 2):
+                return
+            asked = time.monotonic()
+            try:
+                self._loop.call_soon_threadsafe(self._turned.set)
+            except RuntimeError:  # the loop was closed
+                _watches.pop(self._loop, None)
+                return
+            blocked = ""
+            while not self._turned.wait(limit / 2):
+                if not blocked and time.monotonic() - asked >= limit:
+                    blocked = self._blocked_by(time.monotonic() - asked)
+            if blocked:
+                log.warning("the event loop turns again, after %.1f s: %s", time.monotonic() - asked, blocked)
+
+    def _blocked_by(self, seconds: float) -> str:
+        """Which function that is, told now; empty when it is none of ours, or was told of a moment ago."""
+        task = asyncio.current_task(self._loop)
+        frame = sys._current_frames().get(self._of_loop)
+        found = None if frame is None else _called_from(tuple({caller for caller, _ in self.wanted.copy()}), frame)
+        if frame is None or found is None:
+            return ""
+        function = f"{found.f_code.co_qualname} ({found.f_code.co_filename}:{found.f_lineno})"
+        name = f"{function}, in task {task.get_name()}" if task is not None else function
+        now = time.monotonic()
+        until, left_out = self._told.get(function, (now, 0))
+        if now < until:
+            self._told[function] = until, left_out + 1
+            return ""
+        self._told[function] = now + _INTERVAL, 0
+        deepest = "" if frame is found else f", just now in {frame.f_code.co_filename}:{frame.f_lineno}"
+        more = f" ({left_out} times more since the last warning)" if left_out else ""
+        log.warning(
+            "the event loop has not turned for %.1f s because of %s%s%s: heartbeats, pulls and every other listener "
+            "wait for it. A plain function (def) runs in a thread; an async one has to await what takes long",
+            seconds, name, deepest, more,
+        )  # fmt: skip
+        return name
+
+
+def _called_from(callers: tuple[str, ...], frame: FrameType | None) -> FrameType | None:
+    """The outermost frame that one of a file under ``callers`` has called, and that is in none of them."""
+    found: FrameType | None = None
+    outside: FrameType | None = None
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(callers):
+            found = outside or found
+            outside = None
+        else:
+            outside = frame
+        frame = frame.f_back
+    return found
