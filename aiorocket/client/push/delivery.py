@@ -44,15 +44,17 @@ class Delivery:
         surroundings: Surroundings,
         batch_size: int = 1,
         timeout: float | None = None,
+        rate: float | None = None,
         max_attempts: int | None = None,
         call: Callable[[Handler, list[Message]], Call] = SingleCall,
         one_queue: bool = False,
     ) -> None:
-        simple = call is SingleCall and batch_size == 1 and not surroundings.hooks
+        simple = call is SingleCall and batch_size == 1 and not surroundings.hooks and rate is None
         work = self._work if simple else self._work_by_call
         self.workers = Workers(
-            name, concurrency, work, scope=surroundings.scope, counters=surroundings.counters, timeout=timeout
-        )
+            name, concurrency, work, scope=surroundings.scope, counters=surroundings.counters, timeout=timeout,
+            rate=rate,
+        )  # fmt: skip
         self._handler = handler
         self._around = surroundings
         self._counters = surroundings.counters
@@ -158,7 +160,12 @@ class Delivery:
     async def _work_by_call(self, worker: Worker) -> None:
         caller, moved = self._caller, self._around.moved
         while not worker.stop:
+            if self.workers.rate is not None and self._ready:
+                await self.workers.pace()
+                if worker.stop:
+                    break
             messages = self._take()
+            self.workers.begun(len(messages))
             if not messages:
                 moved()
                 await self.workers.idle()

@@ -114,6 +114,7 @@ class _Options(TypedDict, total=False):
     concurrency: int | None
     max_attempts: int | None
     timeout: float | None
+    rate_limit: float | None
     start_from: str | datetime | int
     suspend: float | None
     sql: str | None

@@ -62,12 +62,14 @@ class KeyedDelivery:
         concurrency: int,
         surroundings: Surroundings,
         timeout: float | None = None,
+        rate: float | None = None,
         max_attempts: int | None = None,
         call: Callable[[Handler, list[Message]], Call] = SingleCall,
     ) -> None:
         self.workers = Workers(
-            name, concurrency, self._work, scope=surroundings.scope, counters=surroundings.counters, timeout=timeout
-        )
+            name, concurrency, self._work, scope=surroundings.scope, counters=surroundings.counters, timeout=timeout,
+            rate=rate,
+        )  # fmt: skip
         self._caller = Caller(handler, call, self.workers, surroundings, max_attempts)
         self._around = surroundings
         self._counters = surroundings.counters
@@ -176,6 +178,11 @@ class KeyedDelivery:
         for _ in range(_RUN):
             if not messages or worker.stop:
                 return None
+            if self.workers.rate is not None:
+                await self.workers.pace()
+                if worker.stop:
+                    return None
+                self.workers.begun(1)
             worker.left -= 1
             message = messages[0]
             if message.settled or (self._revoked and message._source.queue in self._revoked):

@@ -58,12 +58,14 @@ class OrderlyDelivery:
         status: bool = False,
         batch_size: int = 1,
         timeout: float | None = None,
+        rate: float | None = None,
         max_attempts: int | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.workers = Workers(
-            name, concurrency, self._work, scope=surroundings.scope, counters=surroundings.counters, timeout=timeout
-        )
+            name, concurrency, self._work, scope=surroundings.scope, counters=surroundings.counters, timeout=timeout,
+            rate=rate,
+        )  # fmt: skip
         self._lanes = QueueLanes(loop, leases, lost=_cancel_lost, wake=self.workers.wake)
         self._leases = leases
         self._handler = handler
@@ -138,10 +140,16 @@ class OrderlyDelivery:
 
     async def _work(self, worker: Worker) -> None:
         lanes, runnable = self._lanes, self._lanes.runnable
-        plain = self._size == 1 and not self._status and not self._around.hooks and self.workers.timeout is None
+        workers = self.workers
+        slow = workers.timeout is not None or workers.rate is not None
+        plain = self._size == 1 and not self._status and not self._around.hooks and not slow
         consume = self._consume_singly if plain else self._consume
         while not worker.stop:
             while runnable and not worker.stop:
+                if workers.rate is not None:  # without a lane: who gives up a queue need not wait for this
+                    await workers.pace()
+                    if not runnable or worker.stop:
+                        break
                 lane = runnable.popleft()
                 if lane.state != LaneState.RUNNABLE:
                     continue
@@ -216,7 +224,7 @@ class OrderlyDelivery:
         self._count(lane, calls, 0, since, now, calls)
 
     async def _consume(self, worker: Worker, lane: QueueLane) -> None:
-        """Everything else: lists, contexts and status, hooks, a timeout."""
+        """Everything else: lists, contexts and status, hooks, a timeout, a rate."""
         ready, time, size = lane.ready, self._loop.time, self._size
         began = now = time()
         turn = TURN
@@ -233,6 +241,7 @@ class OrderlyDelivery:
                 else:
                     message._begun = now
                     batch.append(message)
+            self.workers.begun(len(batch))
             if batch:
                 await self._call(worker, lane, batch, now)
                 lane.notify_ended()
@@ -242,6 +251,8 @@ class OrderlyDelivery:
                 if turn <= 0:
                     turn = TURN
                     await asyncio.sleep(0)
+            if self.workers.rate is not None:
+                break
             now = time()
             if now - began >= _CONTINUOUS:
                 if self._lanes.runnable:

@@ -51,6 +51,8 @@ class Listener:
     batch_size: int | None
     max_attempts: int | None
     timeout: float | None
+    #: Messages a second; None is no limit.
+    rate_limit: float | None = None
     #: "concurrent": a message (or a list) a call; "batch": a Batch a call; "orderly": one call at a time per queue.
     mode: Mode = "concurrent"
     #: The handler takes ``(messages, context)`` and returns RocketMQ's status, as a Java listener does.
@@ -103,6 +105,7 @@ class Router:
         batch_size: int | None = None,
         max_attempts: int | None = None,
         timeout: float | None = None,
+        rate_limit: float | None = None,
         start_from: str | datetime | int = "last",
         order_by: Callable[[Message], object] | None = None,
         suspend: float | None = None,
@@ -118,8 +121,9 @@ class Router:
         ``concurrency`` handlers run at once (default 16). With ``batch_size`` above 1 the handler gets a list of up
         to that many messages, perhaps of several queues, which succeed or fail together. ``max_attempts`` counts
         deliveries with the first one, the last failure goes to the dead letters. ``timeout`` (seconds) cancels the
-        handler, which is a retry. ``start_from`` ("last", "first", an aware datetime, milliseconds) matters only in
-        queues the group has no offset for. ``missing_topics`` ("wait", "create", "error"; default
+        handler, which is a retry. ``rate_limit`` is how many messages a second this listener begins, in this process;
+        others wait, and pulls stop where too many do. ``start_from`` ("last", "first", an aware datetime, milliseconds)
+        matters only in queues the group has no offset for. ``missing_topics`` ("wait", "create", "error"; default
         ``ClientConfig.missing_topics``) is what happens when nobody has the topic.
 
         ``order_by=lambda message: message.sharding_key`` handles messages with equal keys one after the other, in the
@@ -138,6 +142,7 @@ class Router:
         """
         _check_numbers(concurrency=concurrency, batch_size=batch_size, max_attempts=max_attempts)
         _check_seconds(timeout=timeout, suspend=suspend)
+        _check_rate(rate_limit)
         if order_by is None and suspend is not None:
             raise UsageError("suspend= is for listeners with order_by=: others send back what fails")
         if order_by is not None and batch_size not in (None, 1):
@@ -152,9 +157,9 @@ class Router:
                     # By key nothing may overtake a function that was cancelled and runs on.
                     handler=_awaitable(handler, in_thread_to_end if order_by is not None else in_thread, values),
                     concurrency=concurrency, batch_size=batch_size or (1 if values else None),
-                    max_attempts=max_attempts, timeout=timeout, status=values is None and takes_context(handler),
-                    order_by=order_by, suspend=suspend, middleware=self._middleware,
-                    takes_batch=isinstance(values, TypedListHandler),
+                    max_attempts=max_attempts, timeout=timeout, rate_limit=rate_limit,
+                    status=values is None and takes_context(handler), order_by=order_by, suspend=suspend,
+                    middleware=self._middleware, takes_batch=isinstance(values, TypedListHandler),
                 )
             )  # fmt: skip
             return handler
@@ -172,6 +177,7 @@ class Router:
         concurrency: int | None = None,
         max_attempts: int | None = None,
         timeout: float | None = None,
+        rate_limit: float | None = None,
         start_from: str | datetime | int = "last",
         sql: str | None = None,
         missing_topics: MissingTopics | None = None,
@@ -189,6 +195,7 @@ class Router:
         _check_numbers(concurrency=concurrency, max_attempts=max_attempts)
         _check_numbers(65_536, max_messages=max_messages)
         _check_seconds(timeout=timeout)
+        _check_rate(rate_limit)
         if not (isinstance(max_wait, int | float) and 0 <= max_wait < float("inf")):
             raise UsageError(f"max_wait={max_wait!r}: 0 seconds or more")
         if not (isinstance(max_bytes, int) and max_bytes >= 0):
@@ -202,8 +209,9 @@ class Router:
             self._add(
                 Listener(
                     topic=topic, wanted=what, handler=_awaitable(handler, in_thread, values), concurrency=concurrency,
-                    batch_size=max_messages, max_attempts=max_attempts, timeout=timeout, mode="batch",
-                    max_wait=max_wait, max_bytes=max_bytes, middleware=self._middleware, takes_batch=values is not None,
+                    batch_size=max_messages, max_attempts=max_attempts, timeout=timeout, rate_limit=rate_limit,
+                    mode="batch", max_wait=max_wait, max_bytes=max_bytes, middleware=self._middleware,
+                    takes_batch=values is not None,
                 )
             )  # fmt: skip
             return handler
@@ -229,6 +237,7 @@ class Router:
         on_exhausted: Literal["dead_letter", "suspend"] = "dead_letter",
         suspend: float | None = None,
         timeout: float | None = None,
+        rate_limit: float | None = None,
         start_from: str | datetime | int = "last",
         sql: str | None = None,
         missing_topics: MissingTopics | None = None,
@@ -242,8 +251,9 @@ class Router:
         ``Retry(after=...)`` says it for once) and brings the same messages again before anything later, with
         ``attempt`` one higher: for ever, unless ``max_attempts`` is set and ``on_exhausted`` is "dead_letter"; then
         the last failure goes to the dead letters and the queue goes on. DeadLetter does that at once; Skip goes on
-        without. ``timeout`` (seconds) cancels the handler, which is a failure. When the lock is lost the call is
-        cancelled (see ``LeaseLost``); a plain function runs in a thread to its end all the same.
+        without. ``timeout`` (seconds) cancels the handler, which is a failure; ``rate_limit`` is as of ``listener``.
+        When the lock is lost the call is cancelled (see ``LeaseLost``); a plain function runs in a thread to its end
+        all the same.
 
         A handler that takes ``(messages, context)`` is in status mode: it gets a list and a ConsumeOrderlyContext and
         returns a ConsumeOrderlyStatus. Two orderly listeners of one topic are each in order by themselves. A group is
@@ -251,6 +261,7 @@ class Router:
         """
         _check_numbers(concurrency=concurrency, batch_size=batch_size, max_attempts=max_attempts)
         _check_seconds(timeout=timeout, suspend=suspend)
+        _check_rate(rate_limit)
         if on_exhausted not in ("dead_letter", "suspend"):
             raise UsageError(f"on_exhausted={on_exhausted!r}: 'dead_letter' or 'suspend'")
         what = wanted(topic, tags, sql, start_from, missing_topics)
@@ -263,7 +274,7 @@ class Router:
                 Listener(
                     topic=topic, wanted=what, handler=_awaitable(handler, in_thread_to_end, values),
                     concurrency=concurrency, batch_size=batch_size or (1 if values else None),
-                    max_attempts=max_attempts, timeout=timeout, mode="orderly",
+                    max_attempts=max_attempts, timeout=timeout, rate_limit=rate_limit, mode="orderly",
                     status=values is None and takes_context(handler), suspend=suspend, on_exhausted=on_exhausted,
                     middleware=self._middleware,
                 )
@@ -286,6 +297,11 @@ def _check_seconds(**durations: float | None) -> None:
     for name, value in durations.items():
         if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
             raise UsageError(f"{name}={value!r}: above 0 seconds")
+
+
+def _check_rate(rate_limit: float | None) -> None:
+    if rate_limit is not None and not (isinstance(rate_limit, int | float) and 0 < rate_limit <= 1e6):
+        raise UsageError(f"rate_limit={rate_limit!r}: above 0 and at most 1,000,000 messages a second")
 
 
 def _awaitable(

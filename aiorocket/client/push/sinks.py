@@ -72,6 +72,7 @@ def make_sink(listener: Listener, config: ConsumerConfig, surroundings: Surround
         "concurrency": concurrency,
         "surroundings": surroundings,
         "timeout": listener.timeout,
+        "rate": listener.rate_limit,
         "max_attempts": listener.max_attempts,
     }
     size = listener.batch_size or config.batch_size

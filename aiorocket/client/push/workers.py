@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -25,6 +26,9 @@ log = logging.getLogger("aiorocket.client")
 #: Messages a worker handles without a suspension before it lets the loop turn: a listener that never waits must not
 #: keep heartbeats and pull answers away.
 TURN = 128
+
+#: Seconds that a listener with a rate may be behind it and still catch up.
+_CATCH_UP = 0.1
 
 #: How long a cancelled handler may take to end before the end of its consumer goes on without it.
 LAST_PATIENCE = 5.0
@@ -70,7 +74,7 @@ class Worker:
 class Workers:
     """``concurrency`` tasks of ``scope`` that run ``work``, each with its Worker; they begin at the loop's next turn.
     Calls that take longer than ``timeout`` seconds between ``arm`` and ``disarm`` are cancelled, and counted as timed
-    out."""
+    out. ``rate`` is how many messages a second they begin together, where they ask ``pace``."""
 
     def __init__(
         self,
@@ -81,6 +85,7 @@ class Workers:
         scope: TaskScope,
         counters: Counters,
         timeout: float | None = None,
+        rate: float | None = None,
     ) -> None:
         self.all: list[Worker] = []
         self.timeout = timeout
@@ -88,6 +93,11 @@ class Workers:
         self.draining = False
         #: What fails now fails because ``drain`` cancels it.
         self.cancelling = False
+        self.rate = rate
+        #: When the next message may begin; one worker waits for that, the others for their turn to.
+        self._next = -inf
+        self._pacing = asyncio.Lock()
+        self._ending = asyncio.Event()
         self._name = name
         self._work = work
         self._scope = scope
@@ -165,6 +175,24 @@ class Workers:
                 waiter.set_result(None)
                 wanted -= 1
 
+    # -- how fast --
+
+    async def pace(self) -> None:
+        """Wait until ``rate`` lets the next message begin, or nothing is to begin any more. Who comes back says with
+        ``begun`` how many it takes, before it awaits anything."""
+        if self.rate is None:
+            return
+        async with self._pacing:
+            if not self.draining and self._next > self._loop.time():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._next):
+                        await self._ending.wait()
+
+    def begun(self, messages: int) -> None:
+        """What a slow loop missed is caught up, but for more than a tenth of a second."""
+        if self.rate is not None:
+            self._next = max(self._next, self._loop.time() - _CATCH_UP) + messages / self.rate
+
     # -- the end --
 
     async def drain(self, timeout: float) -> bool:
@@ -172,6 +200,7 @@ class Workers:
         wait for ``LAST_PATIENCE``: a plain function runs on in its thread, and what has been done must be stored before
         a service manager loses its patience. True when every handler ended by itself."""
         self.draining = True
+        self._ending.set()
         for worker in self.all:
             worker.stop = True
         self.wake(len(self._idle))
