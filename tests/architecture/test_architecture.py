@@ -59,6 +59,7 @@ ALLOWED = {
     ("aiorocket/load/", "time.perf_counter_ns"): "the clock that all processes of a machine share, in nanoseconds",
     ("aiorocket/load/", "time.process_time"): "what a process of the load costs itself",
     ("aiorocket/fuzz/", "random.Random"): "a run draws from its seed",
+    ("aiorocket/runtime/watchdog.py", "time.monotonic"): "its thread times a loop that does not turn",
     ("aiorocket/cli/demo.py", "time.perf_counter"): "latencies: uvloop's clock counts whole milliseconds",
     ("aiorocket/cli/lake/log_demo.py", "time.perf_counter"): "how long Spark took, where no loop runs",
     ("aiorocket/spark/steps/", "time.perf_counter"): "how long a step took: a Spark driver has no loop",
