@@ -112,3 +112,33 @@ def info(name: str, client_id: str, stacks: bool) -> Work:
         return told("running info", f"Member {client_id}", rows)
 
     return work
+
+
+@group.command()
+@click.argument("name")
+@click.argument("topic")
+@click.argument("way", metavar="PULL|POP", type=click.Choice(["PULL", "POP"], case_sensitive=False))
+@click.option("--share", type=click.IntRange(0), default=0, help="So many more members pop each queue; 0 is all.")
+@changes
+def mode(name: str, topic: str, way: Any, share: int) -> Work:
+    """Have the members of group NAME that let brokers divide the queues pull or pop TOPIC."""
+
+    async def work(admin: Admin) -> int:
+        done = await admin.pops.set_mode(name, topic, way.upper(), share=share)
+        return told("mode", f"Group {name} has {way.upper()} for {topic} on", [{"broker": each} for each in done],
+                    done.missing)  # fmt: skip
+
+    return work
+
+
+@group.command()
+@click.argument("name", required=False)
+@asks
+def popped(name: str | None) -> Work:
+    """What members of group NAME, or of all, popped and have not acknowledged."""
+
+    async def work(admin: Admin) -> int:
+        rows = await admin.pops.checkpoints(name)
+        return told("checkpoint", "Popped and not acknowledged", rows, rows.missing)
+
+    return work

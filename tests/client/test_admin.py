@@ -18,12 +18,14 @@ from aiorocket import (
     Embedded,
     Message,
     RemoteError,
+    SimpleConsumer,
     TopicNotFoundError,
     UsageError,
     embed,
 )
 from aiorocket.broker import Broker
 from aiorocket.client.admin.asking import Missing, gathered, side_by_side
+from aiorocket.client.admin.pops import _replay
 from aiorocket.config import BrokerConfig
 from aiorocket.errors import NotConnectedError
 from aiorocket.runtime.env import real_env
@@ -390,6 +392,46 @@ async def test_a_group_that_went_on_from_the_end_has_come_there(mq: Embedded, ad
     await sent(mq, 4)
     await consumed(mq, 6)
     assert await admin.offsets.verify(plan, within=0) == []
+
+
+async def test_what_is_popped_and_by_whom(mq: Embedded, admin: Admin) -> None:
+    assert await admin.pops.set_mode("poppers", "orders", "POP") == ["broker-a"]
+    for wrong in ({"mode": "PUSH"}, {"mode": "POP", "share": -1}):
+        with pytest.raises(UsageError, match=list(wrong)[-1]):
+            await admin.pops.set_mode("poppers", "orders", **wrong)
+    assert await admin.pops.checkpoints() == []
+    await sent(mq, 4)
+    async with SimpleConsumer("poppers", nameservers=mq.nameservers) as consumer:
+        await consumer.subscribe("orders", start_from="first")
+        got = [message for _ in range(2) for message in await consumer.receive(timeout=30)]
+        assert len(got) == 4
+        found = await admin.pops.checkpoints("poppers")
+        assert sorted((each.topic, each.group, each.queue, each.offsets) for each in found) == [
+            ("orders", "poppers", 0, (0, 1)), ("orders", "poppers", 1, (0, 1))
+        ]  # fmt: skip
+        assert all(each.due_ms > each.popped_ms > 0 for each in found)
+        assert await admin.pops.checkpoints("others") == []
+        first = next(each for each in got if each.queue.queue_id == 0 and each.queue_offset == 0)
+        assert await first.ack()
+        assert {each.offsets for each in await admin.pops.checkpoints()} == {(1,), (0, 1)}
+        for message in got:
+            await message.ack()
+        assert await admin.pops.checkpoints() == []
+
+
+def test_what_apaches_records_of_pops_say() -> None:
+    out: dict[Any, Any] = {}
+    pop = {"so": 10, "n": 3, "bm": 2, "t": "T", "c": "g", "q": 1, "pt": 5, "it": 60_000, "d": [0, 4, 9], "bn": "b"}
+    _replay(pop, out)
+    assert out == {("T", "g", 1, 5): ({10, 19}, 60_000)}
+    _replay({"ao": 19, "so": 10, "t": "T", "c": "g", "q": 1, "pt": 5}, out)
+    _replay({**pop, "so": 30, "n": 2, "bm": 0, "d": [], "pt": 6}, out)
+    _replay({"aol": [30], "so": 30, "t": "T", "c": "g", "q": 1, "pt": 6}, out)
+    assert [(key[3], offsets) for key, (offsets, _) in out.items()] == [(5, {10}), (6, {31})]
+    _replay({**pop, "pt": 7, "d": None, "n": 1, "bm": 0}, out)
+    assert [offsets for offsets, _ in out.values()] == [set(), {31}, {10}], "popped once more"
+    _replay({"t": "T", "c": "g", "q": 1, "rs": 4}, out)
+    assert out == {}
 
 
 async def test_many_questions_are_asked_side_by_side_with_a_bound() -> None:

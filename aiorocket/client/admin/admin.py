@@ -13,6 +13,7 @@ from aiorocket.client.admin.groups import Groups
 from aiorocket.client.admin.messages import Messages
 from aiorocket.client.admin.names import NameServers
 from aiorocket.client.admin.offsets import Offsets
+from aiorocket.client.admin.pops import Pops
 from aiorocket.client.admin.timers import Timers
 from aiorocket.client.admin.topics import Topics
 from aiorocket.client.admin.users import Users
@@ -27,7 +28,7 @@ __all__ = ("Admin",)
 
 class Admin:
     """Looks at a cluster and changes it: ``topics``, ``groups``, ``offsets``, ``messages``, ``brokers``,
-    ``nameservers``, ``users``, ``timers``, ``dlq(group)``.
+    ``nameservers``, ``users``, ``timers``, ``pops``, ``dlq(group)``.
 
     ``nameservers`` or ``config`` opens connections of its own, ``client`` shares those of a ``Client`` that was
     started. ``brokers`` are addresses to ask instead of the masters that name servers know: an administration listener
@@ -60,6 +61,7 @@ class Admin:
         self.nameservers = NameServers(asking)
         self.users = Users(asking)
         self.timers = Timers(asking)
+        self.pops = Pops(asking)
 
     async def start(self) -> None:
         """Nothing is asked of the network before the first call."""

@@ -1,0 +1,135 @@
+"""Messages that were popped: ``admin.pops``. Looking moves nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, NamedTuple
+
+from aiorocket.client.admin.asking import Answers, Asking, Broker
+from aiorocket.client.queue_scan import QueueScan
+from aiorocket.errors import UsageError
+from aiorocket.model import Queue, check_group
+from aiorocket_protocol import (
+    POP_MODE,
+    PULL_MODE,
+    REVIVE_GROUP,
+    REVIVE_TOPIC_PREFIX,
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumerOffsetResponseHeader,
+    RecordView,
+    RequestCode,
+    ResponseCode,
+    TopicConfig,
+)
+
+__all__ = ("Checkpoint", "Pops")
+
+_Key = tuple[str, str, int, int]
+
+
+class Checkpoint(NamedTuple):
+    """What one pop of a queue took and nobody has acknowledged; from ``due_ms`` on it comes again."""
+
+    topic: str
+    group: str
+    broker: str
+    queue: int
+    popped_ms: int
+    due_ms: int
+    offsets: tuple[int, ...]
+
+
+class Pops:
+    """See ``Admin``."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._ask = asking
+
+    async def set_mode(self, group: str, topic: str, mode: Literal["PULL", "POP"], *, share: int = 0) -> Answers[str]:
+        """Have the members of ``group`` that let brokers divide the queues pull or pop ``topic``; with ``share`` each
+        queue is popped by so many more members, 0 is all. The brokers that keep it. RemoteError from 4.9, which has no
+        POP."""
+        if mode not in (PULL_MODE, POP_MODE):
+            raise UsageError(f"mode={mode!r}: PULL or POP")
+        if share < 0:
+            raise UsageError(f"share={share}: 0 or more")
+        body = {
+            "topic": self._ask.wire(topic), "consumerGroup": self._ask.wire(check_group(group)), "mode": mode,
+            "popShareQueueNum": share,
+        }  # fmt: skip
+
+        async def ask(broker: Broker) -> list[str]:
+            await self._ask.put(broker.address, RequestCode.SET_MESSAGE_REQUEST_MODE, None, body)
+            return [broker.name]
+
+        return await self._ask.each(ask)
+
+    async def checkpoints(self, group: str | None = None, *, newest: int = 10_000) -> Answers[Checkpoint]:
+        """What is with consumers of ``group``, or of every group, that popped it, the next to come again first; of the
+        ``newest`` records that each queue of a broker's revive topic has. Apache's brokers write such a record when a
+        message was out for some seconds."""
+        wanted = None if group is None else self._ask.wire(check_group(group))
+
+        async def ask(broker: Broker) -> list[Checkpoint]:
+            plain = await self._ask.plain(broker.address, RequestCode.GET_ALL_TOPIC_CONFIG)
+            rows = plain.table("topicConfigTable").values() if plain is not None else ()
+            out: dict[_Key, tuple[set[int], int]] = {}
+            for topic in map(TopicConfig.from_plain, rows):
+                if topic.topic_name.startswith(REVIVE_TOPIC_PREFIX):
+                    for number in range(topic.read_queue_nums):
+                        await self._read(Queue(topic.topic_name, broker.name, number), broker, newest, out)
+            return [
+                Checkpoint(
+                    self._ask.shown(topic), self._ask.shown(member), broker.name, queue, popped, popped + invisible,
+                    tuple(sorted(offsets)),
+                )
+                for (topic, member, queue, popped), (offsets, invisible) in out.items()
+                if offsets and wanted in (None, member)
+            ]  # fmt: skip
+
+        answers = await self._ask.each(ask)
+        answers.sort(key=lambda each: (each.due_ms, each))
+        return answers
+
+    async def _read(self, queue: Queue, broker: Broker, newest: int, out: dict[_Key, tuple[set[int], int]]) -> None:
+        """What the records of one queue say, from where its broker has come; later ones count."""
+        scan = QueueScan(self._ask.client, queue, broker.address)
+        begin, end = await scan.bounds()
+        header = QueryConsumerOffsetRequestHeader(REVIVE_GROUP, queue.topic, queue.queue_id)
+        answer = await self._ask.call(
+            broker.address, RequestCode.QUERY_CONSUMER_OFFSET, header, accept=(ResponseCode.QUERY_NOT_FOUND,)
+        )
+        come = answer.read(QueryConsumerOffsetResponseHeader).offset if not answer.code else 0
+        async for message in scan.messages(max(begin, come or 0, end - newest), end, RecordView):
+            try:
+                _replay(json.loads(message.body), out)
+            except (ValueError, TypeError, LookupError, AttributeError):
+                continue  # none of ours and none of Apache's
+
+
+def _replay(said: dict[str, Any], out: dict[_Key, tuple[set[int], int]]) -> None:
+    """One record: ``ol``, ``al``, ``rs`` and ``fg`` are ours; ``so`` with ``n`` a pop, ``ao`` and ``aol`` Apache's
+    acknowledgements."""
+    topic, group = said.get("t"), said.get("c", said.get("cid"))
+    if "fg" in said:
+        for key in [key for key in out if topic in (None, key[0]) and group in (None, key[1])]:
+            del out[key]
+        return
+    queue = int(said["q"])
+    if "rs" in said:
+        for key in [key for key in out if key[:3] == (topic, group, queue)]:
+            del out[key]
+        return
+    at = (str(topic), str(group), queue, int(said["pt"]))
+    if "it" in said:
+        if "ol" in said:
+            offsets = {int(offset) for offset in said["ol"]}
+        else:
+            steps = said.get("d") or range(int(said["n"]))
+            offsets = {int(said["so"]) + int(step) for bit, step in enumerate(steps) if not int(said["bm"]) >> bit & 1}
+        for key, (others, _) in out.items():
+            if key[:3] == at[:3]:
+                others -= offsets  # popped once more
+        out[at] = offsets, int(said["it"])
+    elif at in out:
+        out[at][0].difference_update(said.get("al") or said.get("aol") or [said["ao"]])
