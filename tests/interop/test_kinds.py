@@ -16,9 +16,21 @@ from tests.interop.peers import JavaClient, Server
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
 #: What differs from run to run and says nothing of the message.
-PASSING = {"CONSUME_START_TIME", "MIN_OFFSET", "MAX_OFFSET"}
+PASSING = {"CONSUME_START_TIME", "MIN_OFFSET", "MAX_OFFSET", "TRANSACTION_CHECK_TIMES"}
 #: Times: Apache's broker rounds to the second.
 TIMES = {"TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_DELIVER_MS"}
+
+SINGLE = ("plain", "bare", "delayed", "retried", "dead", "transactional")
+ITEMS = ("received batch-0", "received batch-1")
+#: Why, in what and of which kinds 4.9 differs from ours, which is as 5.5.
+OLDER = (
+    ("told of every send since 5", {"transactionId"}, [f"sent {kind}" for kind in (*SINGLE, "batch")]),
+    ("stored since 5", {"property MSG_REGION", "property TRACE_ON"}, [f"received {kind}" for kind in SINGLE]),
+    ("kept since 5 where there is no delay", {"property WAIT"}, ["received plain", "received bare"]),
+    ("of the half message: kept before 5", {"property REAL_TOPIC", "property REAL_QID"}, ["received transactional"]),
+    ("given since 5", {"property __transactionId__"}, ["received transactional"]),
+    ("before 5 the items of a batch share them", {"msgId", "property UNIQ_KEY", "property CLUSTER"}, ITEMS),
+)
 
 
 async def facts(java: JavaClient, server: Server, *more: str) -> dict[str, dict[str, Any]]:
@@ -68,4 +80,7 @@ async def test_every_kind_of_message_is_as_apaches(
     assert wanted["received timer"]["property TIMER_OUT_MS"] == "a time"
     assert wanted["received transactional"]["property TRAN_MSG"] == "true"
     assert found.keys() == wanted.keys() and differences(wanted, found) == []
-    assert len(older) == 7 + 8 and differences(older, found) == []
+    assert len(older) == 7 + 8
+    assert {(kind, name) for kind, name, *_ in differences(older, found)} == {
+        (kind, name) for _, names, kinds in OLDER for kind in kinds for name in names
+    }

@@ -30,7 +30,8 @@ public class Access {
         RPCHook hook = args[3].isEmpty() ? null : new AclClientRPCHook(new SessionCredentials(args[3], args[4]));
         DefaultMQProducer producer = new DefaultMQProducer("java-access", hook);
         producer.setNamesrvAddr(args[0]);
-        producer.setSendMsgTimeout(10_000);
+        producer.setMqClientApiTimeout(30_000);
+        producer.setSendMsgTimeout(60_000);
         producer.setRetryTimesWhenSendFailed(0);
         producer.start();
         try {

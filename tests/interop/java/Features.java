@@ -96,9 +96,10 @@ public class Features {
 
     private static <P extends DefaultMQProducer> P started(P producer, String name) throws Exception {
         producer.setNamesrvAddr(nameserver);
+        producer.setMqClientApiTimeout(30_000);
         producer.setInstanceName("p-" + name);
         producer.setRetryTimesWhenSendFailed(30); // a fresh broker on a busy machine is "busy" for a while
-        producer.setSendMsgTimeout(10_000);
+        producer.setSendMsgTimeout(60_000);
         producer.start();
         ends.add(producer::shutdown);
         return producer;

@@ -46,7 +46,8 @@ public class Kinds {
 
         DefaultMQProducer producer = new DefaultMQProducer("kinds-sender");
         producer.setNamesrvAddr(nameserver);
-        producer.setSendMsgTimeout(10_000);
+        producer.setMqClientApiTimeout(30_000);
+        producer.setSendMsgTimeout(60_000);
         producer.start();
         sent("plain", producer.send(message(topic, "plain")));
         sent("bare", producer.send(new Message(topic, "bare".getBytes(StandardCharsets.UTF_8))));
@@ -80,6 +81,7 @@ public class Kinds {
 
         TransactionMQProducer transactions = new TransactionMQProducer("kinds-transactions");
         transactions.setNamesrvAddr(nameserver);
+        transactions.setMqClientApiTimeout(30_000);
         transactions.setTransactionListener(new TransactionListener() {
             @Override
             public LocalTransactionState executeLocalTransaction(Message message, Object argument) {

@@ -47,7 +47,8 @@ public class Smoke {
     private static void send(String nameserver, String topic, String prefix, int count) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer("java-sender-" + prefix);
         producer.setNamesrvAddr(nameserver);
-        producer.setSendMsgTimeout(10_000);
+        producer.setMqClientApiTimeout(30_000);
+        producer.setSendMsgTimeout(60_000);
         producer.start();
         for (int index = 0; index < count; index++) {
             String body = prefix + "-" + index;

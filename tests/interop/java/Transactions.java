@@ -44,6 +44,7 @@ public class Transactions {
 
         TransactionMQProducer producer = new TransactionMQProducer("shop-" + topic);
         producer.setNamesrvAddr(nameserver);
+        producer.setMqClientApiTimeout(30_000);
         producer.setTransactionListener(new TransactionListener() {
             @Override
             public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
@@ -71,6 +72,7 @@ public class Transactions {
 
         DefaultMQProducer replier = new DefaultMQProducer("replier-" + topic);
         replier.setNamesrvAddr(nameserver);
+        replier.setMqClientApiTimeout(30_000);
         replier.start();
         DefaultMQPushConsumer answering = consumer(nameserver, "answer-" + topic);
         answering.subscribe(requests, "*");
