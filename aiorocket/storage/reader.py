@@ -10,11 +10,11 @@ that contradict the log are made again from it (mending.py), and until that is d
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise, repeat
-from operator import add, le
+from operator import add, le, sub
 from struct import Struct
 from typing import NoReturn
 
@@ -117,10 +117,10 @@ class Reader:
         if taken > 1 and total > max_bytes:
             taken = max(1, bisect_right(list(accumulate(sizes)), max_bytes))
             places, sizes = places[:taken], sizes[:taken]
-        data, taken = self._records(queue, places, sizes, range(offset, offset + taken))
+        pieces, taken = self._records(queue, places, sizes, range(offset, offset + taken))
         if not taken:
             return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, (), self._behind(queue, offset), low, high, 0)
-        return _new_result(ReadResult, (_FOUND, (data,), offset + taken, low, high, taken))
+        return _new_result(ReadResult, (_FOUND, pieces, offset + taken, low, high, taken))
 
     def _plain(self, queue: ConsumeQueue, offset: int, units: bytes, max_bytes: int) -> tuple[list[bytes], int] | None:
         """The records of these units in compiled code, as many as fit, and their number. None for what is to be looked
@@ -156,9 +156,9 @@ class Reader:
 
     def _records(
         self, queue: ConsumeQueue, places: Sequence[int], sizes: Sequence[int], offsets: Sequence[int]
-    ) -> tuple[bytes, int]:
-        """The records of a queue at these log and queue offsets, as many as can be served in one piece, and their
-        number. StoreBusyError when a unit is wrong."""
+    ) -> tuple[list[bytes], int]:
+        """The records of a queue at these log and queue offsets, as many as can be served up to the first damage, and
+        their number: few large pieces, or one. StoreBusyError when a unit is wrong."""
         log = self._log
         taken = sizes.index(GAP) if GAP in sizes else len(places)
         while True:
@@ -166,21 +166,30 @@ class Reader:
             if not taken:
                 if sizes[0] != GAP and not self._in_order(queue, offsets[0]):
                     self._mend(queue, offsets[0])
-                return b"", 0
+                return [], 0
             if not _plausible(places[:taken], sizes[:taken], log.start_offset, log.written):
                 self._mend(queue, offsets[0])
             places, sizes, offsets = places[:taken], sizes[:taken], offsets[:taken]
             changes = log.damage.changes
-            data = b"".join(self._chunks.read(*runs(places, sizes)))
+            starts, lengths = runs(places, sizes)
+            parts = self._chunks.read(starts, lengths)
             if log.damage.changes == changes or self._undamaged(places, sizes, taken) == taken:
                 break
-        if len(data) != sum(sizes) or not _belong(data, places, sizes, queue, offsets):
+        total = sum(sizes)
+        if sum(map(len, parts)) != total:
+            self._mend(queue, offsets[0])
+        if len(parts) * LARGE > total:
+            parts = [b"".join(parts)]
+            where = parts * taken, _starts(sizes)
+        else:
+            where = _in_parts(parts, starts, lengths, places)
+        if not _belong(*where, places, sizes, queue, offsets):
             self._mend(queue, offsets[0])
         if log.unchecked:
-            self._check_each(data, places, sizes)
+            self._check_each(b"".join(parts), places, sizes)
             if self._undamaged(places, sizes, taken) != taken:
                 return self._records(queue, places, sizes, offsets)
-        return data, taken
+        return parts, taken
 
     def holds(self, queue: ConsumeQueue, offset: int) -> bool:
         """Whether the log confirms the unit of one message, or has lost it."""
@@ -201,7 +210,7 @@ class Reader:
         data = log.checked(place, size)
         if log.damage.touches(place, place + size):
             return self._in_order(queue, offset)
-        if len(data) != size or not _belong(data, (place,), (size,), queue, (offset,)):
+        if len(data) != size or not _belong([data], [0], (place,), (size,), queue, (offset,)):
             return False
         return self._wrong_code(queue, data, (size,), (code,)) is None
 
@@ -313,14 +322,14 @@ class Reader:
             if following > offset:
                 return ReadResult(ReadStatus.NO_MATCHED_MESSAGE, (), following, low, high, 0)
             return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, (), self._behind(queue, offset), low, high, 0)
-        data, taken = self._records(queue, places, sizes, offsets)
+        pieces, taken = self._records(queue, places, sizes, offsets)
         if taken < len(places):
             following = offsets[taken]
         if not taken:
             if following > offset:
                 return ReadResult(ReadStatus.NO_MATCHED_MESSAGE, (), following, low, high, 0)
             return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, (), self._behind(queue, offset), low, high, 0)
-        return ReadResult(_FOUND, (data,), following, low, high, taken)
+        return ReadResult(_FOUND, pieces, following, low, high, taken)
 
     def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
         """See MessageStore.entries."""
@@ -344,9 +353,11 @@ class Reader:
         index = 0
         while index < len(rows):
             places, sizes, codes = zip(*rows[index:], strict=True)
-            data, taken = self._records(queue, places, sizes, range(offset + index, offset + len(rows)))
-            if with_codes and (wrong := self._wrong_code(queue, data, sizes[:taken], codes[:taken])) is not None:
-                self._mend(queue, offset + index + wrong)
+            pieces, taken = self._records(queue, places, sizes, range(offset + index, offset + len(rows)))
+            if with_codes:
+                wrong = self._wrong_code(queue, b"".join(pieces), sizes[:taken], codes[:taken])
+                if wrong is not None:
+                    self._mend(queue, offset + index + wrong)
             index += max(taken, 1)  # what cannot be served is no contradiction
 
     def read_record(self, physical_offset: int) -> bytes | None:
@@ -429,13 +440,38 @@ def _plausible(places: Sequence[int], sizes: Sequence[int], start: int, end: int
     )
 
 
-def _belong(
-    data: bytes, places: Sequence[int], sizes: Sequence[int], queue: ConsumeQueue, offsets: Sequence[int]
-) -> bool:
-    """Whether ``data`` is the records of this queue with these log and queue offsets."""
+def _starts(sizes: Sequence[int]) -> list[int]:
+    """Where records that stand back to back begin."""
     starts = list(accumulate(sizes, initial=0))
     del starts[-1]
-    found_sizes, ids, found_offsets, found_places, flags, bodies = zip(*map(_head, repeat(data), starts), strict=True)
+    return starts
+
+
+def _in_parts(
+    parts: Sequence[bytes], starts: Sequence[int], lengths: Sequence[int], places: Sequence[int]
+) -> tuple[list[bytes], list[int]]:
+    """Of the records at these log offsets the part that each is in, and where it begins there; ``parts`` are the bytes
+    of these runs."""
+    datas: list[bytes] = []
+    bases: list[int] = []
+    for part, start, length in zip(parts, starts, lengths, strict=True):
+        count = bisect_left(places, start + length, len(datas)) - len(datas)
+        datas += [part] * count
+        bases += [start] * count
+    return datas, list(map(sub, places, bases))
+
+
+def _belong(
+    datas: Sequence[bytes],
+    starts: Sequence[int],
+    places: Sequence[int],
+    sizes: Sequence[int],
+    queue: ConsumeQueue,
+    offsets: Sequence[int],
+) -> bool:
+    """Whether the records that begin at ``starts`` of ``datas`` are those of this queue with these log and queue
+    offsets."""
+    found_sizes, ids, found_offsets, found_places, flags, bodies = zip(*map(_head, datas, starts), strict=True)
     if not (
         found_sizes == tuple(sizes)
         and found_places == tuple(places)
@@ -446,11 +482,11 @@ def _belong(
     topic = queue.topic_bytes
     if len(topic) <= MAX_TOPIC and not any(map(_V6.__and__, flags)):
         field = bytes((len(topic),)) + topic
-        return all(map(data.startswith, repeat(field), map(add, starts, map(V4_HEAD.__add__, bodies))))
+        return all(map(bytes.startswith, datas, repeat(field), map(add, starts, map(V4_HEAD.__add__, bodies))))
     try:
         return all(
             RecordView(data, start, start + size).topic.encode() == topic
-            for start, size in zip(starts, sizes, strict=True)
+            for data, start, size in zip(datas, starts, sizes, strict=True)
         )
     except (ProtocolError, IndexError):  # without checksums anything may stand there
         return False

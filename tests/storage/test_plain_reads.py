@@ -98,7 +98,7 @@ def test_records_belong_where_the_pure_way_says_so(found: tuple[Any, ...], at: i
     queue: Any = SimpleNamespace(queue_id=QUEUE_ID, topic_bytes=topic, topic=topic.decode())
     offsets = range(OFFSET, OFFSET + len(rows))
     pure = len(data) == sum(sizes) and min(sizes) >= MIN_RECORD and reader._belong(
-        bytes(data), places, sizes, queue, offsets
+        [bytes(data)] * len(rows), reader._starts(sizes), places, sizes, queue, offsets
     )  # fmt: skip
     got = are_records([bytes(data)], bytes(units), len(rows), OFFSET, QUEUE_ID, topic)
     assert not (got and not pure)
