@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from zlib import crc32
 
 from aiorocket.errors import StoreCorruptedError
 from aiorocket.runtime.disk import Buffer, Disk
+from aiorocket_protocol.fast import compiled
 
 __all__ = ("FORMAT", "PAGE", "Checksums", "Entries", "encode_block", "encode_head", "load", "read_entries", "sums_path")
 
@@ -38,6 +39,8 @@ _CRC32 = 1
 #: magic, store format, algorithm, page size, log offset of the segment, CRC of these
 _HEAD = Struct(">8sHHIQI")
 _BLOCK = Struct(">IIQQQ")
+_cover = compiled("cover")
+_wrong_pages = compiled("wrong_pages")
 _block_rest = Struct(">IQQQ").pack
 
 
@@ -115,10 +118,16 @@ class Checksums:
         self.last = last
         del self.pages[last[0] // PAGE :]
 
-    def add(self, buffers: Iterable[Buffer]) -> list[int]:
+    def add(self, buffers: Sequence[Buffer]) -> list[int]:
         """Cover the bytes that were written behind the last; size and CRC of each entry, flat."""
         end, crc = self.last
         inside = end % PAGE
+        if _cover is not None and (covered := _cover(list(buffers), inside, crc)) is not None:
+            found: list[int]
+            found, pages, _, crc = covered
+            self.pages.extend(pages)
+            self.last = (end + sum(found[::2]), crc)
+            return found
         rows: list[int] = []
         for buffer in buffers:
             size = len(buffer)
@@ -146,6 +155,10 @@ class Checksums:
         end, crc = last
         full = end // PAGE
         pages = self.pages
+        if _wrong_pages is not None:
+            positions: list[int] | None = _wrong_pages(data, position, end, crc, pages)
+            if positions is not None:
+                return positions
         view = memoryview(data)
         found = []
         for at in range(position, min(end, position + len(data)), PAGE):

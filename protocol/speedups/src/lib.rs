@@ -5,6 +5,7 @@
 //! all, so that there is one place where the rare is decided and where errors are made: Python.
 #![forbid(unsafe_code)]
 
+mod checksums;
 mod cold_reads;
 mod frames;
 mod headers;
@@ -105,6 +106,8 @@ pub fn short_at(data: &[u8], at: usize) -> Option<usize> {
 mod aiorocketmq_speedups {
     use super::*;
 
+    #[pymodule_export]
+    use super::checksums::{cover, wrong_pages};
     #[pymodule_export]
     use super::cold_reads::{are_records, cut_units};
     #[pymodule_export]
