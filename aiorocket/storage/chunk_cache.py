@@ -7,12 +7,13 @@ Queues interleave in one log, so the records of one pull lie spread between thos
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import compress, count
-from operator import add, ne
+from operator import add, ne, sub
 from typing import Protocol
 
-__all__ = ("CHUNK", "ChunkCache", "LogBytes", "runs")
+__all__ = ("CHUNK", "ChunkCache", "LogBytes", "in_parts", "runs")
 
 CHUNK = 256 * 1024
 #: A run of more bytes than this is read by itself. Checksums are compared by pages of 32 KiB, so of a shorter one what
@@ -97,6 +98,20 @@ def runs(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[Sequence[int], S
     starts = [offsets[0], *map(offsets.__getitem__, breaks)]
     lasts = [*(ends[index - 1] for index in breaks), ends[-1]]
     return starts, [end - start for start, end in zip(starts, lasts, strict=True)]
+
+
+def in_parts(
+    parts: Sequence[bytes], starts: Sequence[int], lengths: Sequence[int], places: Sequence[int]
+) -> tuple[list[bytes], list[int]]:
+    """Of the records at these log offsets the part that each is in, and where it begins there; ``parts`` are the bytes
+    of these runs."""
+    datas: list[bytes] = []
+    bases: list[int] = []
+    for part, start, length in zip(parts, starts, lengths, strict=True):
+        count = bisect_left(places, start + length, len(datas)) - len(datas)
+        datas += [part] * count
+        bases += [start] * count
+    return datas, list(map(sub, places, bases))
 
 
 def _piece(log: LogBytes, offset: int, size: int) -> bytes:

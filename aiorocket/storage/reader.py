@@ -10,17 +10,17 @@ that contradict the log are made again from it (mending.py), and until that is d
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise, repeat
-from operator import add, le, sub
+from operator import add, le
 from struct import Struct
 from typing import NoReturn
 
 from aiorocket.errors import ProtocolError
 from aiorocket.storage.checkpoint import QueueTable
-from aiorocket.storage.chunk_cache import ChunkCache, runs
+from aiorocket.storage.chunk_cache import ChunkCache, in_parts, runs
 from aiorocket.storage.commit_log import CommitLog
 from aiorocket.storage.consume_queue import FILE_UNITS, GAP, UNIT, ConsumeQueue
 from aiorocket.storage.files import FileCache
@@ -182,7 +182,7 @@ class Reader:
             parts = [b"".join(parts)]
             where = parts * taken, _starts(sizes)
         else:
-            where = _in_parts(parts, starts, lengths, places)
+            where = in_parts(parts, starts, lengths, places)
         if not _belong(*where, places, sizes, queue, offsets):
             self._mend(queue, offsets[0])
         if log.unchecked:
@@ -445,20 +445,6 @@ def _starts(sizes: Sequence[int]) -> list[int]:
     starts = list(accumulate(sizes, initial=0))
     del starts[-1]
     return starts
-
-
-def _in_parts(
-    parts: Sequence[bytes], starts: Sequence[int], lengths: Sequence[int], places: Sequence[int]
-) -> tuple[list[bytes], list[int]]:
-    """Of the records at these log offsets the part that each is in, and where it begins there; ``parts`` are the bytes
-    of these runs."""
-    datas: list[bytes] = []
-    bases: list[int] = []
-    for part, start, length in zip(parts, starts, lengths, strict=True):
-        count = bisect_left(places, start + length, len(datas)) - len(datas)
-        datas += [part] * count
-        bases += [start] * count
-    return datas, list(map(sub, places, bases))
 
 
 def _belong(
