@@ -31,6 +31,19 @@ DLQ = "%DLQ%billing"
 HOUR, DAY = 3600.0, 86_400.0
 
 
+def test_the_cause_is_what_a_consumer_recorded(spark: SparkSession) -> None:
+    recorded = [
+        ({"DLQ_ERROR": "KeyError", "DLQ_REASON": "'id'", "error": "of the sender"}, "KeyError: 'id'"),
+        ({"DLQ_ERROR": "DeadLetter", "DLQ_REASON": "no stock"}, "no stock"),
+        ({"DLQ_ERROR": "TimeoutError"}, "TimeoutError"),
+        ({"DLQ_ERROR": "TimeoutError", "error": "of the application"}, "of the application"),
+        ({}, "gave up after 0 failed deliveries"),
+    ]
+    rows = [row(n, topic=DLQ, properties=properties) for n, (properties, _) in enumerate(recorded)]
+    found = describe(frame(spark, rows)).orderBy("queueOffset").select("cause").collect()
+    assert [each.cause for each in found] == [cause for _, cause in recorded]
+
+
 def test_triage_groups_causes_ages_and_samples(spark: SparkSession) -> None:
     orders = {"RETRY_TOPIC": "orders", "error": "no such account\n  at line 7"}
     mail = {"DLQ_ORIGIN_TOPIC": "mail"}

@@ -46,7 +46,7 @@ def test_a_page_says_all_and_fetches_nothing(tmp_path: Path) -> None:
     )  # fmt: skip
     configuration = {
         "registry": "http://me:pass@registry:8081", "options": {"secretKey": "hidden", "tags": "a"}, "out": None,
-        "conf": {"fs.s3a.secret.key": "hidden", "spark.x": "1"}, "every": "1 minute",
+        "conf": {"fs.s3a.secret.key": "hidden", "fs.s3a.access.key": "hidden", "spark.x": "1"}, "every": "1 minute",
     }  # fmt: skip
     text = page(report, made=MADE, configuration=configuration, proof=["INCOMPLETE: 1 row of 12,002"])
     seen = Seen(text)

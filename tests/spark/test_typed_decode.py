@@ -199,10 +199,12 @@ def test_a_listeners_type_has_the_reason_of_its_dead_letters(spark: SparkSession
     bad = b'{"id":"1","lines":[]}'
     with pytest.raises(BodyError) as service:
         decoder(Order)(OfAMessage(bad))
-    rows = frame(spark, [row(n, body=each) for n, each in enumerate((body, bad))])
+    packed = row(2, body=msgspec.msgpack.encode(Order(7, [])), properties={"contentType": "application/msgpack"})
+    rows = frame(spark, [row(0, body=body), row(1, body=bad), packed])
     found = {r["queueOffset"]: r for r in decode(rows, Order).rows.select("queueOffset", "value", "reason").collect()}
     assert (found[0]["value"].lines[0].itemNumber, found[1]["reason"]) == (5, str(service.value))
     assert "is no Order" in found[1]["reason"]
+    assert (found[2]["value"].id, found[2]["reason"]) == (7, None)
 
 
 @dataclass

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from aiorocket.client.core.typed_body import decoder
+from aiorocket.client.core.typed_body import CONTENT_TYPE, decoder
 
-__all__ = ("decoder",)
+__all__ = ("CONTENT_TYPE", "decoder")

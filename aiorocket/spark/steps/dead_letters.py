@@ -4,9 +4,9 @@ Rows are those of ``%DLQ%group`` (``topic_rows(spark, name_server, "%DLQ%billing
 over. Older brokers made dead-letter topics with permission 2, write only, and the source says then that the topic may
 not be read: ``make_readable`` gives the permission 6 that newer brokers begin with (as ``mqadmin updateTopicPerm``).
 
-RocketMQ does not store why a listener failed. aiorocket's consumers do (DLQ_ERROR, DLQ_REASON); if yours put it into a
-property before they give up (that means: they send the copy themselves), name it. Else the cause says how often the
-message had failed.
+RocketMQ does not store why a listener failed. aiorocket's consumers do (DLQ_ERROR and DLQ_REASON, shown as
+``KeyError: 'id'``); if yours put it into a property before they give up (that means: they send the copy themselves),
+name it. Else the cause says how often the message had failed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from aiorocket import Admin
+from aiorocket import Admin, DeadLetter
 from aiorocket.errors import UsageError
 from aiorocket.spark import bridge
 from aiorocket.spark.options import ConnectionOptions, SourceOptions
@@ -60,7 +60,7 @@ def describe(
     if now is not None and now.tzinfo is None:
         raise UsageError(f"now={now!r}: the time needs a zone, such as datetime.now(UTC)")
     moment = F.current_timestamp() if now is None else F.lit(now)
-    stored = [F.nullif(F.trim(F.try_element_at("properties", F.lit(name))), F.lit("")) for name in causes]
+    stored = [_recorded() if name == PROPERTY_DLQ_REASON else _property(name) for name in causes]
     said = F.coalesce(*([cause.cast("string")] if cause is not None else []), *stored, F.lit(None).cast("string"))
     line = F.substring(F.regexp_extract(F.trim(said), r"^[^\r\n]*", 0), 1, _CAUSE_CHARS)
     times = F.col("reconsumeTimes")
@@ -161,6 +161,18 @@ def _origin() -> Column:
     """Where it was sent, as ``DeadMessage.origin_topic`` has it; null when it was put here by hand."""
     names = (PROPERTY_RETRY_TOPIC, PROPERTY_DLQ_ORIGIN_TOPIC)
     return F.coalesce(*[F.nullif(F.try_element_at("properties", F.lit(name)), F.lit("")) for name in names])
+
+
+def _property(name: str) -> Column:
+    return F.nullif(F.trim(F.try_element_at("properties", F.lit(name))), F.lit(""))
+
+
+def _recorded() -> Column:
+    """What our consumers record: the text of the error, behind its class but for that of a DeadLetter, which is raised
+    for its text. A KeyError's is ``'id'``, and says nothing alone."""
+    error, reason = _property(PROPERTY_DLQ_ERROR), _property(PROPERTY_DLQ_REASON)
+    named = error.isNotNull() & (error != DeadLetter.__qualname__)
+    return F.when(named & reason.isNotNull(), F.concat_ws(": ", error, reason)).otherwise(reason)
 
 
 def _shown(chars: int) -> Column:

@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
+from aiorocket.client.pipeline.bodies import CONTENT_TYPE
 from aiorocket.errors import BodyError, UsageError
 from aiorocket.spark.steps.avro import AvroReader, spark_type
 from aiorocket.spark.steps.fields import need
@@ -120,7 +121,9 @@ def decode(
     if is_body_type(using):
         given = _parsed(schema) if isinstance(schema, str) else schema
         typed = TypedReader(using, given if isinstance(given, DataType) else None)
-        return _python(df, typed, typed.spark_type, column, into, reason)
+        # Where it is there, a listener goes by it as well.
+        kind = F.try_element_at("properties", F.lit(CONTENT_TYPE)) if "properties" in df.columns else F.lit(None)
+        return _python(df, typed, typed.spark_type, column, into, reason, kind.cast("string"))
     if callable(using):
         if not isinstance(schema, (str, DataType)):
             raise UsageError("decode with a function needs schema=, the Spark type of what it returns")
@@ -266,15 +269,15 @@ def _parsed(ddl: str) -> DataType:
 
 
 def _python(
-    df: DataFrame, function: Callable[[bytes], Any], made: DataType, column: str, into: str, reason: str
+    df: DataFrame, function: Callable[..., Any], made: DataType, column: str, into: str, reason: str, *more: Column
 ) -> Decoded:
     both = StructType([StructField("value", made), StructField("reason", StringType())])
 
-    def attempt(body: bytes | str | None) -> tuple[Any, str | None]:
+    def attempt(body: bytes | str | None, *rest: Any) -> tuple[Any, str | None]:
         if body is None:
             return None, "no body"
         try:
-            return function(body.encode() if isinstance(body, str) else bytes(body)), None
+            return function(body.encode() if isinstance(body, str) else bytes(body), *rest), None
         except RegistryError:
             raise
         except BodyError as error:
@@ -286,6 +289,6 @@ def _python(
     # Not deterministic, so that Spark does not call it once for the filter and once for the value.
     run = F.udf(attempt, both, useArrow=False).asNondeterministic()
     done = "_aiorocket_decoded"
-    rows = df.withColumn(done, run(F.col(column)))
+    rows = df.withColumn(done, run(F.col(column), *more))
     rows = rows.withColumn(into, F.col(done)["value"]).withColumn(reason, F.col(done)["reason"]).drop(done)
     return Decoded(rows, into, reason)

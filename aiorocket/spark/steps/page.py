@@ -19,7 +19,7 @@ __all__ = ("page",)
 #: Parts of the details that have a place of their own, or that only programs want.
 _ELSEWHERE = ("tables", "proof", "plots", "state")
 #: Options whose values nobody else should read.
-_SECRET = re.compile(r"secret|token|password|accesskey", re.IGNORECASE)
+_SECRET = re.compile(r"secret|token|passw|credential|(access|account|api).?key", re.IGNORECASE)
 _USER = re.compile(r"(?<=://)[^/@\s]*@")
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1f2933; --pale: #7b8794; --line: #e4e7eb; --ground: #fff;

@@ -35,7 +35,7 @@ _KEPT = (datetime, date, Decimal, bytes)
 @dataclass(frozen=True)
 class _Body:
     body: bytes
-    content_type: str | None = None
+    content_type: str | None
 
 
 class TypedReader:
@@ -53,8 +53,8 @@ class TypedReader:
     def __reduce__(self) -> tuple[type[TypedReader], tuple[Any, T.DataType]]:
         return type(self), (self._wanted, self.spark_type)
 
-    def __call__(self, body: bytes) -> Any:
-        value = self._decode(_Body(body))
+    def __call__(self, body: bytes, content_type: str | None = None) -> Any:
+        value = self._decode(_Body(body, content_type))
         if hasattr(value, "model_dump"):
             return fitted(value.model_dump(by_alias=True), self.spark_type)
         return fitted(msgspec.to_builtins(value, builtin_types=_KEPT, str_keys=True), self.spark_type)
