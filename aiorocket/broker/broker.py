@@ -133,6 +133,7 @@ class Broker:
         await parts.checks.start()  # before the first request can end a transaction
         started.callback(parts.revival.close)
         await parts.revival.start()
+        await parts.repetitions.start(self.topics, lambda: state.begin("sent"))
         started.push_async_callback(parts.delivery.close)
         started.push_async_callback(parts.timers.close)
         started.callback(parts.clients.close)
@@ -168,21 +169,10 @@ class Broker:
         state = BrokerState(
             self._env.disk,
             f"{self._directory}/config",
-            {
-                "topics": tables.topics,
-                "groups": tables.configs,
-                "offsets": tables.offsets,
-                "delays": tables.delays,
-                "timers": tables.timers,
-                "transactions": tables.transactions,
-                "locks": tables.locks,
-                "settings": tables.settings,
-                "modes": tables.modes,
-                **self._security.tables(),
-            },
+            {**tables.saved(), **self._security.tables()},
             # Known from elsewhere, or defaults will do. Without offsets and delays messages would be passed over or
             # repeated in numbers, without the access tables anybody would be let in: that is for people to decide.
-            replaceable=("locks", "transactions", "topics", "groups", "settings", "modes"),
+            replaceable=("locks", "transactions", "topics", "groups", "settings", "modes", "sent"),
             behind_sync=store.behind_sync,
         )
         await state.load()

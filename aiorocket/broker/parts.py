@@ -35,6 +35,7 @@ from aiorocket.broker.handlers.transaction import TransactionHandlers
 from aiorocket.broker.keeping import needed, reserved
 from aiorocket.broker.plain_send import plain_sends
 from aiorocket.broker.registration import Registration
+from aiorocket.broker.repetitions import Repetitions
 from aiorocket.broker.revive import PopRevival
 from aiorocket.broker.schedule import DelayDelivery
 from aiorocket.broker.state import BrokerState
@@ -53,9 +54,9 @@ __all__ = ("Parts",)
 
 
 class Parts:
-    """Whole when made. The broker starts ``checks``, ``delivery``, ``timers``, ``registration`` and the sampling of
-    ``traffic``; it closes the first four, ``clients``, ``pulls``, ``pops`` and ``rates``. ``address`` is what clients
-    are told; ``hooks`` are called with every message that was sent back.
+    """Whole when made. The broker starts ``checks``, ``delivery``, ``timers``, ``registration``, ``repetitions`` and
+    the sampling of ``traffic``; it closes the first four, ``clients``, ``pulls``, ``pops`` and ``rates``. ``address``
+    is what clients are told; ``hooks`` are called with every message that was sent back.
     """
 
     def __init__(
@@ -104,10 +105,11 @@ class Parts:
             loop, env.clock, config, tables, store,
             revival=self.revival, read=self.pulls.read, subscription=self.pulls.subscription,
         )  # fmt: skip
+        self.repetitions = Repetitions(store, config.name, tables.sent)
         halves = TransactionHandlers(env, config, store, self.checks)
         sends = SendHandlers(
             env, config, tables, store,
-            store_half=halves.store_half, has_locks=locks.has_locks, topics_changed=changed,
+            store_half=halves.store_half, has_locks=locks.has_locks, topics_changed=changed, once=self.repetitions,
         )  # fmt: skip
         serving = (
             sends,

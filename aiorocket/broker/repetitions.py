@@ -1,31 +1,64 @@
-"""Sends of idempotent producers, as the store has them: a repetition is answered with the first one's result."""
+"""Sends of idempotent producers, as the store has them: a repetition is answered with the first one's result.
+
+What is known of them is saved with the broker's other small state (``SentTable``). What was stored since, before a
+crash, is read from the log when the broker starts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.sent_once import SentOnce, window
+from aiorocket.broker.core.sent_once import SentOnce, SentTable
+from aiorocket.broker.core.topics import Topic
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
-from aiorocket_protocol import PROPERTY_UNIQ_KEY, RecordView, ResponseCode
+from aiorocket_protocol import PROPERTY_UNIQ_KEY, RecordView, ResponseCode, find_property
 
 if TYPE_CHECKING:
     from aiorocket.storage.store import MessageStore
 
 __all__ = ("Repetitions",)
 
+_log = logging.getLogger("aiorocket.broker")
+
 Done = Callable[[PutResult], None]
+
+_UNIQ_KEY = PROPERTY_UNIQ_KEY.encode()
+#: Newest bytes of the log that are read for it at most; messages, or queues, between which others have their turn.
+_SINCE, _A_TURN = 64 << 20, 256
+#: Characters of a UNIQ_KEY that is remembered: the longest of any client has 56.
+_LONGEST = 128
 
 
 class Repetitions:
-    """``broker`` is the name of this one."""
+    """``broker`` is the name of this one. ``start()`` comes before the first send."""
 
-    def __init__(self, store: MessageStore, broker: str) -> None:
+    def __init__(self, store: MessageStore, broker: str, table: SentTable) -> None:
         self._store = store
         self._broker = broker
-        self._once = SentOnce[PutResult](self._last_stored)
+        self._table = table
+        self._once = SentOnce[PutResult](self._stored)
+
+    async def start(self, topics: Iterable[Topic], first: Callable[[], None]) -> None:
+        """Learn what was stored since the table was saved. ``first`` saves it."""
+        store, table = self._store, self._table
+        at = max(table.at or 0, store.max_physical - _SINCE)
+        if (table.at is None or table) and at < store.max_physical:
+            queues = [(topic.name, queue_id) for topic in topics for queue_id in range(topic.max_queues)]
+            for number, (topic, queue_id) in enumerate(queues):
+                if number % _A_TURN == _A_TURN - 1:
+                    await asyncio.sleep(0)
+                try:
+                    await self._read_end(topic, queue_id, at)
+                except (StoreError, OSError) as error:
+                    _log.warning("what of %s queue %d may be sent again cannot be read: %s", topic, queue_id, error)
+        # Soon: others of the same group commit are told a moment later than the log ends behind them.
+        table.begin(lambda: store.max_physical, partial(asyncio.get_running_loop().call_soon, first))
 
     def begin(
         self,
@@ -41,10 +74,13 @@ class Repetitions:
         if broker != self._broker:
             text = f"this send began at broker {broker!r:.150}, which may have it; this is {self._broker!r}"
             return Refusal(ResponseCode.INVALID_PARAMETER, text)
+        if len(unique) > _LONGEST:
+            text = f"a UNIQ_KEY of {len(unique)} characters cannot be sent once only: {_LONGEST} are remembered at most"
+            return Refusal(ResponseCode.INVALID_PARAMETER, text)
 
         def stored(result: PutResult) -> None:
             if result.status is PutStatus.OK:
-                self._once.keep(topic, queue_id, unique, result)
+                self._table.keep(topic, queue_id, unique, result.queue_offset)
             done(result)
 
         try:
@@ -56,15 +92,36 @@ class Repetitions:
         """The store refused it before it began."""
         self._once.failed(topic, queue_id, unique)
 
-    def _last_stored(self, topic: str, queue_id: int) -> Iterator[tuple[str, PutResult]]:
+    def _stored(self, topic: str, queue_id: int, unique: str) -> PutResult | None:
+        offset = self._table.offset(topic, queue_id, unique)
+        if offset is None:
+            return None
+        if offset < self._store.min_offset(topic, queue_id):  # it was, and has gone with what is old
+            return PutResult(PutStatus.OK, 0, offset, 0)
+        for found, result in self._records(topic, queue_id, offset, 1):
+            if found == unique:
+                return result
+        return None  # the topic was deleted meanwhile, or the message is damaged
+
+    async def _read_end(self, topic: str, queue_id: int, at: int) -> None:
+        """Keep what a queue has behind a log offset."""
+        low, end = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        first = end
+        while first > low and (unit := self._store.entries(topic, queue_id, first - 1, 1)) and unit[0][0] >= at:
+            first = max(low, first - _A_TURN)
+        while first < end:
+            for unique, result in self._records(topic, queue_id, first, _A_TURN):
+                self._table.keep(topic, queue_id, unique, result.queue_offset)
+            first += _A_TURN
+            await asyncio.sleep(0)
+
+    def _records(self, topic: str, queue_id: int, first: int, count: int) -> Iterator[tuple[str, PutResult]]:
         store = self._store
-        count = window(topic)
-        first = max(store.min_offset(topic, queue_id), store.max_offset(topic, queue_id) - count)
         for offset, (physical, _, _) in enumerate(store.entries(topic, queue_id, first, count), first):
             data = store.read_record(physical)
             if data is None:
                 continue  # damaged: the log of damage says so
             view = RecordView(data, 0, len(data))
-            unique = view.properties.get(PROPERTY_UNIQ_KEY)
-            if unique:
-                yield unique, PutResult(PutStatus.OK, physical, offset, view.store_timestamp)
+            unique = find_property(view.raw_properties, _UNIQ_KEY)
+            if unique and len(unique) <= _LONGEST:
+                yield unique.decode("utf-8", "replace"), PutResult(PutStatus.OK, physical, offset, view.store_timestamp)

@@ -25,7 +25,7 @@ __all__ = ("BrokerState",)
 _log = logging.getLogger("aiorocket.broker")
 
 #: Tables that say how far something has come.
-_BEHIND = ("offsets", "delays", "timers", "transactions")
+_BEHIND = ("offsets", "delays", "timers", "transactions", "sent")
 
 
 class Table(Protocol):

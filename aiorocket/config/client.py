@@ -141,8 +141,8 @@ class ProducerConfig:
     retries: int = 2
     max_in_flight: int = 65_535
     #: Our brokers store each message once, however often its send is repeated, also over their restarts; so a send
-    #: stays on the queue it began with, and is known there until 256 others have come. Not for batches, transactions
-    #: and one-way sends, nor at Apache's brokers, which ignore it.
+    #: stays on the queue it began with, and is known there until 1,024 others of this producer have come, or 65,536 of
+    #: all such producers. Not for batches, transactions and one-way sends, nor at Apache's brokers, which ignore it.
     idempotent: bool = False
     compress_over: int = 4096
     compress_level: int = 5

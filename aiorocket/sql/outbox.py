@@ -64,8 +64,8 @@ class Outbox:
 
     What was committed is sent, however often relay or database are killed: a row is deleted when its message is stored
     (a broker that did not flush it in time has yet to store it), and has the message's id and, by its number, its
-    queue. So one that is sent again is stored once by our brokers, if
-    it is among the last 256 messages of its queue. Apache's store it again, with the same ``msg_id``: that is what
+    queue. So one that is sent again is stored once by our brokers, if it is among the last 65,536 that idempotent
+    producers sent to its broker. Apache's store it again, with the same ``msg_id``: that is what
     ``Processed`` is for. Rows with one ``sharding_key`` are sent in the order of their numbers.
     """
 
@@ -132,7 +132,7 @@ class Outbox:
             except Exception as error:  # noqa: BLE001 - drivers raise their own when they cannot connect
                 log.warning("the outbox %s cannot be read or emptied: %r", self.table.name, error)
                 await asyncio.sleep(pause)
-                # From the beginning: what was sent and is still there must be among the last of its queue.
+                # From the beginning: what was sent and is still there must be among the last that brokers know.
                 walk, pause, began = _Walk(), min(2 * pause, _LONGEST_PAUSE), time()
                 continue
             await asyncio.sleep(interval)

@@ -318,7 +318,7 @@ async def test_numbers_that_no_route_can_carry_are_refused_and_never_loaded(tmp_
     await env.disk.close()
 
 
-@pytest.mark.parametrize("name", ["topics", "groups", "settings", "modes", "offsets", "delays"])
+@pytest.mark.parametrize("name", ["topics", "groups", "settings", "modes", "sent", "offsets", "delays"])
 async def test_a_state_file_that_is_damaged_twice(name: str, tmp_path: Path) -> None:
     """What is known from elsewhere begins anew; what would pass over or repeat messages is for people to decide."""
     env = real_env()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from aiorocket.broker.core.sent_once import WINDOW, SentOnce
+from aiorocket.broker.core.sent_once import MOST, PER_PRODUCER, SentOnce, SentTable
+from aiorocket.broker.core.turns import whole
 from aiorocket.config import ProducerConfig
 from aiorocket.model import SendReceipt
 from aiorocket.testing import SimCluster, Simulation, simulate
-from aiorocket_protocol import RemotingCommand, SendMessageResponseHeader
+from aiorocket_protocol import DeleteTopicRequestHeader, RemotingCommand, SendMessageResponseHeader, encode_batch
 from tests.broker.peer import Peer, send_header
 from tests.broker.test_sim import SimPeer, config, started
 
@@ -23,7 +27,8 @@ async def send(peer: SimPeer, key: str, once: str = "broker-a", **changes: Any) 
 
 
 def test_all_attempts_of_a_message_get_the_answer_of_the_first() -> None:
-    once = SentOnce[int](lambda topic, queue_id: [("old", 7)])
+    stored = {("t", 0, "old"): 7}
+    once = SentOnce[int](lambda *place: stored.get(place))
     told: list[int] = []
     assert once.begin("t", 0, "old", told.append) is None and told == [7]
     first = once.begin("t", 0, "new", told.append)
@@ -31,14 +36,47 @@ def test_all_attempts_of_a_message_get_the_answer_of_the_first() -> None:
     assert once.begin("t", 1, "new", told.append) is not None  # another queue
     first(8)
     assert told == [7, 8, 8]
-    once.keep("t", 0, "new", 8)
+    stored["t", 0, "new"] = 8
     assert once.begin("t", 0, "new", told.append) is None and told[-1] == 8
     assert once.begin("t", 0, "refused", told.append) is not None
     once.failed("t", 0, "refused")
     assert once.begin("t", 0, "refused", told.append) is not None
-    for number in range(WINDOW):
-        once.keep("t", 0, f"m{number}", number)
-    assert once.begin("t", 0, "new", told.append) is not None  # too long ago
+
+
+def key(producer: str, number: int) -> str:
+    return f"{producer}{number:012X}"
+
+
+def test_others_do_not_push_a_message_out() -> None:
+    table = SentTable()
+    table.keep("t", 0, key("quiet", 0), 5)
+    for number in range(3 * PER_PRODUCER):
+        table.keep("t", 0, key("busy", number), number)
+        table.keep("t", number % 7, key(f"p{number}", 0), number)
+    assert table.offset("t", 0, key("quiet", 0)) == 5
+    assert table.offset("t", 0, key("busy", 2 * PER_PRODUCER - 1)) is None
+    assert table.offset("t", 0, key("busy", 2 * PER_PRODUCER)) == 2 * PER_PRODUCER
+    for number in range(MOST):
+        table.keep("t", 1, key(f"other{number}", 0), number)
+    assert len(table) == MOST and table.offset("t", 0, key("quiet", 0)) is None  # it was quiet for too long
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.integers(0, 9)), max_size=60))
+def test_what_is_known_is_saved(sends: list[tuple[int, str, int]]) -> None:
+    """With what comes while it is saved, or so that it is behind ``at``."""
+    table, saved = SentTable(4, 10), []
+    table.begin(lambda: 100 * len(sends), lambda: saved.append(len(table)))
+    for offset, (queue_id, producer, number) in enumerate(sends):
+        table.keep("t", queue_id, key(producer, number), offset)
+    assert saved == [1] * bool(sends)
+    known = {(each, unique): offset for each, stored in table._stored.items() for unique, offset in stored.items()}
+    assert len(table) == len(known) <= 10
+    found = SentTable(4, 10)
+    saving = table.in_turns()
+    found.load(json.loads(json.dumps(whole(saving))))
+    assert list(found._stored) == list(table._stored) and len(found) == len(table) and found.at == 100 * len(sends)
+    for ((topic, queue_id, _), unique), offset in known.items():
+        assert found.offset(topic, queue_id, unique) == offset
 
 
 @pytest.mark.parametrize("power", [False, True])
@@ -71,6 +109,60 @@ def test_a_repetition_is_stored_once_over_restarts(power: bool) -> None:
     simulate(main)
 
 
+@pytest.mark.parametrize("end", ["none", "stop", "kill", "kill at once", "cut", "the state is lost"])
+def test_a_repetition_behind_many_of_others_is_stored_once(end: str) -> None:
+    """What others send to its queue meanwhile pushes nothing out, nor does a restart."""
+    others = 600
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        place = (await send(peer, "mine")).read(SendMessageResponseHeader)[:3]
+        for _ in range(others // 100):
+            batch = encode_batch([(b"other", 0, b"")] * 100)
+            assert (await peer.call(320, send_header(batch=True), batch)).code == 0
+        if end not in ("none", "stop", "kill at once"):
+            await asyncio.sleep(6)  # it is saved
+        await peer.close()
+        if end == "stop":
+            await host.run(broker.close())
+        elif end != "none":
+            host.kill(power_cut=end == "cut")
+            disk.crash() if end == "cut" else disk.process_died()
+        if end == "the state is lost":
+            for path in [path for path in disk.files if "config/sent." in path]:
+                disk.unlink(path)
+        if end != "none":
+            host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        assert (await send(peer, "mine")).read(SendMessageResponseHeader)[:3] == place
+        assert (await peer.drain()).count(b"mine") == 1
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+async def test_what_is_known_of_a_topic_ends_with_it(peer: Peer) -> None:
+    async def sent() -> tuple[int, str]:
+        header = send_header(properties=f"UNIQ_KEY\x01{key('p', 1)}\x02")
+        answer = await peer.call(310, header, b"x", _once="broker-a")
+        return answer.code, answer.read(SendMessageResponseHeader).msg_id
+
+    code, place = await sent()
+    assert code == 0 and await sent() == (0, place)
+    assert (await peer.call(215, DeleteTopicRequestHeader("T"))).code == 0
+    code, again = await sent()
+    assert code == 0 and again != place and await sent() == (0, again)
+
+
+async def test_a_key_that_is_too_long_to_be_remembered(peer: Peer) -> None:
+    long = await peer.call(310, send_header(properties=f"UNIQ_KEY\x01{'k' * 129}\x02"), b"x", _once="broker-a")
+    assert long.code == 29 and "129 characters" in (long.remark or "")
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_timer_that_is_due_when_it_is_sent_again_is_stored_once(restarted: bool) -> None:
     async def main(sim: Simulation) -> None:
@@ -100,7 +192,7 @@ def test_a_delayed_message_is_known_behind_many_of_others() -> None:
         peer = SimPeer(sim, broker.address)
         delayed = "UNIQ_KEY\x01{}\x02DELAY\x014\x02"
         assert (await send(peer, "mine", properties=delayed.format("mine"))).code == 0
-        others = range(WINDOW + 1)
+        others = range(300)
         await asyncio.gather(*(peer.send(topic="Other", properties=delayed.format(f"o{n}")) for n in others))
         await host.run(broker.close())
         host, broker = await started(sim, env, config())

@@ -45,7 +45,6 @@ from aiorocket import (
     TransactionProducer,
     TxState,
 )
-from aiorocket.broker.core.sent_once import WINDOW
 from aiorocket.nameserver import NameServer
 from aiorocket.runtime import memory_env
 from tests.harness.crash_broker import POINTS
@@ -100,7 +99,7 @@ def check(rows: list[list[Any]]) -> list[str]:
     * what was acknowledged, or whose local transaction was committed, reaches every group;
     * what surely was not stored, or was rolled back, reaches nobody, and so does what was never sent;
     * a queue offset is one message, whoever gets it and how often;
-    * what an idempotent producer sent is stored once among the WINDOW messages of its queue in which it is looked for;
+    * what an idempotent producer sent is stored once;
     * the orderly group gets the messages of a queue for the first time in the order of their offsets;
     * what was acknowledged in the time of its first pop is not popped again, unless a clock was set, which ends that
       time for a broker that starts (but delays, timers and transactions may be stored twice, and so may the copy of a
@@ -150,7 +149,7 @@ def check(rows: list[list[Any]]) -> list[str]:
         if places.setdefault((queue, offset), body) != body:
             broken.append(f"queue {queue} offset {offset} is {places[queue, offset]} and {body}")
         first = stored.setdefault(body, (queue, offset))
-        if body in once and (first[0] != queue or 0 < abs(first[1] - offset) <= WINDOW):
+        if body in once and first != (queue, offset):
             broken.append(f"{body} is stored at {first} and at {(queue, offset)}")
     for group, bodies in delivered.items():
         broken += [f"{body} was acknowledged and never reached {group}" for body in sorted(acked - bodies)[:20]]

@@ -429,13 +429,16 @@ BREAKAGES: Final[dict[str, Breakage]] = {
     "a check that nobody is asked": Breakage(f"{_CHECKS}._ask", "connection.oneway(request)", "None", _transactions),
     # -- sends that count once --
     "a repetition stored again": Breakage(
-        "aiorocket.broker.core.sent_once:SentOnce.begin", "if unique in stored:", "if False:", _once
+        "aiorocket.broker.core.sent_once:SentOnce.begin", "if result is not None:", "if False:", _once
     ),
     "a repetition of what is under way stored again": Breakage(
         "aiorocket.broker.core.sent_once:SentOnce.begin", "if waiting is not None:", "if False:", _once
     ),
     "sends that count once forgotten at a restart": Breakage(
-        "aiorocket.broker.repetitions:Repetitions._last_stored", "if unique:", "if False:", _once
+        "aiorocket.broker.core.sent_once:SentTable.load", "producer + number", "number", _once
+    ),
+    "sends that count once since the last save forgotten": Breakage(
+        "aiorocket.broker.repetitions:Repetitions.start", "await self._read_end(topic, queue_id, at)", "pass", _once
     ),
     "sends that count once on another queue": Breakage(
         "aiorocket.client.sending.attempts:Attempts.run", "message._replace(once=True), False",
@@ -659,9 +662,10 @@ FOUND: Final[dict[str, int]] = {
     "op records read from behind what they end": 8,
     "a transaction asked about once": 1,
     "a check that nobody is asked": 1,
-    "a repetition stored again": 4,
+    "a repetition stored again": 12,
     "a repetition of what is under way stored again": 3,
-    "sends that count once forgotten at a restart": 4,
+    "sends that count once forgotten at a restart": 21,
+    "sends that count once since the last save forgotten": 133,
     "sends that count once on another queue": 14,
     "an acknowledgement of a pop lost": 3,
     "an acknowledgement of a pop that changes nothing": 1,

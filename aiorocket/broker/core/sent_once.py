@@ -1,9 +1,8 @@
-"""Messages of idempotent producers: which of the last ones of a queue are stored, so that a send that is repeated is
-stored once.
+"""Messages of idempotent producers: which were stored lately, so that a send that is repeated is stored once.
 
 A message is known by its UNIQ_KEY, which is its producer (address, process, seed) and its number there (time, counter),
-and the same in every attempt. It lies in the record, so what is known of a queue is read from its last records when the
-first such send comes, and needs nothing of its own on the disk.
+and the same in every attempt. The last of each producer in each queue are known, whatever others send there; when all
+together are too many, those that were quiet longest go.
 
 What waits for its time stands in a queue that all topics share. A timer may be due by the time that it is sent again,
 and would then be stored in its own queue: it is looked for in both.
@@ -12,51 +11,112 @@ and would then be stored in its own queue: it is looked for in both.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Generic, TypeVar
 
-from aiorocket_protocol import SCHEDULE_TOPIC, TIMER_TOPIC
+from aiorocket.broker.core.turns import A_TURN, whole
 
-__all__ = ("SHARED_WINDOW", "WINDOW", "SentOnce", "window")
+__all__ = ("MOST", "PER_PRODUCER", "SentOnce", "SentTable")
 
-#: Messages of a queue, counted from its newest, among which a repetition is found; and of one that all topics share.
-WINDOW, SHARED_WINDOW = 256, 2048
-#: Queues that are remembered; others are read again.
-MAX_QUEUES = 1024
-
-
-def window(topic: str) -> int:
-    return SHARED_WINDOW if topic in (SCHEDULE_TOPIC, TIMER_TOPIC) else WINDOW
-
+#: Messages that are known of one producer in one queue, and of all in all: 15 MB.
+PER_PRODUCER, MOST = 1024, 65_536
+#: What of a UNIQ_KEY is the number at its producer: milliseconds and counter.
+_NUMBER = 12
 
 R = TypeVar("R")
 #: What is answered: told to every attempt of a message when its first one has ended.
 Done = Callable[[R], None]
-Key = tuple[str, int]
+
+
+class SentTable:
+    """By topic, queue id and UNIQ_KEY the queue offset of messages that are stored."""
+
+    def __init__(self, per_producer: int = PER_PRODUCER, most: int = MOST) -> None:
+        self._per_producer = per_producer
+        self._most = most
+        #: By topic, queue id and producer; what was quiet longest is first.
+        self._stored: OrderedDict[tuple[str, int, str], dict[str, int]] = OrderedDict()
+        self._count = 0
+        #: Log offset behind which messages may be missing here; None when this was never saved.
+        self.at: int | None = None
+        self._end: Callable[[], int] | None = None
+        self._first: Callable[[], object] = lambda: None
+        self.version = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def begin(self, end: Callable[[], int], first: Callable[[], object]) -> None:
+        """Nothing is missing any more; ``end()`` says up to which log offset that is so. ``first`` is called when this
+        is empty no more: it should be saved then, for a start looks for what is missing only if there was anything."""
+        self._end, self._first = end, first
+        self.version += 1
+
+    def offset(self, topic: str, queue_id: int, unique: str) -> int | None:
+        """Where a message is stored, as far as is known."""
+        return self._stored.get((topic, queue_id, unique[:-_NUMBER]), {}).get(unique)
+
+    def keep(self, topic: str, queue_id: int, unique: str, offset: int) -> None:
+        """It is stored."""
+        key = topic, queue_id, unique[:-_NUMBER]
+        stored = self._stored.setdefault(key, {})
+        self._stored.move_to_end(key)
+        was_empty = not self._count
+        self._count += unique not in stored
+        stored[unique] = offset
+        if len(stored) > self._per_producer:
+            del stored[next(iter(stored))]
+            self._count -= 1
+        while self._count > self._most:
+            self._count -= len(self._stored.popitem(last=False)[1])
+        self.version += 1
+        if was_empty:
+            self._first()
+
+    def to_dict(self) -> dict[str, Any]:
+        return whole(self.in_turns())
+
+    def in_turns(self) -> Generator[None, None, dict[str, Any]]:
+        """``to_dict``; what comes meanwhile may be missing, for it is behind ``at``."""
+        at = self._end() if self._end is not None else self.at
+        rows: list[tuple[str, int, str, dict[str, int]]] = []
+        seen = 0
+        for key in list(self._stored):
+            stored = self._stored.get(key, {})
+            rows.append((*key, {unique[len(key[2]) :]: offset for unique, offset in stored.items()}))
+            seen += 1 + len(stored)
+            if seen >= A_TURN:
+                seen = 0
+                yield
+        return {"at": at, "sent": rows}
+
+    def load(self, data: Mapping[str, Any]) -> None:
+        for topic, queue_id, producer, stored in data["sent"]:
+            for number, offset in stored.items():
+                self.keep(topic, int(queue_id), producer + number, int(offset))
+        self.at = int(data["at"])
 
 
 class SentOnce(Generic[R]):
-    """``read(topic, queue id)`` gives (UNIQ_KEY, result) of the last ``window(topic)`` messages of a queue, oldest
-    first."""
+    """``stored(topic, queue id, UNIQ_KEY)`` is the result of a message that is stored, else None."""
 
-    def __init__(self, read: Callable[[str, int], Iterable[tuple[str, R]]]) -> None:
-        self._read = read
-        self._stored: OrderedDict[Key, OrderedDict[str, R]] = OrderedDict()
+    def __init__(self, stored: Callable[[str, int, str], R | None]) -> None:
+        self._stored = stored
         self._under_way: dict[tuple[str, int, str], list[Done[R]]] = {}
 
     def begin(
-        self, topic: str, queue_id: int, unique: str, done: Done[R], elsewhere: Key | None = None
+        self, topic: str, queue_id: int, unique: str, done: Done[R], elsewhere: tuple[str, int] | None = None
     ) -> Done[R] | None:
         """None when the message is stored (``done`` was called with its result) or being stored (it will be), there or
-        ``elsewhere``; else what to give to the store in place of ``done``. Errors as of ``read``."""
-        for key in ((topic, queue_id), elsewhere) if elsewhere else ((topic, queue_id),):
-            waiting = self._under_way.get((*key, unique))
+        ``elsewhere``; else what to give to the store in place of ``done``. Errors as of ``stored``."""
+        for queue in ((topic, queue_id), elsewhere) if elsewhere else ((topic, queue_id),):
+            waiting = self._under_way.get((*queue, unique))
             if waiting is not None:
                 waiting.append(done)
                 return None
-            stored = self._queue(key)
-            if unique in stored:
-                done(stored[unique])
+            result = self._stored(*queue, unique)
+            if result is not None:
+                done(result)
                 return None
         place = (topic, queue_id, unique)
         self._under_way[place] = [done]
@@ -66,23 +126,6 @@ class SentOnce(Generic[R]):
         """The store refused it before it began."""
         self._under_way.pop((topic, queue_id, unique), None)
 
-    def keep(self, topic: str, queue_id: int, unique: str, result: R) -> None:
-        """It is stored."""
-        stored = self._queue((topic, queue_id))
-        stored[unique] = result
-        while len(stored) > window(topic):
-            stored.popitem(last=False)
-
     def _ended(self, place: tuple[str, int, str], result: R) -> None:
         for done in self._under_way.pop(place, ()):
             done(result)
-
-    def _queue(self, key: Key) -> OrderedDict[str, R]:
-        stored = self._stored.get(key)
-        if stored is None:
-            stored = self._stored[key] = OrderedDict(self._read(*key))
-            while len(self._stored) > MAX_QUEUES:
-                self._stored.popitem(last=False)
-        else:
-            self._stored.move_to_end(key)
-        return stored

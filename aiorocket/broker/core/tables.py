@@ -12,6 +12,7 @@ from aiorocket.broker.core.groups import GroupTable
 from aiorocket.broker.core.locks import LockTable
 from aiorocket.broker.core.modes import ModeTable
 from aiorocket.broker.core.offsets import ConsumerOffsets
+from aiorocket.broker.core.sent_once import SentTable
 from aiorocket.broker.core.settings import Settings
 from aiorocket.broker.core.timers import TimerSchedule
 from aiorocket.broker.core.topics import TopicTable
@@ -35,6 +36,7 @@ class Tables(NamedTuple):
     timers: TimerSchedule
     transactions: TransactionTable
     modes: ModeTable
+    sent: SentTable
     counters: GroupCounters
     settings: Settings
     alarms: AlarmBoard
@@ -65,10 +67,26 @@ class Tables(NamedTuple):
                 max_checks=config.transaction_check_max,
             ),
             modes=ModeTable(limits.modes),
+            sent=SentTable(),
             counters=GroupCounters(),
             settings=Settings(config),
             alarms=AlarmBoard(),
         )
+
+    def saved(self) -> dict[str, Any]:
+        """Those that outlive the broker, by the names of their state files."""
+        return {
+            "topics": self.topics,
+            "groups": self.configs,
+            "offsets": self.offsets,
+            "delays": self.delays,
+            "timers": self.timers,
+            "transactions": self.transactions,
+            "locks": self.locks,
+            "settings": self.settings,
+            "modes": self.modes,
+            "sent": self.sent,
+        }
 
     def follow_settings(self) -> None:
         """Do what the settings say now."""

@@ -132,6 +132,7 @@ class SendHandlers:
         store_half: StoreHalf,
         has_locks: Callable[[str], bool],
         topics_changed: Callable[[], None],
+        once: Repetitions,
     ) -> None:
         self._clock = env.clock
         self._entropy = env.entropy
@@ -141,7 +142,7 @@ class SendHandlers:
         self._topic = tables.topics.get
         self._configs = tables.configs
         self._delays = tables.delays
-        self._once = Repetitions(store, config.name)
+        self._once = once
         self._timers = tables.timers
         self._max_timers = config.max_timers
         self._max_delay = round(config.timer_max_delay * 1000)
@@ -150,8 +151,7 @@ class SendHandlers:
         self._store_half = store_half
         self._has_locks = has_locks
         self._topics_changed = topics_changed
-        self._max_body = config.max_message_size
-        self._max_batch = config.limits.batch
+        self._max_body, self._max_batch = config.max_message_size, config.limits.batch
         #: What a broker adds to every message but the items of a batch.
         self.added = "".join([f"{name}\x01{value}\x02" for name, value in added_properties(config.cluster).items()])
         #: How many characters the properties may have that nobody needs to count.
