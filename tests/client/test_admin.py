@@ -17,6 +17,7 @@ from aiorocket import (
     ClientConfig,
     Embedded,
     Message,
+    PoppedMessage,
     RemoteError,
     SimpleConsumer,
     TopicNotFoundError,
@@ -26,7 +27,7 @@ from aiorocket import (
 from aiorocket.broker import Broker
 from aiorocket.client.admin.asking import Missing, gathered, side_by_side
 from aiorocket.client.admin.pops import _replay
-from aiorocket.config import BrokerConfig
+from aiorocket.config import BrokerConfig, ConsumerConfig
 from aiorocket.errors import NotConnectedError
 from aiorocket.runtime.env import real_env
 
@@ -161,7 +162,8 @@ async def test_offsets_are_planned_applied_and_verified(mq: Embedded, admin: Adm
 
 async def test_a_running_group_moves(mq: Embedded, admin: Admin) -> None:
     await sent(mq, 4)
-    consumer, seen = mq.consumer("billing"), asyncio.Queue[bytes]()
+    consumer = mq.consumer("billing", config=ConsumerConfig(offset_illegal_delay=0.1))
+    seen = asyncio.Queue[bytes]()
 
     @consumer.listener("orders", start_from="first")
     async def on_order(message: Message) -> None:
@@ -403,8 +405,9 @@ async def test_what_is_popped_and_by_whom(mq: Embedded, admin: Admin) -> None:
     await sent(mq, 4)
     async with SimpleConsumer("poppers", nameservers=mq.nameservers) as consumer:
         await consumer.subscribe("orders", start_from="first")
-        got = [message for _ in range(2) for message in await consumer.receive(timeout=30)]
-        assert len(got) == 4
+        got: list[PoppedMessage] = []
+        while len(got) < 4:
+            got += await consumer.receive(timeout=30)
         found = await admin.pops.checkpoints("poppers")
         assert sorted((each.topic, each.group, each.queue, each.offsets) for each in found) == [
             ("orders", "poppers", 0, (0, 1)), ("orders", "poppers", 1, (0, 1))
