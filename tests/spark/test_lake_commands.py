@@ -203,7 +203,8 @@ def test_windows_are_made_anew_only_when_there_is_something_new(spark: SparkSess
     archive = lakes.make(tmp_path / "lake")
     lakes.add(archive, {Q0: range(8)})  # a minute apart
     options = ("--archive", tmp_path / "lake", "--out", tmp_path / "out", "--every", "5 minutes", "--format", "delta")
-    first = report("windows", *options)
+    first = report("windows", *options, "--html", tmp_path / "windows.html")
+    assert (tmp_path / "windows.html").read_text().count("data:image/png;base64,") == 1
     assert (first["rows_in"], first["details"]["in_windows"], first["complete"]) == (8, 8, True)
     assert sum(row["rows"] for row in first["details"]["tables"]["windows"]) == 8
     again = lake("windows", *options)

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ("decode", "dedup", "latency", "order", "windows")
 
+_plots_option = click.option(
+    "--plots",
+    metavar="DIR",
+    help="Draw PNG pictures into this folder (needs the extra report).  [with --html: FILE.plots]",
+)
 _AGAIN = "the next run begins with what is not written yet"
 
 
@@ -154,13 +159,15 @@ def decode(
     "--time", default="bornTimestamp", show_default=True, metavar="COLUMN", help="The event time; or storeTimestamp."
 )
 @click.option("--watermark", metavar="LENGTH", help="Count rows that came later than this behind the latest.")
+@_plots_option
 @output_options(20)
 @spark_options
 @report_options
 def windows(
     archive_path: str | None, topic: str | None, name_server: str, since: datetime | None, until: datetime | None,
     options: dict[str, str], every: str, slide: str | None, by: tuple[str, ...], key: str | None, time: str,
-    watermark: str | None, out: str | None, format: str, show: int, master: str, conf: dict[str, str], as_json: bool,
+    watermark: str | None, plots: str | None, out: str | None, format: str, show: int, master: str,
+    conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
     """Count rows and bytes in windows of time, by topic, tag, key or any column.
 
@@ -169,6 +176,7 @@ def windows(
     if key is not None and "key" not in by:
         raise click.UsageError("--key goes with --by key")
     given = make_input(archive_path, topic, name_server, since, until, options)
+    plots = _folder_of_plots(plots)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
         from aiorocket.spark.steps.analyses import run_windows
@@ -176,7 +184,7 @@ def windows(
 
         return run_windows(
             spark, given, Output(out, format, {"windows": show}), every=every, slide=slide, by=by, time=time,
-            watermark=watermark, key=key, on_progress=tell,
+            watermark=watermark, key=key, plots=plots, on_progress=tell,
         )  # fmt: skip
 
     run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
@@ -225,11 +233,7 @@ def order(
 @click.command()
 @input_options
 @click.option("--every", default="1 minute", show_default=True, metavar="LENGTH", help="Windows of tables over time.")
-@click.option(
-    "--plots",
-    metavar="DIR",
-    help="Draw PNG pictures into this folder (needs the extra report).  [default: FILE.plots with --html]",
-)
+@_plots_option
 @click.option("--group", metavar="GROUP", help="Also how far behind this consumer group is (of a live topic).")
 @click.option(
     "--samples", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="With --group: ask N times."
@@ -253,11 +257,7 @@ def latency(
     if group is not None and archive_path is not None:
         raise click.UsageError("--group asks brokers: give --topic with --nameserver, not --archive")
     given = make_input(archive_path, topic, name_server, since, until, options)
-    page = click.get_current_context().meta.get(HTML)
-    if plots is None and page is not None and find_spec("matplotlib") is not None:
-        plots = f"{page}.plots"
-    if plots is not None:
-        check_extras("matplotlib", install="pip install 'aiorocketmq[report]'", what="--plots")
+    plots = _folder_of_plots(plots)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
         from aiorocket.spark.steps.analyses import run_latency
@@ -270,6 +270,16 @@ def latency(
         )  # fmt: skip
 
     run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
+
+
+def _folder_of_plots(asked: str | None) -> str | None:
+    """Where ``--plots`` says, else beside the page of ``--html``; None for no pictures."""
+    page = click.get_current_context().meta.get(HTML)
+    if asked is not None:
+        check_extras("matplotlib", install="pip install 'aiorocketmq[report]'", what="--plots")
+    elif page is not None and find_spec("matplotlib") is not None:
+        return f"{page}.plots"
+    return asked
 
 
 def _bytes_of(path: str) -> bytes:

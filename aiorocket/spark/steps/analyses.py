@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +26,7 @@ from aiorocket.spark.steps.inputs import Input, open_rows
 from aiorocket.spark.steps.lag_samples import sample_lag
 from aiorocket.spark.steps.latency import lag_table, latency_report
 from aiorocket.spark.steps.order import order, summary
-from aiorocket.spark.steps.plots import draw
+from aiorocket.spark.steps.plots import WindowCount, draw, draw_windows
 from aiorocket.spark.steps.replay import replay
 from aiorocket.spark.steps.report import ProgressCall, StepReport
 from aiorocket.spark.steps.run import PORTION, Made, Output, add, whole
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ("run_decode", "run_dedup", "run_latency", "run_order", "run_replay", "run_triage", "run_windows")
 
+#: Groups of a picture that are drawn one by one, and how many windows it may have.
+_SHOWN, _DRAWN = 7, 200_000
 _PERCENTILES = (
     "stage STRING, topic STRING, brokerName STRING, queueId INT, start TIMESTAMP, rows LONG, negative LONG, "
     "least DOUBLE, p50 DOUBLE, p95 DOUBLE, p99 DOUBLE, most DOUBLE"
@@ -132,11 +135,14 @@ def run_windows(
     time: str = "bornTimestamp",
     watermark: str | None = None,
     key: str | None = None,
+    plots: str | None = None,
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Part ``windows``, sorted by time. Tumbling windows of rows that all have a time have to add up to the rows read,
-    and ``details["in_windows"]`` is their sum."""
+    and ``details["in_windows"]`` is their sum. A picture of tumbling windows goes to the folder ``plots``;
+    ``details["plots"]`` names it."""
     sums: dict[str, int] = {}
+    drawn: list[str] = []
 
     def make(df: DataFrame) -> Mapping[str, DataFrame]:
         found = windows(df, every=every, slide=slide, by=by, time=time, watermark=watermark, key=key)
@@ -146,13 +152,34 @@ def run_windows(
         if watermark is not None:
             late = found.agg(F.sum("lateRows")).first()
             sums["late_rows"] = int((late[0] if late else 0) or 0)
+        if plots is not None and slide is None:
+            drawn.extend(_picture(found, by, every, Path(plots)))
         return {"windows": found}
 
     settings: dict[str, object] = {
         "every": every, "slide": slide, "by": list(by), "time": time, "watermark": watermark, "key": key
     }  # fmt: skip
-    report = whole("windows", spark, given, output, settings, make, on_progress=on_progress)
-    return _with(report, **sums)
+    report = whole("windows", spark, given, output, settings, make, always=plots is not None, on_progress=on_progress)
+    return _with(report, plots=drawn, **sums)
+
+
+def _picture(windows: DataFrame, by: Sequence[str], every: str, folder: Path) -> list[str]:
+    """The largest groups one by one, the others together: what is collected grows with the windows alone. No picture of
+    none, or of so many that nobody would wait for it."""
+    label = F.concat_ws(" · ", *[F.coalesce(F.col(f"`{name}`").cast("string"), F.lit("(none)")) for name in by])
+    named = windows.select("windowStart", label.alias("label"), "rows")
+    largest = named.groupBy("label").agg(F.sum("rows").alias("rows")).orderBy(F.desc("rows"), "label")
+    names = [row["label"] for row in largest.limit(_SHOWN).collect()]
+    if not 0 < named.select("windowStart").distinct().count() <= _DRAWN:
+        return []
+    hidden = named.select("label").distinct().count() - len(names)
+    others = f"{hidden:,} others"
+    shown = F.when(F.col("label").isin(names), F.col("label")).otherwise(others).alias("label")
+    rows = named.groupBy("windowStart", shown).agg(F.sum("rows").alias("rows")).collect()
+    counts = [WindowCount(row["windowStart"].astimezone(UTC), row["label"], row["rows"]) for row in rows]
+    folder.mkdir(parents=True, exist_ok=True)
+    title = f"Messages by {', '.join(by)}" if by else "Messages"
+    return [str(draw_windows(counts, every, folder / "windows.png", title=title, others=others if hidden else None))]
 
 
 def run_order(

@@ -83,9 +83,12 @@ def draw(report: LatencyReport, directory: str | Path, *, lag: Sequence[LagSampl
     return made
 
 
-def draw_windows(counts: Iterable[WindowCount], every: str, path: str | Path, *, title: str = "Messages") -> Path:
+def draw_windows(
+    counts: Iterable[WindowCount], every: str, path: str | Path, *, title: str = "Messages", others: str | None = None
+) -> Path:
     """Rows a second over time, the groups on top of each other, the largest at the bottom. Windows of length ``every``
-    that are not there had none. UsageError without matplotlib or without a window."""
+    that are not there had none. ``others`` is the label of what is many groups together. UsageError without matplotlib
+    or without a window."""
     need_matplotlib()
     given = list(counts)
     if not given:
@@ -102,9 +105,9 @@ def draw_windows(counts: Iterable[WindowCount], every: str, path: str | Path, *,
     together = {start: first + timedelta(seconds=(start - first).total_seconds() // step * step) for start in windows}
     starts = all_starts(together.values(), step)
     place = {start: index for index, start in enumerate(starts)}
-    ranked = sorted(totals, key=lambda label: (-totals[label], label))
+    ranked = sorted(totals.keys() - {others}, key=lambda label: (-totals[label], label))
     shown = ranked if len(ranked) <= len(COLOURS) else ranked[:_MOST]
-    rest = f"{len(ranked) - len(shown)} others"
+    rest = others or f"{len(ranked) - len(shown)} others"
     busiest = max(windows, key=lambda start: windows[start])
     unit, length = per(windows[busiest] / seconds)
     series: dict[str, list[float]] = {label: [0.0] * len(starts) for label in shown}
