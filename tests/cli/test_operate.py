@@ -26,6 +26,7 @@ from aiorocket.errors import ConnectionLostError
 from aiorocket.testing.server import RocketMQServer, broker_thread
 from aiorocket_protocol import TRACE_TOPIC
 from aiorocket_protocol.message_trace import TraceRecord, write_trace
+from tests.interop import migration
 
 Run = Callable[..., Result]
 
@@ -318,3 +319,16 @@ def test_no_command_that_changes_something_is_repeated() -> None:
         }
     assert not {path for path in watched if path.split()[1].startswith(("create", "update", "delete", "set", "reset"))}
     assert {"topic list", "group lag", "cluster status"} <= watched
+
+
+def test_the_table_from_mqadmin_is_in_the_documentation_and_its_commands_are_there() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    assert migration.table() in documented, "python -m tests.interop.migration prints it"
+    assert len({each.split()[0] for row in migration.ROWS for each in row.mqadmin}) >= 40
+    for words in (each.split() for row in migration.ROWS for each in row.ours):
+        command: click.Command | None = cli
+        while words and isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), words.pop(0))
+        assert command is not None and not isinstance(command, click.Group), words
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, words

@@ -1,0 +1,108 @@
+"""What mqadmin and our command line say of one cluster of Apache's: the same topics, offsets, lag, members, messages
+and settings; and mqadmin sees what our commands change."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+from aiorocket.cli.main import cli
+from tests.interop.migration import ROWS, Row
+from tests.interop.peers import FOR_ALL, ROOT, Admin, JavaClient, apache_server, ask, wait_for_statistics
+from tests.interop.test_mqadmin import ONLINE, fields
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+CREATE_TOPIC, LIMIT = 17, 60.0
+
+
+class Cluster(NamedTuple):
+    """Somebody is online in it; ``names`` are put into commands, ``theirs`` besides into mqadmin's."""
+
+    mqadmin: Admin
+    nameserver: str
+    names: dict[str, str]
+    theirs: dict[str, str]
+
+    def say(self, words: str) -> str:
+        return self.mqadmin(*(word.format_map({**self.names, **self.theirs}) for word in words.split()))
+
+    def ours(self, words: str) -> list[dict[str, Any]]:
+        arguments = [word.format_map(self.names) for word in words.split()]
+        result = CliRunner().invoke(cli, [*arguments, "--nameserver", self.nameserver, "--json"])
+        assert result.exit_code == 0, f"{arguments}: {result.output}"
+        found: list[dict[str, Any]] = json.loads(result.stdout)["rows"]
+        return found
+
+
+@pytest.fixture(scope="module")
+def cluster(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    place = tmp_path_factory.mktemp("migration")
+    classes = place / "classes"
+    classes.mkdir()
+    JavaClient.compile(jars, classes, FOR_ALL)
+    with apache_server(jars, place / "apache") as server:
+        wait_for_statistics(server)
+        for topic in ("orders", "%RETRY%auditors"):  # without the latter mqadmin knows no progress of the group
+            made = {**fields(topic), "readQueueNums": "2", "writeQueueNums": "2"}
+            assert ask(server.broker, CREATE_TOPIC, made)[0] == 0
+        until(lambda: ask(server.nameserver, 105, {"topic": "%RETRY%auditors"})[0] == 0)
+        command = [sys.executable, "-c", ONLINE, server.nameserver]
+        online = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        try:
+            assert online.stdout is not None and online.stdout.readline() == "online\n"
+            with Admin(jars, classes, place, server.nameserver) as mqadmin:
+                names = {
+                    "T": "orders", "N": "made-here", "G": "online-group", "O": "made-group", "A": "auditors",
+                    "P": "online-producer", "B": "broker-a", "W": "broker-a", "K": "key-7", "S": server.nameserver,
+                }  # fmt: skip
+                found = Cluster(mqadmin, server.nameserver, names, {"B": server.broker})
+                (one,) = until(lambda: found.ours("message key {T} {K}"))  # indexed
+                names |= {"I": one["offset_msg_id"], "U": one["msg_id"]}
+                found.ours("group create {A}")
+                yield found._replace(theirs={"B": server.broker})
+        finally:
+            online.kill()
+            online.communicate()
+
+
+def until(look: Any) -> Any:
+    """What ``look`` gives when it is true: Apache's brokers tell, index and count a moment later."""
+    deadline = time.monotonic() + LIMIT
+    while True:
+        try:
+            if found := look():
+                return found
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.say or row.shows], ids=lambda row: row.ours[0])
+def test_both_say_the_same(cluster: Cluster, row: Row) -> None:
+    if row.shows is not None:
+        for words in row.ours:
+            cluster.ours(words)
+        command, pattern = row.shows
+        shown = pattern.replace("{T}", cluster.names["T"])
+        until(lambda: re.search(shown, cluster.say(command)))
+        return
+    assert row.say is not None and row.rows is not None
+
+    def same() -> bool:
+        theirs, ours = row.say(cluster.say(row.mqadmin[0])), row.rows(cluster.ours(row.ours[0]))
+        assert theirs == ours and ours, f"only mqadmin: {theirs - ours}; only ours: {ours - theirs}"
+        return True
+
+    until(same)
