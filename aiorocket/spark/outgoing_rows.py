@@ -17,6 +17,7 @@ from aiorocket.client.pipeline.sending import property_text
 from aiorocket.config import DELAY_LEVELS
 from aiorocket.errors import UsageError
 from aiorocket.model import check_topic
+from aiorocket.spark.property_tails import property_tails
 from aiorocket_protocol import (
     MAX_PROPERTIES,
     PROPERTY_BORN_HOST,
@@ -210,11 +211,19 @@ class Columns:
         checks = _Checks(where, self.transactional, max_body, self.left_out)
         take = _Taker(batch, self.index, lambda place, name, text: checks.refuse(first + place, name, text))
         bodies = take.bodies()
-        topics, keys, tags = take.values("topic"), take.values("keys"), take.values("tags")
-        properties, queues = take.values("properties"), take.values("queueId")
-        brokers, sharding = take.values("brokerName"), take.values("shardingKey")
-        levels, delivers = take.values("delayLevel"), take.millis("deliverTimestamp")
-        plain = keys is None and tags is None and properties is None and sharding is None and levels is None
+        topics, queues, brokers = take.values("topic"), take.values("queueId"), take.values("brokerName")
+        sharding, levels, delivers = (
+            take.values("shardingKey"),
+            take.values("delayLevel"),
+            take.millis("deliverTimestamp"),
+        )
+        texts = keys = tags = properties = None
+        if levels is None:
+            ours = _OURS if labels.fixed or labels.prefix is not None else ()
+            found = [take.column(name) for name in ("tags", "keys", "shardingKey", "properties")]
+            texts = property_tails(size, found, self.left_out.union(ours))
+        if texts is None:
+            keys, tags, properties = take.values("keys"), take.values("tags"), take.values("properties")
         rest = "".join([f"{name}\x01{value}\x02" for name, value in labels.fixed])
         prefix = None if labels.prefix is None else f"{TXN}\x01{labels.prefix}"
         default, known = self.topic, set[str]()
@@ -226,12 +235,11 @@ class Columns:
             if not body or len(body) > max_body or topic not in known:
                 checks.body(number, body)
                 known.add(checks.topic(number, topic))
-            if plain:
-                tail = ""
-                key = level = None
+            key = sharding[place] if sharding is not None else None
+            level = levels[place] if levels is not None else None
+            if texts is not None:
+                tail = texts[place]
             else:
-                key = sharding[place] if sharding is not None else None
-                level = levels[place] if levels is not None else None
                 tag = tags[place] if tags is not None else None
                 names = keys[place] if keys is not None else None
                 more = properties[place] if properties is not None else None
@@ -262,7 +270,7 @@ class _Taker:
         self._index = index
         self._refuse = refuse
 
-    def _column(self, name: str) -> Any:
+    def column(self, name: str) -> Any:
         place = self._index.get(name)
         if place is None:
             return None
@@ -270,7 +278,7 @@ class _Taker:
         return None if column.null_count == len(column) else column
 
     def values(self, name: str) -> list[Any] | None:
-        column = self._column(name)
+        column = self.column(name)
         try:
             return None if column is None else column.to_pylist()
         except UnicodeDecodeError:
@@ -292,7 +300,7 @@ class _Taker:
 
     def millis(self, name: str) -> list[Any] | None:
         """Milliseconds since 1970 UTC, of a number or of a timestamp in any unit (rounded down)."""
-        column = self._column(name)
+        column = self.column(name)
         if column is None:
             return None
         if pa.types.is_timestamp(column.type):

@@ -114,8 +114,8 @@ def test_nothing_is_replaced_when_a_row_is_lost_or_another_run_was_quicker(
     assert archive.snapshot().files == before.files
 
     module = importlib.import_module("aiorocket.spark.steps.compact")
-    real = module.answered
-    monkeypatch.setattr(module, "answered", lambda found: real(found)[1:])
+    real = module.run_tasks
+    monkeypatch.setattr(module, "run_tasks", lambda *given: real(*given)[1:])
     with pytest.raises(RocketError, match="nothing was replaced"):
         compact(spark, str(tmp_path))
     assert archive.snapshot().files == before.files

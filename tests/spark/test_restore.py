@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +14,14 @@ import pytest
 
 from aiorocket.errors import UsageError
 from aiorocket.model import OutgoingMessage, Queue
+from aiorocket.spark import cluster
+from aiorocket.spark.bridge import call
+from aiorocket.spark.bridge import client as shared_client
+from aiorocket.spark.options import SourceOptions
+from aiorocket.spark.partition import QueuePartition, read_partition
+from aiorocket.spark.planner import QueueRange
 from aiorocket.spark.steps import Progress, StepReport, archive, restore, topic_rows
+from aiorocket.spark.steps.file_jobs import Held
 from tests.spark.lakes import NOON, CrashError, add, crash_at, make
 from tests.spark.producing import create_topic, send
 
@@ -129,3 +138,80 @@ def test_what_cannot_be_is_refused(spark: SparkSession, nameserver: str, tmp_pat
     make(tmp_path / "b", columns=["topic", "brokerName", "queueId", "queueOffset", "storeTimestamp"])
     with pytest.raises(UsageError, match="has no body"):
         restore(spark, str(tmp_path / "b"), nameserver)
+
+
+@pytest.mark.spark_long
+def test_files_are_sent_by_tasks_and_rows_through_spark_alike(
+    spark: SparkSession, nameserver: str, topic: str, tmp_path: Path
+) -> None:
+    lake = make(tmp_path)
+    other = Queue("old", "broker-a", 1)
+    add(lake, {Q: range(40), other: range(20)})
+    add(lake, {Q: range(40, 90), other: range(20, 25)})
+    found = []
+    for name, more in (("files", {}), ("rows", {"where": "true"})):
+        create_topic(nameserver, f"{topic}-{name}", 2)
+        report = restore(
+            spark, str(tmp_path), nameserver, to_topic=f"{topic}-{name}", keep_queues=True, max_rows=50, **more
+        )
+        assert (report.rows_in, report.rows_out, report.details["target_growth"]) == (115, 115, 115)
+        rows = topic_rows(spark, nameserver, f"{topic}-{name}").orderBy("queueId", "queueOffset").collect()
+        found.append([
+            (row.queueId, row.queueOffset, bytes(row.body), row.keys, row.tags,
+             {key: value for key, value in row.properties.items() if key != "UNIQ_KEY"}) for row in rows
+        ])  # fmt: skip
+    assert found[0] == found[1]
+    assert [body for queue, _, body, *_ in found[0] if queue == 0] == [f"body {n}".encode() for n in range(90)]
+    assert found[0][7][5]["RESTORE_ID"] == "old@broker-a@0@7"
+
+
+@pytest.mark.parametrize("keep_queues", [True, False])
+def test_tasks_send_files_in_order_with_what_messages_had(
+    nameserver: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_queues: bool
+) -> None:
+    def run_here(spark: object, work: Callable[[Any], Iterable[Held]], tasks: Sequence[object]) -> list[Held]:
+        return [held for task in tasks for held in work(json.loads(json.dumps(task)))]
+
+    for name in ("restore", "file_counts"):
+        monkeypatch.setattr(import_module(f"aiorocket.spark.steps.{name}"), "run_tasks", run_here)
+    monkeypatch.setattr(import_module("aiorocket.spark.steps.restore_task"), "_ROWS", 16)
+    no_spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
+    lake, other = make(tmp_path), Queue("old", "broker-a", 1)
+    add(lake, {Q: range(40), other: range(20)})
+    add(lake, {Q: range(40, 90), other: range(20, 25)})
+    create_topic(nameserver, topic, 2)
+    given: Any = {"to_topic": topic, "keep_queues": keep_queues, "max_rows": 50}
+    report = restore(no_spark, str(tmp_path), nameserver, **given)
+    assert (report.rows_in, report.rows_out, report.complete) == (115, 115, True)
+    assert report.details["target_growth"] == 115
+    assert (
+        restore(no_spark, str(tmp_path), nameserver, to_topic=topic, keep_queues=keep_queues, max_rows=50).rows_in == 0
+    )
+
+    options = SourceOptions.parse({"nameServer": nameserver, "topic": topic})
+    ends = call(_ends, options)
+    rows = [
+        row
+        for queue, end in sorted(ends.items())
+        for batch in read_partition(
+            QueuePartition([QueueRange(queue, 0, end)]), options, ("queueId", "body", "properties", "keys")
+        )
+        for row in batch.to_pylist()
+    ]
+    came = {dict(row["properties"])["RESTORE_ID"]: row for row in rows}
+    assert len(came) == len(rows) == 115
+    for number in (0, 39, 40, 89):
+        row = came[f"old@broker-a@0@{number}"]
+        properties = dict(row["properties"])
+        assert row["body"] == f"body {number}".encode() and properties["number"] == str(number)
+        assert properties["UNIQ_KEY"] != f"id{number}"
+        assert properties["RESTORE_BORN"] == str(int(NOON.timestamp() * 1000) + number * 60_000 - 1)
+        assert properties.get("__SHARDINGKEY") == (None if keep_queues else f"s{number}")
+    for queue in (0, 1) if keep_queues else ():
+        places = [dict(row["properties"])["RESTORE_ID"] for row in rows if row["queueId"] == queue]
+        assert places == [f"old@broker-a@{queue}@{number}" for number in range((90, 25)[queue])]
+
+
+async def _ends(options: SourceOptions) -> dict[Queue, int]:
+    client = await shared_client(options.connection)
+    return {q: each.end for q, each in (await cluster.bounds(client, await cluster.queues(client, options))).items()}

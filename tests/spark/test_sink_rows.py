@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorocket.errors import UsageError
+from aiorocket.spark import outgoing_rows
 from aiorocket.spark.outgoing_rows import COLUMNS, Columns, Labels, RowError
+from aiorocket.spark.property_tails import property_tails
 from aiorocket_protocol import decode_properties
 
 ARROW: dict[str, pa.DataType] = {
@@ -245,3 +247,49 @@ def test_what_is_sent_is_what_the_row_says(rows: list[dict[str, Any]]) -> None:
         assert decode_properties(sent.tail.encode()) == expected
         assert (sent.number, sent.body) == (number, given_row["body"])
         assert sent.topic == (given_row.get("topic") or "T")
+
+
+_SIGNS = st.text(st.sampled_from("ab |\x01\x02\tü\x1f"), max_size=4)
+_NAMES = st.sampled_from(
+    ["p", "q", "UNIQ_KEY", "KEYS", "DELAY", "REAL_TOPIC", "SPARK_TXN", "__RMQ.TRANSIENT.x", "ü", ""]
+)
+_MAPS = st.dictionaries(_NAMES, st.none() | _SIGNS, max_size=4).map(lambda given: list(given.items()))
+_GIVEN = st.fixed_dictionaries(
+    {"body": st.just(b"1")},
+    optional={
+        "tags": st.none() | _SIGNS, "keys": st.none() | st.lists(st.none() | _SIGNS, max_size=3),
+        "shardingKey": st.none() | _SIGNS, "properties": st.none() | _MAPS,
+    },
+)  # fmt: skip
+
+
+@settings(max_examples=150)
+@given(st.lists(_GIVEN, min_size=1, max_size=4), st.booleans(), st.integers(0, 3), st.booleans())
+def test_texts_made_at_once_are_those_made_row_by_row(
+    rows: list[dict[str, Any]], labelled: bool, cut: int, text: bool
+) -> None:
+    types: dict[str, pa.DataType] = {}
+    if text:
+        types = {"keys": pa.string()}
+        rows = [{**row, "keys": None if row.get("keys") is None else " ".join(map(str, row["keys"]))} for row in rows]
+    batch = frame(rows, **types).slice(min(cut, len(rows) - 1))
+    made = columns(*batch.schema.names, **({"keys": "string"} if text else {}))
+
+    def outcome() -> Any:
+        try:
+            return made.rows(batch, labels=Labels("q/0/") if labelled else None)
+        except RowError as error:
+            return str(error)
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_once = outcome()
+        patch.setattr(outgoing_rows, "property_tails", lambda *_: None)
+        assert at_once == outcome()
+
+
+def test_texts_are_made_at_once_for_rows_that_were_read() -> None:
+    read = [("UNIQ_KEY", "1"), ("KEYS", "k"), ("p", "v"), ("q", "ü")]
+    batch = frame([{"body": b"1", "tags": "t", "keys": ["k", "l"], "properties": read}, {"body": b"2"}])
+    found = [batch.column("tags"), batch.column("keys"), None, batch.column("properties")]
+    tails = property_tails(2, found, {"UNIQ_KEY", "KEYS"})
+    assert tails == ["TAGS\x01t\x02KEYS\x01k l\x02p\x01v\x02q\x01ü\x02", ""]

@@ -7,19 +7,15 @@ that gets through removes them.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiorocket.errors import UsageError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.entropy import Entropy
-from aiorocket.spark.steps.answers import ANSWER_SQL, answer, answered
 from aiorocket.spark.steps.delta import check_delta, sync_delta
-from aiorocket.spark.steps.folder import Folder
+from aiorocket.spark.steps.file_jobs import files_of, run_tasks
 from aiorocket.spark.steps.manifest import (
     DATA,
     STAGING,
@@ -30,13 +26,11 @@ from aiorocket.spark.steps.manifest import (
     Snapshot,
     lasting,
 )
-from aiorocket.spark.steps.merge import merge
+from aiorocket.spark.steps.merge import merge_task
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
 __all__ = ("compact",)
 
@@ -144,12 +138,9 @@ def _rewrite(
         check_delta(archive, [file.path for group in groups for file in group.files])
     origin = FileOrigin(True, snapshot.generation + 1)
     staging = f"{STAGING}/{origin}-{Entropy().token(4).hex()}"
-    job = {
-        "path": archive.folder.location, "staging": staging, "columns": archive.columns,
-        "groups": [[group.parts, [file.path for file in group.files]] for group in groups],
-    }  # fmt: skip
-    spark.dataSource.register(_Merge)
-    written = answered(spark.read.format(_Merge.name()).option("job", json.dumps(job)).load().collect())
+    place = (archive.folder.location, staging, archive.columns)
+    tasks = [(*place, group.parts, [file.path for file in group.files]) for group in groups]
+    written = files_of(run_tasks(spark, merge_task, tasks))
     step("written")
     placed, moves = lasting(written, staging, origin)
     try:
@@ -164,34 +155,6 @@ def _rewrite(
     archive.folder.remove_tree(staging)
     step("published")
     return snapshot, placed
-
-
-class _Merge(DataSource):
-    """The job of one round, as a data source that the driver makes for itself: reading it writes the files, a task for
-    each hour. No row passes through the JVM."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "rocketmq_compact"
-
-    def schema(self) -> str:
-        return ANSWER_SQL
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return _Merging(json.loads(self.options["job"]))
-
-
-class _Merging(DataSourceReader):
-    def __init__(self, job: Mapping[str, Any]) -> None:
-        self._job = job
-
-    def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition(place) for place in range(len(self._job["groups"]))]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        job = self._job
-        parts, paths = job["groups"][partition.value]
-        yield from answer(merge(Folder(job["path"]), paths, job["staging"], job["columns"], parts))
 
 
 def _sync(archive: Archive, snapshot: Snapshot) -> None:

@@ -24,7 +24,7 @@ from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.partition import QueuePartition, cores, read_partition
 from aiorocket.spark.planner import QueueRange, admit, plan
-from aiorocket.spark.steps.answers import ANSWER_SQL, answer, answered
+from aiorocket.spark.steps.file_jobs import ANSWER_SQL, answer, answered, files_of, held_by
 from aiorocket.spark.steps.folder import Folder
 from aiorocket.spark.steps.hours import HourWriter
 from aiorocket.spark.steps.manifest import Commit, Span, spans
@@ -77,7 +77,7 @@ class _Writing(DataSourceReader):
             files = writer.finish()
         finally:
             writer.abandon()
-        yield from answer(files)
+        yield from answer(held_by(files))
 
 
 class Rounds:
@@ -151,7 +151,7 @@ class Rounds:
         }  # fmt: skip
         found = run.spark.read.format(_NAME).option("job", json.dumps(job)).load().collect()
         run.step("written")
-        files = answered(found)
+        files = files_of(answered(found))
         counted = spans(files)
         spanned = {
             each.queue: Span(each.begin, each.end, counted[each.queue].rows if each.queue in counted else 0)

@@ -16,8 +16,10 @@ from aiorocket.spark.bridge import client as shared_client
 from aiorocket.spark.offsets import format_offsets
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.planner import QueueRange
+from aiorocket.spark.steps.file_counts import count_files_by_queue
 from aiorocket.spark.steps.folder import Folder
 from aiorocket.spark.steps.manifest import Archive
+from aiorocket.spark.steps.proof import QueueCount, count_by_queue
 from aiorocket.spark.steps.rows import in_ranges, overlapping, read_files
 
 if TYPE_CHECKING:
@@ -73,6 +75,9 @@ class Rows(Protocol):
     def read(self, ranges: Sequence[QueueRange]) -> DataFrame:
         """The rows of these parts of ``ranges``."""
 
+    def count(self, ranges: Sequence[QueueRange], rows: DataFrame) -> Mapping[Queue, QueueCount]:
+        """``rows`` (what ``read`` gave, perhaps kept) counted by queue."""
+
 
 def open_rows(spark: SparkSession, given: Input) -> Rows:
     """Looks up what there is to read now. UsageError where no archive is, TopicNotFoundError for a topic that is not
@@ -101,6 +106,13 @@ class _Archived(Rows):
             return df if self._given.topics is None else df.where(df["topic"].isin(*self._given.topics))
         return in_ranges(df, ranges).select(*self._archive.columns)
 
+    def count(self, ranges: Sequence[QueueRange], rows: DataFrame) -> Mapping[Queue, QueueCount]:
+        counts = None
+        if self._given.since is None and self._given.until is None:
+            told = {each.queue: (each.begin, each.end) for each in ranges}
+            counts = count_files_by_queue(self._spark, self._archive, overlapping(self._files, ranges), told)
+        return count_by_queue(rows) if counts is None else counts
+
 
 class _Live(Rows):
     costly = True
@@ -126,6 +138,9 @@ class _Live(Rows):
         reader = self._spark.read.format("rocketmq").options(**self._text)
         reader = reader.option("startingOffsets", format_offsets(begins)).option("endingOffsets", format_offsets(ends))
         return reader.load()
+
+    def count(self, ranges: Sequence[QueueRange], rows: DataFrame) -> Mapping[Queue, QueueCount]:
+        return count_by_queue(rows)
 
 
 async def _bounds(options: SourceOptions, since: int | None, until: int | None) -> dict[Queue, tuple[int, int]]:

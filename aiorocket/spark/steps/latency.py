@@ -1,6 +1,6 @@
 """How long messages took, from producer to broker and from broker to archive, and how far behind consumer groups are.
 
-``latency_report`` gathers the tables in two queries; ``plots.draw`` turns them into pictures. The time from producer to
+``latency_report`` gathers the tables in one reading; ``plots.draw`` turns them into pictures. The time from producer to
 broker is taken by two clocks: where the producer's is ahead it comes out negative, and the rows counted as ``negative``
 say how far to trust the rest.
 """
@@ -37,6 +37,7 @@ _PERCENTILES = (0.5, 0.95, 0.99)
 #: Relative error of approximate percentiles: 1 / this.
 _ACCURACY = 10_000
 _MS = "_aiorocket_ms"
+_ROWS = "_aiorocket_rows"
 _LAG = (
     "takenAt TIMESTAMP, consumerGroup STRING, topic STRING, brokerName STRING, queueId INT, committed LONG, "
     "minOffset LONG, maxOffset LONG, lag LONG"
@@ -116,8 +117,9 @@ def latency(
 def latency_report(
     df: DataFrame, *, every: str = "1 minute", archived: str | None = None, exact: bool = True
 ) -> LatencyReport:
-    """The tables by topic, by queue and over time, and the histogram, of a batch: two queries. What it collects grows
-    with the topics' queues and windows: choose ``every`` so that people can read it."""
+    """The tables by topic, by queue and over time, and the histogram, of a batch, in one reading of it (with
+    ``exact=False`` two). What it collects grows with the topics' queues and windows: choose ``every`` so that people
+    can read it."""
     need(df, "the latency report", *QUEUE)
     interval(every, "every")
     start = F.window("storeTimestamp", every)["start"]
@@ -125,21 +127,31 @@ def latency_report(
     whole = [F.col("stage"), F.col("topic")]
     queue = [*whole, F.col("brokerName"), F.col("queueId")]
     time = [*whole, F.col("windowStart")]
+    if exact:
+        # How often each value is there: so all tables come of one reading, and of few rows.
+        measured = measured.groupBy(*queue, F.col("windowStart"), _MS).agg(F.count(F.lit(1)).alias(_ROWS)).persist()
+    else:
+        measured = measured.withColumn(_ROWS, F.lit(1))
     grouped = measured.groupingSets([whole, queue, time], *queue, F.col("windowStart")).agg(
-        *_measures(exact), F.grouping_id().alias("level")
+        *_measures(exact, F.col(_ROWS)), F.grouping_id().alias("level")
     )
+    edges = F.array(*[F.lit(edge) for edge in EDGES])
+    bucket = F.size(F.filter(edges, lambda edge: edge < F.col(_MS)))
+    bars = measured.groupBy("stage", "topic", bucket.alias("bucket")).agg(F.sum(_ROWS).alias("count"))
+    try:
+        found, counted = grouped.collect(), bars.collect()
+    finally:
+        if exact:
+            measured.unpersist()
     tables: dict[int, list[Percentiles]] = {}
-    for row in grouped.collect():
-        found = Percentiles(
+    for row in found:
+        line = Percentiles(
             row["stage"], row["topic"], row["brokerName"], row["queueId"], _utc(row["windowStart"]), row["rows"],
             row["negative"], row["least"], row["p50"], row["p95"], row["p99"], row["most"],
         )  # fmt: skip
-        tables.setdefault(row["level"], []).append(found)
+        tables.setdefault(row["level"], []).append(line)
     # grouping_id has a bit for each column that is not grouped by: broker and queue are 4 and 2 + …, the window is 1.
     by_topic, by_queue, over_time = (sorted(tables.get(level, []), key=_place) for level in (0b111, 0b001, 0b110))
-    edges = F.array(*[F.lit(edge) for edge in EDGES])
-    bucket = F.size(F.filter(edges, lambda edge: edge < F.col(_MS)))
-    counted = measured.groupBy("stage", "topic", bucket.alias("bucket")).count().collect()
     histogram = [
         Bucket(row["stage"], row["topic"], EDGES[row["bucket"]] if row["bucket"] < len(EDGES) else None, row["count"])
         for row in counted
@@ -176,6 +188,8 @@ def _staged(df: DataFrame, archived: str | None) -> DataFrame:
     stages = [_stage(STORED, millis_between("bornTimestamp", "storeTimestamp"))]
     if archived:
         stages.append(_stage(ARCHIVED, millis_between("storeTimestamp", archived)))
+    if len(stages) == 1:
+        return df.select("*", F.lit(STORED).alias("stage"), stages[0]["ms"].alias(_MS)).where(F.col(_MS).isNotNull())
     staged = df.withColumn("_stage", F.explode(F.array(*stages)))
     staged = staged.withColumn("stage", F.col("_stage")["stage"]).withColumn(_MS, F.col("_stage")["ms"])
     return staged.where(F.col(_MS).isNotNull()).drop("_stage")
@@ -185,18 +199,16 @@ def _stage(name: str, ms: Column) -> Column:
     return F.struct(F.lit(name).alias("stage"), ms.alias("ms"))
 
 
-def _measures(exact: bool) -> list[Column]:
-    ms = F.col(_MS)
-    shares = [F.lit(share) for share in _PERCENTILES]
-    if exact:
-        found = [F.percentile(ms, share) for share in shares]
-    else:
-        found = [F.percentile_approx(ms, share, _ACCURACY) for share in shares]
+def _measures(exact: bool, count: Column | None = None) -> list[Column]:
+    """Of rows that stand for ``count`` each (exact percentiles only), or for one."""
+    ms, shares = F.col(_MS), F.array(*[F.lit(share) for share in _PERCENTILES])
+    count = F.lit(1) if count is None else count
+    found = F.percentile(ms, shares, count) if exact else F.percentile_approx(ms, shares, _ACCURACY)
     return [
-        F.count(F.lit(1)).alias("rows"),
-        F.count_if(ms < 0).alias("negative"),
+        F.sum(count).alias("rows"),
+        F.coalesce(F.sum(F.when(ms < 0, count)), F.lit(0)).alias("negative"),
         F.min(ms).alias("least"),
-        *[column.alias(f"p{round(share * 100)}") for column, share in zip(found, _PERCENTILES, strict=True)],
+        *[found[place].alias(f"p{round(share * 100)}") for place, share in enumerate(_PERCENTILES)],
         F.max(ms).alias("most"),
     ]
 

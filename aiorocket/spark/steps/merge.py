@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +18,12 @@ import pyarrow.parquet as pq
 
 from aiorocket.model import Queue
 from aiorocket.spark.columns import arrow_schema
+from aiorocket.spark.steps.file_jobs import Held, held_by
+from aiorocket.spark.steps.folder import Folder
 from aiorocket.spark.steps.hours import HourWriter, by_queue
 from aiorocket.spark.steps.manifest import DataFile, partition_of
 
-if TYPE_CHECKING:
-    from aiorocket.spark.steps.folder import Folder
-
-__all__ = ("merge",)
+__all__ = ("Pieces", "batches_of", "merge", "merge_task")
 
 #: What is read at a time.
 _ROWS, _BYTES = 131_072, 64 << 20
@@ -38,10 +37,11 @@ def merge(folder: Folder, paths: Sequence[str], staging: str, columns: Sequence[
     writer = HourWriter(folder, staging)
     try:
         with tempfile.TemporaryFile() as file:
-            pieces = _Pieces(schema, file)
-            for batch in _batches(folder, paths, schema):
-                for queue, place in by_queue(topic, batch):
-                    pieces.add(queue, place, batch)
+            pieces = Pieces(schema, file)
+            for path in paths:
+                for batch in batches_of(folder, path, schema):
+                    for queue, places in by_queue(topic, batch):
+                        pieces.add(queue, places, batch)
             each = -(-pieces.rows // parts)
             room = each
             for queue, batch in pieces.sorted():
@@ -56,15 +56,21 @@ def merge(folder: Folder, paths: Sequence[str], staging: str, columns: Sequence[
         writer.abandon()
 
 
-def _batches(folder: Folder, paths: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for path in paths:
-        with folder.filesystem.open_input_file(folder.full(path)) as stream:
-            file = pq.ParquetFile(stream)
-            for number in range(file.num_row_groups):
-                group = file.metadata.row_group(number)
-                rows = max(1, min(_ROWS, group.num_rows * _BYTES // max(1, group.total_byte_size)))
-                for batch in file.iter_batches(rows, [number], schema.names):
-                    yield batch.select(schema.names).cast(schema)  # as Spark's own writer names the parts of a map
+def merge_task(task: tuple[str, str, Sequence[str], int, Sequence[str]]) -> Iterator[Held]:
+    """``merge`` in a task: the folder's location, staging, columns, parts and paths."""
+    location, staging, columns, parts, paths = task
+    return held_by(merge(Folder(location), paths, staging, columns, parts))
+
+
+def batches_of(folder: Folder, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The columns of ``schema`` of a file, with its types."""
+    with folder.filesystem.open_input_file(folder.full(path)) as stream:
+        file = pq.ParquetFile(stream)
+        for number in range(file.num_row_groups):
+            group = file.metadata.row_group(number)
+            rows = max(1, min(_ROWS, group.num_rows * _BYTES // max(1, group.total_byte_size)))
+            for batch in file.iter_batches(rows, [number], schema.names):
+                yield batch.select(schema.names).cast(schema)  # as Spark's own writer names the parts of a map
 
 
 class _Piece(NamedTuple):
@@ -76,7 +82,9 @@ class _Piece(NamedTuple):
     end: int
 
 
-class _Pieces:
+class Pieces:
+    """Rows by queue, in ``file``, to be had again in the order of their offsets. ``rows`` is how many there are."""
+
     def __init__(self, schema: pa.Schema, file: IO[bytes]) -> None:
         self.rows = 0
         self._schema = schema
@@ -94,23 +102,29 @@ class _Pieces:
         self._of.setdefault(queue, []).append(_Piece(int(offsets[0]), int(offsets[-1]), begin, self._file.tell()))
         self.rows += len(places)
 
+    @property
+    def queues(self) -> list[Queue]:
+        return sorted(self._of)
+
     def sorted(self) -> Iterator[tuple[Queue, pa.RecordBatch]]:
         """All rows, a queue after the other."""
+        return ((queue, batch) for queue in self.queues for batch in self.sorted_of(queue))
+
+    def sorted_of(self, queue: Queue) -> Iterator[pa.RecordBatch]:
+        """The rows of a queue that has some; nothing can be added any more."""
         self._file.flush()
         spilled = pa.py_buffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
-        for queue in sorted(self._of):
-            pieces = sorted(self._of[queue])
-            while pieces:
-                count, last = 1, pieces[0].last
-                while count < len(pieces) and pieces[count].first <= last:
-                    last = max(last, pieces[count].last)
-                    count += 1
-                batches = [self._rows(piece, spilled) for piece in pieces[:count]]
-                del pieces[:count]
-                if count > 1:
-                    batches = pa.Table.from_batches(batches).sort_by("queueOffset").to_batches(_ROWS)
-                for batch in batches:
-                    yield queue, batch
+        pieces = sorted(self._of[queue])
+        while pieces:
+            count, last = 1, pieces[0].last
+            while count < len(pieces) and pieces[count].first <= last:
+                last = max(last, pieces[count].last)
+                count += 1
+            batches = [self._rows(piece, spilled) for piece in pieces[:count]]
+            del pieces[:count]
+            if count > 1:
+                batches = pa.Table.from_batches(batches).sort_by("queueOffset").to_batches(_ROWS)
+            yield from batches
 
     def _rows(self, piece: _Piece, spilled: pa.Buffer) -> pa.RecordBatch:
         return pa.ipc.read_record_batch(spilled.slice(piece.begin, piece.end - piece.begin), self._schema)

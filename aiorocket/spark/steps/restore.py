@@ -24,11 +24,14 @@ from aiorocket.model import Queue
 from aiorocket.spark import cluster
 from aiorocket.spark.bridge import call
 from aiorocket.spark.bridge import client as shared_client
-from aiorocket.spark.options import SourceOptions
+from aiorocket.spark.options import SinkOptions, SourceOptions
 from aiorocket.spark.planner import QueueRange, admit
+from aiorocket.spark.steps.file_counts import count_files_by_queue
+from aiorocket.spark.steps.file_jobs import run_tasks
 from aiorocket.spark.steps.manifest import Archive, spans
 from aiorocket.spark.steps.proof import count_by_queue, prove
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
+from aiorocket.spark.steps.restore_task import NEEDED, RESTORE_BORN, RESTORE_ID, restore_task
 from aiorocket.spark.steps.rows import in_ranges, overlapping, read_files
 from aiorocket_protocol import PROPERTY_SHARDING_KEY, RESERVED, TRANSIENT_PREFIX
 
@@ -37,14 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = ("RESTORE_BORN", "RESTORE_ID", "restore")
 
-#: Property: ``topic@broker@queueId@queueOffset`` of the archived message.
-RESTORE_ID = "RESTORE_ID"
-#: Property: when the archived message was born, milliseconds since 1970 UTC.
-RESTORE_BORN = "RESTORE_BORN"
 _CHECKPOINTS = "_restore"
 #: With a rate, a portion is what may go out in this many seconds: nobody asked for a burst and a long silence.
 _RATE_SECONDS = 10.0
-_NEEDED = ("topic", "brokerName", "queueId", "queueOffset", "body", "properties", "keys", "tags", "bornTimestamp")
+#: Rows of a request: with one under way for each queue, whose order holds, small ones would wait for the network.
+_BATCH_SIZE = "4096"
 
 
 @dataclass
@@ -69,7 +69,7 @@ def restore(
     limit: int | None = None,
     rate: float | None = None,
     keep_queues: bool = False,
-    max_rows: int = 200_000,
+    max_rows: int = 500_000,
     dry_run: bool = False,
     name: str | None = None,
     on_progress: ProgressCall | None = None,
@@ -95,10 +95,12 @@ def restore(
     if max_rows < 1 or (limit is not None and limit < 0) or (rate is not None and rate <= 0):
         raise UsageError(f"max_rows={max_rows} limit={limit} rate={rate}: numbers above 0 are needed")
     archive = Archive.open(path)
-    if lacking := [column for column in _NEEDED if column not in archive.columns]:
+    if lacking := [column for column in ("topic", *NEEDED) if column not in archive.columns]:
         raise UsageError(f"the archive at {path} has no {', '.join(lacking)}: messages can't be made from it")
     text = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in options.items()}
     text["nameServer"] = name_server
+    if "batchsize" not in {key.lower() for key in text}:
+        text["batchSize"] = _BATCH_SIZE
     asked = {
         "topics": sorted(topics) if topics is not None else None, "to_topic": to_topic, "limit": limit,
         "where": None if where is None else str(where), "since": _text(since), "until": _text(until),
@@ -128,6 +130,8 @@ class _Selection:
         self.snapshot = archive.snapshot()
         self.files = self.snapshot.select(topics, since, until)
         self.filtered = archive.filtered or where is not None or since is not None or until is not None
+        #: Nothing is chosen by what is in a row.
+        self.whole = where is None and since is None and until is None
         self._where = where
         self._since = since
         self._until = until
@@ -167,6 +171,8 @@ class _Restore:
         self._file = f"{_CHECKPOINTS}/{name}.json"
         self._asked = asked
         self._step = on_step or (lambda name: None)
+        #: Files are sent as they are: nothing is chosen among their rows, and each row counts for itself.
+        self._plain = selection.whole and limit is None and SinkOptions.parse(text).mode == "atLeastOnce"
         self._checkpoint = self._load()
         self._began = perf_counter()
         self._missing: dict[Queue, int] = {}
@@ -218,6 +224,36 @@ class _Restore:
         return None if self._limit is None else max(0, self._limit - self._checkpoint.sent)
 
     def _send(self, part: list[QueueRange]) -> None:
+        sent = self._send_files(part) if self._plain else self._send_rows(part)
+        self._step("sent")
+        self._checkpoint.done.update({each.queue: each.end for each in part})
+        self._checkpoint.sent += sent
+        self._save()
+        self._step("noted")
+
+    def _send_files(self, part: list[QueueRange]) -> int:
+        """Of an archive as it is: by tasks that read its files themselves."""
+        selection, ranges = self._selection, {each.queue: (each.begin, each.end) for each in part}
+        spark, files = selection.spark, overlapping(selection.files, part)
+        counts = count_files_by_queue(spark, selection.archive, files, ranges)
+        if counts is None:
+            return self._send_rows(part)
+        selected = sum(each.rows for each in counts.values())
+        self._note_missing(counts, ranges)
+        self._selected += selected
+        self._step("counted")
+        number = min(len(part), spark.sparkContext.defaultParallelism)
+        tasks = []
+        for own in (part[place::number] for place in range(number)):
+            paths = [file.path for file in overlapping(files, own)]
+            told = [[*each.queue, each.begin, each.end] for each in own]
+            tasks.append((self._folder.location, paths, told, self._text, self._to_topic, self._keep_queues))
+        sent = sum(held.span.rows for held in run_tasks(spark, restore_task, tasks))
+        if sent != selected:
+            raise RocketError(f"{selected} rows were counted and {sent} sent, of {part[0]} and others")
+        return sent
+
+    def _send_rows(self, part: list[QueueRange]) -> int:
         rows, sent = self._selection.rows(part), 0
         if rows is not None:
             counts = count_by_queue(rows)
@@ -238,11 +274,7 @@ class _Restore:
             self._selected += selected
         else:
             self._note_missing({}, {each.queue: (each.begin, each.end) for each in part})
-        self._step("sent")
-        self._checkpoint.done.update({each.queue: each.end for each in part})
-        self._checkpoint.sent += sent
-        self._save()
-        self._step("noted")
+        return sent
 
     def _messages(self, rows: DataFrame) -> DataFrame:
         """Rows as the sink takes them; those of one queue in one task and in their order."""

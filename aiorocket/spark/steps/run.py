@@ -23,7 +23,7 @@ from aiorocket.model import Queue
 from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.planner import QueueRange, admit
 from aiorocket.spark.steps.inputs import Input, Rows, open_rows
-from aiorocket.spark.steps.proof import count_by_queue, prove, total
+from aiorocket.spark.steps.proof import prove, total
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
 from aiorocket.spark.steps.table import Table, TableSnapshot
 
@@ -110,7 +110,7 @@ def add(
         if keeps:
             base = base.persist()
         try:
-            counts = count_by_queue(base)
+            counts = rows.count(part, base)
             lost = prove(counts, ranges) if rows.provable else {}
             for queue in gaps.keys() & ranges.keys():
                 lost[queue] = lost.get(queue, 0) + gaps.pop(queue)
@@ -174,11 +174,12 @@ def whole(
     rows_in = snapshot.rows_in
     if fresh:
         _tell(on_progress, step, 0, goal, "reading")
-        df = rows.read([QueueRange(queue, *each) for queue, each in ranges.items()])
+        part = [QueueRange(queue, *each) for queue, each in ranges.items()]
+        df = rows.read(part)
         if rows.costly:
             df = df.persist()
         try:
-            counts = count_by_queue(df)
+            counts = rows.count(part, df)
             rows_in = sum(each.rows for each in counts.values())
             if rows.provable:
                 missing = prove(counts, ranges)

@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from aiorocket.errors import RocketError
+from aiorocket.spark.steps.file_counts import count_files_by_queue
 from aiorocket.spark.steps.manifest import Archive
 from aiorocket.spark.steps.proof import count_by_queue, prove, repeated, total
 from aiorocket.spark.steps.report import StepReport
@@ -26,7 +27,9 @@ def verify(spark: SparkSession, path: str) -> StepReport:
     began = perf_counter()
     archive = Archive.open(path)
     snapshot = archive.snapshot()
-    counts = count_by_queue(read_files(spark, archive, snapshot.files))
+    counts = count_files_by_queue(spark, archive, snapshot.files)
+    if counts is None:
+        counts = count_by_queue(read_files(spark, archive, snapshot.files))
     if twice := repeated(counts):
         raise RocketError(f"{path} has rows twice: {twice}")
     for queue in sorted(snapshot.queues.keys() | counts.keys()):

@@ -1,0 +1,40 @@
+"""Rows of an archive's files counted without Spark's reader: the same as offsets say, or nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aiorocket.model import Queue
+from aiorocket.spark.steps import file_counts
+from aiorocket.spark.steps.file_counts import count_files_by_queue
+from aiorocket.spark.steps.proof import QueueCount
+from tests.spark.lakes import add, make
+
+Q0, Q1 = Queue("t", "broker-a", 0), Queue("t", "broker-b", 7)
+NO_SPARK: object = None
+
+
+def test_files_are_counted_by_queue_and_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = []
+
+    def here(spark: object, work: object, given: list[object]) -> list[object]:
+        tasks.extend(given)
+        return [held for task in given for held in work(task)]  # type: ignore[operator]  # it is the function itself
+
+    monkeypatch.setattr(file_counts, "run_tasks", here)
+    monkeypatch.setattr(file_counts, "_TASK_ROWS", 100)
+    archive = make(tmp_path)
+    add(archive, {Q0: range(100), Q1: [3, 5, 6]})
+    add(archive, {Q0: range(100, 130)})
+    files = archive.snapshot().files
+    assert count_files_by_queue(NO_SPARK, archive, files) == {  # type: ignore[arg-type]  # no session is used
+        Q0: QueueCount(130, 0, 129, 130), Q1: QueueCount(3, 3, 6, 3)
+    }  # fmt: skip
+    assert len(tasks) >= 2
+    some = count_files_by_queue(NO_SPARK, archive, files, {Q0: (95, 105)})  # type: ignore[arg-type]
+    assert some == {Q0: QueueCount(10, 95, 104, 10)}
+    # Rows that are there twice are for Spark to count, as is what cannot be told from the ends of files.
+    assert count_files_by_queue(NO_SPARK, archive, [*files, files[0]]) is None  # type: ignore[arg-type]
+    assert count_files_by_queue(NO_SPARK, archive, []) == {}  # type: ignore[arg-type]
