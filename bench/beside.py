@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -250,7 +251,10 @@ def go_on(made: Tools, server: Endpoint, topic: str, count: int, *, warm: int) -
 def only_sends(
     server: Endpoint, topic: str, count: int, warm: int, sent: dict[str, Any], cpu: dict[str, float]
 ) -> dict[str, Any]:
-    stored = sum(wire.stored(server.broker, topic, QUEUES))
+    # Apache's broker puts into its queues a moment later what it has acknowledged.
+    patience = time.monotonic() + 30
+    while (stored := sum(wire.stored(server.broker, topic, QUEUES))) < warm + count and time.monotonic() < patience:
+        time.sleep(0.1)
     if (sent["acknowledged"], stored) != (count, warm + count):
         raise BenchError(f"{count} were due, acknowledged {sent['acknowledged']}; stored {stored} with {warm} before")
     return {
