@@ -4,6 +4,8 @@ little, and everybody else is served in between."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from typing import TypeVar
 
 from aiorocket_protocol import (
     DataVersion,
@@ -13,7 +15,9 @@ from aiorocket_protocol import (
     RemotingCommand,
 )
 
-__all__ = ("A_TURN", "reported")
+__all__ = ("A_TURN", "in_turns", "reported")
+
+_T = TypeVar("_T")
 
 #: Topics read in one turn of the loop.
 A_TURN = 200
@@ -36,3 +40,14 @@ async def reported(
         if number % A_TURN == 0:
             await asyncio.sleep(0)
     return version, topics
+
+
+async def in_turns(work: Generator[None, None, _T]) -> _T:
+    """What ``work`` returns; everybody else is served wherever it yields."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+        await asyncio.sleep(0)

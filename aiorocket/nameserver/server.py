@@ -17,7 +17,7 @@ from aiorocket.nameserver.broker_lists import BrokerLists
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
 from aiorocket.nameserver.local import from_here
-from aiorocket.nameserver.reported import reported
+from aiorocket.nameserver.reported import in_turns, reported
 from aiorocket.nameserver.settings import SettingsHandlers
 from aiorocket.nameserver.state_file import StateFile
 from aiorocket.nameserver.topic_lists import TopicLists
@@ -200,20 +200,17 @@ class NameServer:
             return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
         async with self._reading:  # in the order in which they came
             version, topics = await reported(command, header)
-        if connection.closed:
+            if connection.closed:
+                return None
+            expiry, now = header.heartbeat_timeout_millis, asyncio.get_running_loop().time()
+            lease = expiry / 1000 if expiry and expiry > 0 else None
+            who = header.cluster_name, header.broker_name, header.broker_id, header.broker_addr
+            report = BrokerReport(*who, topics=topics, version=version, expiry=lease)
+            known = self.routes.holder(header.broker_name, header.broker_id)
+            refusal = await in_turns(self.routes.registering(report, connection=connection, now=now))
+        if connection.closed:  # it may have been while its topics were counted
+            self.routes.lost(connection)
             return None
-        expiry = header.heartbeat_timeout_millis
-        report = BrokerReport(
-            cluster=header.cluster_name,
-            name=header.broker_name,
-            broker_id=header.broker_id,
-            address=header.broker_addr,
-            topics=topics,
-            version=version,
-            expiry=expiry / 1000 if expiry and expiry > 0 else None,
-        )
-        known = self.routes.holder(header.broker_name, header.broker_id)
-        refusal = self.routes.register(report, connection=connection, now=asyncio.get_running_loop().time())
         self._heard = True
         if refusal is not None:
             _log.warning("registration of %s from %s refused: %s", header.broker_name, connection.peer, refusal)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiorocket.nameserver.core.routes import RouteInfo
+from aiorocket.nameserver.reported import in_turns
 from aiorocket_protocol import (
     GetTopicsByClusterRequestHeader,
     RemotingCommand,
@@ -56,14 +57,14 @@ class TopicLists:
         address = next((address for data in brokers for address in data.broker_addrs.values()), None)
         return _answer(connection, command, TopicListBody(sorted(names), address))
 
-    def unit_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        return _answer(connection, command, TopicListBody(self._routes.flagged(UNIT)))
+    async def unit_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        return _answer(connection, command, TopicListBody(await in_turns(self._routes.flagged(UNIT))))
 
-    def subscribed_by_units(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        return _answer(connection, command, TopicListBody(self._routes.flagged(UNIT_SUB)))
+    async def subscribed_by_units(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        return _answer(connection, command, TopicListBody(await in_turns(self._routes.flagged(UNIT_SUB))))
 
-    def others_subscribed_by_units(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        return _answer(connection, command, TopicListBody(self._routes.flagged(UNIT_SUB, without=UNIT)))
+    async def others_subscribed_by_units(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        return _answer(connection, command, TopicListBody(await in_turns(self._routes.flagged(UNIT_SUB, without=UNIT))))
 
 
 def _answer(connection: Connection, command: RemotingCommand, body: TopicListBody) -> RemotingCommand:

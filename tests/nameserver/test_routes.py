@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiorocket.nameserver.core.kv import KeyValues
-from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
+from aiorocket.nameserver.core.routes import A_TURN, BrokerReport, RouteInfo
 from aiorocket_protocol import DataVersion, QueueData
 
 
@@ -125,3 +125,18 @@ def test_key_values_tell_what_must_be_saved_and_come_back() -> None:
     assert other.table("ns") == {"k": "v"}
     assert kv.delete("ns", "k") and not kv.delete("ns", "k")
     assert kv.table("ns") is None and kv.to_dict() == {}
+
+
+def test_many_topics_are_kept_in_turns() -> None:
+    """A broker that goes meanwhile leaves none of them, and one that stays has its version when all are there."""
+    table = RouteInfo(120.0)
+    many = registration("a", "h:1", *(f"T{number}" for number in range(3 * A_TURN)))
+    work = table.registering(many, connection=1, now=0)
+    turns = [next(work) for _ in range(4)]
+    assert len(turns) == 4 and 0 < len(table.topics()) < 3 * A_TURN
+    assert table.renew("a", 0, DataVersion(1, 1), 0) is None  # not before all are there
+    assert table.lost(1) == ["h:1"] and list(work) == [] and table.topics() == [] and table._count == 0
+    assert table.register(many, connection=2, now=0) is None
+    assert len(table.topics()) == table._count == 3 * A_TURN
+    assert table.renew("a", 0, DataVersion(1, 1), 0) == DataVersion(1, 1)
+    assert len(list(table.flagged(1))) >= 3

@@ -527,7 +527,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
     ),
     # -- name servers --
     "a registration whose topics are not kept": Breakage(
-        f"{_ROUTES}.register", "on[what.name] = queues", "None"
+        f"{_ROUTES}.registering", "on[what.name] = queues", "None"
     ),
     # -- damage --
     "a checksum never checked": Breakage(

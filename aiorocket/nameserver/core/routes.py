@@ -8,13 +8,16 @@ was noticed to be dead.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Generator, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from aiorocket.config import Limits
 from aiorocket_protocol import PERM_WRITE, BrokerData, DataVersion, QueueData, TopicRouteData
 
-__all__ = ("BrokerReport", "RouteInfo")
+__all__ = ("A_TURN", "BrokerReport", "RouteInfo")
+
+#: Topics looked at in one turn of the loop: about a millisecond.
+A_TURN = 2_000
 
 #: Characters of a name or address in a registration.
 LONGEST_NAME = 255
@@ -57,6 +60,15 @@ class RouteInfo:
 
     def register(self, what: BrokerReport, *, connection: Hashable, now: float) -> str | None:
         """None when accepted, else why not (for the remark of a SYSTEM_ERROR)."""
+        return _whole(self.registering(what, connection=connection, now=now))
+
+    def registering(self, what: BrokerReport, *, connection: Hashable, now: float) -> Generator[None, None, str | None]:
+        """``register``, little by little; one at a time. What becomes of the broker meanwhile is respected."""
+        new_routes = 0
+        for number, topic in enumerate(what.topics or (), 1):
+            new_routes += what.name not in self._topics.get(topic, ())
+            if number % A_TURN == 0:
+                yield
         key = (what.name, what.broker_id)
         known = self._brokers.get(key)
         if known is not None and known.address != what.address and known.connection != connection:
@@ -76,7 +88,7 @@ class RouteInfo:
                 f"broker {what.name} is not registered and sends exactly one topic, which is an incremental update; "
                 "register with the whole topic table first"
             )
-        if (over := self._over(what, known is None)) is not None:
+        if (over := self._over(what, known is None, new_routes)) is not None:
             return over
         if known is None:
             known = self._brokers[key] = _Broker(what, connection, now, self._expiry)
@@ -86,17 +98,20 @@ class RouteInfo:
         known.seen = now
         known.expiry = what.expiry or self._expiry
         if what.topics is not None and what.broker_id == 0 and known.version != what.version:
-            known.version = what.version
-            for topic, queues in what.topics.items():
+            for number, (topic, queues) in enumerate(what.topics.items(), 1):
                 on = self._topics.setdefault(topic, {})
                 self._count += what.name not in on
                 on[what.name] = queues
+                if number % A_TURN == 0:
+                    yield
+                    if self._brokers.get(key) is not known:  # it has gone, and its topics with it
+                        return None
+            known.version = what.version
         return None
 
-    def _over(self, what: BrokerReport, new: bool) -> str | None:
+    def _over(self, what: BrokerReport, new: bool, new_routes: int) -> str | None:
         """Which of the limits the report would pass."""
         limits, topics = self._limits, what.topics or {}
-        new_routes = sum(what.name not in self._topics.get(topic, ()) for topic in topics)
         most = {
             "brokers": (limits.brokers, len(self._brokers) + new),
             "broker_topics": (limits.broker_topics, len(topics)),
@@ -162,13 +177,17 @@ class RouteInfo:
     def topics(self) -> list[str]:
         return sorted(self._topics)
 
-    def flagged(self, flag: int, *, without: int = 0) -> list[str]:
-        """Topics whose topicSysFlag has ``flag`` and not ``without`` on some broker."""
-        return sorted(
-            topic
-            for topic, queues in self._topics.items()
-            if any(data.topic_sys_flag & flag and not data.topic_sys_flag & without for data in queues.values())
-        )
+    def flagged(self, flag: int, *, without: int = 0) -> Generator[None, None, list[str]]:
+        """Topics whose topicSysFlag has ``flag`` and not ``without`` on some broker, little by little."""
+        found = []
+        for number, (topic, queues) in enumerate(list(self._topics.items()), 1):
+            for data in queues.values():
+                if data.topic_sys_flag & flag and not data.topic_sys_flag & without:
+                    found.append(topic)
+                    break
+            if number % A_TURN == 0:
+                yield
+        return sorted(found)
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
         names = {data.broker_name for data in self.brokers() if data.cluster == cluster}
@@ -217,3 +236,13 @@ class RouteInfo:
                 if not self._topics[topic]:
                     del self._topics[topic]
         return broker
+
+
+def _whole(work: Generator[None, None, str | None]) -> str | None:
+    """All of it at once."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: str | None = end.value
+            return result
