@@ -445,3 +445,13 @@ async def test_callbacks_that_append_in_bursts_do_not_nest() -> None:
     await finished
     assert sum(store.max_offset("T", queue_id) for queue_id in range(3)) == wanted
     await store.close()
+
+
+async def test_open_files_are_bounded() -> None:
+    """However many segments are read: those that were read last stay open, which is why their number grows at first."""
+    store = await opened(tail_cache=0)
+    for _ in range(200):
+        await put(store, body=bytes(60_000))
+    assert len(everything(store)) == 200
+    assert 100 < len(store._files._files) <= 128
+    await store.close()
