@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from aiorocket.broker.alarms import keep_watching
-from aiorocket.broker.broker import Broker
 from aiorocket.cli.server_options import host_port
 from aiorocket.config.settings import is_service_link
 from aiorocket.errors import ConfigError
 from aiorocket.runtime.tasks import TaskScope
+
+if TYPE_CHECKING:
+    from aiorocket.broker.broker import Broker
 
 __all__ = ("metrics_options", "watched")
 
@@ -45,6 +46,8 @@ def metrics_options(function: F) -> F:
 async def watched(broker: Broker, host: str, port: int | None) -> AsyncIterator[str]:
     """Look for alarms while the block runs, and answer about ``broker`` if a port was given; what the line of a ready
     server says of it. ConfigError without prometheus_client, UsageError when the port cannot be bound."""
+    from aiorocket.broker.alarms import keep_watching  # lake run has these options, and no broker
+
     watch = TaskScope("alarms")
     watch.start(keep_watching(broker), name="alarms")
     try:

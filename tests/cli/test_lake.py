@@ -30,8 +30,8 @@ from aiorocket.spark.steps.report import Progress, StepReport
 from aiorocket.spark.steps.run import plain
 
 COMMANDS = [
-    "demo", "archive", "compact", "verify", "restore", "show", "dedup", "decode", "windows", "order", "latency",
-    "triage", "replay",
+    "demo", "archive", "compact", "verify", "restore", "show", "lag", "dedup", "decode", "windows", "order", "latency",
+    "triage", "replay", "run",
 ]  # fmt: skip
 
 QUEUE = Queue("orders", "broker-a", 1)
