@@ -180,8 +180,8 @@ class RouteInfo:
     def flagged(self, flag: int, *, without: int = 0) -> Generator[None, None, list[str]]:
         """Topics whose topicSysFlag has ``flag`` and not ``without`` on some broker, little by little."""
         found = []
-        for number, (topic, queues) in enumerate(list(self._topics.items()), 1):
-            for data in queues.values():
+        for number, topic in enumerate(list(self._topics), 1):  # names alone: 50,000 pairs wake the collector
+            for data in self._topics.get(topic, {}).values():
                 if data.topic_sys_flag & flag and not data.topic_sys_flag & without:
                     found.append(topic)
                     break
