@@ -76,6 +76,9 @@ class _Watch(threading.Thread):
                 return
             blocked = ""
             while not self._turned.wait(limit / 2):
+                if self._loop.is_closed():  # and forgot that it was asked
+                    _watches.pop(self._loop, None)
+                    return
                 if not blocked and time.monotonic() - asked >= limit:
                     blocked = self._blocked_by(time.monotonic() - asked)
             if blocked:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from aiorocket.runtime import watchdog
 from aiorocket.runtime.watchdog import watch_loop
 
@@ -89,3 +91,18 @@ def test_it_ends_with_a_loop_that_nobody_tells_it_of() -> None:
     loop.close()
     watch.join(30)
     assert not watch.is_alive() and loop not in watchdog._watches
+
+
+def test_it_ends_with_a_loop_that_is_closed_before_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.new_event_loop()
+    asked = threading.Event()
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda _callback: asked.set())
+    watch = watchdog._watches[loop] = watchdog._Watch(loop)
+    watch.wanted.append((__file__, 0.01))
+    watch.start()
+    assert asked.wait(30)
+    loop.close()
+    watch.join(10)
+    ended = not watch.is_alive()
+    watch.end()
+    assert ended and loop not in watchdog._watches
