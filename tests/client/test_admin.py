@@ -396,6 +396,17 @@ async def test_a_group_that_went_on_from_the_end_has_come_there(mq: Embedded, ad
     assert await admin.offsets.verify(plan, within=0) == []
 
 
+def test_pops_of_one_moment_are_all_out() -> None:
+    out: dict[Any, Any] = {}
+    pop = {"t": "orders", "c": "poppers", "q": 0, "nx": 4, "pt": 1000, "it": 60_000}
+    _replay({**pop, "ol": [0, 1]}, out)
+    _replay({**pop, "ol": [2, 3]}, out)
+    _replay({"t": "orders", "c": "poppers", "q": 0, "pt": 1000, "al": [1]}, out)
+    _replay({**pop, "ol": [3], "pt": 2000}, out)
+    _replay({"t": "orders", "c": "poppers", "q": 0, "pt": 1000, "al": [3]}, out)
+    assert out == {("orders", "poppers", 0): {0: (1000, 60_000), 2: (1000, 60_000), 3: (2000, 60_000)}}
+
+
 async def test_what_is_popped_and_by_whom(mq: Embedded, admin: Admin) -> None:
     assert await admin.pops.set_mode("poppers", "orders", "POP") == ["broker-a"]
     for wrong in ({"mode": "PUSH"}, {"mode": "POP", "share": -1}):
@@ -426,13 +437,14 @@ def test_what_apaches_records_of_pops_say() -> None:
     out: dict[Any, Any] = {}
     pop = {"so": 10, "n": 3, "bm": 2, "t": "T", "c": "g", "q": 1, "pt": 5, "it": 60_000, "d": [0, 4, 9], "bn": "b"}
     _replay(pop, out)
-    assert out == {("T", "g", 1, 5): ({10, 19}, 60_000)}
+    taken = out["T", "g", 1]
+    assert taken == {10: (5, 60_000), 19: (5, 60_000)}
     _replay({"ao": 19, "so": 10, "t": "T", "c": "g", "q": 1, "pt": 5}, out)
     _replay({**pop, "so": 30, "n": 2, "bm": 0, "d": [], "pt": 6}, out)
     _replay({"aol": [30], "so": 30, "t": "T", "c": "g", "q": 1, "pt": 6}, out)
-    assert [(key[3], offsets) for key, (offsets, _) in out.items()] == [(5, {10}), (6, {31})]
+    assert taken == {10: (5, 60_000), 31: (6, 60_000)}
     _replay({**pop, "pt": 7, "d": None, "n": 1, "bm": 0}, out)
-    assert [offsets for offsets, _ in out.values()] == [set(), {31}, {10}], "popped once more"
+    assert taken == {10: (7, 60_000), 31: (6, 60_000)}, "popped once more"
     _replay({"t": "T", "c": "g", "q": 1, "rs": 4}, out)
     assert out == {}
 

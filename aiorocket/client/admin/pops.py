@@ -24,7 +24,8 @@ from aiorocket_protocol import (
 
 __all__ = ("Checkpoint", "Pops")
 
-_Key = tuple[str, str, int, int]
+#: Topic, group and queue -> offset -> when it was popped and for how long.
+_Out = dict[tuple[str, str, int], dict[int, tuple[int, int]]]
 
 
 class Checkpoint(NamedTuple):
@@ -73,25 +74,24 @@ class Pops:
         async def ask(broker: Broker) -> list[Checkpoint]:
             plain = await self._ask.plain(broker.address, RequestCode.GET_ALL_TOPIC_CONFIG)
             rows = plain.table("topicConfigTable").values() if plain is not None else ()
-            out: dict[_Key, tuple[set[int], int]] = {}
+            out: _Out = {}
             for topic in map(TopicConfig.from_plain, rows):
                 if topic.topic_name.startswith(REVIVE_TOPIC_PREFIX):
                     for number in range(topic.read_queue_nums):
                         await self._read(Queue(topic.topic_name, broker.name, number), broker, newest, out)
-            return [
-                Checkpoint(
-                    self._ask.shown(topic), self._ask.shown(member), broker.name, queue, popped, popped + invisible,
-                    tuple(sorted(offsets)),
-                )
-                for (topic, member, queue, popped), (offsets, invisible) in out.items()
-                if offsets and wanted in (None, member)
-            ]  # fmt: skip
+            pops: dict[Checkpoint, list[int]] = {}
+            for (name, member, number), taken in out.items():
+                if wanted in (None, member):
+                    names = self._ask.shown(name), self._ask.shown(member), broker.name, number
+                    for offset, (popped, invisible) in taken.items():
+                        pops.setdefault(Checkpoint(*names, popped, popped + invisible, ()), []).append(offset)
+            return [pop._replace(offsets=tuple(sorted(offsets))) for pop, offsets in pops.items()]
 
         answers = await self._ask.each(ask)
         answers.sort(key=lambda each: (each.due_ms, each))
         return answers
 
-    async def _read(self, queue: Queue, broker: Broker, newest: int, out: dict[_Key, tuple[set[int], int]]) -> None:
+    async def _read(self, queue: Queue, broker: Broker, newest: int, out: _Out) -> None:
         """What the records of one queue say, from where its broker has come; later ones count."""
         scan = QueueScan(self._ask.client, queue, broker.address)
         begin, end = await scan.bounds()
@@ -107,7 +107,7 @@ class Pops:
                 continue  # none of ours and none of Apache's
 
 
-def _replay(said: dict[str, Any], out: dict[_Key, tuple[set[int], int]]) -> None:
+def _replay(said: dict[str, Any], out: _Out) -> None:
     """One record: ``ol``, ``al``, ``rs`` and ``fg`` are ours; ``so`` with ``n`` a pop, ``ao`` and ``aol`` Apache's
     acknowledgements."""
     topic, group = said.get("t"), said.get("c", said.get("cid"))
@@ -115,21 +115,20 @@ def _replay(said: dict[str, Any], out: dict[_Key, tuple[set[int], int]]) -> None
         for key in [key for key in out if topic in (None, key[0]) and group in (None, key[1])]:
             del out[key]
         return
-    queue = int(said["q"])
+    queue = str(topic), str(group), int(said["q"])
     if "rs" in said:
-        for key in [key for key in out if key[:3] == (topic, group, queue)]:
-            del out[key]
+        out.pop(queue, None)
         return
-    at = (str(topic), str(group), queue, int(said["pt"]))
+    popped = int(said["pt"])
     if "it" in said:
         if "ol" in said:
-            offsets = {int(offset) for offset in said["ol"]}
+            offsets = [int(offset) for offset in said["ol"]]
         else:
             steps = said.get("d") or range(int(said["n"]))
-            offsets = {int(said["so"]) + int(step) for bit, step in enumerate(steps) if not int(said["bm"]) >> bit & 1}
-        for key, (others, _) in out.items():
-            if key[:3] == at[:3]:
-                others -= offsets  # popped once more
-        out[at] = offsets, int(said["it"])
-    elif at in out:
-        out[at][0].difference_update(said.get("al") or said.get("aol") or [said["ao"]])
+            offsets = [int(said["so"]) + int(step) for bit, step in enumerate(steps) if not int(said["bm"]) >> bit & 1]
+        out.setdefault(queue, {}).update(dict.fromkeys(offsets, (popped, int(said["it"]))))
+    elif queue in out:
+        taken = out[queue]
+        for offset in said.get("al") or said.get("aol") or [said["ao"]]:
+            if offset in taken and taken[offset][0] == popped:
+                del taken[offset]
