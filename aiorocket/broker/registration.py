@@ -87,7 +87,7 @@ class Registration:
         self._round = asyncio.Lock()
         self._asked = self._answered = 0
         #: Name server -> what it has been told on which connection. A topic that changes is another object.
-        self._told: dict[str, tuple[Connection, int, dict[str, Topic]]] = {}
+        self._told: dict[str, tuple[Connection, int, dict[str, Topic], float]] = {}
 
     async def start(self) -> None:
         """Register once with all, then keep it up. UsageError when one refuses, with its reason."""
@@ -178,7 +178,10 @@ class Registration:
                 allowed = self._permission() | PERM_INHERIT
                 topics = {topic.name: topic for topic in self._topics}
                 told = self._told.pop(nameserver, None)  # until it answers
-                known = told[2] if told is not None and told[:2] == (connection, allowed) else {}
+                now = asyncio.get_running_loop().time()
+                # One that has not heard of us for so long may have forgotten us.
+                fresh = told is not None and now - told[3] < 2 * self._config.register_interval
+                known = told[2] if told is not None and fresh and told[:2] == (connection, allowed) else {}
                 news = [_config_of(topic, allowed) for name, topic in topics.items() if known.get(name) is not topic]
                 body = RegisterBrokerBody(self._version(), news)
                 command = RemotingCommand.request(
@@ -196,7 +199,7 @@ class Registration:
             self._failed(nameserver, response.remark or f"code {response.code}")
             return
         self._refused.discard(nameserver)
-        self._told[nameserver] = connection, allowed, topics
+        self._told[nameserver] = connection, allowed, topics, now
         if response.body:
             try:
                 orders = decode_body(KVTable, response.body, response.serialize_type).table

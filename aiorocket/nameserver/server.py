@@ -293,9 +293,8 @@ class NameServer:
             self._expiry.update()
 
     def _expire(self, now: float) -> None:
-        for address, connection in self.routes.expire(now):
+        for address in self.routes.expire(now):
             _log.warning("broker at %s has not registered in time, its routes are dropped", address)
-            connection.close("late")  # what it says there from now on builds on what is dropped
 
     def _lost(self, connection: Connection) -> None:
         for address in self.routes.lost(connection):

@@ -64,11 +64,11 @@ def test_a_broker_that_does_not_register_in_time_is_dropped_at_its_deadline() ->
     table.register(registration("b", "10.0.0.2:1", expiry=30.0), connection=2, now=10)
     assert table.next_deadline() == 40
     assert table.expire(39.9) == []
-    assert table.expire(40) == [("10.0.0.2:1", 2)]
+    assert table.expire(40) == ["10.0.0.2:1"]
     assert table.next_deadline() == 120
     table.touch("a", 0, 100)
     assert table.next_deadline() == 220
-    assert table.expire(220) == [("10.0.0.1:10911", 1)]
+    assert table.expire(220) == ["10.0.0.1:10911"]
     assert table.next_deadline() is None and table.topics() == []
 
 

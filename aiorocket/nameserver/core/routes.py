@@ -9,7 +9,7 @@ was noticed to be dead.
 from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aiorocket.config import Limits
 from aiorocket_protocol import PERM_WRITE, BrokerData, DataVersion, QueueData, TopicRouteData
@@ -151,10 +151,8 @@ class RouteInfo:
         """A connection closed: the addresses of the brokers that went with it."""
         return self._remove_all([key for key, broker in self._brokers.items() if broker.connection == connection])
 
-    def expire(self, now: float) -> list[tuple[str, Any]]:
-        """The leases that are over: the addresses of the brokers, and the connections on which they registered."""
-        over = [key for key, broker in self._brokers.items() if broker.seen + broker.expiry <= now]
-        return [(broker.address, broker.connection) for broker in map(self._remove, over)]
+    def expire(self, now: float) -> list[str]:
+        return self._remove_all([key for key, broker in self._brokers.items() if broker.seen + broker.expiry <= now])
 
     def next_deadline(self) -> float | None:
         return min((broker.seen + broker.expiry for broker in self._brokers.values()), default=None)
