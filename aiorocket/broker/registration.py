@@ -1,8 +1,8 @@
 """Tells every name server about this broker: at start, when topics change, every 30 s, and when it stops.
 
 At start and every 30 s it sends the whole table of topics. A change sends what changed since the name server last
-answered on the same connection: name servers, Apache's too, add what they are told to what they know. One round runs at
-a time, and all who ask for one meanwhile share the next.
+answered on the same connection: name servers, Apache's too, add what they are told to what they know. Each is told one
+thing at a time, however long another takes, and all who ask for a round meanwhile share the next.
 
 A name server that cannot be reached is tried again; one that refuses (another broker holds the name) is an error the
 operator must see, so the first round's refusal ends the start.
@@ -84,8 +84,10 @@ class Registration:
         #: Name server -> why it does not know us at the moment.
         self.failures: dict[str, str] = {}
         self._refused: set[str] = set()
-        self._round = asyncio.Lock()
-        self._asked = self._answered = 0
+        #: For each name server: held while it is told, and how many had asked for what it was told last.
+        self._telling = {nameserver: asyncio.Lock() for nameserver in config.nameservers}
+        self._asked = 0
+        self._answered = dict.fromkeys(config.nameservers, 0)
         #: Name server -> what it has been told on which connection. A topic that changes is another object.
         self._told: dict[str, tuple[Connection, int, dict[str, Topic], float]] = {}
 
@@ -102,19 +104,18 @@ class Registration:
     async def register(self) -> None:
         """Return when name servers were told all that is true now. Failures are kept in ``failures``, never raised."""
         self._asked += 1
-        mine = self._asked
-        async with self._round:
-            if self._answered < mine:  # else a round that began after we asked has told it
-                begun = self._asked
-                await self._register_all()
-                self._answered = begun
-
-    async def _register_all(self) -> None:
         nameservers = self._config.nameservers
         if len(nameservers) == 1:
-            await self._register(nameservers[0])
+            await self._tell(nameservers[0], self._asked)
         elif nameservers:
-            await asyncio.gather(*(self._register(nameserver) for nameserver in nameservers))
+            await asyncio.gather(*(self._tell(nameserver, self._asked) for nameserver in nameservers))
+
+    async def _tell(self, nameserver: str, asked: int) -> None:
+        async with self._telling[nameserver]:
+            if self._answered[nameserver] < asked:  # else what began after we asked has told it
+                begun = self._asked
+                await self._register(nameserver)
+                self._answered[nameserver] = begun
 
     def changed(self) -> None:
         """Topics changed: tell name servers soon; any number of changes in between make one round."""

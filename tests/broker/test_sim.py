@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aiorocket.broker import Broker
+from aiorocket.broker.core.topics import Topic
 from aiorocket.config import BrokerConfig, NameServerConfig, RemotingConfig, StoreConfig
 from aiorocket.nameserver import NameServer
 from aiorocket.remoting import RemotingClient
@@ -162,6 +163,27 @@ def test_a_broker_that_falls_silent_loses_its_routes_after_two_minutes_and_gets_
         await host.run(broker.close())
         await asyncio.sleep(1)
         assert nameserver.routes.holder("broker-a", 0) is None
+        await names_host.run(nameserver.close())
+
+    simulate(main)
+
+
+def test_a_name_server_that_is_away_keeps_no_news_from_the_other() -> None:
+    async def main(sim: Simulation) -> None:
+        names_host = sim.host("10.0.0.5")
+        nameserver = NameServer(sim.env(), NameServerConfig(host="10.0.0.5", port=9876, open_registration=True))
+        await names_host.run(nameserver.start())
+        sim.network.partition(["10.0.0.1"], ["10.0.0.6"])
+        host, broker = await started(sim, sim.env(), config(nameservers=("10.0.0.5:9876", "10.0.0.6:9876")))
+        assert broker.parts is not None
+        for number in range(30):
+            broker.topics.put(Topic(f"T{number}", 4, 4))
+            telling = host.start(broker.parts.registration.register())
+            await asyncio.sleep(0.1)
+            assert nameserver.routes.topic_route(f"T{number}") is not None
+            await telling
+            await asyncio.sleep(0.37)
+        await host.run(broker.close())
         await names_host.run(nameserver.close())
 
     simulate(main)
