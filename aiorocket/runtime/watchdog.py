@@ -29,9 +29,10 @@ async def watch_loop(caller: str, limit: float) -> None:
     loop = asyncio.get_running_loop()
     watch = _watches.get(loop)
     if watch is None:
-        watch = _watches[loop] = _Watch(loop)
+        watch = _Watch(loop)
         watch.wanted.append((caller, limit))
         watch.start()
+        _watches[loop] = watch
     else:
         watch.wanted.append((caller, limit))
     try:
