@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import threading
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,13 +137,13 @@ async def test_a_broker_registers_its_topics_and_is_gone_when_it_stops() -> None
 
 async def test_a_change_is_told_alone_and_many_at_once_together(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[set[str]] = []
-    register = RouteInfo.register
+    registering = RouteInfo.registering
 
-    def listen(table: RouteInfo, what: BrokerReport, **more: Any) -> str | None:
+    def listen(table: RouteInfo, what: BrokerReport, **more: Any) -> Generator[None, None, str | None]:
         told.append(set(what.topics or ()))
-        return register(table, what, **more)
+        return registering(table, what, **more)
 
-    monkeypatch.setattr(RouteInfo, "register", listen)
+    monkeypatch.setattr(RouteInfo, "registering", listen)
     env = real_env()
     nameserver = NameServer(env, NameServerConfig(port=0))
     await nameserver.start()
