@@ -27,11 +27,21 @@ __all__ = ("property_tails",)
 def property_tails(size: int, columns: Sequence[Any], left_out: Collection[str]) -> list[str] | None:
     """The texts of ``size`` rows behind their ids, from the Arrow columns of tags, keys, sharding keys and properties
     (None: there is none). ``left_out`` are properties that are passed over. None when a row has to be looked at."""
-    tags, keys, sharding, properties = columns
     try:
+        tags, keys, sharding, properties = (None if column is None else _short(column) for column in columns)
         return _tails(size, tags, keys, sharding, properties, left_out)
     except (pa.ArrowInvalid, UnicodeDecodeError):  # text that is not UTF-8
         return None
+
+
+def _short(column: Any) -> Any:
+    """With offsets of 32 bits; ``spark.sql.execution.arrow.useLargeVarTypes`` gives texts that have 64."""
+    kind: pa.DataType = pa.string()
+    if pa.types.is_map(column.type):
+        kind = pa.map_(kind, kind)
+    elif pa.types.is_list(column.type):
+        kind = pa.list_(kind)
+    return column if column.type == kind else column.cast(kind)
 
 
 def _tails(

@@ -293,3 +293,12 @@ def test_texts_are_made_at_once_for_rows_that_were_read() -> None:
     found = [batch.column("tags"), batch.column("keys"), None, batch.column("properties")]
     tails = property_tails(2, found, {"UNIQ_KEY", "KEYS"})
     assert tails == ["TAGS\x01t\x02KEYS\x01k l\x02p\x01v\x02q\x01ü\x02", ""]
+
+
+def test_texts_of_64_bit_offsets_are_taken_as_others_are() -> None:
+    row = {"body": b"1", "keys": ["k1", "k2"], "tags": "x", "properties": [("p", "v")], "shardingKey": "s"}
+    other = {"body": b"2", "keys": None, "tags": None, "properties": None, "shardingKey": None}
+    text, made = pa.large_string(), columns(*row)
+    large = frame([row, other], body=pa.large_binary(), keys=pa.list_(text), tags=text, shardingKey=text,
+                  properties=pa.map_(text, text))  # fmt: skip
+    assert made.rows(large.select(list(row))) == made.rows(frame([row, other]).select(list(row)))
