@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from aiorocket.errors import RocketError
 from aiorocket.model import Queue
 from aiorocket.spark.steps import merge as merging
-from aiorocket.spark.steps.merge import merge
+from aiorocket.spark.steps.merge import Pieces, merge
 from tests.spark.lakes import add, make, rows_of
 
 QUEUES = [Queue("t", broker, number) for broker in ("broker-b", "broker-a") for number in (0, 10, 2)]
@@ -40,6 +43,18 @@ def test_rows_that_came_in_any_order_are_sorted(tmp_path: Path, monkeypatch: pyt
     assert found.equals(expected)
     counted = [(queue, *file.queues[queue]) for file in files for queue in file.queues]
     assert sum(rows for *_, rows in counted) == sum(end - begin for _, begin, end, _ in counted) == 240
+
+
+def test_many_queues_are_read_side_by_side_with_one_file(tmp_path: Path) -> None:
+    with tempfile.TemporaryFile() as file:
+        pieces = Pieces(rows_of(QUEUES[0], range(2)).schema, file)
+        queues = [Queue("t", "broker-a", number) for number in range(50)]
+        for queue in queues:
+            pieces.add(queue, np.arange(2), rows_of(queue, range(2)))
+        opened = len(os.listdir("/dev/fd"))
+        reading = [pieces.sorted_of(queue) for queue in queues]
+        assert [next(rows).num_rows for rows in reading] == [2] * 50
+        assert len(os.listdir("/dev/fd")) <= opened + 1
 
 
 def test_an_offset_that_is_there_twice_is_an_error_and_what_spark_wrote_is_taken(tmp_path: Path) -> None:

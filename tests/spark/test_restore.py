@@ -212,6 +212,32 @@ def test_tasks_send_files_in_order_with_what_messages_had(
         assert places == [f"old@broker-a@{queue}@{number}" for number in range((90, 25)[queue])]
 
 
+def test_a_task_makes_messages_of_few_bytes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, came = import_module("aiorocket.spark.steps.restore_task"), list[list[Any]]()
+    monkeypatch.setattr(task, "_BYTES", 8_192)
+    monkeypatch.setattr(task, "bridge", SimpleNamespace(call=lambda send, settings, rows, where: came.append(rows)))
+    lake, queues = make(tmp_path), [Queue("old", "broker-a", number) for number in range(8)]
+    add(lake, {queue: range(40) for queue in queues})
+    paths = [file.path for file in lake.snapshot().files]
+    told = [[*queue, 0, 40] for queue in queues]
+    text = {"nameServer": "127.0.0.1:9876"}
+    held = list(task.restore_task((str(tmp_path), paths, told, text, None, True)))
+    assert [each.span.rows for each in held] == [40] * 8
+    for queue in range(8):
+        bodies = [row.body for rows in came for row in rows if row.queue_id == queue]
+        assert bodies == [f"body {number}".encode() for number in range(40)]
+    assert max(map(len, came)) < 100
+
+
+@pytest.mark.parametrize(("mode", "plain"), [("atLeastOnce", True), ("idempotent", False), ("exactlyOnce", False)])
+def test_only_rows_that_each_count_for_themselves_are_sent_by_files(tmp_path: Path, mode: str, plain: bool) -> None:
+    module = import_module("aiorocket.spark.steps.restore")
+    selection: Any = SimpleNamespace(archive=make(tmp_path), whole=True)
+    text = {"nameServer": "127.0.0.1:9876", "SINKMODE": mode}
+    job = module._Restore(selection, text, None, None, False, "name", {}, None)
+    assert job._plain is plain
+
+
 async def _ends(options: SourceOptions) -> dict[Queue, int]:
     client = await shared_client(options.connection)
     return {q: each.end for q, each in (await cluster.bounds(client, await cluster.queues(client, options))).items()}

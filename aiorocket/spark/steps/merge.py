@@ -90,6 +90,7 @@ class Pieces:
         self._schema = schema
         self._file = file
         self._of: dict[Queue, list[_Piece]] = {}
+        self._spilled: pa.Buffer | None = None
 
     def add(self, queue: Queue, places: np.ndarray[Any, np.dtype[np.int64]], batch: pa.RecordBatch) -> None:
         """The rows at ``places`` of ``batch``, all of ``queue``."""
@@ -112,8 +113,10 @@ class Pieces:
 
     def sorted_of(self, queue: Queue) -> Iterator[pa.RecordBatch]:
         """The rows of a queue that has some; nothing can be added any more."""
-        self._file.flush()
-        spilled = pa.py_buffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
+        if self._spilled is None:  # one for all: each holds a file descriptor, and queues may be read side by side
+            self._file.flush()
+            self._spilled = pa.py_buffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
+        spilled = self._spilled
         pieces = sorted(self._of[queue])
         while pieces:
             count, last = 1, pieces[0].last

@@ -29,8 +29,8 @@ RESTORE_ID = "RESTORE_ID"
 #: Property: when the archived message was born, milliseconds since 1970 UTC.
 RESTORE_BORN = "RESTORE_BORN"
 NEEDED = ("brokerName", "queueId", "queueOffset", "body", "properties", "keys", "tags", "bornTimestamp")
-#: Rows of each queue that are messages at a time.
-_ROWS = 8_192
+#: What is messages at a time: rows of each queue, bytes of all queues together.
+_ROWS, _BYTES = 8_192, 64 << 20
 _TYPES = {
     "topic": "string", "body": "binary", "keys": "string", "tags": "string", "properties": "map<string,string>",
     "queueId": "int", "shardingKey": "string",
@@ -56,7 +56,8 @@ def restore_task(task: tuple[str, Sequence[str], Sequence[Any], Mapping[str, str
                     own = places[(offsets[places] >= begin) & (offsets[places] < end)]
                     if len(own):
                         pieces.add(queue, own, batch)
-        waiting = {queue: _short(pieces.sorted_of(queue)) for queue in pieces.queues}
+        room = _BYTES // max(1, len(pieces.queues))
+        waiting = {queue: _short(pieces.sorted_of(queue), room) for queue in pieces.queues}
         sent = dict.fromkeys(waiting, 0)
         while waiting:
             rows: list[OutgoingRow] = []
@@ -75,10 +76,11 @@ def restore_task(task: tuple[str, Sequence[str], Sequence[Any], Mapping[str, str
         yield Held("", 0, queue, Span(0, 0, count))
 
 
-def _short(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _short(batches: Iterator[pa.RecordBatch], room: int) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        for start in range(0, batch.num_rows, _ROWS):
-            yield batch.slice(start, _ROWS)
+        rows = max(1, min(_ROWS, batch.num_rows * room // max(1, batch.nbytes)))
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)
 
 
 def _messages(
