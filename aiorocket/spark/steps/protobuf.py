@@ -136,8 +136,8 @@ def _value(found: Any, message: Any) -> tuple[Any, ...]:
 def _field_value(found: Any, field: Any) -> Any:
     value = getattr(found, field.name)
     if _is_map(field):
-        entry = field.message_type.fields_by_name["value"]
-        return {key: _one_value(value[key], entry) for key in value}
+        entry = field.message_type.fields_by_name
+        return {_one_value(key, entry["key"]): _one_value(value[key], entry["value"]) for key in value}
     if field.is_repeated:
         return [_one_value(each, field) for each in value]
     if field.has_presence and not found.HasField(field.name):

@@ -32,10 +32,10 @@ class SchemaRegistry:
     task. It is pickled without what it has learnt."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             fits = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and parts.port != 0
-        except ValueError:  # a port that is no number
+        except ValueError:  # a port that is no number, a host that is none: the text of it may have the password
             fits = False
         if not fits:
             raise UsageError(f"registry={_bare(url)!r:.200}: its address is meant, such as http://registry:8081")
