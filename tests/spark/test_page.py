@@ -45,7 +45,8 @@ def test_a_page_says_all_and_fetches_nothing(tmp_path: Path) -> None:
         details={"tables": tables, "plots": [str(picture)], "reasons": {evil: 2}, "proof": "count"},
     )  # fmt: skip
     configuration = {
-        "registry": "http://me:pass@registry:8081", "options": {"secretKey": "hidden", "tags": "a"}, "out": None,
+        "registry": "http://me:p@pass@registry:8081", "where": ["http://me:pass@registry:8081"],
+        "options": {"secretKey": "hidden", "tags": "a"}, "out": None,
         "conf": {"fs.s3a.secret.key": "hidden", "fs.s3a.access.key": "hidden", "spark.x": "1"}, "every": "1 minute",
     }  # fmt: skip
     text = page(report, made=MADE, configuration=configuration, proof=["INCOMPLETE: 1 row of 12,002"])

@@ -20,7 +20,7 @@ __all__ = ("page",)
 _ELSEWHERE = ("tables", "proof", "plots", "state")
 #: Options whose values nobody else should read.
 _SECRET = re.compile(r"secret|token|passw|credential|(access|account|api).?key", re.IGNORECASE)
-_USER = re.compile(r"(?<=://)[^/@\s]*@")
+_USER = re.compile(r"(?<=://)[^/\s]*@")
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1f2933; --pale: #7b8794; --line: #e4e7eb; --ground: #fff;
   --good: #00724f; --bad: #b3261e }
@@ -120,9 +120,9 @@ def _open(name: str, value: object) -> object:
         return "(not shown)"
     if isinstance(value, Mapping):
         return {each: _open(str(each), inner) for each, inner in value.items()}
-    if isinstance(value, str):
-        return _USER.sub("", value)
-    return value if _is_number(value) or isinstance(value, (bool, list, tuple)) else str(value)
+    if isinstance(value, (list, tuple)):
+        return [_open(name, each) for each in value]
+    return value if _is_number(value) or isinstance(value, bool) else _USER.sub("", str(value))
 
 
 def _spoken(name: str) -> str:
