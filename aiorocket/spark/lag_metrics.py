@@ -67,7 +67,9 @@ class PrometheusListener(LagListener, Collector):
         name = self.name_of(str(event.id))
         super().onQueryTerminated(event)
         with self._lock:
-            self._counted.setdefault(name, _Counted()).failed = event.exception is not None
+            counted = self._counted.setdefault(name, _Counted())
+            counted.failed = event.exception is not None
+            counted.last_batch = -1  # the next of this name may have a new checkpoint, whose batches begin at 0
 
     def collect(self) -> Iterator[Metric]:
         """As they are now; for the registry."""

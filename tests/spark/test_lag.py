@@ -80,6 +80,8 @@ def test_prometheus_is_told_of_queries_by_their_name() -> None:
     listener.onQueryTerminated(SimpleNamespace(id="1", exception="gone"))  # type: ignore[arg-type]
     assert value("lag_messages", topic="t", broker="broker-a", queue="0") is None
     assert (value("rows_total"), value("failed")) == (15, 1)
+    listener.onQueryProgress(batch(0, 4, 0))  # another query of that name, with a checkpoint of its own
+    assert (value("rows_total"), value("batches_total"), value("failed")) == (19, 3, 0)
 
 
 def test_a_running_query_reports_it(spark: SparkSession, nameserver: str, topic: str, tmp_path: Path) -> None:
