@@ -140,6 +140,40 @@ def shop() -> descriptor_pb2.FileDescriptorSet:
     return descriptor_pb2.FileDescriptorSet(file=[stamp, file])
 
 
+class Wide(msgspec.Struct):
+    n: int = 0
+    price: Decimal = Decimal(0)
+    at: datetime | None = None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"n": 2**63}, {"n": -(2**70)}, {"price": "1" * 21}, {"price": "99999999999999999999.9999999999999999999"},
+        {"price": "NaN"}, {"price": "-Infinity"}, {"price": "1E+100000"}, {"at": "0001-01-01T00:00:00+14:00"},
+    ],
+)  # fmt: skip
+def test_what_spark_has_no_value_for_is_the_rows_fault_not_the_tasks(body: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        TypedReader(Wide)(json.dumps(body).encode())
+
+
+def test_the_widest_values_are_taken_and_avros_are_looked_at_too() -> None:
+    body = {"n": -(2**63), "price": "99999999999999999999.0000000000000000005", "at": "2026-03-01T01:00:00+01:00"}
+    n, price, at = TypedReader(Wide)(json.dumps(body).encode())
+    assert (n, price, at.isoformat()) == (
+        -(2**63),
+        Decimal("99999999999999999999.000000000000000001"),
+        "2026-03-01T00:00:00+00:00",
+    )
+    assert TypedReader(Wide)(b'{"price": "0E+50"}')[1] == 0
+    price_type = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+    assert AvroReader(price_type)(b"\x04\x27\x0f") == Decimal("99.99")
+    for schema, datum in ((price_type, b"\x04\x30\x39"), ("int", b"\x80\x80\x80\x80\x10")):  # 123.45, 2**31
+        with pytest.raises(ValueError, match="is no "):
+            AvroReader(schema)(datum)
+
+
 def test_the_keys_of_protobufs_maps_are_of_their_type() -> None:
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="m.proto", package="m", syntax="proto3")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any
 
 from pyspark.sql import types as T
@@ -35,6 +37,8 @@ _LOGICAL: dict[tuple[str, str], T.DataType] = {
     ("long", "local-timestamp-micros"): T.TimestampNTZType(),
     ("string", "uuid"): T.StringType(),
 }
+#: Bits of a number behind its sign. Of one that has more, Spark makes another number or null.
+_BITS: dict[type[T.DataType], int] = {T.IntegerType: 31, T.LongType: 63}
 _Schema = str | Mapping[str, Any] | Sequence[Any]
 
 
@@ -126,9 +130,16 @@ def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> T.Data
 
 
 def fitted(value: Any, made: T.DataType) -> Any:
-    """``value`` as pyspark takes it for the type ``made``."""
+    """``value`` as pyspark takes it for the type ``made``. ValueError or OverflowError for one beyond the type: behind
+    this function it would fail the task, or be there as null."""
     if value is None:
         return None
+    if isinstance(value, int) and (bits := _BITS.get(type(made))) and not -1 << bits <= value < 1 << bits:
+        raise ValueError(f"{value:.6e} is no {made.simpleString()}")
+    if isinstance(value, Decimal) and isinstance(made, T.DecimalType):
+        return _decimal(value, made)
+    if isinstance(value, datetime) and value.tzinfo is not None and isinstance(made, T.TimestampType):
+        return value.astimezone(UTC)
     if isinstance(made, T.StructType):
         return tuple(fitted(value.get(field.name), field.dataType) for field in made.fields)
     if isinstance(made, T.ArrayType):
@@ -140,6 +151,16 @@ def fitted(value: Any, made: T.DataType) -> Any:
     if isinstance(made, T.BinaryType):
         return bytearray(value)
     return value
+
+
+def _decimal(value: Decimal, made: T.DecimalType) -> Decimal:
+    try:
+        found = value.quantize(Decimal((0, (1,), -made.scale)), ROUND_HALF_UP, Context(prec=made.precision))
+    except InvalidOperation:
+        found = None
+    if found is None or not found.is_finite():
+        raise ValueError(f"{value:.6e} is no {made.simpleString()}")
+    return found
 
 
 def _fastavro() -> Any:
