@@ -129,8 +129,11 @@ def make_room(disk: Disk, directory: str) -> int:
         entries = read_entries(disk, sums_path(path), int(name))
         file = disk.open(path)
         try:
-            covered = 0 if entries is None else entries.end
-            written, size = max(_last_written(file, covered), covered), file.size()
+            covered, size = 0 if entries is None else entries.end, file.size()
+            written = max(_last_written(file, covered), covered)
+            for item in walk(disk, path, int(name), size, entries, int(name) + covered):
+                if isinstance(item, Found):  # it may end with zeros: the length of no properties
+                    written = max(written, item.offset + item.size - int(name))
             if written < size:
                 file.truncate(written)
                 file.fdatasync()

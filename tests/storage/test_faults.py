@@ -327,6 +327,26 @@ def test_a_start_without_a_free_byte_serves_what_there_is(killed: bool) -> None:
         run(scenario, seed)
 
 
+def test_a_start_without_a_free_byte_keeps_zeros_that_end_the_last_record() -> None:
+    """Room is taken behind what was written, and the length of no properties is two zeros."""
+
+    async def scenario(simulation: Simulation) -> None:
+        disk = simulation.disk()
+        env = simulation.env(disk=disk)
+        store = await opened(env, checkpoint_interval=1e9)
+        outcomes: Outcomes = [(0, b"last", put(store, "T", 0, b"last"))]
+        await outcomes[-1][2]
+        disk.process_died()
+        await store.close()
+        disk.unlink(f"store/commitlog/{0:020d}.sums")
+        disk.capacity -= disk.room()
+        store = await opened(env)
+        check(store, outcomes)
+        await store.close()
+
+    run(scenario)
+
+
 def test_a_power_cut_after_a_full_disk_brings_no_old_checksums_back() -> None:
     """The group that did not fit had closed its segment, checksums and all; what stands there later has others."""
     for seed in range(20):
