@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.sent_once import SentOnce, SentTable
+from aiorocket.broker.core.sent_once import SentOnce, SentTable, producer_of
 from aiorocket.broker.core.topics import Topic
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus
@@ -47,18 +46,20 @@ class Repetitions:
     async def start(self, topics: Iterable[Topic], first: Callable[[], None]) -> None:
         """Learn what was stored since the table was saved. ``first`` saves it."""
         store, table = self._store, self._table
+        # What is stored does not say whether its producer is idempotent: those that are known to be come first.
+        known, others = table.producers(), SentTable()
         at = max(table.at or 0, store.max_physical - _SINCE)
-        if (table.at is None or table) and at < store.max_physical:
+        if (table.at is None or table.used) and at < store.max_physical:
             queues = [(topic.name, queue_id) for topic in topics for queue_id in range(topic.max_queues)]
             for number, (topic, queue_id) in enumerate(queues):
                 if number % _A_TURN == _A_TURN - 1:
                     await asyncio.sleep(0)
                 try:
-                    await self._read_end(topic, queue_id, at)
+                    await self._read_end(topic, queue_id, at, known, others)
                 except (StoreError, OSError) as error:
                     _log.warning("what of %s queue %d may be sent again cannot be read: %s", topic, queue_id, error)
-        # Soon: others of the same group commit are told a moment later than the log ends behind them.
-        table.begin(lambda: store.max_physical, partial(asyncio.get_running_loop().call_soon, first))
+        table.fill(others)
+        table.begin(lambda: store.max_physical, first)
 
     def begin(
         self,
@@ -83,6 +84,7 @@ class Repetitions:
                 self._table.keep(topic, queue_id, unique, result.queue_offset)
             done(result)
 
+        self._table.use()  # saved in front of the first message, in the disk's queue of jobs
         try:
             return self._once.begin(topic, queue_id, unique, stored, elsewhere)
         except (StoreError, OSError) as error:
@@ -103,15 +105,16 @@ class Repetitions:
                 return result
         return None  # the topic was deleted meanwhile, or the message is damaged
 
-    async def _read_end(self, topic: str, queue_id: int, at: int) -> None:
-        """Keep what a queue has behind a log offset."""
+    async def _read_end(self, topic: str, queue_id: int, at: int, known: set[str], others: SentTable) -> None:
+        """Keep what a queue has behind a log offset, among the ``others`` what is not of ``known`` producers."""
         low, end = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
         first = end
         while first > low and (unit := self._store.entries(topic, queue_id, first - 1, 1)) and unit[0][0] >= at:
             first = max(low, first - _A_TURN)
         while first < end:
             for unique, result in self._records(topic, queue_id, first, _A_TURN):
-                self._table.keep(topic, queue_id, unique, result.queue_offset)
+                table = self._table if producer_of(unique) in known else others
+                table.keep(topic, queue_id, unique, result.queue_offset)
             first += _A_TURN
             await asyncio.sleep(0)
 
@@ -122,6 +125,6 @@ class Repetitions:
             if data is None:
                 continue  # damaged: the log of damage says so
             view = RecordView(data, 0, len(data))
-            unique = find_property(view.raw_properties, _UNIQ_KEY)
-            if unique and len(unique) <= _LONGEST:
-                yield unique.decode("utf-8", "replace"), PutResult(PutStatus.OK, physical, offset, view.store_timestamp)
+            unique = (find_property(view.raw_properties, _UNIQ_KEY) or b"").decode("utf-8", "replace")
+            if 0 < len(unique) <= _LONGEST:
+                yield unique, PutResult(PutStatus.OK, physical, offset, view.store_timestamp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -145,6 +146,60 @@ def test_a_repetition_behind_many_of_others_is_stored_once(end: str) -> None:
     simulate(main)
 
 
+def test_a_start_after_a_kill_lets_others_push_no_producer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was stored since it was saved does not say who was idempotent."""
+    monkeypatch.setattr("aiorocket.broker.core.tables.SentTable", partial(SentTable, PER_PRODUCER, 50))
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        places = [(await send(peer, key("mine", 1))).read(SendMessageResponseHeader)[:3]]
+        await asyncio.sleep(6)  # it is saved
+        places.append((await send(peer, key("mine", 2))).read(SendMessageResponseHeader)[:3])
+        for number in range(100):
+            await peer.send(b"other", properties=f"UNIQ_KEY\x01{key(f'other{number}', 0)}\x02")
+        await peer.close()
+        host.kill(power_cut=False)
+        disk.process_died()
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        for number, place in enumerate(places, 1):
+            assert (await send(peer, key("mine", number))).read(SendMessageResponseHeader)[:3] == place
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_first_of_all_is_known_when_the_broker_dies_with_its_answer(busy: bool) -> None:
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        await peer.send(b"not idempotent")
+        await asyncio.sleep(6)  # it is saved that there is none
+        sends = [asyncio.ensure_future(peer.send(b"other")) for _ in range(20 * busy)]
+        sends.append(asyncio.ensure_future(send(peer, "first")))
+        while broker.store.max_offset("T", 0) < 2 + 20 * busy:
+            await asyncio.sleep(1e-6)
+        host.kill(power_cut=False)
+        disk.process_died()
+        await asyncio.gather(*sends, return_exceptions=True)
+        await peer.close()
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        assert (await send(peer, "first")).code == 0
+        assert (await peer.drain()).count(b"first") == 1
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 async def test_what_is_known_of_a_topic_ends_with_it(peer: Peer) -> None:
     async def sent() -> tuple[int, str]:
         header = send_header(properties=f"UNIQ_KEY\x01{key('p', 1)}\x02")
@@ -161,6 +216,12 @@ async def test_what_is_known_of_a_topic_ends_with_it(peer: Peer) -> None:
 async def test_a_key_that_is_too_long_to_be_remembered(peer: Peer) -> None:
     long = await peer.call(310, send_header(properties=f"UNIQ_KEY\x01{'k' * 129}\x02"), b"x", _once="broker-a")
     assert long.code == 29 and "129 characters" in (long.remark or "")
+
+
+async def test_a_key_of_other_letters_is_remembered(peer: Peer) -> None:
+    letters = send_header(properties=f"UNIQ_KEY\x01{'é' * 100}\x02")
+    first, second = [await peer.call(310, letters, b"x", _once="broker-a") for _ in range(2)]
+    assert first.code == 0 and first.read(SendMessageResponseHeader) == second.read(SendMessageResponseHeader)
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from aiorocket.broker.core.turns import A_TURN, whole
 
-__all__ = ("MOST", "PER_PRODUCER", "SentOnce", "SentTable")
+__all__ = ("MOST", "PER_PRODUCER", "SentOnce", "SentTable", "producer_of")
 
 #: Messages that are known of one producer in one queue, and of all in all: 15 MB.
 PER_PRODUCER, MOST = 1024, 65_536
@@ -26,6 +26,11 @@ _NUMBER = 12
 R = TypeVar("R")
 #: What is answered: told to every attempt of a message when its first one has ended.
 Done = Callable[[R], None]
+
+
+def producer_of(unique: str) -> str:
+    """What of a UNIQ_KEY is its producer."""
+    return unique[:-_NUMBER]
 
 
 class SentTable:
@@ -41,6 +46,8 @@ class SentTable:
         self.at: int | None = None
         self._end: Callable[[], int] | None = None
         self._first: Callable[[], object] = lambda: None
+        #: There was an idempotent producer, so a start looks for what is missing.
+        self.used = False
         self.version = 0
 
     def __len__(self) -> int:
@@ -48,20 +55,26 @@ class SentTable:
 
     def begin(self, end: Callable[[], int], first: Callable[[], object]) -> None:
         """Nothing is missing any more; ``end()`` says up to which log offset that is so. ``first`` is called when this
-        is empty no more: it should be saved then, for a start looks for what is missing only if there was anything."""
+        is ``used`` from now on, which should be saved then."""
         self._end, self._first = end, first
         self.version += 1
 
+    def use(self) -> None:
+        """One is about to be stored."""
+        if not self.used:
+            self.used = True
+            self.version += 1
+            self._first()
+
     def offset(self, topic: str, queue_id: int, unique: str) -> int | None:
         """Where a message is stored, as far as is known."""
-        return self._stored.get((topic, queue_id, unique[:-_NUMBER]), {}).get(unique)
+        return self._stored.get((topic, queue_id, producer_of(unique)), {}).get(unique)
 
     def keep(self, topic: str, queue_id: int, unique: str, offset: int) -> None:
         """It is stored."""
-        key = topic, queue_id, unique[:-_NUMBER]
+        key = topic, queue_id, producer_of(unique)
         stored = self._stored.setdefault(key, {})
         self._stored.move_to_end(key)
-        was_empty = not self._count
         self._count += unique not in stored
         stored[unique] = offset
         if len(stored) > self._per_producer:
@@ -70,8 +83,21 @@ class SentTable:
         while self._count > self._most:
             self._count -= len(self._stored.popitem(last=False)[1])
         self.version += 1
-        if was_empty:
-            self._first()
+        self.use()
+
+    def producers(self) -> set[str]:
+        return {producer for _, _, producer in self._stored}
+
+    def fill(self, others: SentTable) -> None:
+        """Take what there is room for of ``others``, which are of other producers: they are the first to go."""
+        for key, stored in reversed(others._stored.items()):
+            if self._count + len(stored) > self._most:
+                break
+            self._stored[key] = stored
+            self._stored.move_to_end(key, last=False)
+            self._count += len(stored)
+        self.used = self.used or bool(self._count)
+        self.version += 1
 
     def to_dict(self) -> dict[str, Any]:
         return whole(self.in_turns())
@@ -88,12 +114,13 @@ class SentTable:
             if seen >= A_TURN:
                 seen = 0
                 yield
-        return {"at": at, "sent": rows}
+        return {"at": at, "sent": rows, "used": self.used}
 
     def load(self, data: Mapping[str, Any]) -> None:
         for topic, queue_id, producer, stored in data["sent"]:
             for number, offset in stored.items():
                 self.keep(topic, int(queue_id), producer + number, int(offset))
+        self.used = self.used or bool(data.get("used"))
         self.at = int(data["at"])
 
 
