@@ -177,20 +177,25 @@ class NameServer:
             )
         return _body(connection, command, route)
 
-    def _delete_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    # A registration that is being kept has come before these.
+
+    async def _delete_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = command.read(DeleteTopicFromNamesrvRequestHeader)
-        self.routes.delete_topic(header.topic, header.cluster_name)
+        async with self._reading:
+            self.routes.delete_topic(header.topic, header.cluster_name)
         return RemotingCommand.response()
 
-    def _wipe_write_perm(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def _wipe_write_perm(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = command.read(WipeWritePermOfBrokerRequestHeader).broker_name
-        return RemotingCommand.response(
-            header=WipeWritePermOfBrokerResponseHeader(self.routes.set_writable(name, False))
-        )
+        async with self._reading:
+            count = self.routes.set_writable(name, False)
+        return RemotingCommand.response(header=WipeWritePermOfBrokerResponseHeader(count))
 
-    def _add_write_perm(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def _add_write_perm(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = command.read(AddWritePermOfBrokerRequestHeader).broker_name
-        return RemotingCommand.response(header=AddWritePermOfBrokerResponseHeader(self.routes.set_writable(name, True)))
+        async with self._reading:
+            count = self.routes.set_writable(name, True)
+        return RemotingCommand.response(header=AddWritePermOfBrokerResponseHeader(count))
 
     # ---- brokers
 
@@ -223,9 +228,11 @@ class NameServer:
         table = KVTable(self.kv.table(ORDER_TOPIC_CONFIG) or {})
         return RemotingCommand.response(header=answer, body=encode_body(table, connection.reply_type(command)))
 
-    def _unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def _unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = command.read(UnRegisterBrokerRequestHeader)
-        if self.routes.unregister(header.broker_name, header.broker_id, header.broker_addr, header.cluster_name):
+        async with self._reading:
+            gone = self.routes.unregister(header.broker_name, header.broker_id, header.broker_addr, header.cluster_name)
+        if gone:
             _log.info("broker %s id %d unregistered", header.broker_name, header.broker_id)
         self._rearm()
         return RemotingCommand.response()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from aiorocket.config import NameServerConfig, RemotingConfig
@@ -101,6 +103,29 @@ async def test_register_route_and_goodbye(peer: Peer) -> None:
     assert (await peer.call(104, UnRegisterBrokerRequestHeader("a", "10.0.0.1:10911", "C", 0))).code == 0
     answer = await peer.call(105, GetRouteInfoRequestHeader("T"))
     assert answer.code == 17 and "T" in (answer.remark or "")
+
+
+@pytest.mark.parametrize("code", [104, 205, 216])
+async def test_what_comes_behind_a_registration_finds_all_of_it(
+    server: NameServer, peer: Peer, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its topics are kept in turns; what is told meanwhile is about the last of them too."""
+    monkeypatch.setattr("aiorocket.nameserver.core.routes.A_TURN", 10)
+    names = [f"T{number}" for number in range(1000)]
+    registering = asyncio.ensure_future(register(peer, *names))
+    while not server.routes.topics():
+        await asyncio.sleep(0)
+    other = await Peer.connect(server.port)
+    header = {
+        104: UnRegisterBrokerRequestHeader("a", "10.0.0.1:10911", "C", 0),
+        205: WipeWritePermOfBrokerRequestHeader("a"),
+        216: DeleteTopicFromNamesrvRequestHeader("T999", None),
+    }[code]
+    assert (await other.call(code, header)).code == 0
+    await other.close()
+    assert (await registering).code == 0
+    route = server.routes.topic_route("T999")
+    assert route is None if code != 205 else route is not None and route.queue_datas[0].perm == 4
 
 
 async def test_before_the_first_broker_no_topic_is_called_unknown(peer: Peer) -> None:
