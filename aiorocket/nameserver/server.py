@@ -83,7 +83,7 @@ class NameServer:
         self._tasks = TaskScope("nameserver")
         self._expiry: DeadlineDriver | None = None
         self._heard = False  # of any broker since the start
-        self._reading = asyncio.Lock()
+        self._reading = asyncio.Lock()  # of a registration, which what comes behind it waits for
         #: Of users made by command, when they are this server's own.
         self._access_file: StateFile | None = None
         if config.data is not None and accounts is None and security.accounts is not None:
@@ -177,8 +177,6 @@ class NameServer:
             )
         return _body(connection, command, route)
 
-    # A registration that is being kept has come before these.
-
     async def _delete_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = command.read(DeleteTopicFromNamesrvRequestHeader)
         async with self._reading:
@@ -231,9 +229,8 @@ class NameServer:
     async def _unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = command.read(UnRegisterBrokerRequestHeader)
         async with self._reading:
-            gone = self.routes.unregister(header.broker_name, header.broker_id, header.broker_addr, header.cluster_name)
-        if gone:
-            _log.info("broker %s id %d unregistered", header.broker_name, header.broker_id)
+            if self.routes.unregister(header.broker_name, header.broker_id, header.broker_addr, header.cluster_name):
+                _log.info("broker %s id %d unregistered", header.broker_name, header.broker_id)
         self._rearm()
         return RemotingCommand.response()
 
