@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +154,24 @@ def test_the_command_checks_a_file(tmp_path: Path) -> None:
     plan_of(tmp_path, "t", FILE.replace("pullTimeout", "pulTimeout"))
     wrong = CliRunner().invoke(cli, ["lake", "run", file, "--check"])
     assert wrong.exit_code == 1 and "did you mean pullTimeout?" in wrong.stderr
+
+
+def test_keys_of_the_file_win_over_those_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = dict[str, str]()
+
+    def run(plan: Plan, name_server: str, options: dict[str, str], *rest: object) -> None:
+        taken.update({**options, **plan.options})
+
+    monkeypatch.setattr(import_module("aiorocket.cli.lake.run"), "_run", run)
+    monkeypatch.setenv("AIOROCKET_CREDENTIALS_FILE", "/keys")
+    plan_of(tmp_path, "t", FILE.replace('pullTimeout = "5s"', 'accessKey = "a"\nsecretKey = "s"'))
+    file = str(tmp_path / "pipeline.toml")
+    assert CliRunner().invoke(cli, ["lake", "run", file]).exit_code == 0
+    assert taken == {"accessKey": "a", "secretKey": "s"}
+    plan_of(tmp_path, "t", FILE)
+    monkeypatch.delenv("AIOROCKET_CREDENTIALS_FILE")
+    monkeypatch.setenv("AIOROCKET_ACCESS_KEY", "a")  # and no secret
+    assert "secretKey" in CliRunner().invoke(cli, ["lake", "run", file, "--check"]).stderr
 
 
 def get(url: str) -> tuple[int, str]:

@@ -46,8 +46,8 @@ def run(file: str, name_server: str, once: bool, check: bool, metrics_port: int 
         from aiorocket.spark.steps.continuous import Plan
 
         plan = Plan.read(file)
-        options = with_environment({})
-        plan.check(plan.nameserver or name_server)
+        options = with_environment(plan.options)  # of keys one of the two says all
+        plan.check(plan.nameserver or name_server, options)
         if check:
             click.echo(f"{file}: nothing is wrong")
             return

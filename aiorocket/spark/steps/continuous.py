@@ -118,9 +118,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             plan = msgspec.structs.replace(plan, decode=msgspec.structs.replace(step, schema_file=str(beside)))
         return plan
 
-    def check(self, name_server: str) -> None:
-        """UsageError for options that the source would refuse."""
-        SourceOptions.parse({**self.options, "nameServer": name_server, "topic": self.topic}).for_stream()
+    def check(self, name_server: str, options: Mapping[str, str] | None = None) -> None:
+        """UsageError for options that the source would refuse; ``options`` are those of ``Continuous``."""
+        text = {**(options or {}), **self.options, "nameServer": name_server, "topic": self.topic}
+        SourceOptions.parse(text).for_stream()
 
 
 @dataclass
