@@ -11,7 +11,7 @@ from tests.interop import test_dead_letters as dead_letters
 from tests.interop import test_queries as queries
 from tests.interop import test_smoke as smoke
 from tests.interop import test_transactions as transactions
-from tests.interop.peers import JavaClient, Server
+from tests.interop.peers import Command, JavaClient, Server
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
@@ -26,8 +26,14 @@ async def test_everybody_in_a_broadcasting_group_gets_everything(
     await consumers.test_everybody_in_a_broadcasting_group_gets_everything(apache_older, java, tmp_path)
 
 
-async def test_traces(apache_older: Server, tmp_path: Path) -> None:
-    await queries.test_mqadmin_reads_our_message_trace(apache_older, tmp_path)
+@pytest.fixture
+def server(apache_older: Server) -> Server:
+    """Where ``mqadmin`` asks."""
+    return apache_older
+
+
+async def test_traces(server: Server, mqadmin: Command) -> None:
+    await queries.test_mqadmin_reads_our_message_trace(server, mqadmin)
 
 
 async def test_sql_filters(apache_older: Server) -> None:
