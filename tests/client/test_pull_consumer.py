@@ -280,39 +280,6 @@ def test_a_failed_commit_is_an_error_and_the_next_one_tries_again() -> None:
     run(scenario)
 
 
-def test_the_first_offset_of_a_topic_is_committed_alone_on_a_connection() -> None:
-    """Apache's broker may lose all but one of several that come at once, and acknowledges them."""
-
-    async def scenario(cluster: SimCluster) -> None:
-        await send(cluster, numbered(0, 40))
-        host, consumer = pull(cluster)
-        told, asked = cluster.brokers[0].faults, requests(cluster, RequestCode.UPDATE_CONSUMER_OFFSET)
-
-        async def body() -> None:
-            async with consumer:
-                await consumer.subscribe("t", start_from="first")
-                while min(map(consumer.position, consumer.assignment())) < 10:
-                    await consumer.fetch(8)
-                told.next("UPDATE_CONSUMER_OFFSET", delay=1.0)
-                committing = asyncio.ensure_future(consumer.commit())
-                await asyncio.sleep(0.5)
-                assert len(asked) == 1
-                await committing
-                assert len(asked) == 4
-                await send(cluster, numbered(40, 80))
-                while min(map(consumer.position, consumer.assignment())) < 20:
-                    await consumer.fetch(8)
-                told.next("UPDATE_CONSUMER_OFFSET", delay=1.0)
-                committing = asyncio.ensure_future(consumer.commit())
-                await asyncio.sleep(0.5)
-                assert len(asked) == 8
-                await committing
-
-        await host.run(body())
-
-    run(scenario, queues=4)
-
-
 # -- rebalance
 
 

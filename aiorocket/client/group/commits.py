@@ -14,7 +14,6 @@ from aiorocket.client.group.held_queue import HeldQueue
 from aiorocket.client.group.member import Member
 from aiorocket.errors import NotConnectedError, RocketError
 from aiorocket.model import Queue
-from aiorocket.remoting.connection import Connection
 from aiorocket_protocol import (
     EXT_EPOCH,
     ProtocolError,
@@ -34,8 +33,6 @@ _NO_OFFSET = int(ResponseCode.QUERY_NOT_FOUND)
 _REFUSED = int(ResponseCode.NO_PERMISSION)
 #: How our broker's remark begins when the queue has had another owner since the lock was granted.
 _STALE = "stale epoch"
-#: Where a connection keeps of which (group, topic) its broker has acknowledged an offset.
-_BEGUN = "client.offsets_begun"
 
 
 class OffsetStore(Protocol):
@@ -145,28 +142,12 @@ class RemoteOffsets:
     async def _send_to(
         self, address: str | None, due: list[tuple[Queue, int]], failures: dict[Queue, Exception]
     ) -> None:
-        group = self._member.wire_group
-        try:
-            if address is None:
-                raise NotConnectedError(f"no route to broker {due[0][0].broker_name!r}")
-            connection = await self._member.session.connection(address)
-        except (RocketError, ProtocolError) as error:
-            failures.update((queue, error) for queue, _ in due)
-            return
-        # Apache's broker makes the table of a group's topic at its first offset; of some that come at once it may keep
-        # one and acknowledge all. So a topic's first goes alone.
-        begun: set[tuple[str, str]] = connection.data.setdefault(_BEGUN, set())
-        first = {queue.topic: (queue, offset) for queue, offset in reversed(due) if (group, queue.topic) not in begun}
-        alone = list(first.values())
-        failures |= await self._ask(connection, address, alone)
-        begun.update((group, queue.topic) for queue, _ in alone if queue not in failures)
-        failures |= await self._ask(connection, address, [entry for entry in due if entry not in alone])
-
-    async def _ask(self, connection: Connection, address: str, due: list[tuple[Queue, int]]) -> dict[Queue, Exception]:
-        failures: dict[Queue, Exception] = {}
         session, group, leases = self._member.session, self._member.wire_group, self._member.leases
         waiting: list[asyncio.Future[RemotingCommand]] = []
         try:
+            if address is None:
+                raise NotConnectedError(f"no route to broker {due[0][0].broker_name!r}")
+            connection = await session.connection(address)
             for queue, offset in due:
                 header = UpdateConsumerOffsetRequestHeader(group, queue.topic, queue.queue_id, offset)
                 epoch = leases.epoch(queue) if leases is not None else None
@@ -185,6 +166,5 @@ class RemoteOffsets:
                 log.info("commit of %s at %d is ignored: %s", queue, offset, answer.remark)
             elif answer.code != 0:
                 failures[queue] = remote_error(
-                    answer.code, answer.remark, request="UPDATE_CONSUMER_OFFSET", address=address
+                    answer.code, answer.remark, request="UPDATE_CONSUMER_OFFSET", address=address or ""
                 )
-        return failures
