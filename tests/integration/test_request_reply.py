@@ -77,7 +77,7 @@ async def test_the_replier_learns_that_the_requester_has_gone(mq: Embedded, unti
     async with mq.producer("calculator-answers") as answers, calculator(mq, answers, seen):
         async with mq.producer("shop") as shop:
             with pytest.raises((RequestTimeoutError, SendError)):
-                await shop.request("sums", b"1", tag="silent", timeout=0.2)
+                await shop.request("sums", b"1", tag="silent", timeout=1.0)
         await until(lambda: len(seen) == 1)
         with pytest.raises(SendError, match="the reply to request"):
             await answers.reply(seen[0], b"2")
