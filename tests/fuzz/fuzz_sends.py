@@ -43,7 +43,7 @@ def targets() -> tuple[Callable[[bytes], None], ...]:
     def client(data: bytes) -> None:
         try:
             fields = msgpack.unpackb(data, strict_map_key=False)
-        except ValueError:
+        except (ValueError, TypeError):  # TypeError: a list as a map's key
             return
         if type(fields) is list and len(fields) == 14:
             requests = [(tuple(fields), b"body", 3.0)] * 2
