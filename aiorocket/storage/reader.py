@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise, repeat
 from operator import add, le
 from struct import Struct
+from struct import error as StructError
 from typing import NoReturn
 
 from aiorocket.errors import ProtocolError
@@ -225,7 +226,7 @@ class Reader:
                 try:
                     view = RecordView(data, at, at + size)
                     found = Found(0, size, b"", 0, 0, 0, data, at, view.end - len(view.raw_properties))
-                except (ProtocolError, IndexError):  # without checksums anything may stand there
+                except (ProtocolError, IndexError, StructError):  # without checksums anything may stand there
                     return index
                 if code_of(found, self._codes, queue.topic, code) != code:
                     return index
@@ -474,7 +475,7 @@ def _belong(
             RecordView(data, start, start + size).topic.encode() == topic
             for data, start, size in zip(datas, starts, sizes, strict=True)
         )
-    except (ProtocolError, IndexError):  # without checksums anything may stand there
+    except (ProtocolError, IndexError, StructError):  # without checksums anything may stand there
         return False
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from itertools import accumulate
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorocket.storage.chunk_cache import CHUNK, ChunkCache, runs
+from aiorocket.storage.reader import _belong
+from aiorocket_protocol.record_writer import encode_record
+from aiorocket_protocol.records import HOST_V6_EXTRA, V4_HEAD
+from tests.storage.stores import HOST, HOST_V6
 
 SEGMENT = 3 * CHUNK + 1000
 
@@ -61,3 +67,12 @@ def test_what_is_missing_comes_out_short() -> None:
     log = Log(1000)
     assert sum(map(len, ChunkCache(log, 4 * CHUNK).read(*runs([900, 950], [50, 200])))) == 100
     assert sum(map(len, ChunkCache(log, 4 * CHUNK).read(*runs([0, 5000], [10, 10])))) == 10
+
+
+def test_a_record_whose_body_would_end_behind_it_is_nobodys() -> None:
+    """Without checksums anything may stand behind an entry of the index."""
+    record = bytearray(encode_record(b"T", b"body", b"", 1, 2, 0, 0, 0x10, 3, HOST_V6, 4, HOST))
+    queue: Any = SimpleNamespace(queue_id=1, topic="T", topic_bytes=b"T")
+    for length in (4, 5, len(record), 1 << 30, -(1 << 30), -1):
+        record[V4_HEAD + HOST_V6_EXTRA - 4 : V4_HEAD + HOST_V6_EXTRA] = length.to_bytes(4, "big", signed=True)
+        assert _belong([bytes(record)], [0], [0], [len(record)], queue, [2]) is (length == 4)
