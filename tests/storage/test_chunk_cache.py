@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aiorocket.storage.chunk_cache import CHUNK, ChunkCache, runs
 from aiorocket.storage.reader import _belong
 from aiorocket_protocol.record_writer import encode_record
-from aiorocket_protocol.records import HOST_V6_EXTRA, V4_HEAD
+from aiorocket_protocol.records import ANY_V6, HOST_V6_EXTRA, SYS_FLAG_AT, V4_HEAD
 from tests.storage.stores import HOST, HOST_V6
 
 SEGMENT = 3 * CHUNK + 1000
@@ -76,3 +76,6 @@ def test_a_record_whose_body_would_end_behind_it_is_nobodys() -> None:
     for length in (4, 5, len(record), 1 << 30, -(1 << 30), -1):
         record[V4_HEAD + HOST_V6_EXTRA - 4 : V4_HEAD + HOST_V6_EXTRA] = length.to_bytes(4, "big", signed=True)
         assert _belong([bytes(record)], [0], [0], [len(record)], queue, [2]) is (length == 4)
+    short = bytearray(encode_record(b"T", b"", b"", 1, 2, 0, 0, 0, 3, HOST, 4, HOST))
+    short[SYS_FLAG_AT + 3] = ANY_V6
+    assert not _belong([bytes(short)], [0], [0], [len(short)], queue, [2])
