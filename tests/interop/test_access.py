@@ -244,7 +244,7 @@ def test_apaches_broker_at_our_name_server(jars: Path, tmp_path: Path) -> None:
         ) as ours,
         apache_server(jars, tmp_path / "apache", more=more, also=ours.nameserver),
     ):
-        deadline = time.monotonic() + 45
+        deadline = time.monotonic() + 120
         while True:
             _, _, body = ask(ours.nameserver, 106, signed({}))
             if set(json.loads(body)["brokerAddrTable"]) == {"broker-a", "apache-a"}:
