@@ -48,19 +48,20 @@ def rocketmq_as_kafka(df: DataFrame) -> DataFrame:
 
 def kafka_as_rocketmq(df: DataFrame) -> DataFrame:
     """Rows made for Spark's Kafka sink (``value``, and where they are there ``key``, ``topic``, ``partition``,
-    ``headers``) with the columns of ours. The key becomes ``keys`` and, without a partition, the sharding key: messages
-    of one key stay in one queue, in order. Of two headers of one name the last counts; key and headers have to be
-    UTF-8. A null value, Kafka's tombstone, is the sink's error: RocketMQ knows no such thing.
+    ``headers``) with the columns of ours. The key becomes ``keys`` and, in a row without a partition, the sharding key:
+    messages of one key stay in one queue, in order. An empty key is none. Of two headers of one name the last counts;
+    key and headers have to be UTF-8. A null value, Kafka's tombstone, is the sink's error: RocketMQ knows no such thing.
 
     UsageError when ``value`` is missing, or for a column that Kafka's sink does not have.
     """
     need(df, "kafka_as_rocketmq", "value")
     columns: list[Column] = [F.col("value").alias("body")]
     if "key" in df.columns:
-        key = F.col("key").cast("string")
+        # The sink refuses empty ones.
+        key = F.nullif(F.col("key").cast("string"), F.lit(""))
         columns.append(key.alias("keys"))
-        if "partition" not in df.columns:
-            columns.append(key.alias("shardingKey"))
+        sharding = F.when(F.col("partition").isNull(), key) if "partition" in df.columns else key
+        columns.append(sharding.alias("shardingKey"))
     if "topic" in df.columns:
         columns.append(F.col("topic"))
     if "partition" in df.columns:

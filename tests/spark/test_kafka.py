@@ -42,12 +42,24 @@ def test_rows_made_for_kafkas_sink_are_what_ours_takes(spark: SparkSession) -> N
     assert (first.keys, first.shardingKey, bytes(first.body)) == ("k", "k", b"v")
     assert first.properties == {"h": "3", "i": "2"}
     assert (second.keys, second.shardingKey, second.properties) == (None, None, None)
-    chosen = kafka_as_rocketmq(made.withColumn("partition", F.lit(1)).drop("headers"))
-    assert chosen.columns == ["body", "keys", "queueId"]
+    partition = F.when(F.col("key").isNull(), F.lit(1))
+    chosen = kafka_as_rocketmq(made.withColumn("partition", partition).drop("headers"))
+    Columns(chosen.columns, [kind for _, kind in chosen.dtypes], topic="t", transactional=False)
+    assert [(each.shardingKey, each.queueId) for each in chosen.collect()] == [("k", None), (None, 1)]
     with pytest.raises(UsageError, match="timestamp: Kafka's sink takes headers, key"):
         kafka_as_rocketmq(made.withColumn("timestamp", F.current_timestamp()))
     with pytest.raises(UsageError, match=r"'value'.*kafka_as_rocketmq"):
         Columns(["key", "value"][1:], ["binary"], topic="t", transactional=False)
+
+
+def test_an_empty_key_is_none(spark: SparkSession) -> None:
+    """Kafka takes one; RocketMQ's sharding key is not empty, and the job would end with its row."""
+    made = spark.createDataFrame([(b"", b"v", 0), (b"", b"v", None)], "key BINARY, value BINARY, partition INT")
+    for rows in (made, made.drop("partition")):
+        found = kafka_as_rocketmq(rows)
+        columns = Columns(found.columns, [kind for _, kind in found.dtypes], topic="t", transactional=False)
+        sent = [row for batch in found.toArrow().to_batches() for row in columns.rows(batch)]
+        assert [(row.sharding_key, row.tail) for row in sent] == [(None, "")] * 2
 
 
 @pytest.mark.parametrize(
