@@ -15,7 +15,7 @@ from aiorocket.spark.offsets import format_offsets
 from aiorocket.spark.steps.behind import Behind, behind, reached
 from aiorocket.spark.steps.table import Table
 from tests.spark import lakes
-from tests.spark.producing import send
+from tests.spark.producing import create_topic, send
 
 
 def checkpoint(path: Path, *batches: str, done: int) -> Path:
@@ -75,6 +75,26 @@ def test_the_command_says_what_is_waiting_and_what_is_lost(nameserver: str, topi
     assert "say the topic" in lag(fresh, *server).stderr
     assert json.loads(lag(fresh, *server, "--topic", topic, "--json").stdout)["lag"] == 9
     assert lag().exit_code == 2
+
+
+def test_queues_that_the_route_no_longer_lists_count_too(nameserver: str, topic: str, tmp_path: Path) -> None:
+    """What was not read of them is behind all the same, and a broker that is away is not a lag of nothing."""
+    send(nameserver, topic, [str(n) for n in range(9)], queues=2)
+    create_topic(nameserver, topic, queues=1)
+    q0, q1, away = (Queue(topic, *rest) for rest in (("broker-a", 0), ("broker-a", 1), ("broker-z", 0)))
+    path = checkpoint(tmp_path / "c", format_offsets({q0: 2, q1: 1, away: 7}), done=1)
+    found = behind(nameserver, str(path))
+    assert found == [Behind(q0, 2, 0, 5), Behind(q1, 1, 0, 4), Behind(away, 7, None, None)]
+    assert [(each.lag, each.lost) for each in found] == [(3, 0), (3, 0), (0, 0)]
+    assert behind(nameserver, str(path), topic) == found
+    told = lag(path, "--nameserver", nameserver)
+    assert (told.exit_code, "6 messages behind in 3 queues" in told.stdout) == (0, True), told.output
+    assert "NOT THERE: 1 queue that was read; " in told.stdout and "not there" in told.stdout
+    shown = json.loads(lag(path, "--nameserver", nameserver, "--json").stdout)
+    assert shown["queues"][2] | {"topic": ""} == {
+        "topic": "", "broker_name": "broker-z", "queue_id": 0, "reached": 7, "begin": None, "end": None, "lag": 0,
+        "lost": 0,
+    }  # fmt: skip
 
 
 def test_what_retention_took_is_lost() -> None:

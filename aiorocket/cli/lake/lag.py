@@ -65,7 +65,8 @@ def lag(
         shown: list[Row] = [
             (
                 each.queue.topic, each.queue.broker_name, str(each.queue.queue_id),
-                "never read" if each.reached is None else f"{each.reached:,}", f"{each.end:,}", f"{each.lag:,}",
+                "never read" if each.reached is None else f"{each.reached:,}",
+                "not there" if each.end is None else f"{each.end:,}", f"{each.lag:,}",
                 f"{each.lost:,}" if each.lost else "",
             )
             for each in found
@@ -73,6 +74,9 @@ def lag(
         columns = ("topic", "broker", "queue", "next", "end", "lag", "lost")
         table(f"Lag of {path or group}", columns, shown, pretty=sys.stdout.isatty())
         click.echo(f"{plural(waiting, 'message')} behind in {plural(len(found), 'queue')}")
+        if away := sum(each.end is None for each in found):
+            what = plural(away, "queue that was read", "queues that were read")
+            click.echo(f"NOT THERE: {what}; of brokers that are away, messages may be waiting")
         if lost:
             click.echo(f"LOST: retention took {plural(lost, 'message')} before they were read")
     sys.exit(1 if lost or (most is not None and waiting > most) else 0)

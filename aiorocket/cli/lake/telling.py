@@ -153,21 +153,18 @@ def show_tables(details: Mapping[str, Any]) -> None:
 
 def cell(value: Any) -> str:
     """A value in a table."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.3f}".rstrip("0").rstrip(".")
+    from aiorocket.spark.steps.page import simple
+
+    said = simple(value)
+    if said is not None:
+        return said
     text = value if isinstance(value, str) else _joined(value)
     text = " ".join(text.split())
     return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
 
 
-def plural(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def plural(number: int, noun: str, nouns: str | None = None) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or f'{noun}s'}"
 
 
 def _joined(value: Any) -> str:

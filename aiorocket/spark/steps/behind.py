@@ -22,22 +22,23 @@ __all__ = ("Behind", "behind", "reached")
 
 class Behind(NamedTuple):
     """One queue. ``reached`` is the next offset to be read, None for a queue that was never read; ``begin`` and ``end``
-    are the broker's offsets."""
+    are the broker's offsets, None for a queue that was read and is not there now: its broker is away, or no longer has
+    it."""
 
     queue: Queue
     reached: int | None
-    begin: int
-    end: int
+    begin: int | None
+    end: int | None
 
     @property
     def lag(self) -> int:
         """Messages that are there and not read."""
-        return max(0, self.end - max(self.begin, self.reached or 0))
+        return max(0, (self.end or 0) - max(self.begin or 0, self.reached or 0))
 
     @property
     def lost(self) -> int:
         """Messages that retention took before they were read."""
-        return 0 if self.reached is None else max(0, self.begin - self.reached)
+        return 0 if self.reached is None else max(0, (self.begin or 0) - self.reached)
 
 
 def reached(path: str) -> dict[Queue, int]:
@@ -69,8 +70,9 @@ def behind(
     name_server: str, path: str, topic: str | None = None, *, timeout: float = 30.0, **options: object
 ) -> list[Behind]:
     """Each queue of the topics that ``path`` is of (``topic``, several with commas between, when it has not read any
-    yet). ``options`` are the source's (``accessKey``, ``tls``, ``namespace``). UsageError as of ``reached``, and when
-    nobody says which topic; TopicNotFoundError for one that is gone."""
+    yet): those that the route lists, and those that were read once. ``options`` are the source's (``accessKey``,
+    ``tls``, ``namespace``). UsageError as of ``reached``, and when nobody says which topic; TopicNotFoundError for one
+    that is gone."""
     known = reached(path)
     text = {name: str(value) for name, value in options.items()}
     names = {queue.topic for queue in known}
@@ -88,7 +90,11 @@ def behind(
 async def _behind(settings: SourceOptions, here: Mapping[Queue, int]) -> list[Behind]:
     client = await bridge.client(settings.connection)
     bounds = await cluster.bounds(client, await cluster.queues(client, settings))
-    return [Behind(queue, here.get(queue), bounds[queue].begin, bounds[queue].end) for queue in sorted(bounds)]
+    # Of a topic that has fewer queues now, or of a broker that is away, the route lists nothing.
+    unlisted = {queue for queue in here.keys() - bounds.keys() if cluster.asked_for(settings, queue)}
+    bounds |= await cluster.bounds(client, unlisted, failures={})
+    nothing = (None, None)
+    return [Behind(queue, here.get(queue), *bounds.get(queue, nothing)) for queue in sorted(bounds.keys() | unlisted)]
 
 
 def _offsets(line: str) -> dict[Queue, int]:

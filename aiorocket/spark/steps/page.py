@@ -14,7 +14,7 @@ from typing import Any
 from aiorocket.spark.steps.report import StepReport
 from aiorocket.spark.steps.run import plain
 
-__all__ = ("page",)
+__all__ = ("page", "simple")
 
 #: Parts of the details that have a place of their own, or that only programs want.
 _ELSEWHERE = ("tables", "proof", "plots", "state")
@@ -99,7 +99,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _shown(value: object) -> str:
+def simple(value: object) -> str | None:
+    """A number, a truth or nothing, for people; None for what is none of these."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -108,6 +109,13 @@ def _shown(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.3f}".rstrip("0").rstrip(".")
+    return None
+
+
+def _shown(value: object) -> str:
+    said = simple(value)
+    if said is not None:
+        return said
     if isinstance(value, Mapping):
         return "<br>".join(f"{escape(str(name))}: {_shown(each)}" for name, each in value.items())
     if isinstance(value, (list, tuple)):
