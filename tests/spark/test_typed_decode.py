@@ -88,7 +88,8 @@ def test_the_schema_of_a_body_is_asked_for_once_and_resolved() -> None:
         assert [reader(wired(7, OLD, {"id": n})) for n in (1, 2)] == [(1, "none"), (2, "none")]
         for body, said in (
             (wired(8, OLD, {"id": 1}), "schema 8 is PROTOBUF, no Avro"),
-            (wired(3, OLD, {"id": 1}), "3 is not in the registry"),
+            (wired(8, OLD, {"id": 1}), "schema 8 is PROTOBUF, no Avro"),
+            (wired(3, OLD, {"id": 1}), "schema 3 is not in the registry"),
             (wired(3, OLD, {"id": 1}), "schema 3 is not in the registry"),
             (b"{}", "no schema's number in front"),
             (wired(7, OLD, {"id": 1}) + b"z", "1 bytes are left behind"),
@@ -105,6 +106,22 @@ def test_the_schema_of_a_body_is_asked_for_once_and_resolved() -> None:
         with pytest.raises(UsageError, match="its address is meant") as caught:
             SchemaRegistry(address)
         assert "secret" not in str(caught.value)
+
+
+def test_numbers_without_a_schema_are_not_asked_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorocket.spark.steps.registry._MOST_UNKNOWN", 3)
+    with serving({f"/r/schemas/ids/{number}": {"schema": json.dumps(OLD)} for number in (7, 8)}) as (url, asked):
+        reader = AvroReader(NEW, 0, SchemaRegistry(url))
+        assert reader(wired(7, OLD, {"id": 1})) == (1, "none")
+        for number in (20, 21, 22):
+            with pytest.raises(ValueError, match=f"schema {number} is not in the registry"):
+                reader(wired(number, OLD, {"id": 1}))
+        # What is known goes on; the rest is not said to be missing, for nobody knows.
+        assert reader(wired(7, OLD, {"id": 2})) == (2, "none")
+        for number in (8, 23):
+            with pytest.raises(ValueError, match=f"schema {number} was not asked for: 3 other numbers"):
+                reader(wired(number, OLD, {"id": 1}))
+        assert len(asked) == 4
 
 
 def shop() -> descriptor_pb2.FileDescriptorSet:

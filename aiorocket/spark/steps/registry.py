@@ -17,7 +17,7 @@ __all__ = ("HEADER", "RegistryError", "SchemaRegistry", "number_of")
 HEADER = 5
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _TIMEOUT, _LARGEST = 10.0, 4 << 20
-#: Numbers that the registry did not know, in one task: no producer makes it ask for ever.
+#: Numbers without a schema that the registry is asked for in one task: no producer makes it ask for ever.
 _MOST_UNKNOWN = 1000
 #: References of references.
 _DEEPEST = 16
@@ -41,24 +41,29 @@ class SchemaRegistry:
             raise UsageError(f"registry={_bare(url)!r:.200}: its address is meant, such as http://registry:8081")
         self._url = url
         self._schemas: dict[int, Any] = {}
-        self._unknown: set[int] = set()
+        self._refused: dict[int, str] = {}
 
     def __reduce__(self) -> tuple[type[SchemaRegistry], tuple[str]]:
         return type(self), (self._url,)
 
     def schema(self, number: int) -> Any:
-        """The parsed Avro schema ``number``. ValueError when the registry has none, or one that is no Avro;
-        RegistryError when it does not answer."""
+        """The parsed Avro schema ``number``. ValueError when the registry has none, or one that is no Avro, or behind
+        so many such numbers that no more are asked for; RegistryError when it does not answer."""
         if number not in self._schemas:
-            if number in self._unknown or len(self._unknown) >= _MOST_UNKNOWN:
-                raise ValueError(f"schema {number} is not in the registry")
+            if number in self._refused:
+                raise ValueError(self._refused[number])
+            if len(self._refused) >= _MOST_UNKNOWN:
+                raise ValueError(
+                    f"schema {number} was not asked for: {_MOST_UNKNOWN} other numbers in this task's bodies have none "
+                    "in the registry. Decode what is quarantined for this reason once more, without those"
+                )
             try:
                 found = self._ask(f"/schemas/ids/{number}")
                 if found.get("schemaType", "AVRO") != "AVRO":
                     raise ValueError(f"schema {number} is {found['schemaType']}, no Avro")
                 self._schemas[number] = self._parsed(found, {}, 0)
-            except ValueError:
-                self._unknown.add(number)
+            except ValueError as error:
+                self._refused[number] = str(error)
                 raise
         return self._schemas[number]
 
@@ -94,7 +99,8 @@ class SchemaRegistry:
         finally:
             connection.close()
         if answer.status == 404:
-            raise ValueError(f"{path.removeprefix('/schemas/ids/').strip('/')} is not in the registry")
+            what = path.strip("/").replace("schemas/ids/", "schema ")
+            raise ValueError(f"{what} is not in the registry")
         if answer.status != 200 or len(body) > _LARGEST:
             raise RegistryError(f"{where} answered {path} with {answer.status} {answer.reason}, {len(body)} bytes")
         try:
