@@ -50,7 +50,7 @@ def kafka_as_rocketmq(df: DataFrame) -> DataFrame:
     """Rows made for Spark's Kafka sink (``value``, and where they are there ``key``, ``topic``, ``partition``,
     ``headers``) with the columns of ours. The key becomes ``keys`` and, in a row without a partition, the sharding key:
     messages of one key stay in one queue, in order. An empty key is none. Of two headers of one name the last counts;
-    key and headers have to be UTF-8. A null value, Kafka's tombstone, is the sink's error: RocketMQ knows no such thing.
+    key and headers have to be UTF-8. A null value, Kafka's tombstone, is the sink's error: RocketMQ knows none.
 
     UsageError when ``value`` is missing, or for a column that Kafka's sink does not have.
     """

@@ -89,7 +89,8 @@ class Failing(Continuous):
     def __init__(self, plan: Plan, *ends: Exception | None, lives: bool = True) -> None:
         self.ends, self.lives, self.failed = list(ends), lives, list[str]()
         self.pauses: list[float] = []
-        super().__init__(None, plan, "127.0.0.1:1", stop=lambda: not self.ends, failed=self.failed.append)  # type: ignore[arg-type]
+        nobody: Any = None  # its rounds need no session
+        super().__init__(nobody, plan, "127.0.0.1:1", stop=lambda: not self.ends, failed=self.failed.append)
 
     def round(self) -> None:
         end = self.ends.pop(0)

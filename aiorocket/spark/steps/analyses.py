@@ -7,7 +7,7 @@ says.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC
 from hashlib import sha256
@@ -57,6 +57,7 @@ def run_dedup(
     by: Literal["id", "key", "spark_txn"] = "id",
     key: str | None = None,
     max_rows: int = PORTION,
+    stop: Callable[[], bool] = lambda: False,
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Part ``rows``: the input without repeated rows. A row that repeats one of an earlier portion or run is dropped
@@ -71,7 +72,7 @@ def run_dedup(
 
     settings = {"by": by, "key": key}
     report = add(
-        "dedup", spark, given, output, settings, make, splits=False, grows=True, max_rows=max_rows,
+        "dedup", spark, given, output, settings, make, splits=False, grows=True, max_rows=max_rows, stop=stop,
         on_progress=on_progress,
     )  # fmt: skip
     return _with(report, kept=report.rows_out, dropped=report.rows_in - report.rows_out)
@@ -89,10 +90,12 @@ def run_decode(
     message: str | None = None,
     registry: str | None = None,
     max_rows: int = PORTION,
+    stop: Callable[[], bool] = lambda: False,
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Parts ``decoded`` (the row and its ``value``) and ``quarantine`` (the row and the ``reason``); together they are
-    all rows. ``details["reasons"]``: the quarantined rows of the table, or of this run without one, by reason."""
+    all rows. ``details["reasons"]``: the quarantined rows of the table, or of this run without one, by reason.
+    ``stop`` is asked before each portion; what is left then is the next run's."""
     reasons: dict[str, int] = {}
 
     def make(df: DataFrame, table: Table | None) -> Made:
@@ -111,8 +114,9 @@ def run_decode(
     if registry is not None:
         settings["registry"] = True  # it may move, and its address may hold a password
     report = add(
-        "decode", spark, given, output, settings, make, splits=True, max_rows=max_rows, on_progress=on_progress
-    )
+        "decode", spark, given, output, settings, make, splits=True, max_rows=max_rows, stop=stop,
+        on_progress=on_progress,
+    )  # fmt: skip
     wrote: Any = report.details["wrote"]
     table = Table.there(output.path) if output.path is not None else None
     bad = table.rows(spark, "quarantine") if table else None

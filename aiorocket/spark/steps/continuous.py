@@ -192,8 +192,8 @@ class Continuous:
             self._pause(wait)
 
     def round(self) -> None:
-        """Each step once, unless it pauses; between two of them ``stop`` ends the round, and the archive's after the
-        batch that is on the way."""
+        """Each step once, unless it pauses. ``stop`` ends the round between two of them, the archive behind the batch
+        and decode and dedup behind the portion that is on the way; windows are computed to their end."""
         for name, step in self._steps():
             pause = 0.0 if name == ARCHIVE else getattr(self._plan, name).pause
             if pause and perf_counter() - self._ended.get(name, -pause) < pause:
@@ -229,12 +229,19 @@ class Continuous:
             if each.schema_file is not None:
                 data = Path(each.schema_file).read_bytes()
                 text["schema"] = data if each.using == "protobuf" else data.decode()
-            yield "decode", lambda: run_decode(spark, given, output("decode"), max_rows=plan.max_rows, **text)
+            yield (
+                "decode",
+                lambda: run_decode(
+                    spark, given, output("decode"), max_rows=plan.max_rows, stop=self._stop, **text
+                ),
+            )  # fmt: skip
         if (dedup := plan.dedup) is not None:
             yield (
                 "dedup",
-                lambda: run_dedup(spark, given, output("dedup"), max_rows=plan.max_rows, **_arguments(dedup)),
-            )
+                lambda: run_dedup(
+                    spark, given, output("dedup"), max_rows=plan.max_rows, stop=self._stop, **_arguments(dedup)
+                ),
+            )  # fmt: skip
         if (windows := plan.windows) is not None:
             yield "windows", lambda: run_windows(spark, given, output("windows"), **_arguments(windows))
 

@@ -95,12 +95,12 @@ def legend(axes: Any, *, whole: bool) -> None:
 
 
 def time_axis(axes: Any, moments: Sequence[datetime]) -> None:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib import dates
 
-    # Both are untyped in matplotlib.
-    locator = AutoDateLocator(tz=UTC, maxticks=9)  # type: ignore[no-untyped-call]
+    untyped: Any = dates  # the two in it
+    locator = untyped.AutoDateLocator(tz=UTC, maxticks=9)
     axes.xaxis.set_major_locator(locator)
-    shown = ConciseDateFormatter(locator, tz=UTC)  # type: ignore[no-untyped-call]
+    shown = untyped.ConciseDateFormatter(locator, tz=UTC)
     # Seconds say their minute, and at the axis' end is the day alone.
     shown.formats[5] = shown.zero_formats[5] = "%H:%M:%S"
     shown.offset_formats[4] = shown.offset_formats[5] = "%Y-%b-%d"

@@ -73,11 +73,12 @@ def add(
     splits: bool,
     grows: bool = False,
     max_rows: int = PORTION,
+    stop: Callable[[], bool] = lambda: False,
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Makes the new rows of the input into rows of the parts. With ``splits`` every row goes to exactly one part, and
     RocketError is raised when they don't add up. With ``grows`` a portion is as large as all before it together, when
-    that is more than ``max_rows``.
+    that is more than ``max_rows``. ``stop`` is asked before each portion; the next run goes on with the rest.
 
     In the report ``rows_in`` and ``ranges`` are what this run read, ``rows_out`` what it wrote, ``details["parts"]``
     the rows of each part in the whole table. Without a path nothing is kept, and all of the input is one portion.
@@ -96,7 +97,7 @@ def add(
     shows: dict[str, Shown] = {}
     made_rows: dict[str, int] = {}
     _tell(on_progress, step, 0, goal, "reading")
-    while True:
+    while not stop():
         most = max(max_rows, snapshot.rows_in if grows else 0)
         until = admit(begins, ends, most if table else max(goal, 1))
         part = [QueueRange(queue, begins[queue], until[queue]) for queue in ends if begins[queue] < until[queue]]
