@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.sent_once import SentOnce, SentTable, producer_of
 from aiorocket.broker.core.topics import Topic
-from aiorocket.errors import StoreError
+from aiorocket.errors import StoreError, UsageError
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import PROPERTY_UNIQ_KEY, RecordView, ResponseCode, find_property
 
@@ -43,8 +43,9 @@ class Repetitions:
         self._table = table
         self._once = SentOnce[PutResult](self._stored)
 
-    async def start(self, topics: Iterable[Topic], first: Callable[[], None]) -> None:
-        """Learn what was stored since the table was saved. ``first`` saves it."""
+    async def start(self, topics: Iterable[Topic], first: Callable[[], None], closed: Callable[[], bool]) -> None:
+        """Learn what was stored since the table was saved. ``first`` saves it. UsageError when ``closed()`` meanwhile,
+        and with it the store."""
         store, table = self._store, self._table
         # What is stored does not say whether its producer is idempotent: those that are known to be come first.
         known, others = table.producers(), SentTable()
@@ -54,10 +55,14 @@ class Repetitions:
             for number, (topic, queue_id) in enumerate(queues):
                 if number % _A_TURN == _A_TURN - 1:
                     await asyncio.sleep(0)
+                if closed():
+                    break
                 try:
-                    await self._read_end(topic, queue_id, at, known, others)
+                    await self._read_end(topic, queue_id, at, known, others, closed)
                 except (StoreError, OSError) as error:
                     _log.warning("what of %s queue %d may be sent again cannot be read: %s", topic, queue_id, error)
+        if closed():
+            raise UsageError("it was closed while it started")
         table.fill(others)
         table.begin(lambda: store.max_physical, first)
 
@@ -105,13 +110,15 @@ class Repetitions:
                 return result
         return None  # the topic was deleted meanwhile, or the message is damaged
 
-    async def _read_end(self, topic: str, queue_id: int, at: int, known: set[str], others: SentTable) -> None:
+    async def _read_end(
+        self, topic: str, queue_id: int, at: int, known: set[str], others: SentTable, closed: Callable[[], bool]
+    ) -> None:
         """Keep what a queue has behind a log offset, among the ``others`` what is not of ``known`` producers."""
         low, end = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
         first = end
         while first > low and (unit := self._store.entries(topic, queue_id, first - 1, 1)) and unit[0][0] >= at:
             first = max(low, first - _A_TURN)
-        while first < end:
+        while first < end and not closed():
             for unique, result in self._records(topic, queue_id, first, _A_TURN):
                 table = self._table if producer_of(unique) in known else others
                 table.keep(topic, queue_id, unique, result.queue_offset)

@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiorocket.broker import Broker
 from aiorocket.broker.core.sent_once import MOST, PER_PRODUCER, SentOnce, SentTable
 from aiorocket.broker.core.turns import whole
+from aiorocket.broker.repetitions import Repetitions
 from aiorocket.config import ProducerConfig
+from aiorocket.errors import UsageError
 from aiorocket.model import SendReceipt
 from aiorocket.testing import SimCluster, Simulation, simulate
 from aiorocket_protocol import DeleteTopicRequestHeader, RemotingCommand, SendMessageResponseHeader, encode_batch
@@ -195,6 +198,40 @@ def test_the_first_of_all_is_known_when_the_broker_dies_with_its_answer(busy: bo
         assert (await send(peer, "first")).code == 0
         assert (await peer.drain()).count(b"first") == 1
         await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_a_start_that_is_closed_reads_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would close the files, and a table that is half made is not saved as if nothing were missing."""
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        for queue_id in range(4):
+            assert (await send(peer, key("p", queue_id), queue_id=queue_id)).code == 0
+        await peer.close()
+        await host.run(broker.close())
+        for path in [path for path in disk.files if "config/sent." in path]:
+            disk.unlink(path)
+        broker, read_end, closing = Broker(env, config()), Repetitions._read_end, []
+
+        async def long(self: Repetitions, *args: Any) -> None:
+            await read_end(self, *args)
+            if not closing:
+                closing.append(host.start(broker.close()))
+            await asyncio.sleep(1)
+
+        monkeypatch.setattr(Repetitions, "_read_end", long)
+        with pytest.raises(UsageError, match="closed while it started"):
+            await host.run(broker.start())
+        await closing[0]
+        assert not broker.store._files._files
+        host, broker = await started(sim, env, config())
+        assert len(broker._tables.sent) == 4
         await host.run(broker.close())
 
     simulate(main)

@@ -121,7 +121,7 @@ class SentTable:
             for number, offset in stored.items():
                 self.keep(topic, int(queue_id), producer + number, int(offset))
         self.used = self.used or bool(data.get("used"))
-        self.at = int(data["at"])
+        self.at = None if data["at"] is None else int(data["at"])  # None: saved by a start that was closed
 
 
 class SentOnce(Generic[R]):
