@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from aiorocket.broker.core.turns import whole
+from aiorocket.config import Limits
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import A_TURN, BrokerReport, RouteInfo
 from aiorocket_protocol import DataVersion, QueueData
@@ -140,3 +142,17 @@ def test_many_topics_are_kept_in_turns() -> None:
     assert len(table.topics()) == table._count == 3 * A_TURN
     assert table.renew("a", 0, DataVersion(1, 1), 0) == DataVersion(1, 1)
     assert len(list(table.flagged(1))) >= 3
+
+
+def test_a_broker_that_goes_while_its_topics_are_counted_passes_no_limit() -> None:
+    """Those that were counted as known are new then."""
+    table = RouteInfo(120.0, Limits(routes=2 * A_TURN))
+    names = [f"T{number}" for number in range(A_TURN + 1)]
+    assert table.register(registration("a", "h:1", *names), connection=1, now=0) is None
+    assert table.register(registration("b", "h:2", *names[:-2]), connection=2, now=0) is None
+    more = registration("a", "h:1", *names, *(f"U{number}" for number in range(A_TURN)))
+    assert "routes" in (table.register(more, connection=1, now=0) or "")
+    work = table.registering(more, connection=3, now=0)
+    next(work)
+    assert table.lost(1) == ["h:1"]
+    assert "routes" in (whole(work) or "") and table._count == A_TURN - 1

@@ -88,6 +88,8 @@ class RouteInfo:
                 f"broker {what.name} is not registered and sends exactly one topic, which is an incremental update; "
                 "register with the whole topic table first"
             )
+        if not self._addresses(what.name):  # perhaps it had gone, and its topics with it, while they were counted
+            new_routes = len(what.topics or ())
         if (over := self._over(what, known is None, new_routes)) is not None:
             return over
         if known is None:
