@@ -133,7 +133,8 @@ class Broker:
         await parts.checks.start()  # before the first request can end a transaction
         started.callback(parts.revival.close)
         await parts.revival.start()
-        await parts.repetitions.start(self.topics, lambda: state.begin("sent"), lambda: self._closed)
+        started.callback(parts.repetitions.close)
+        await parts.repetitions.start(self.topics, lambda: state.begin("sent"))
         started.push_async_callback(parts.delivery.close)
         started.push_async_callback(parts.timers.close)
         started.callback(parts.clients.close)

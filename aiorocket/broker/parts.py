@@ -55,7 +55,7 @@ __all__ = ("Parts",)
 
 class Parts:
     """Whole when made. The broker starts ``checks``, ``delivery``, ``timers``, ``registration``, ``repetitions`` and
-    the sampling of ``traffic``; it closes the first four, ``clients``, ``pulls``, ``pops`` and ``rates``. ``address``
+    the sampling of ``traffic``; it closes the first five, ``clients``, ``pulls``, ``pops`` and ``rates``. ``address``
     is what clients are told; ``hooks`` are called with every message that was sent back.
     """
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.sent_once import SentOnce, SentTable, producer_of
 from aiorocket.broker.core.topics import Topic
+from aiorocket.broker.due import RETRY_AFTER
 from aiorocket.errors import StoreError, UsageError
-from aiorocket.storage.results import PutResult, PutStatus
+from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
 from aiorocket_protocol import PROPERTY_UNIQ_KEY, RecordView, ResponseCode, find_property
 
 if TYPE_CHECKING:
@@ -32,39 +33,45 @@ _UNIQ_KEY = PROPERTY_UNIQ_KEY.encode()
 _SINCE, _A_TURN = 64 << 20, 256
 #: Characters of a UNIQ_KEY that is remembered: the longest of any client has 56.
 _LONGEST = 128
+#: How often a start looks whether damaged units are made again.
+_TRIES = 60
 
 
 class Repetitions:
-    """``broker`` is the name of this one. ``start()`` comes before the first send."""
+    """``broker`` is the name of this one. ``start()`` comes before the first send, ``close()`` before the table is
+    saved for the last time."""
 
     def __init__(self, store: MessageStore, broker: str, table: SentTable) -> None:
         self._store = store
         self._broker = broker
         self._table = table
         self._once = SentOnce[PutResult](self._stored)
+        self._closed = False
 
-    async def start(self, topics: Iterable[Topic], first: Callable[[], None], closed: Callable[[], bool]) -> None:
-        """Learn what was stored since the table was saved. ``first`` saves it. UsageError when ``closed()`` meanwhile,
-        and with it the store."""
+    async def start(self, topics: Iterable[Topic], first: Callable[[], None]) -> None:
+        """Learn what was stored since the table was saved. ``first`` saves it. UsageError when it is closed
+        meanwhile."""
         store, table = self._store, self._table
         # What is stored does not say whether its producer is idempotent: those that are known to be come first.
         known, others = table.producers(), SentTable()
         at = max(table.at or 0, store.max_physical - _SINCE)
         if (table.at is None or table.used) and at < store.max_physical:
             queues = [(topic.name, queue_id) for topic in topics for queue_id in range(topic.max_queues)]
-            for number, (topic, queue_id) in enumerate(queues):
-                if number % _A_TURN == _A_TURN - 1:
-                    await asyncio.sleep(0)
-                if closed():
+            for left in reversed(range(_TRIES)):
+                queues = await self._read_ends(queues, at, known, others, wait=left > 0)
+                if not queues or self._closed:
                     break
-                try:
-                    await self._read_end(topic, queue_id, at, known, others, closed)
-                except (StoreError, OSError) as error:
-                    _log.warning("what of %s queue %d may be sent again cannot be read: %s", topic, queue_id, error)
-        if closed():
+                await asyncio.sleep(RETRY_AFTER)
+        if self._closed:
             raise UsageError("it was closed while it started")
         table.fill(others)
         table.begin(lambda: store.max_physical, first)
+
+    def close(self) -> None:
+        """End a start that is under way. The table is saved once more for what others have sent since: it is complete
+        up to there, and the next start need not read it."""
+        self._closed = True
+        self._table.version += self._table.used
 
     def begin(
         self,
@@ -110,27 +117,49 @@ class Repetitions:
                 return result
         return None  # the topic was deleted meanwhile, or the message is damaged
 
-    async def _read_end(
-        self, topic: str, queue_id: int, at: int, known: set[str], others: SentTable, closed: Callable[[], bool]
-    ) -> None:
+    async def _read_ends(
+        self, queues: list[tuple[str, int]], at: int, known: set[str], others: SentTable, *, wait: bool
+    ) -> list[tuple[str, int]]:
+        """Those of the queues that the store makes again at present, when these are to ``wait``. What cannot be read
+        is left out."""
+        busy: list[tuple[str, int]] = []
+        for number, (topic, queue_id) in enumerate(queues):
+            if number % _A_TURN == _A_TURN - 1:
+                await asyncio.sleep(0)
+            if self._closed:  # and soon the store: nobody would close the files that a read opens then
+                break
+            try:
+                await self._read_end(topic, queue_id, at, known, others)
+            except (StoreError, OSError) as error:
+                if wait and isinstance(error, StoreBusyError):
+                    busy.append((topic, queue_id))
+                else:
+                    _log.warning("what of %s queue %d may be sent again cannot be read: %s", topic, queue_id, error)
+        return busy
+
+    async def _read_end(self, topic: str, queue_id: int, at: int, known: set[str], others: SentTable) -> None:
         """Keep what a queue has behind a log offset, among the ``others`` what is not of ``known`` producers."""
-        low, end = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        store = self._store
+        low, end = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
         first = end
-        while first > low and (unit := self._store.entries(topic, queue_id, first - 1, 1)) and unit[0][0] >= at:
+        # One that is lost has no place in the log, and says nothing of those before it.
+        while first > low and not 0 <= store.entries(topic, queue_id, first - 1, 1)[0][0] < at:
             first = max(low, first - _A_TURN)
-        while first < end and not closed():
-            for unique, result in self._records(topic, queue_id, first, _A_TURN):
+        while first < end and not self._closed:
+            for unique, result in self._records(topic, queue_id, first, _A_TURN, at):
                 table = self._table if producer_of(unique) in known else others
                 table.keep(topic, queue_id, unique, result.queue_offset)
             first += _A_TURN
             await asyncio.sleep(0)
 
-    def _records(self, topic: str, queue_id: int, first: int, count: int) -> Iterator[tuple[str, PutResult]]:
+    def _records(
+        self, topic: str, queue_id: int, first: int, count: int, at: int = 0
+    ) -> Iterator[tuple[str, PutResult]]:
         store = self._store
         for offset, (physical, _, _) in enumerate(store.entries(topic, queue_id, first, count), first):
-            data = store.read_record(physical)
+            data = store.read_record(physical) if physical >= at else None
             if data is None:
-                continue  # damaged: the log of damage says so
+                continue  # before ``at``, or damaged: the log of damage says so
             view = RecordView(data, 0, len(data))
             unique = (find_property(view.raw_properties, _UNIQ_KEY) or b"").decode("utf-8", "replace")
             if 0 < len(unique) <= _LONGEST:

@@ -237,6 +237,79 @@ def test_a_start_that_is_closed_reads_nothing_more(monkeypatch: pytest.MonkeyPat
     simulate(main)
 
 
+def test_a_start_after_a_clean_stop_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much others sent since the last idempotent one."""
+    read: list[int] = []
+    records = Repetitions._records
+
+    def counted(*args: Any) -> Any:
+        for found in records(*args):
+            read.append(1)
+            yield found
+
+    monkeypatch.setattr(Repetitions, "_records", counted)
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        assert (await send(peer, key("p", 1))).code == 0
+        for stop in ("clean", "clean", "kill"):
+            await asyncio.sleep(20)  # it was saved
+            for number in range(50):
+                await peer.send(properties=f"UNIQ_KEY\x01{key('other', number)}\x02")
+            if stop == "clean":
+                await host.run(broker.close())
+            else:
+                host.kill(power_cut=False)
+                disk.process_died()
+            host, broker = await started(sim, env, config())
+            assert len(read) == (0 if stop == "clean" else 50)
+        await peer.close()
+        peer = SimPeer(sim, broker.address)
+        assert (await send(peer, key("p", 1))).code == 0
+        assert len(await peer.drain()) == 1 + 3 * 50
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("damage", ["record", "unit"])
+def test_a_repetition_before_what_is_damaged_is_stored_once(damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start looks past what the log has lost, and waits for a unit that is made again."""
+    monkeypatch.setattr("aiorocket.broker.repetitions._A_TURN", 2)
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        assert (await send(peer, "mine")).code == 0
+        for body in (b"lost" * 10, b"2", b"3"):
+            assert (await peer.send(body)).code == 0
+        await peer.close()
+        await host.run(broker.close())
+        for path in [path for path in disk.files if "config/sent." in path]:
+            disk.unlink(path)
+        log, units = disk.files["/store/commitlog/" + "0" * 20], disk.files["/store/consumequeue/T/0/" + "0" * 20]
+        if damage == "unit":
+            units[27] ^= 0x40
+        else:
+            log[log.index(b"lostlost")] ^= 0x40
+            units.clear()  # it is made from the log again
+        host, broker = await started(sim, env, config())
+        assert (broker.store.entries("T", 0, 1, 1)[0][0] < 0) == (damage == "record")
+        peer = SimPeer(sim, broker.address)
+        assert (await send(peer, "mine")).code == 0
+        assert broker.store.max_offset("T", 0) == 4
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 async def test_what_is_known_of_a_topic_ends_with_it(peer: Peer) -> None:
     async def sent() -> tuple[int, str]:
         header = send_header(properties=f"UNIQ_KEY\x01{key('p', 1)}\x02")
