@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.sent_once import SentOnce, SentTable, producer_of
 from aiorocket.broker.core.topics import Topic
-from aiorocket.broker.due import RETRY_AFTER
 from aiorocket.errors import StoreError, UsageError
 from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
 from aiorocket_protocol import PROPERTY_UNIQ_KEY, RecordView, ResponseCode, find_property
@@ -33,8 +32,8 @@ _UNIQ_KEY = PROPERTY_UNIQ_KEY.encode()
 _SINCE, _A_TURN = 64 << 20, 256
 #: Characters of a UNIQ_KEY that is remembered: the longest of any client has 56.
 _LONGEST = 128
-#: How often a start looks whether damaged units are made again.
-_TRIES = 60
+#: How often a start looks whether damaged units are made again, and seconds between.
+_TRIES, _AGAIN_AFTER = 60, 1.0
 
 
 class Repetitions:
@@ -61,7 +60,7 @@ class Repetitions:
                 queues = await self._read_ends(queues, at, known, others, wait=left > 0)
                 if not queues or self._closed:
                     break
-                await asyncio.sleep(RETRY_AFTER)
+                await asyncio.sleep(_AGAIN_AFTER)
         if self._closed:
             raise UsageError("it was closed while it started")
         table.fill(others)

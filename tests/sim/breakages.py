@@ -438,8 +438,8 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "aiorocket.broker.core.sent_once:SentTable.load", "producer + number", "number", _once
     ),
     "sends that count once since the last save forgotten": Breakage(
-        "aiorocket.broker.repetitions:Repetitions.start", "await self._read_end(topic, queue_id, at, known, others)",
-        "pass", _once,
+        "aiorocket.broker.repetitions:Repetitions._read_ends",
+        "await self._read_end(topic, queue_id, at, known, others)", "pass", _once,
     ),
     "sends that count once on another queue": Breakage(
         "aiorocket.client.sending.attempts:Attempts.run", "message._replace(once=True), False",
