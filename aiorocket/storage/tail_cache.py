@@ -7,7 +7,7 @@ first, so an append costs three list appends.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from itertools import accumulate
 
@@ -30,28 +30,26 @@ class TailCache:
         self.budget = budget
         self.size = 0
         #: Each with its queue, in the order they were started.
-        self._blocks: deque[tuple[ConsumeQueue, Block]] = deque()
+        self._blocks: OrderedDict[Block, ConsumeQueue] = OrderedDict()
 
     def start(self, queue: ConsumeQueue, offset: int) -> Block:
         """A new block of ``queue`` that begins at ``offset``."""
         block = Block(offset)
         queue.block = block
         queue.blocks[offset >> BLOCK_SHIFT] = block
-        self._blocks.append((queue, block))
+        self._blocks[block] = queue
         return block
 
     def evict(self) -> None:
         """Drop the oldest blocks until the budget holds."""
         blocks = self._blocks
         while self.size > self.budget and blocks:
-            queue, block = blocks.popleft()
+            block, queue = blocks.popitem(last=False)
             self.size -= block.size
-            key = block.first >> BLOCK_SHIFT
-            if queue.blocks.get(key) is block:
-                del queue.blocks[key]
-                queue.cached_first = block.first + len(block.records)
-                if queue.block is block:
-                    queue.block = None
+            del queue.blocks[block.first >> BLOCK_SHIFT]
+            queue.cached_first = block.first + len(block.records)
+            if queue.block is block:
+                queue.block = None
 
     def forget(self, queue: ConsumeQueue, offset: int) -> None:
         """Drop the records of ``queue`` from ``offset`` on: their append failed, or the topic is gone."""
@@ -66,7 +64,7 @@ class TailCache:
             block.size -= dropped
             self.size -= dropped
             if not keep:
-                del queue.blocks[key]  # the emptied block leaves the deque when its turn comes
+                del queue.blocks[key], self._blocks[block]
         queue.block = None if not offset & BLOCK_MASK else queue.blocks.get(offset >> BLOCK_SHIFT)
         queue.cached_first = min(queue.cached_first, offset)
         if not queue.blocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from itertools import accumulate
 
 from hypothesis import given
@@ -72,3 +73,15 @@ def test_what_is_forgotten_inside_a_batch_leaves_its_beginning() -> None:
     block.codes.append(9)
     assert read_tail(queue, 0, BLOCK_MASK, 99) == ([b"abbC"], 3)
     assert scan_tail(queue, 1, 3, 9, 99, lambda code: code == 9) == ([b"C"], 3)
+
+
+def test_a_queue_that_is_gone_is_held_by_nobody() -> None:
+    """Whoever sends to a topic and deletes it, again and again, never reaches the budget."""
+    queue, cache = ConsumeQueue("q", "T", 0), TailCache(1 << 20)
+    alone = sys.getrefcount(queue)
+    for offset in (0, BLOCK_MASK + 1):
+        block = cache.start(queue, offset)
+        block.records, block.sizes, block.codes, block.size = [b"a"], [1], [0], 1
+        cache.size += 1
+    cache.forget(queue, 0)
+    assert (cache.size, sys.getrefcount(queue)) == (0, alone)
