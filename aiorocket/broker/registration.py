@@ -1,8 +1,9 @@
 """Tells every name server about this broker: at start, when topics change, every 30 s, and when it stops.
 
 At start and every 30 s it sends the whole table of topics. A change sends what changed since the name server last
-answered on the same connection: name servers, Apache's too, add what they are told to what they know. Each is told one
-thing at a time, however long another takes, and all who ask for a round meanwhile share the next.
+answered on the same connection, if it is one of ours (it speaks msgpack): these add what they are told to what they
+know. So do Apache's, but with ``deleteTopicWithBrokerRegistration`` they drop what is not named, and are told all. Each
+is told one thing at a time, however long another takes, and all who ask for a round meanwhile share the next.
 
 A name server that cannot be reached is tried again; one that refuses (another broker holds the name) is an error the
 operator must see, so the first round's refusal ends the start.
@@ -20,6 +21,7 @@ from aiorocket.errors import RocketError, UsageError
 from aiorocket.remoting.client import RemotingClient
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import (
+    MSGPACK,
     PERM_INHERIT,
     DataVersion,
     GetRouteInfoRequestHeader,
@@ -182,7 +184,8 @@ class Registration:
                 now = asyncio.get_running_loop().time()
                 # One that has not heard of us for so long may have forgotten us.
                 fresh = told is not None and now - told[3] < 2 * self._config.register_interval
-                known = told[2] if told is not None and fresh and told[:2] == (connection, allowed) else {}
+                adds = connection.serialize_type == MSGPACK
+                known = told[2] if told is not None and fresh and adds and told[:2] == (connection, allowed) else {}
                 news = [_config_of(topic, allowed) for name, topic in topics.items() if known.get(name) is not topic]
                 body = RegisterBrokerBody(self._version(), news)
                 command = RemotingCommand.request(

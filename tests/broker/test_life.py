@@ -175,6 +175,29 @@ async def test_a_change_is_told_alone_and_many_at_once_together(monkeypatch: pyt
     await env.disk.close()
 
 
+async def test_a_name_server_that_may_drop_what_is_not_named_is_told_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apache's does with ``deleteTopicWithBrokerRegistration``, and speaks JSON."""
+    registering = RouteInfo.registering
+
+    def drop(table: RouteInfo, what: BrokerReport, **more: Any) -> Generator[None, None, str | None]:
+        for topic in set(table.topics()) - set(what.topics or ()):
+            table.delete_topic(topic)
+        return registering(table, what, **more)
+
+    monkeypatch.setattr(RouteInfo, "registering", drop)
+    env = real_env()
+    nameserver = NameServer(env, NameServerConfig(port=0, remoting=RemotingConfig(serializer="json")))
+    await nameserver.start()
+    async with running(env=env, nameservers=(nameserver.address,), register_interval=60) as broker:
+        peer = await Peer.connect(broker.port)
+        for name in ("A", "B"):
+            assert (await peer.create_topic(name, 2)).code == 0
+        assert {"TBW102", "A", "B"} <= set(nameserver.routes.topics())
+        await peer.close()
+    await nameserver.close()
+    await env.disk.close()
+
+
 async def test_a_second_broker_of_the_same_name_is_told_who_holds_it() -> None:
     env = real_env()
     nameserver = NameServer(env, NameServerConfig(port=0))
