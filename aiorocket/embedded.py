@@ -157,7 +157,7 @@ class Embedded:
     async def create_topic(self, topic: str, queues: int = 4) -> None:
         """Create ``topic``, or change its number of queues. It has a route when this returns."""
         async with self.client() as client:
-            await configure(client, self.broker.address, check_topic(topic), queues)
+            await configure(client.session, self.broker.address, check_topic(topic), queues)
 
     async def restart(self, *, kill: bool = False) -> None:
         """End the broker and start one on the same directory and port; the end is an orderly one or, with ``kill``, as

@@ -76,7 +76,7 @@ async def client(simulation: Simulation, endpoints: tuple[str, ...], name: str, 
             arrived.set()
 
     sending, taking = await connected(), await connected()
-    await configure(sending, "10.0.0.1:10911", TOPIC, 4)
+    await configure(sending.session, "10.0.0.1:10911", TOPIC, 4)
     consumer = Consumer("inside", client=taking)
     consumer.listener(TOPIC, start_from="first")(listen)
     async with Producer("inside-producer", client=sending) as producer:

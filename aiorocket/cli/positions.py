@@ -35,7 +35,7 @@ class Positions:
     """One request per queue and call, all queues at once. Errors are the client's own."""
 
     def __init__(self, client: Client) -> None:
-        self._client = client
+        self._client = client.session
 
     async def queues(self, topic: str) -> tuple[Queue, ...]:
         """Readable queues of ``topic``. TopicNotFoundError when nobody has it."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Unpack
+from typing import Self, Unpack
 
 from aiorocket.client.core.typed_body import Body
 from aiorocket.client.group.rebalance_hooks import QueuesHook, RebalanceHooks
@@ -16,12 +16,12 @@ from aiorocket.client.pop.simple_consumer import SimpleConsumer
 from aiorocket.client.pull.pull_consumer import PullConsumer
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.client.push.hooks import ConsumeHook
-from aiorocket.client.push.listener_state import bind_state
 from aiorocket.client.push.router import Router
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.send_hooks import SendHook
 from aiorocket.client.sending.sender import OnewayOptions, SendOptions
 from aiorocket.client.sending.transaction import Checker, TransactionProducer
+from aiorocket.client.service import Service
 from aiorocket.client.session import Session
 from aiorocket.client.state import ConsumerState
 from aiorocket.client.topic_admin import ensure_topics as have_topics
@@ -33,7 +33,7 @@ from aiorocket.runtime.env import Env
 __all__ = ("Client",)
 
 
-class Client(Session):
+class Client:
     """Connections, routes and heartbeats for any number of producers and consumers.
 
     ``nameservers`` is ``"host:port[;host:port]"`` or a sequence of them and wins over the one in ``config``.
@@ -61,27 +61,48 @@ class Client(Session):
         if missing_topics is not None:
             config = replace(config or ClientConfig(), missing_topics=missing_topics)
         self.group = None if group is None else check_group(group)
-        super().__init__(nameservers=nameservers, config=config, env=env)
-        self.middleware = tuple(middleware)
-        self._routers: dict[str, Router] = {}
-        self._configs: dict[str, ConsumerConfig] = {}
-        self._entered = False
-        #: Those of ``running()``, from its begin on.
-        self._app_consumers: tuple[Consumer, ...] = ()
+        #: Its connections, routes and heartbeats, for who extends aiorocket: ``Producer(client=...)`` needs no more.
+        self.session = Session(nameservers=nameservers, config=config, env=env)
+        self.session.middleware = tuple(middleware)
+        self.session.ends_first = self._stop_members
+        self._service = Service(self.session)
         #: That of ``send``, from the first call on.
         self._app_producer: Producer | None = None
         self._first_send = asyncio.Lock()
 
+    @property
+    def config(self) -> ClientConfig:
+        return self.session.config
+
+    @property
+    def client_id(self) -> str:
+        """``ip@instance``; the ip is the one name servers and brokers see, known from the first connection on."""
+        return self.session.client_id
+
     async def start(self) -> None:
-        """As ``Session.start``; then ``ensure_topics``: NotConnectedError, RemoteError and so on of these."""
-        await super().start()
+        """Begin heartbeats and route refreshes; the first use of a topic is the first request. ConfigError when
+        credentials or certificates cannot be read. Then ``ensure_topics``: NotConnectedError, RemoteError and so on of
+        these."""
+        await self.session.start()
         try:
-            await have_topics(self, self._ensured)
-            for each in self.middleware:
+            await have_topics(self.session, self._ensured)
+            for each in self.session.middleware:
                 each.attached(self)
         except BaseException:
             await self.stop()
             raise
+
+    async def stop(self) -> None:
+        """End what runs for the application, then close everything; what is still waited for fails. A second ``stop``
+        returns with the first."""
+        await self.session.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.stop()
 
     # -- what it makes --
 
@@ -161,19 +182,7 @@ class Client(Session):
         Listeners with a parameter named ``state`` get ``state``. UsageError when one needs it and none is given, when
         there is no group or no listener, and while the consumers run.
         """
-        group = router.group or self.group
-        if group is None:
-            raise UsageError("which group? Router(group), or Client(group=...)")
-        if self._entered:
-            raise UsageError(f"the consumer of group {group!r} is running: include routers before that")
-        if not router.listeners:
-            raise UsageError(f"the router for group {group!r} has no listeners yet: import what declares them first")
-        bound = [bind_state(each, state) for each in router.listeners]
-        if config is not None and self._configs.setdefault(group, config) != config:
-            raise UsageError(f"group {group!r} has another config already: its routers share one consumer")
-        whole = self._routers.setdefault(group, Router(group))
-        for each in bound:
-            whole._add(each)
+        self._service.include(router, router.group or self.group, state, config)
 
     def running(self, *, drain_timeout: float | None = None) -> AbstractAsyncContextManager[None]:
         """``async with client.running():`` starts the consumers of all included routers and stops them at the end.
@@ -183,26 +192,7 @@ class Client(Session):
         listeners that run, cancels those that still do, and commits; brokers that do not answer add two request
         timeouts. ``send`` works meanwhile, also in listeners that are being waited for.
         """
-        return self._running(drain_timeout)
-
-    @asynccontextmanager
-    async def _running(self, drain_timeout: float | None) -> AsyncIterator[None]:
-        self.need_running()
-        if self._entered:
-            raise UsageError("the consumers of this Client are running already: running() is entered once at a time")
-        self._entered = True
-        try:
-            self._app_consumers = tuple(
-                self.consumer(group, config=self._configs.get(group), router=router)
-                for group, router in self._routers.items()
-            )
-            try:
-                await _together(each.start for each in self._app_consumers)
-                yield
-            finally:
-                await self._stop_consumers(drain_timeout)
-        finally:
-            self._entered = False
+        return self._service.running(drain_timeout)
 
     async def send(
         self, topic: str | OutgoingMessage, body: Body | None = None, **options: Unpack[SendOptions]
@@ -210,6 +200,11 @@ class Client(Session):
         """As ``Producer.send``, through a producer of this Client's group that the first call starts."""
         producer = self._app_producer or await self._start_producer()
         return await producer.send(topic, body, **options)
+
+    async def recall(self, handle: str, *, timeout: float | None = None) -> str:
+        """As ``Producer.recall``: take back what ``send`` was given ``at`` or ``after``."""
+        producer = self._app_producer or await self._start_producer()
+        return await producer.recall(handle, timeout=timeout)
 
     async def send_oneway(
         self, topic: str | OutgoingMessage, body: Body | None = None, **options: Unpack[OnewayOptions]
@@ -223,13 +218,11 @@ class Client(Session):
 
         Counted are those of ``running()``, and any other consumer and pull consumer from its start to its stop.
         """
-        waiting = [group for group in self._routers if not any(each.group == group for each in self._app_consumers)]
-        return look(self, self.consumer_states(), waiting)
+        return look(self.session, self.consumer_states(), self._service.waiting())
 
     def consumer_states(self) -> list[ConsumerState]:
         """What those consumers do right now, likewise."""
-        own = [each._registered for each in self._app_consumers]
-        return [each.state() for each in (*own, *(each for each in self.consumers.values() if each not in own))]
+        return self._service.states()
 
     async def _start_producer(self) -> Producer:
         async with self._first_send:
@@ -240,40 +233,10 @@ class Client(Session):
         return self._app_producer
 
     async def _stop_members(self) -> None:
-        """``stop`` ends what runs for the application first."""
+        """What runs for the application ends first."""
         producer, self._app_producer = self._app_producer, None
         try:
-            await self._stop_consumers(None)
+            await self._service.stop(None)
         finally:
             if producer is not None:
                 await producer.stop()
-
-    async def _stop_consumers(self, drain_timeout: float | None) -> None:
-        errors: list[Exception] = []
-
-        def stop(consumer: Consumer) -> Callable[[], Awaitable[None]]:
-            async def act() -> None:
-                try:
-                    await consumer.stop(timeout=drain_timeout)  # nothing happens when it has stopped, or never started
-                except Exception as error:  # noqa: BLE001 - the others are to drain all the same
-                    errors.append(error)
-
-            return act
-
-        await _together(map(stop, self._app_consumers))
-        if errors:
-            raise errors[0]
-
-
-async def _together(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """All calls at once; the first error when one fails, after the others were cancelled and have ended."""
-
-    async def one(call: Callable[[], Awaitable[None]]) -> None:
-        await call()
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(one(call))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from aiorocket.client.answering import consumer_requests, producer_requests
 from aiorocket.client.core.lifecycle import Lifecycle, State
@@ -42,7 +42,7 @@ from aiorocket_protocol import (
     encode_body,
 )
 
-__all__ = ("Session",)
+__all__ = ("Session", "HasSession")
 
 log = logging.getLogger("aiorocket.client")
 
@@ -55,6 +55,12 @@ _BROKER_VERSION = "client.broker_version"
 
 #: How soon to try again to reach brokers that did not answer a heartbeat.
 _HEARTBEAT_RETRY = 2.0
+
+
+class HasSession(Protocol):
+    #: Of a ``Client``, or the Session itself: what producers and consumers are made on.
+    @property
+    def session(self) -> Session: ...
 
 
 class Session:
@@ -92,15 +98,16 @@ class Session:
         processors = ProcessorTable()
         #: Around what every producer and consumer of it sends and consumes.
         self.middleware: tuple[Middleware, ...] = ()
+        #: What ``stop`` ends while there still are connections. Who registered leaves by itself.
+        self.ends_first: Callable[[], Awaitable[None]] | None = None
         self.remoting = RemotingClient(
             self.env, config.remoting, processors, on_close=self._on_close, address_map=config.address_map
         )
         self.routes = RouteTable(config, self.remoting)
         self.outages = OutageLog(lambda: self.loop.time())
-        clock = self.env.clock
         for code, handler in {
-            **consumer_requests.handlers(self.consumers, config, clock, self._scope),
-            **producer_requests.handlers(self.producers, config, clock, self.routes),
+            **consumer_requests.handlers(self.consumers, config, self.env.clock, self._scope),
+            **producer_requests.handlers(self.producers, config, self.env.clock, self.routes),
         }.items():
             processors.add(code, handler)
 
@@ -132,10 +139,8 @@ class Session:
                 ends.push_async_callback(self.env.disk.close)
             for close in (self.remoting.close, self.routes.close, self._scope.close):
                 ends.push_async_callback(to_the_end, close)
-            await self._stop_members()
-
-    async def _stop_members(self) -> None:
-        """What is to end while there still are connections. Of a Session, nothing: who registers leaves by itself."""
+            if self.ends_first is not None:
+                await self.ends_first()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -154,6 +159,10 @@ class Session:
         return self._scope.start(coro, name=name)
 
     @property
+    def session(self) -> Session:
+        return self
+
+    @property
     def started(self) -> bool:
         return self._lifecycle.running
 
@@ -167,11 +176,7 @@ class Session:
     @property
     def client_id(self) -> str:
         """``ip@instance``; the ip is the one name servers and brokers see, known from the first connection on."""
-        return f"{self.local_ip}@{self._instance}"
-
-    @property
-    def local_ip(self) -> str:
-        return self.routes.local_ip
+        return f"{self.routes.local_ip}@{self._instance}"
 
     # -- groups --
 
@@ -182,7 +187,7 @@ class Session:
                 f"producer group {group!r} is already used by this Client: share the Producer, or make a second Client"
             )
         self.producers[group] = producer
-        self._changed()
+        self.subscriptions_changed()
 
     def add_consumer(self, group: str, member: GroupMember) -> None:
         """Register a consumer group with this client; UsageError when it is there already."""
@@ -191,13 +196,10 @@ class Session:
                 f"consumer group {group!r} is already used by this Client: a second member needs its own Client"
             )
         self.consumers[group] = member
-        self._changed()
+        self.subscriptions_changed()
 
     def subscriptions_changed(self) -> None:
         """A member subscribes to something else: brokers have to be told before the next pull."""
-        self._changed()
-
-    def _changed(self) -> None:
         self._registration += 1
         self._heartbeat_due.set()
 
@@ -266,8 +268,7 @@ class Session:
     def broker_version(self, connection: Connection) -> int:
         """What the broker said of itself (an ordinal of RocketMQ's MQVersion) in the answer to the latest heartbeat
         over ``connection``; 0 before that."""
-        version: int = connection.data.get(_BROKER_VERSION, 0)
-        return version
+        return int(connection.data.get(_BROKER_VERSION, 0))
 
     async def call(
         self,
@@ -356,8 +357,7 @@ class Session:
         return None
 
     async def _heartbeat_forever(self) -> None:
-        interval = self.config.heartbeat_interval
-        pause = interval
+        pause = interval = self.config.heartbeat_interval
         while True:
             try:
                 async with asyncio.timeout(pause):

@@ -150,10 +150,10 @@ class Prometheus(Middleware, Collector):
 
 def _look(client: Client) -> tuple[list[ConsumerState], Health] | None:
     """In its own loop, whose state it is."""
-    if not client.started:
+    if not client.session.started:
         return None
     try:
-        inside = asyncio.get_running_loop() is client.loop
+        inside = asyncio.get_running_loop() is client.session.loop
     except RuntimeError:
         inside = False
     if inside:
@@ -167,7 +167,7 @@ def _look(client: Client) -> tuple[list[ConsumerState], Health] | None:
             future.set_exception(error)
 
     try:
-        client.loop.call_soon_threadsafe(answer)
+        client.session.loop.call_soon_threadsafe(answer)
         return future.result(_PATIENCE)
     except (TimeoutError, RuntimeError):  # a loop that stands still, or has ended
         return None

@@ -109,7 +109,7 @@ class SimCluster:
                     if broker.running:
                         # The broker answers when every name server has, or has been waited for.
                         code = RequestCode.UPDATE_AND_CREATE_TOPIC
-                        await client.call(broker.endpoint, code, header, timeout=15.0)
+                        await client.session.call(broker.endpoint, code, header, timeout=15.0)
 
         await host.run(create())
 

@@ -46,7 +46,7 @@ async def test_messages_through_servers_that_speak_nothing_but_tls() -> None:
             assert (await producer.send("t", b"1", timeout=30)).offset == 0
         async with Client(config=ClientConfig(nameservers=(address,), tls=TlsConfig(ca=CA))) as client:
             with pytest.raises(RocketError):
-                await client.route("t", timeout=2)
+                await client.session.route("t", timeout=2)
     finally:
         await broker.close()
         await nameserver.close()

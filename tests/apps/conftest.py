@@ -106,6 +106,8 @@ async def committed(mq: Embedded, group: str, topic: str) -> int:
     async with mq.client() as client:
         for queue in range(2):
             header = QueryConsumerOffsetRequestHeader(group, topic, queue, set_zero_if_not_found=False)
-            answer = await client.call(mq.broker.address, RequestCode.QUERY_CONSUMER_OFFSET, header, accept=(0, 22))
+            answer = await client.session.call(
+                mq.broker.address, RequestCode.QUERY_CONSUMER_OFFSET, header, accept=(0, 22)
+            )
             total += answer.read(QueryConsumerOffsetResponseHeader).offset if answer.code == 0 else 0
     return total

@@ -163,4 +163,4 @@ async def test_a_lifespan_of_its_own(mq: Embedded, http: aiohttp.ClientSession, 
         await eventually(is_baked)
     assert baked == [("wood", ["o-1"])]
     assert await committed(mq, "own", "orders") == 1
-    assert not lived[0].started
+    assert not lived[0].session.started

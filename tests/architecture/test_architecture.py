@@ -25,7 +25,7 @@ SLACK = 20
 RATCHETS = {
     "aiorocket/broker/broker.py": 230,
     "aiorocket/broker/parts.py": 217,
-    "aiorocket/client/app.py": 280,
+    "aiorocket/client/app.py": 242,
     "aiorocket/client/pull/pull_consumer.py": 462,
     "aiorocket/client/push/consumer.py": 361,
     "aiorocket/client/session.py": 401,
@@ -35,7 +35,6 @@ RATCHETS = {
 }
 #: The same of classes, counted with those of their bases that are ours: a half class is no way around the limit.
 CLASSES = {
-    "aiorocket.client.app.Client": 572,
     "aiorocket.client.push.consumer.Consumer": 508,
     "aiorocket.client.sending.transaction.TransactionProducer": 526,
     "aiorocket.remoting.connection.Connection": 550,

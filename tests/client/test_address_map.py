@@ -75,8 +75,8 @@ def test_a_broker_is_reached_where_the_map_says(given: Mapping[str, str] | Calla
         [broker] = cluster.brokers
         async with Client(config=with_map(given), env=cluster.sim.env()) as client, client.producer("p") as producer:
             await producer.send("t", b"y")
-            assert await client.heartbeat() == {}
-            assert client.remoting.addresses == {NAMES, INSIDE}
+            assert await client.session.heartbeat() == {}
+            assert client.session.remoting.addresses == {NAMES, INSIDE}
         assert [kept.body for kept in broker.kept] == [b"y"] and broker.told
 
     run(scenario, brokers=1)
@@ -95,6 +95,6 @@ def test_a_map_that_leads_nowhere_says_so(
     async def scenario(cluster: FakeCluster, _producer: Producer) -> None:
         async with Client(config=with_map(given), env=cluster.sim.env()) as client:
             with pytest.raises(NotConnectedError, match=said):
-                await client.connection(INSIDE)
+                await client.session.connection(INSIDE)
 
     run(scenario, brokers=1)

@@ -231,7 +231,7 @@ async def test_brokers_and_name_servers(mq: Embedded, admin: Admin) -> None:
     assert (await admin.topics.route("orders"))[0].permission == "RW"
     async with Client(config=ClientConfig(nameservers=mq.nameservers)) as client, client.producer("shop") as producer:
         await producer.send("orders", b"x")
-        await client.heartbeat()
+        await client.session.heartbeat()
         assert client.client_id in [each.client_id for each in await brokers.producers("shop")]
     assert await brokers.producers("nobody") == []
     with pytest.raises(UsageError, match="no broker 'elsewhere'"):

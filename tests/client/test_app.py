@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,7 +91,7 @@ async def test_one_producer_whoever_is_first(mq: Embedded) -> None:
     async with mq.client("g") as client:
         receipts = await asyncio.gather(*(client.send("t", b"%d" % number) for number in range(20)))
         assert len({receipt.msg_id for receipt in receipts}) == 20
-        assert list(client.producers) == ["g"]
+        assert list(client.session.producers) == ["g"]
         with pytest.raises(UsageError, match="must be bytes"):
             await client.send("t", "text")  # type: ignore[arg-type]
     with pytest.raises(UsageError):
@@ -98,6 +99,13 @@ async def test_one_producer_whoever_is_first(mq: Embedded) -> None:
     async with mq.client() as nameless:
         with pytest.raises(UsageError, match="group"):
             await nameless.send("t", b"x")
+
+
+async def test_what_a_client_sends_for_later_it_takes_back(mq: Embedded) -> None:
+    async with mq.client("app") as client:
+        receipt = await client.send("t", b"x", after=timedelta(hours=1))
+        assert receipt.recall_handle is not None
+        assert await client.recall(receipt.recall_handle) == receipt.msg_id
 
 
 async def test_what_cannot_run_is_refused_when_it_is_included(mq: Embedded) -> None:
@@ -163,7 +171,7 @@ async def test_when_one_consumer_cannot_start_none_runs(mq: Embedded) -> None:
         with pytest.raises(TopicNotFoundError, match="nowhere"):
             async with client.running():
                 pytest.fail("it started")
-        assert not client.consumers
+        assert not client.session.consumers
         assert not client.health().ready
 
 
@@ -200,8 +208,8 @@ async def test_leaving_waits_for_listeners_up_to_the_bound(mq: Embedded) -> None
             async with client.running(drain_timeout=bound):
                 await client.send("t", body)
                 await asyncio.wait_for(began.wait(), 30)
-                left = client.loop.time()
-            return client.loop.time() - left
+                left = client.session.loop.time()
+            return client.session.loop.time() - left
 
     await leave_during(b"0.2", 30)
     assert ended == [b"0.2"]
@@ -220,7 +228,7 @@ async def test_a_block_that_fails_drains_too(mq: Embedded) -> None:
         with pytest.raises(ZeroDivisionError):
             async with client.running():
                 raise ZeroDivisionError
-        assert not client.consumers
+        assert not client.session.consumers
 
 
 async def test_health_is_plain_and_names_what_is_wrong(mq: Embedded) -> None:
@@ -246,7 +254,7 @@ async def test_health_is_plain_and_names_what_is_wrong(mq: Embedded) -> None:
 async def test_a_connection_to_a_broker_without_topics_in_use_makes_nobody_ready(mq: Embedded) -> None:
     async with embed() as other, mq.client("p") as client:
         await client.send("t", b"x")
-        await client.connection(other.broker.address)
+        await client.session.connection(other.broker.address)
         assert [each.address for each in client.health().brokers] == [mq.broker.address]
         await mq.broker.close()
         async with asyncio.timeout(30):
@@ -264,7 +272,7 @@ async def test_everything_a_client_makes_is_of_its_group_and_counts_for_its_heal
         listening = client.consumer("h")
         made = (client.producer(), payments, reader, listening)
         assert [each.group for each in made] == ["g", "g", "g", "h"]
-        assert all(each.client is client for each in made)
+        assert all(each.client is client.session for each in made)
         async with payments, reader, listening:
             assert [each.group for each in client.health().consumers] == ["h"]  # one that reads nothing is no member
             await reader.subscribe("t")
@@ -318,7 +326,7 @@ def test_cancelled_at_any_moment_a_service_leaves_nothing_behind() -> None:
             return True
 
         whole: bool = await hosts[2].run(bounded())
-        assert all(not client.consumers and not client.started for client in consumers)
+        assert all(not client.session.consumers and not client.session.started for client in consumers)
         await hosts[1].run(broker.close())
         await hosts[0].run(nameserver.close())
         return whole

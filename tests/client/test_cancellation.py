@@ -182,7 +182,7 @@ async def _a_consumer(sim: Simulation, cut: Cut, kind: str, shared: bool) -> boo
         # A shared client stays connected. Who is never let go has its listeners' timers run out by themselves.
         same = 1 if shared else 2 if cut.for_good else 3
         assert after[:same] == before[:same], (cut.k, before, after)
-        assert not mq.consumers
+        assert not mq.session.consumers
         assert _members(cluster) == [], cut.k
 
         # Who comes next: elsewhere, except that a broadcasting member has its file here.

@@ -92,7 +92,7 @@ class LockCluster:
         await self.host.run(self.client.start())
         self.near.client_id = self.far.client_id = self.client.client_id
         self.masters: dict[str, str | None] = {"broker-a": "10.0.0.2:10911", "broker-b": "10.0.0.3:10911"}
-        self.leases = Leases(self.client, "g", ConsumerConfig(), lambda queue: self.masters[queue.broker_name])
+        self.leases = Leases(self.client.session, "g", ConsumerConfig(), lambda queue: self.masters[queue.broker_name])
         self.leases.watch_lost(lambda queue: self.lost.append((round(self.sim.loop.time(), 1), queue)))
         self.scope = TaskScope("leases")
         self.scope.start(self.leases.renew_forever(), name="renew")
@@ -266,14 +266,14 @@ def test_a_queue_that_is_being_given_back_is_not_asked_for(monkeypatch: pytest.M
 
     async def scenario(world: LockCluster) -> None:
         await world.leases.acquire([A, B])
-        connect, waits = world.client.connection, [1.0]
+        connect, waits = world.client.session.connection, [1.0]
 
         async def connection(address: str) -> Connection:
             if waits:
                 await asyncio.sleep(waits.pop())
             return await connect(address)
 
-        monkeypatch.setattr(world.client, "connection", connection)
+        monkeypatch.setattr(world.client.session, "connection", connection)
         giving_back = world.scope.start(world.leases.release(A), name="giving-back")
         await asyncio.sleep(0.5)
         assert await world.leases.acquire([A, B]) == {B}

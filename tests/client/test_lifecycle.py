@@ -56,7 +56,7 @@ async def members(cluster: SimCluster, group: str) -> list[str]:
         async with Client(nameservers=cluster.endpoints, env=sim.env()) as client:
             header = GetConsumerListByGroupRequestHeader(group)
             address = cluster.brokers[0].endpoint
-            answer = await client.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, accept=(0, 1))
+            answer = await client.session.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, accept=(0, 1))
             if answer.code == 0:
                 found.extend(decode_body(ConsumerListBody, answer.body, answer.serialize_type).consumer_ids)
 
@@ -132,11 +132,11 @@ def test_a_group_is_once_on_a_client() -> None:
         member = await cluster.consumer("g", "t")
         second = member.client.consumer("g")
         second.listener("t")(ok)
-        before, held = len(cluster.sim.loop.living_tasks()), dict(member.client.consumers)
+        before, held = len(cluster.sim.loop.living_tasks()), dict(member.client.session.consumers)
         with pytest.raises(UsageError, match="'g' is already used by this Client"):
             await member.host.run(second.start())
         assert len(cluster.sim.loop.living_tasks()) <= before
-        assert member.client.consumers == held and list(held) == ["g"]
+        assert member.client.session.consumers == held and list(held) == ["g"]
         assert await members(cluster, "g") == [member.client.client_id]
 
     run(scenario)
@@ -149,7 +149,7 @@ def test_a_client_that_is_not_started_is_named() -> None:
         consumer.listener("t")(ok)
         with pytest.raises(UsageError, match="this Client is not started"):
             await consumer.start()
-        assert client.consumers == {}
+        assert client.session.consumers == {}
 
     run(scenario)
 
@@ -225,7 +225,7 @@ def test_a_stop_from_two_places_ends_with_the_first(kind: str) -> None:
                 elif kind == "producer":
                     await member.send("t", b"x")
                 elif kind == "client":
-                    await member.route("t")
+                    await member.session.route("t")
                 else:
                     await asyncio.sleep(1)
                 with pytest.raises(UsageError, match="is already running"):

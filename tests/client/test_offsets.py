@@ -367,7 +367,7 @@ def test_a_reset_leads_back_and_is_stored(pushed: bool, orderly: bool) -> None:
             async def reset() -> None:
                 async with Client(nameservers=cluster.endpoints, env=sim.env()) as client:
                     code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
-                    await client.call(cluster.brokers[0].endpoint, code, header)
+                    await client.session.call(cluster.brokers[0].endpoint, code, header)
 
             await sim.host("10.8.8.8").run(reset())
             await asyncio.sleep(9.5)

@@ -93,11 +93,11 @@ def test_a_client_sends_as_a_producer_does(verb: str) -> None:
 
 def test_a_client_is_whole_before_its_start() -> None:
     client = Client(nameservers="127.0.0.1:1", group="g")
-    assert client.routes.known("t") is None
-    assert client.remoting.connections == []
+    assert client.session.routes.known("t") is None
+    assert client.session.remoting.connections == []
     assert client.health().reasons == ("the client is not running",)
     with pytest.raises(UsageError, match="not started"):
-        _ = client.loop
+        _ = client.session.loop
 
 
 async def yields(message: Message) -> AsyncIterator[bytes]:

@@ -6,6 +6,7 @@ import pytest
 
 from aiorocket import (
     Batch,
+    Client,
     Consumer,
     Message,
     PoppedMessage,
@@ -57,6 +58,11 @@ settled sharding_key
         (
             SimpleConsumer("g", nameservers=ADDRESS),
             "client config group receive start state stop subscribe unsubscribe",
+        ),
+        (
+            Client(nameservers=ADDRESS),
+            "client_id config consumer consumer_states group health include producer pull_consumer recall running send "
+            "send_oneway session simple_consumer start stop transaction_producer",
         ),
         (Transaction, "end id leave_unknown prepare receipt rollback state"),
         (RecordView, RECORD),

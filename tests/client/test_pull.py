@@ -205,7 +205,7 @@ def test_the_suggested_broker_is_followed_and_left_again() -> None:
         sender, member = await cluster.producer(), await cluster.consumer("g", "t")
         await sender.send("t", "a")
         await asyncio.sleep(0.5)
-        route = member.client.routes.known("t")
+        route = member.client.session.routes.known("t")
         assert route is not None
         # The second broker plays the slave of the first one.
         route.addresses["broker-1"][1] = cluster.brokers[1].endpoint
@@ -467,16 +467,16 @@ def test_a_pull_that_hangs_is_begun_anew() -> None:
             def request(self, command: RemotingCommand, timeout: float) -> asyncio.Future[RemotingCommand]:
                 return asyncio.get_running_loop().create_future()
 
-        real = member.client.member_connection
+        real = member.client.session.member_connection
 
         async def deaf(address: str, timeout: float | None = None) -> Connection:
             return cast(Connection, Deaf()) if "pull/t/" in _task_name() else await real(address, timeout)
 
-        member.client.member_connection = deaf  # type: ignore[method-assign]  # a link that fails on demand
+        member.client.session.member_connection = deaf  # type: ignore[method-assign]  # a link that fails on demand
         await sender.send("t", "a")
         await asyncio.sleep(100)
         assert fetcher_of(member) is before
-        member.client.member_connection = real  # type: ignore[method-assign]  # as it was
+        member.client.session.member_connection = real  # type: ignore[method-assign]  # as it was
         await asyncio.sleep(60)
         assert fetcher_of(member) is not before
         await sender.send("t", "b")
@@ -495,7 +495,7 @@ def test_a_missing_route_is_asked_for_once_more() -> None:
     async def scenario(cluster: SimCluster) -> None:
         sender, member = await cluster.producer(), await cluster.consumer("g", "t")
         await asyncio.sleep(0.1)
-        route = member.client.routes.known("t")
+        route = member.client.session.routes.known("t")
         assert route is not None
         route.addresses.clear()
         await sender.send("t", "a")
@@ -619,7 +619,7 @@ def test_an_answer_that_comes_with_a_reset_leads_nowhere() -> None:
         member = await cluster.consumer("g", "t")
         await sender.send("t", "0")
         await asyncio.sleep(1)
-        real = member.client.member_connection
+        real = member.client.session.member_connection
 
         class Reset:
             """A connection on which a reset comes just ahead of the answer to a pull."""
@@ -636,12 +636,12 @@ def test_an_answer_that_comes_with_a_reset_leads_nowhere() -> None:
             connection = await real(address, timeout)
             return cast(Connection, Reset(connection)) if "pull/t/" in _task_name() else connection
 
-        member.client.member_connection = connect  # type: ignore[method-assign]  # a link that fails on demand
+        member.client.session.member_connection = connect  # type: ignore[method-assign]  # a link that fails on demand
         pulls.answer(ResponseCode.PULL_OFFSET_MOVED, 0)
         await sender.send("t", "1")  # ends the poll that is held
         await asyncio.sleep(1)
         assert fetcher_of(member).process_queue.dropped
-        member.client.member_connection = real  # type: ignore[method-assign]  # as it was
+        member.client.session.member_connection = real  # type: ignore[method-assign]  # as it was
         await asyncio.sleep(15)
         assert [event.key for event in cluster.history.of("delivered")] == ["0", "1", "1"]
 

@@ -30,6 +30,7 @@ from aiorocket import (
 from aiorocket.client.answering.consumer_requests import ResetOffsetBody, handlers
 from aiorocket.client.answering.running_info import task_dump
 from aiorocket.client.push.status import ConsumeConcurrentlyStatus, ConsumeOrderlyContext, ConsumeOrderlyStatus
+from aiorocket.client.session import HasSession
 from aiorocket.config import RemotingConfig
 from aiorocket.model import Queue
 from aiorocket_protocol import (
@@ -69,9 +70,10 @@ class Asker:
         return self.kind
 
 
-async def ask(client: Client, code: int, header: Any, body: bytes = b"", kind: int = JSON) -> RemotingCommand:
+async def ask(client: HasSession, code: int, header: Any, body: bytes = b"", kind: int = JSON) -> RemotingCommand:
     """The client's own answer."""
-    found: Any = handlers(client.consumers, client.config, client.env.clock, client._scope)[code]
+    session = client.session
+    found: Any = handlers(session.consumers, session.config, session.env.clock, session._scope)[code]
     # As it comes from the wire: its header is read from text.
     command = RemotingCommand.request(code, header, body=body)
     answer = found(Asker(kind), command)
@@ -115,10 +117,10 @@ async def test_running_info_through_the_broker(mq: Embedded, serializer: Any) ->
             await producer.send("orders", body, tag="paid")
         await until(lambda: len(seen) == 3)
         consumer.stats.sample(asyncio.get_running_loop().time())
-        route = await admin.route("orders")
+        route = await admin.session.route("orders")
         (address,) = route.all_addresses()
         header = GetConsumerRunningInfoRequestHeader("billing", consumer.client.client_id, True)
-        answer = await admin.call(address, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        answer = await admin.session.call(address, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         info = decode_body(Plain, answer.body, answer.serialize_type)
 
         properties = info["properties"]
@@ -218,12 +220,12 @@ async def test_consume_directly_through_the_broker(mq: Embedded, body: bytes, re
 
     consumer.pause("orders")  # what it gets, it gets from the administrator
     async with consumer, Client(nameservers=mq.nameservers) as admin:
-        (address,) = (await admin.route("orders")).all_addresses()
+        (address,) = (await admin.session.route("orders")).all_addresses()
         before = consumer.state()
         header = ConsumeMessageDirectlyResultRequestHeader(
             "billing", consumer.client.client_id, receipt.offset_msg_id, receipt.queue.broker_name
         )
-        answer = await admin.call(address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+        answer = await admin.session.call(address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
         told = decode_body(Plain, answer.body, answer.serialize_type)
         assert (told["consumeResult"], told["order"], told["autoCommit"]) == (result, False, True)
         assert (told["remark"] is None) if remark is None else (remark in told["remark"])
@@ -426,9 +428,9 @@ async def test_a_pushed_reset_sets_the_positions_of_a_pull_consumer() -> None:
             assert (consumer.committed(queue), consumer.position(queue)) == (5, 5)
 
             # Back to where its time says, with a pull on its way.
-            (address,) = (await admin.route("orders")).all_addresses()
+            (address,) = (await admin.session.route("orders")).all_addresses()
             header = ResetOffsetRequestHeader("orders", "etl", before, True)
-            await admin.call(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+            await admin.session.call(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
             await until(lambda: consumer.committed(queue) == 0)
             assert mq.broker.offsets.query("etl", "orders", 0) == 0
             assert [message.offset for message in await consumer.fetch(3)] == [0, 1, 2]
@@ -465,11 +467,11 @@ async def test_in_a_namespace_brokers_ask_with_the_names_they_know() -> None:
             async with consumer:
                 await until(lambda: consumer.state().counters.consumed == 1)
                 await consumer.commit()
-                (address,) = (await admin.route("one%orders")).all_addresses()
+                (address,) = (await admin.session.route("one%orders")).all_addresses()
                 queue = Queue("one%orders", receipt.queue.broker_name, 0)
 
                 async def call(code: int, header: Any) -> Plain:
-                    answer = await admin.call(address, code, header)
+                    answer = await admin.session.call(address, code, header)
                     return decode_body(Plain, answer.body, answer.serialize_type)
 
                 info = await call(307, GetConsumerRunningInfoRequestHeader("one%billing", client.client_id, False))

@@ -38,7 +38,7 @@ class Answer(dict[str, Any]):
 async def ask(mq: Embedded, code: int, header: Any) -> Answer:
     """What an administrator's tool sends, and what it shows."""
     async with mq.client() as admin:
-        answer = await admin.call(mq.broker.address, code, header, timeout=15)
+        answer = await admin.session.call(mq.broker.address, code, header, timeout=15)
         return decode_body(Answer, answer.body, answer.serialize_type)
 
 

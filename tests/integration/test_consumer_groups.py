@@ -58,7 +58,7 @@ async def known_members(mq: Embedded, group: str = "billing") -> list[str]:
     async with mq.client() as client:
         header = GetConsumerListByGroupRequestHeader(group)
         try:
-            answer = await client.call(mq.broker.address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+            answer = await client.session.call(mq.broker.address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
         except RemoteError:
             return []
         return decode_body(ConsumerListBody, answer.body, answer.serialize_type).consumer_ids
@@ -320,7 +320,7 @@ async def test_where_groups_are_made_by_administrators(until: Until) -> None:
         starting = asyncio.ensure_future(patient.start())
         async with mq.client() as client:
             code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-            await client.call(mq.broker.address, code, None, body=b'{"groupName":"billing"}')
+            await client.session.call(mq.broker.address, code, None, body=b'{"groupName":"billing"}')
         await starting
         await until(lambda: seen == ["1"])
         await patient.stop()
@@ -334,7 +334,9 @@ async def test_a_group_may_be_switched_off(mq: Embedded, until: Until) -> None:
     async def enable(value: str) -> None:
         async with mq.client() as client:
             body = b'{"groupName":"billing","consumeEnable":%s}' % value.encode()
-            await client.call(mq.broker.address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body=body)
+            await client.session.call(
+                mq.broker.address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body=body
+            )
 
     await enable("false")
     await send(mq, "1")

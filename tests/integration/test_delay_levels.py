@@ -143,6 +143,6 @@ async def test_a_topic_that_was_deleted_meanwhile_does_not_hold_up_the_others(un
             await producer.send("passing", b"x", delay_level=1)
             await producer.send("reminders", b"y", delay_level=1)
             header = DeleteTopicRequestHeader("passing")
-            await client.call(mq.broker.address, RequestCode.DELETE_TOPIC_IN_BROKER, header)
+            await client.session.call(mq.broker.address, RequestCode.DELETE_TOPIC_IN_BROKER, header)
             await until(lambda: len(seen) == 1)
         assert seen[0].body == b"y"

@@ -191,7 +191,7 @@ async def test_two_brokers_of_one_topic_and_one_dies(tmp_path: Path, until: Unti
                 from aiorocket_protocol import CreateTopicRequestHeader, RequestCode
 
                 header = CreateTopicRequestHeader("t", "TBW102", 1, 1, 6, "SINGLE_TAG", False)
-                await client.call(second.address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+                await client.session.call(second.address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
             async with first.producer() as producer:
                 receipts = [await producer.send("t", b"x") for _ in range(10)]
                 assert {receipt.queue.broker_name for receipt in receipts} == {"broker-a", "broker-b"}
@@ -218,7 +218,7 @@ async def test_an_offset_the_broker_does_not_have_is_repaired(mq: Embedded, unti
         async def on_message(message: Message) -> None:
             seen.append(message.body)
 
-        await client.call(mq.broker.address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+        await client.session.call(mq.broker.address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
         async with consumer:
             state = consumer.state
             await until(lambda: any(queue.queue.topic == "t" and queue.next_offset == 3 for queue in state().queues))

@@ -168,7 +168,7 @@ async def test_class_filters_are_refused(mq: Embedded) -> None:
     header = PullMessageRequestHeader("reports", "orders", 0, 0, 32, class_filter, 0, 1000, 1, "com.shop.MyFilter")
     async with mq.client() as client:
         with pytest.raises(RemoteError, match="class filter"):
-            await client.call(mq.broker.address, RequestCode.PULL_MESSAGE, header)
+            await client.session.call(mq.broker.address, RequestCode.PULL_MESSAGE, header)
 
 
 @pytest.mark.parametrize("options", [{"tags": "paid"}, {"sql": "amount > 0 AND TAGS = 'paid'"}], ids=["tags", "sql"])

@@ -29,7 +29,7 @@ async def weak(mq: Embedded) -> AsyncIterator[WireFaults]:
         async with mq.client() as client:
             for address in (mq.broker.address, other.address):
                 header = CreateTopicRequestHeader("orders", "TBW102", 2, 2, 6, "SINGLE_TAG", False)
-                await client.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+                await client.session.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         yield faults
     finally:
         await other.close()

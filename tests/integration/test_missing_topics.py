@@ -89,10 +89,10 @@ async def test_ensured_topics_are_there_before_anything_starts(mq: Embedded) -> 
     await mq.create_topic("orders", queues=7)
     config = ClientConfig(nameservers=mq.nameservers, namespace="dev")
     async with Client(nameservers=mq.nameservers, ensure_topics=["orders", "paid"]) as client:
-        assert len((await client.route("orders")).subscribe) == 7  # one that is there stays as it is
-        assert len((await client.route("paid")).subscribe) == 4
+        assert len((await client.session.route("orders")).subscribe) == 7  # one that is there stays as it is
+        assert len((await client.session.route("paid")).subscribe) == 4
     async with Client(config=config, ensure_topics=["orders"]) as client:
-        assert len((await client.route("dev%orders")).subscribe) == 4
+        assert len((await client.session.route("dev%orders")).subscribe) == 4
     with pytest.raises(UsageError, match=r"ensure_topics='orders': several names"):
         Client(ensure_topics="orders")
 

@@ -74,15 +74,15 @@ async def test_an_order_topic_keeps_its_keys_while_a_broker_is_away(until: Until
             async with Client(config=config) as client, Producer("shop", client=client) as producer:
                 for address in (mq.broker.address, other.address):
                     header = CreateTopicRequestHeader("order-steps", "TBW102", 2, 2, 6, "SINGLE_TAG", False)
-                    await client.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+                    await client.session.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
                 order = PutKVConfigRequestHeader("ORDER_TOPIC_CONFIG", "order-steps", "broker-a:2;broker-b:2")
-                await client.call(mq.nameserver_address, RequestCode.PUT_KV_CONFIG, order)
+                await client.session.call(mq.nameserver_address, RequestCode.PUT_KV_CONFIG, order)
 
                 keys = [f"o-{number}" for number in range(16)]
                 before = {key: (await producer.send("order-steps", b"1", sharding_key=key)).queue for key in keys}
                 assert {queue.broker_name for queue in before.values()} == {"broker-a", "broker-b"}
                 await other.close()
-                await until(lambda: client.routes.known("order-steps").master("broker-b") is None)  # type: ignore[union-attr]
+                await until(lambda: client.session.routes.known("order-steps").master("broker-b") is None)  # type: ignore[union-attr]
                 for key, queue in before.items():
                     if queue.broker_name == "broker-a":
                         assert (await producer.send("order-steps", b"2", sharding_key=key)).queue == queue

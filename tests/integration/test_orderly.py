@@ -218,7 +218,7 @@ async def test_the_commit_of_a_lost_queue_is_refused(mq: Embedded, until: Until)
         key = QueueKey(*queue)
         now = asyncio.get_running_loop().time()
         assert mq.broker.locks.unlock("billing", consumer.client.client_id, [key], now) == 1
-        stolen = Leases(thief, "billing", ConsumerConfig(), consumer._member.master_address)
+        stolen = Leases(thief.session, "billing", ConsumerConfig(), consumer._member.master_address)
         assert await stolen.acquire([queue]) == {queue}
         assert before is not None and (stolen.epoch(queue) or 0) > before
         go_on.set()

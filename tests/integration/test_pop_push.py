@@ -18,7 +18,7 @@ ASKING = ConsumerConfig(rebalance="broker", rebalance_interval=20.0, pop_invisib
 async def set_mode(mq: Embedded, mode: str, group: str = "billing", share: int = 0) -> None:
     body = {"consumerGroup": group, "mode": mode, "popShareQueueNum": share, "topic": "orders"}
     async with mq.client() as client:
-        await client.call(mq.broker.address, RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_body(body, 0))
+        await client.session.call(mq.broker.address, RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_body(body, 0))
 
 
 async def send(mq: Embedded, count: int, first: int = 0) -> None:

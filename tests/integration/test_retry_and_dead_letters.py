@@ -82,7 +82,7 @@ async def configure(mq: Embedded, **settings: Any) -> None:
     """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP for group "billing", as mqadmin's updateSubGroup sends it."""
     body = json.dumps({"groupName": "billing", **settings}).encode()
     async with mq.client() as client:
-        await client.call(mq.broker.address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body=body)
+        await client.session.call(mq.broker.address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body=body)
 
 
 # -- again, later --
@@ -313,7 +313,7 @@ async def test_a_retry_topic_that_may_not_be_written_refuses(mq: Embedded, until
         faults.listen(request, lambda connection, request, answer: refused.append(answer.code))
     async with mq.client() as client:
         readable = CreateTopicRequestHeader("%RETRY%billing", "TBW102", 1, 1, 4, "SINGLE_TAG", False)
-        await client.call(mq.broker.address, RequestCode.UPDATE_AND_CREATE_TOPIC, readable)
+        await client.session.call(mq.broker.address, RequestCode.UPDATE_AND_CREATE_TOPIC, readable)
     consumer, attempts = failing(
         mq, lambda message: ValueError("no") if message.attempt == 1 else None,
         config=ConsumerConfig(local_retry_delay=0.05),

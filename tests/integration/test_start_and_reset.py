@@ -55,7 +55,7 @@ async def reset(mq: Embedded, stamp: int, group: str = "billing", **changes: Any
     end."""
     header = ResetOffsetRequestHeader("orders", group, stamp, True)._replace(**changes)
     async with mq.client() as client:
-        await client.call(mq.broker.address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        await client.session.call(mq.broker.address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
 
 
 async def now_and_later() -> int:

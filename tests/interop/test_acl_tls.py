@@ -109,8 +109,10 @@ async def test_signed_over_tls_everything_works(guarded: Server) -> None:
                 async with asyncio.timeout(60):
                     await done.wait()
         assert {name: attempts[0] for name, attempts in seen.items()} == dict.fromkeys(sent, 1)
-        assert {connection.serialize_type for connection in client.remoting.connections} == {JSON}
-        assert all(connection._transport.get_extra_info("ssl_object") for connection in client.remoting.connections)
+        assert {connection.serialize_type for connection in client.session.remoting.connections} == {JSON}
+        assert all(
+            connection._transport.get_extra_info("ssl_object") for connection in client.session.remoting.connections
+        )
 
 
 @pytest.mark.parametrize("secret", ["another-password", None], ids=["wrong secret", "unsigned"])
@@ -132,7 +134,7 @@ async def test_other_authorities_are_not_trusted(guarded: Server) -> None:
     bad = config(guarded, tls=TlsConfig(ca=str(CERTIFICATES / "other-ca.pem")))
     async with Client(config=bad) as client:
         with pytest.raises((NotConnectedError, RocketError), match="its certificate is refused"):
-            await client.route("guarded", timeout=5)
+            await client.session.route("guarded", timeout=5)
 
 
 def test_the_broker_really_checks(guarded: Server, version: str) -> None:

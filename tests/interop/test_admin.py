@@ -202,7 +202,7 @@ async def test_brokers_and_name_servers(admin: Admin, client: Client, server: Se
     assert (await admin.topics.route("counted-a"))[0].permission == "RW"
     async with client.producer("operators-shop") as producer:
         await producer.send("counted-a", b"x", timeout=10)
-        await client.heartbeat()
+        await client.session.heartbeat()
         assert client.client_id in {each.client_id for each in await brokers.producers("operators-shop")}
     assert await brokers.producers("nobody-produces") == []
     await names.put("operators", "key", "value")

@@ -26,7 +26,7 @@ async def ask(cluster: SimCluster, code: int, header: Any) -> RemotingCommand:
 
     async def call() -> RemotingCommand:
         async with Client(nameservers=cluster.endpoints, env=cluster.sim.env()) as client:
-            return await client.call(broker.endpoint, code, header, timeout=30.0)
+            return await client.session.call(broker.endpoint, code, header, timeout=30.0)
 
     return await cluster.sim.host("10.9.9.8").run(call())
 

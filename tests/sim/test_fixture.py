@@ -350,7 +350,7 @@ def test_another_loop_is_refused_by_name() -> None:
 
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: client.send("t", b"x"),
-            lambda: client.route("t"),
+            lambda: client.session.route("t"),
             lambda: producer.send("t", b"x"),
             lambda: producer.send("t", b"x", sharding_key="k"),
             lambda: producer.send_oneway("t", b"x"),

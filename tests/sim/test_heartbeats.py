@@ -137,11 +137,11 @@ def test_a_heartbeat_that_fails_at_once_is_not_waited_for_again() -> None:
 
             async def main() -> None:
                 client = member.client
-                connection = await client.connection(cluster.brokers[0].endpoint)
+                connection = await client.session.connection(cluster.brokers[0].endpoint)
                 connection.close("by this test")
-                first = asyncio.ensure_future(client._register(connection))
+                first = asyncio.ensure_future(client.session._register(connection))
                 await asyncio.sleep(0)
-                outcomes = await asyncio.gather(first, client._register(connection), return_exceptions=True)
+                outcomes = await asyncio.gather(first, client.session._register(connection), return_exceptions=True)
                 assert [type(outcome) for outcome in outcomes] == [NotConnectedError, NotConnectedError]
 
             await member.host.run(main())

@@ -311,9 +311,9 @@ def test_a_lock_that_is_freed_behind_its_owners_back_is_found() -> None:
             rogue, address = await cluster.producer(), cluster.brokers[0].endpoint
 
             async def ask(code: int, client_id: str) -> None:
-                connection = await rogue.client.connection(address)
+                connection = await rogue.client.session.connection(address)
                 body = LockBatchBody(client_id, "g", [MessageQueue("t", "broker-1", 0)])
-                await rogue.client.call(address, code, body=encode_body(body, connection.serialize_type))
+                await rogue.client.session.call(address, code, body=encode_body(body, connection.serialize_type))
 
             await rogue.host.run(ask(RequestCode.UNLOCK_BATCH_MQ, owner.client.client_id))
             await rogue.host.run(ask(RequestCode.LOCK_BATCH_MQ, "taker"))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from aiorocket.client.app import Client
 from aiorocket.client.sending.producer import Producer
+from aiorocket.client.session import HasSession
 from aiorocket.errors import TopicNotFoundError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket.runtime import run
@@ -33,15 +34,15 @@ def send(
 
 async def _created(nameserver: str, topic: str, queues: int) -> list[Queue]:
     async with Client(nameservers=nameserver) as client:
-        template = await client.route(AUTO_CREATE_TOPIC)
+        template = await client.session.route(AUTO_CREATE_TOPIC)
         header = CreateTopicRequestHeader(
             topic, AUTO_CREATE_TOPIC, queues, queues, _READ_AND_WRITE, "SINGLE_TAG", False
         )
         for name in sorted(template.addresses):
             address = template.master(name)
             assert address is not None
-            await client.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-        return sorted((await client.route(topic, refresh=True)).publish)
+            await client.session.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        return sorted((await client.session.route(topic, refresh=True)).publish)
 
 
 async def _sent(
@@ -66,9 +67,9 @@ async def _sent(
         return [receipts[number] for number in range(len(bodies))]
 
 
-async def _route(client: Client, topic: str) -> list[Queue]:
+async def _route(client: HasSession, topic: str) -> list[Queue]:
     try:
-        return sorted((await client.route(topic)).publish)
+        return sorted((await client.session.route(topic)).publish)
     except TopicNotFoundError:
         return []
 

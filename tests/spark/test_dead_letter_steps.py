@@ -156,10 +156,10 @@ def test_a_hidden_dead_letter_topic_is_made_readable(nameserver: str, topic: str
         async with Client(nameservers=nameserver) as client:
             if make:  # as old brokers do
                 header = CreateTopicRequestHeader(hidden, "TBW102", 1, 1, 2, "SINGLE_TAG", False)
-                address = (await client.route("TBW102")).master("broker-a")
+                address = (await client.session.route("TBW102")).master("broker-a")
                 assert address is not None
-                await client.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-            return bool((await client.route(hidden, refresh=True)).subscribe)
+                await client.session.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+            return bool((await client.session.route(hidden, refresh=True)).subscribe)
 
     assert run(readable(True)) is False
     make_readable(nameserver, f"g-{topic}")

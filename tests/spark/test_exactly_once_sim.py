@@ -57,7 +57,7 @@ class Process:
     async def start(self) -> HalfSink:
         async def begin() -> HalfSink:
             await self.client.start()
-            return await HalfSink.of(self.client, "sink")
+            return await HalfSink.of(self.client.session, "sink")
 
         self.sink = await self.host.run(begin())
         return self.sink
@@ -151,9 +151,9 @@ class World:
 
         async def read() -> Counter[str]:
             found: Counter[str] = Counter()
-            route = await process.client.route("out")
+            route = await process.client.session.route("out")
             for queue in route.subscribe:
-                scan = QueueScan(process.client, queue, route.reader(queue.broker_name) or "")
+                scan = QueueScan(process.client.session, queue, route.reader(queue.broker_name) or "")
                 begin, end = await scan.bounds()
                 found.update([view.body.decode() async for view in scan.messages(begin, end, RecordView)])
             return found
@@ -368,7 +368,7 @@ def test_the_ledger_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
         world = World(sim, 0)
         await world.start()
         process = world.executors[0]
-        assert await process.host.run(HalfSink.of(process.client, "sink")) is process.sink
+        assert await process.host.run(HalfSink.of(process.client.session, "sink")) is process.sink
         assert isinstance(process.sink.ledger("L"), Ledger) and process.sink.ledger("L") is process.sink.ledger("L")
         await world.close()
 

@@ -44,7 +44,7 @@ def run(scenario: Scenario[T], seed: int = 0) -> T:
 
 
 async def everything(client: Client, ranges: Sequence[QueueRange], options: SourceOptions) -> list[Chunk]:
-    return [chunk async for chunk in fetch(client, ranges, options)]
+    return [chunk async for chunk in fetch(client.session, ranges, options)]
 
 
 def check(chunks: Sequence[Chunk], ranges: Sequence[QueueRange], matches: Callable[[int], bool] | None = None) -> None:
@@ -166,7 +166,7 @@ def test_memory_is_bounded_while_nobody_takes_a_chunk(monkeypatch: pytest.Monkey
 
     async def scenario(broker: PullBroker, client: Client) -> None:
         broker.high, broker.body, broker.count = 100_000, 1000, 32
-        async with aclosing(fetch(client, [QueueRange(queue(0), 0, 100_000)], settings())) as chunks:
+        async with aclosing(fetch(client.session, [QueueRange(queue(0), 0, 100_000)], settings())) as chunks:
             taken = len((await anext(chunks)).data)
             await asyncio.sleep(60)
             assert broker.bytes_sent - taken <= 400_000 + 16 * 32 * 1100
@@ -194,7 +194,7 @@ def test_chunks_are_cut_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_closing_early_ends_the_asking() -> None:
     async def scenario(broker: PullBroker, client: Client) -> None:
         broker.high, broker.delay = 1_000_000, 0.01
-        chunks = fetch(client, [QueueRange(queue(0), 0, 1_000_000)], settings())
+        chunks = fetch(client.session, [QueueRange(queue(0), 0, 1_000_000)], settings())
         await anext(chunks)
         await chunks.aclose()
         await asyncio.sleep(0.1)  # what was on its way
@@ -236,12 +236,12 @@ def test_a_broker_that_restarts_is_waited_for() -> None:
 
 def test_what_does_not_come_back_is_named() -> None:
     async def scenario(broker: PullBroker, client: Client) -> None:
-        await client.route("t")
+        await client.session.route("t")
         await broker.stop()
-        began = client.loop.time()
+        began = client.session.loop.time()
         with pytest.raises(RocketError) as caught:
             await everything(client, [QueueRange(queue(3), 17, 20)], settings(pullTimeout="7s"))
-        assert 7 <= client.loop.time() - began < 15
+        assert 7 <= client.session.loop.time() - began < 15
         for part in ("topic t", "broker-a", ADDRESS, "queue 3", "offset 17", "7 s"):
             assert part in str(caught.value)
         assert not isinstance(caught.value, DataLossError)
@@ -253,10 +253,10 @@ def test_what_does_not_come_back_is_named() -> None:
 def test_a_silent_broker_is_given_up() -> None:
     async def scenario(broker: PullBroker, client: Client) -> None:
         broker.fault = lambda connection, command, header: True
-        began = client.loop.time()
+        began = client.session.loop.time()
         with pytest.raises(RocketError, match=r"nothing could be read for 10 s: .* did not answer"):
             await everything(client, [QueueRange(queue(0), 0, 20)], settings())
-        assert 10 <= client.loop.time() - began < 16
+        assert 10 <= client.session.loop.time() - began < 16
 
     run(scenario)
 
@@ -371,7 +371,7 @@ def test_a_queue_that_ends_too_early(breaks: Breaker, end: int) -> None:
         chunks = await everything(client, ranges, settings(pullTimeout="4s", failOnDataLoss="false"))
         kept = [QueueRange(queue(0), 10, end), ranges[1]]
         check(chunks, [each for each in kept if end != 10])
-        assert client.loop.time() < 30
+        assert client.session.loop.time() < 30
 
     run(strict)
     run(lenient)
@@ -392,7 +392,7 @@ def test_messages_that_come_late_are_waited_for() -> None:
 
     async def scenario(broker: PullBroker, client: Client) -> None:
         broker.high = 50
-        client.loop.call_later(3, setattr, broker, "high", 1000)
+        client.session.loop.call_later(3, setattr, broker, "high", 1000)
         ranges = [QueueRange(queue(0), 10, 900)]
         check(await everything(client, ranges, settings()), ranges)
         assert len(broker.pulls) < 300
@@ -566,7 +566,7 @@ async def test_our_broker_restarts_in_the_middle(tmp_path: Path) -> None:
         queues = await filled(mq)
         ranges = [QueueRange(each, 0, BODIES) for each in queues]
         async with mq.client() as client:
-            async with aclosing(fetch(client, ranges, real(mq, pullBatchSize=20, pullsInFlight=3))) as reading:
+            async with aclosing(fetch(client.session, ranges, real(mq, pullBatchSize=20, pullsInFlight=3))) as reading:
                 chunks: list[Chunk] = []
                 restarting = asyncio.create_task(mq.restart(kill=True))
                 async for chunk in reading:

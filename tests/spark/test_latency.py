@@ -91,7 +91,7 @@ def test_as_a_table_approximate_and_by_tag(spark: SparkSession) -> None:
 
 async def _commit(nameserver: str, group: str, queue: Queue, offset: int) -> None:
     async with Client(nameservers=nameserver) as client:
-        await cluster.commit(client, group, {queue: offset})
+        await cluster.commit(client.session, group, {queue: offset})
 
 
 def test_lag_of_a_group_over_time(spark: SparkSession, nameserver: str, topic: str) -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorocket.client.app import Client
 from aiorocket.client.sending.producer import Producer
 from aiorocket.embedded import embed
 from aiorocket.errors import TopicNotFoundError, UsageError
@@ -146,7 +145,7 @@ async def test_drivers_that_race_agree_on_one() -> None:
         for client in (first, second):
             producer = Producer("ledger", client=client)
             await producer.start()
-            ledgers.append((producer, Ledger(client, producer, "L")))
+            ledgers.append((producer, Ledger(client.session, producer, "L")))
         with pytest.raises(TopicNotFoundError, match="not the query's first batch"):
             await ledgers[0][1].look("q", 7)
         looks = await asyncio.gather(*(ledger.look("q", 0, first=True) for _, ledger in ledgers))
@@ -161,7 +160,7 @@ async def test_drivers_that_race_agree_on_one() -> None:
         await ledgers[0][1].mark("q", 1, 5.0)
         assert (await ledgers[1][1].look("q", 1)).ended is False  # a decision that is known is not read again
         assert (await ledgers[1][1].refresh("q", 1)).ended is True
-        (queue,) = (await first.route("L")).publish
+        (queue,) = (await first.session.route("L")).publish
         assert queue.queue_id == 0
         for producer, _ in ledgers:
             await producer.stop()
@@ -170,9 +169,9 @@ async def test_drivers_that_race_agree_on_one() -> None:
 async def test_what_a_stranger_sends_to_the_ledger_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     async with embed() as mq, mq.producer() as producer:
         await mq.create_topic("L", 1)
-        client: Client = producer.client
+        client = producer.client
         await producer.send("L", b"hello")
-        ledger = Ledger(client, producer, "L")
+        ledger = Ledger(client.session, producer, "L")
         fold = await ledger.decide(Entry("q", 0, ("a",), 1), 5.0)
         assert fold.state_of("a") is TxState.COMMIT and "is no entry" in caplog.text
 

@@ -509,10 +509,10 @@ def test_a_deleted_topic_at_a_real_broker(nameserver: str, topic: str) -> None:
 def delete_topic(nameserver: str, topic: str) -> None:
     async def delete() -> None:
         async with Client(nameservers=nameserver) as client:
-            (name,) = (await client.route(topic)).addresses
+            (name,) = (await client.session.route(topic)).addresses
             header = DeleteTopicRequestHeader(topic)
-            address = await cluster.address_of(client, Queue(topic, name, 0))
-            await client.call(address, RequestCode.DELETE_TOPIC_IN_BROKER, header)
-            await client.call(nameserver, RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
+            address = await cluster.address_of(client.session, Queue(topic, name, 0))
+            await client.session.call(address, RequestCode.DELETE_TOPIC_IN_BROKER, header)
+            await client.session.call(nameserver, RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
 
     run(delete())

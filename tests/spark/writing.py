@@ -114,11 +114,11 @@ async def _stored(nameserver: str, topic: str) -> list[RecordView]:
     found: list[RecordView] = []
     async with Client(nameservers=nameserver) as client:
         try:
-            route = await client.route(topic)
+            route = await client.session.route(topic)
         except TopicNotFoundError:
             return []
         for queue in route.subscribe:
-            scan = QueueScan(client, queue, route.reader(queue.broker_name) or "")
+            scan = QueueScan(client.session, queue, route.reader(queue.broker_name) or "")
             begin, end = await scan.bounds()
             found += [view async for view in scan.messages(begin, end, RecordView)]
     return found

@@ -17,7 +17,7 @@ from aiorocket.client.admin.pops import Pops
 from aiorocket.client.admin.timers import Timers
 from aiorocket.client.admin.topics import Topics
 from aiorocket.client.admin.users import Users
-from aiorocket.client.session import Session
+from aiorocket.client.session import HasSession, Session
 from aiorocket.client.topic_admin import DEFAULT_QUEUES
 from aiorocket.config import ClientConfig
 from aiorocket.errors import UsageError
@@ -43,7 +43,7 @@ class Admin:
         self,
         *,
         nameservers: str | Sequence[str] | None = None,
-        client: Session | None = None,
+        client: HasSession | None = None,
         config: ClientConfig | None = None,
         brokers: Sequence[str] = (),
         env: Env | None = None,
@@ -51,7 +51,7 @@ class Admin:
         if client is not None and (nameservers is not None or config is not None or env is not None):
             raise UsageError("an Admin takes client=, or nameservers=, config= and env=: the client has them already")
         self._own_client = client is None
-        self.client = client or Session(nameservers=nameservers, config=config, env=env)
+        self.client = client.session if client is not None else Session(nameservers=nameservers, config=config, env=env)
         self._asking = asking = Asking(self.client, brokers)
         self.topics = Topics(asking)
         self.groups = Groups(asking)

@@ -15,7 +15,7 @@ from aiorocket.client.group.member import Member
 from aiorocket.client.pop.popped import PoppedMessage
 from aiorocket.client.pop.pops import Pops, places
 from aiorocket.client.registered import GroupMember
-from aiorocket.client.session import Session
+from aiorocket.client.session import HasSession, Session
 from aiorocket.client.state import ConsumerState
 from aiorocket.config import PullConsumerConfig
 from aiorocket.errors import RocketError, TopicNotFoundError, UsageError
@@ -51,7 +51,7 @@ class SimpleConsumer:
         group: str,
         *,
         nameservers: str | Sequence[str] | None = None,
-        client: Session | None = None,
+        client: HasSession | None = None,
         max_attempts: int = 17,
         env: Env | None = None,
     ) -> None:
@@ -60,7 +60,7 @@ class SimpleConsumer:
         if not isinstance(max_attempts, int) or max_attempts < 1:
             raise UsageError(f"max_attempts={max_attempts!r}: a number of deliveries, 1 or more")
         self.config = PullConsumerConfig()
-        self.client = client or Session(nameservers=nameservers, env=env)
+        self.client = client.session if client is not None else Session(nameservers=nameservers, env=env)
         self.group = group
         self._started_ms = 0
         self._own_session = client is None

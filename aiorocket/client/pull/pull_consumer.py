@@ -24,7 +24,7 @@ from aiorocket.client.pull.fetcher import PullFetcher
 from aiorocket.client.pull.queues import PullQueues
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.client.registered import GroupMember
-from aiorocket.client.session import Session
+from aiorocket.client.session import HasSession, Session
 from aiorocket.client.state import ConsumerState
 from aiorocket.config import MissingTopics, PullConsumerConfig
 from aiorocket.errors import UsageError
@@ -55,7 +55,7 @@ class PullConsumer:
         group: str,
         *,
         nameservers: str | Sequence[str] | None = None,
-        client: Session | None = None,
+        client: HasSession | None = None,
         config: PullConsumerConfig | None = None,
         hooks: RebalanceHooks | None = None,
         on_assigned: QueuesHook | None = None,
@@ -66,7 +66,7 @@ class PullConsumer:
             raise UsageError("a PullConsumer takes client=, or nameservers= and env=: the client has them already")
         if hooks is not None and (on_assigned is not None or on_revoked is not None):
             raise UsageError("a PullConsumer takes either hooks= or on_assigned= and on_revoked=")
-        self.client = client or Session(nameservers=nameservers, env=env)
+        self.client = client.session if client is not None else Session(nameservers=nameservers, env=env)
         self.config = config or self.client.config.pull_consumer
         self.group = group
         self._member = member = Member(

@@ -35,7 +35,7 @@ from aiorocket.client.push.sinks import Sink, end_work, make_sink, sample_foreve
 from aiorocket.client.push.stream import MessageStream
 from aiorocket.client.push.topics import Topics
 from aiorocket.client.registered import GroupMember
-from aiorocket.client.session import Session
+from aiorocket.client.session import HasSession, Session
 from aiorocket.client.state import ConsumerState
 from aiorocket.config import ConsumerConfig, MissingTopics
 from aiorocket.errors import UsageError
@@ -73,7 +73,7 @@ class Consumer(Router):
         group: str | None = None,
         *,
         nameservers: str | Sequence[str] | None = None,
-        client: Session | None = None,
+        client: HasSession | None = None,
         config: ConsumerConfig | None = None,
         env: Env | None = None,
         router: Router | None = None,
@@ -89,7 +89,7 @@ class Consumer(Router):
             if group is None:
                 raise UsageError("which group? Consumer(group, ...), or a Router with a group")
         super().__init__(group)
-        self.client = client or Session(nameservers=nameservers, env=env)
+        self.client = client.session if client is not None else Session(nameservers=nameservers, env=env)
         self.config = config or self.client.config.consumer
         self._around = (*self.client.middleware, *middleware)
         model = self.config.message_model.upper()

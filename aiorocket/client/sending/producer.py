@@ -20,7 +20,7 @@ from aiorocket.client.sending.request_reply import Requests, reply, request
 from aiorocket.client.sending.send_hooks import SendHook
 from aiorocket.client.sending.sender import Selector, Sender
 from aiorocket.client.sending.timed import not_timed, recall, send_timed
-from aiorocket.client.session import Session
+from aiorocket.client.session import HasSession, Session
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt, SendStatus, check_group
@@ -69,7 +69,7 @@ class Producer:
         group: str,
         *,
         nameservers: str | Sequence[str] | None = None,
-        client: Session | None = None,
+        client: HasSession | None = None,
         config: ProducerConfig | None = None,
         env: Env | None = None,
         hooks: Iterable[SendHook] = (),
@@ -79,7 +79,7 @@ class Producer:
             raise UsageError("a Producer takes either client= or nameservers= and env=: the client has them already")
         self.group = check_group(group)
         self._own_client = client is None
-        self.client = client or Session(nameservers=nameservers, env=env)
+        self.client = client.session if client is not None else Session(nameservers=nameservers, env=env)
         self.config = config or self.client.config.producer
         self._lifecycle = Lifecycle(f"producer {group!r}")
         #: What its verbs are made of, for pipelines that prepare messages by themselves.

@@ -118,7 +118,7 @@ class Sender:
     def ids(self) -> UniqueIds:
         """Makes message ids. They carry our address, so the first is drawn after the first connection was made."""
         entropy = self.client.env.entropy
-        ip = self.client.local_ip
+        ip = self.client.routes.local_ip
         packed = pack_host(f"[{ip}]:0" if ":" in ip else f"{ip}:0")[:-4]
         return UniqueIds(packed, entropy.randrange(1 << 16), entropy.randrange(1 << 31))
 

@@ -21,7 +21,7 @@ from aiorocket.client.sending.outgoing import as_message
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.send_hooks import SendHook
 from aiorocket.client.sending.timed import not_timed
-from aiorocket.client.session import Session
+from aiorocket.client.session import HasSession
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import RocketError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt, SendStatus, TxState
@@ -79,7 +79,7 @@ class TransactionProducer(Producer):
         group: str,
         *,
         nameservers: str | Sequence[str] | None = None,
-        client: Session | None = None,
+        client: HasSession | None = None,
         config: ProducerConfig | None = None,
         env: Env | None = None,
         hooks: Iterable[SendHook] = (),
