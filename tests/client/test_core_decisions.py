@@ -158,6 +158,19 @@ def test_a_start_the_broker_does_not_store_is_due_at_once() -> None:
     assert table.dirty() == [(queue, 0)]
 
 
+def test_one_goes_ahead_where_nothing_of_a_topic_is_known_to_be_stored() -> None:
+    table = OffsetTable()
+    queues = [Queue(topic, broker, number) for topic in "tu" for broker in "ab" for number in range(3)]
+    for queue in queues:
+        table.begin(queue, 7, committed=queue == Queue("t", "b", 2))
+    ahead = table.ahead(table.dirty())
+    assert ahead == [(Queue("t", "a", 0), 7), (Queue("u", "a", 0), 7), (Queue("u", "b", 0), 7)]
+    assert table.ahead(ahead) == [], "alone as it is"
+    for queue, offset in ahead:
+        table.note_committed(queue, offset)
+    assert table.ahead(table.dirty()) == []
+
+
 # -- retry
 
 

@@ -263,6 +263,45 @@ def test_an_error_leaves_the_queue_alone_for_a_round() -> None:
 # -- what is stored --
 
 
+def advances(cluster: SimCluster) -> list[int]:
+    """By how much each commit from now on, other than by a pull, is ahead of what its broker has just then."""
+    found: list[int] = []
+
+    def watch(connection: object, request: Any) -> None:
+        if request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
+            header = request.read(UpdateConsumerOffsetRequestHeader)
+            before = cluster.brokers[0].broker.offsets.query("g", header.topic, header.queue_id) or 0
+            found.append(header.commit_offset - before)
+
+    cluster.brokers[0].faults.watch(watch)
+    return found
+
+
+@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
+def test_behind_a_slow_first_offset_none_is_what_it_was_before(orderly: bool) -> None:
+    """One of a topic's first offsets goes ahead; while it is waited for, pulls commit more."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        await cluster.create_topic("t", 4)
+        sender = await cluster.producer()
+        member = await cluster.consumer("g", "t", orderly=orderly)
+        for number in range(12):
+            await sender.send("t", str(number))
+        await asyncio.sleep(1)
+        cluster.brokers[0].faults.next("UPDATE_CONSUMER_OFFSET", delay=2.0)
+        committed = advances(cluster)
+        flushing = asyncio.ensure_future(member.host.run(member.consumer.commit()))
+        for number in range(40):
+            await asyncio.sleep(0.04)
+            await sender.send("t", str(number))
+        assert len(committed) == 1
+        await flushing
+        assert len(committed) == 1 + 4 + 1, "with that of the retry topic"
+        assert min(committed) >= 0
+
+    run(scenario)
+
+
 def test_a_rebalance_does_not_set_back_what_pulls_have_committed() -> None:
     async def scenario(cluster: SimCluster) -> None:
         await cluster.create_topic("t", 4)
@@ -271,15 +310,7 @@ def test_a_rebalance_does_not_set_back_what_pulls_have_committed() -> None:
         for number in range(40):
             await sender.send("t", str(number))
         await asyncio.sleep(1)
-        committed: list[int] = []
-
-        def watch(connection: object, request: Any) -> None:
-            if request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
-                header = request.read(UpdateConsumerOffsetRequestHeader)
-                before = cluster.brokers[0].broker.offsets.query("g", header.topic, header.queue_id) or 0
-                committed.append(header.commit_offset - before)
-
-        cluster.brokers[0].faults.watch(watch)
+        committed = advances(cluster)
         await cluster.consumer("g", "t")
         await asyncio.sleep(30)
         assert committed

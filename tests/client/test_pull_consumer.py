@@ -280,6 +280,46 @@ def test_a_failed_commit_is_an_error_and_the_next_one_tries_again() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("fault", [{"delay": 1.0}, {"reply": "SYSTEM_ERROR"}], ids=["slow", "refused"])
+def test_of_a_topics_first_offsets_one_goes_ahead(fault: dict[str, Any]) -> None:
+    """Apache's broker may lose all but one of several that come at once, and acknowledges them."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        host, consumer = pull(cluster)
+        faults, asked = cluster.brokers[0].faults, requests(cluster, RequestCode.UPDATE_CONSUMER_OFFSET)
+
+        async def fetched(position: int) -> None:
+            await send(cluster, numbered(0, 40))
+            while min(map(consumer.position, consumer.assignment())) < position:
+                await consumer.fetch(8)
+            faults.next("UPDATE_CONSUMER_OFFSET", **fault)
+
+        async def body() -> None:
+            async with consumer:
+                await consumer.subscribe("t", start_from="first")
+                await fetched(10)
+                committing = asyncio.ensure_future(consumer.commit())
+                await asyncio.sleep(0.5)
+                if "delay" in fault:
+                    assert len(asked) == 1
+                    await committing
+                    assert len(asked) == 1 + 4
+                else:
+                    with pytest.raises(RemoteError, match="planned by a test"):
+                        await committing
+                    assert len(asked) == 1 + 3, "what went ahead stays due, the others are stored"
+                asked.clear()
+                await fetched(20)
+                committing = asyncio.ensure_future(consumer.commit())
+                await asyncio.sleep(0.5)
+                assert len(asked) == 4, "the table is there"
+                await asyncio.wait([committing])
+
+        await host.run(body())
+
+    run(scenario, queues=4)
+
+
 # -- rebalance
 
 

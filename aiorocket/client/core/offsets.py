@@ -3,7 +3,8 @@ knows. And the file that members of a broadcasting group keep theirs in, as Java
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from aiorocket.model import Queue
 from aiorocket_protocol import MessageQueue, ProtocolError, fastjson
@@ -83,6 +84,15 @@ class OffsetTable:
         """What should be committed now, sorted by queue."""
         committed = self._committed
         return [(queue, offset) for queue, offset in sorted(self._position.items()) if offset != committed[queue]]
+
+    def ahead(self, due: Iterable[tuple[Queue, int]]) -> list[tuple[Queue, int]]:
+        """Of those due several of whose topic go to a broker that is not known to store any of that topic: one each."""
+        stored = {queue[:2] for queue, offset in self._committed.items() if offset >= 0}
+        first: defaultdict[tuple[str, str], list[tuple[Queue, int]]] = defaultdict(list)
+        for entry in due:
+            if entry[0][:2] not in stored:
+                first[entry[0][:2]].append(entry)
+        return [entries[0] for entries in first.values() if len(entries) > 1]
 
     def note_committed(self, queue: Queue, offset: int) -> None:
         """The broker acknowledged ``offset``."""

@@ -63,17 +63,20 @@ class Commits:
         """Commit what has advanced in these and wait for the answers; what failed stays due. The failures by queue."""
         # One at a time: a slow answer to an old commit must not be taken for the state after a newer one.
         async with self._flushing:
-            queues = set()
-            for fetcher in fetchers:
-                self.note(fetcher)
-                queues.add(fetcher.queue)
-            # Of other queues the position is not up to date, and pulls may have committed more.
-            return await self._write([entry for entry in self._due() if entry[0] in queues])
+            held = {fetcher.queue: fetcher for fetcher in fetchers}
+
+            def due() -> list[tuple[Queue, int]]:
+                for fetcher in held.values():
+                    self.note(fetcher)
+                # Of other queues the position is not up to date, and pulls may have committed more.
+                return self._due(held)
+
+            return await self._write(due)
 
     async def store(self, queues: Collection[Queue]) -> dict[Queue, Exception]:
         """As ``flush``, of what was set in ``offsets`` for these queues."""
         async with self._flushing:
-            return await self._write([entry for entry in self._due() if entry[0] in queues])
+            return await self._write(lambda: self._due(queues))
 
     def note(self, fetcher: HeldQueue) -> None:
         """Take over the position of an assignment that is not dropped. Concurrent results move it forward only; what an
@@ -91,14 +94,14 @@ class Commits:
         async with self._flushing:
             for queue, offset in positions.items():
                 self.offsets.repair(queue, offset)
-            return await self._write(list(positions.items()))
+            return await self._write(lambda: list(positions.items()))
 
     def forget(self, queue: Queue) -> None:
         """The queue is given up; what comes of it later changes nothing here."""
         self.offsets.forget(queue)
 
-    def _due(self) -> list[tuple[Queue, int]]:
-        due = self.offsets.dirty()
+    def _due(self, queues: Collection[Queue]) -> list[tuple[Queue, int]]:
+        due = [entry for entry in self.offsets.dirty() if entry[0] in queues]
         leases = self._member.leases
         if leases is not None:
             # Whoever may own the queue by now has a newer position: without our lock, ours is not news but damage.
@@ -106,11 +109,18 @@ class Commits:
             due = [(queue, offset) for queue, offset in due if leases.valid(queue, now)]
         return due
 
-    async def _write(self, due: list[tuple[Queue, int]]) -> dict[Queue, Exception]:
-        if not due:
-            return {}
-        failures = await self.offset_store.write(due)
-        for queue, offset in due:
+    async def _write(self, due: Callable[[], list[tuple[Queue, int]]]) -> dict[Queue, Exception]:
+        written = due()
+        failures: dict[Queue, Exception] = {}
+        if not self._member.broadcasting and (ahead := self.offsets.ahead(written)):
+            # Apache's broker makes the table of a group's topic when its first offset comes: of several at once it may
+            # keep one and acknowledge all. So one goes ahead, and all are written then. They are found anew: meanwhile
+            # pulls may have committed more, and another member may have got the queue.
+            failures = await self.offset_store.write(ahead)
+            written = [entry for entry in due() if entry[0] not in failures]
+        if written:
+            failures |= await self.offset_store.write(written)
+        for queue, offset in written:
             if queue not in failures:
                 self.offsets.note_committed(queue, offset)
         for queue, error in failures.items():
