@@ -2,10 +2,11 @@
 changed.
 
 Topics are saved at once, in the disk's one writer thread, and so with ``flush="sync"`` before the first message of a
-new topic can be acknowledged. A queue lock is granted when it is saved. The rest is saved every few seconds and at the
-end: a crash costs repeated deliveries, never a lost message. What says how far something has come is saved behind a
-sync of the log: with ``flush="async"`` it would outlive the copies that it passes in a power cut. A table that may have
-hundreds of thousands of entries is read in turns, and its saves follow one another.
+new topic can be acknowledged; many that are made side by side share few saves. A queue lock is granted when it is
+saved. The rest is saved every few seconds and at the end: a crash costs repeated deliveries, never a lost message. What
+says how far something has come is saved behind a sync of the log: with ``flush="async"`` it would outlive the copies
+that it passes in a power cut. A table that may have hundreds of thousands of entries is read in turns, and its saves
+follow one another.
 """
 
 from __future__ import annotations
@@ -47,14 +48,33 @@ class LargeTable(Table, Protocol):
     def in_turns(self) -> Generator[None, None, dict[str, Any]]: ...
 
 
+@runtime_checkable
+class ListTable(Table, Protocol):
+    """One whose entries are values, and none of those that wait for the log: ``later`` is ``to_dict`` of now, to be
+    called in the disk's thread. A save writes what is newest when it begins; those behind it find their news there."""
+
+    def later(self) -> Callable[[], dict[str, Any]]: ...
+
+
 class _Saved:
-    __slots__ = ("running", "snapshot", "table", "version")
+    __slots__ = ("running", "snapshot", "table", "version", "wanted", "written")
 
     def __init__(self, table: Table, snapshot: Snapshot) -> None:
         self.table = table
         self.snapshot = snapshot
         self.version = table.version
         self.running: asyncio.Future[None] | None = None
+        #: The newest version that a job is to write, and what makes it; set by the loop.
+        self.wanted: tuple[int, Callable[[], dict[str, Any]]] = (self.version, table.to_dict)
+        #: The version that is written; the disk's thread's own.
+        self.written: int | None = None
+
+    def write(self) -> None:
+        """Blocking: make what is wanted durable, unless a job before this one has."""
+        version, content = self.wanted
+        if self.written != version:
+            self.snapshot.save(content())
+            self.written = version
 
 
 class BrokerState:
@@ -126,6 +146,9 @@ class BrokerState:
         if isinstance(table, LargeTable) and (len(table) > A_TURN or isinstance(saved.running, asyncio.Task)):
             save = _in_turns(table, saved.snapshot, run, saved.running)
             job = asyncio.get_running_loop().create_task(save, name=f"save {name}")
+        elif isinstance(table, ListTable):
+            saved.wanted = version, table.later()
+            job = self._disk.run(saved.write)
         else:
             job = run(saved.snapshot.save, table.to_dict())
         saved.running = job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, full, is_group_name
@@ -139,15 +139,19 @@ class GroupConfigs:
 
     def forbidden_table(self) -> dict[str, dict[str, int]]:
         """Group → topic → bits of what is forbidden, RocketMQ's forbiddenTable."""
-        table: dict[str, dict[str, int]] = {}
-        for group, topic in sorted(self.forbidden):
-            table.setdefault(group, {})[topic] = _READ
-        return table
+        return _forbidden_table(self.forbidden)
 
     def to_dict(self) -> dict[str, Any]:
-        plain: dict[str, Any] = {"groups": [config.to_dict() for config in self._configs.values()]}
-        if self.forbidden:
-            plain["forbiddenTable"] = self.forbidden_table()
+        return self.later()()
+
+    def later(self) -> Callable[[], dict[str, Any]]:
+        """``to_dict`` of now, for another thread."""
+        configs, forbidden = list(self._configs.values()), set(self.forbidden)
+
+        def plain() -> dict[str, Any]:
+            table = {"forbiddenTable": _forbidden_table(forbidden)} if forbidden else {}
+            return {"groups": [config.to_dict() for config in configs], **table}
+
         return plain
 
     def load(self, data: Mapping[str, Any]) -> None:
@@ -161,6 +165,13 @@ class GroupConfigs:
 
 #: The bit of reading in a forbiddenTable.
 _READ = 1 << 2
+
+
+def _forbidden_table(forbidden: set[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    table: dict[str, dict[str, int]] = {}
+    for group, topic in sorted(forbidden):
+        table.setdefault(group, {})[topic] = _READ
+    return table
 
 
 def _in_range(config: GroupConfig) -> bool:

@@ -6,7 +6,7 @@ the topic changes: ``plain`` is true when a message for it needs nothing but a q
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from aiorocket.broker.core.names import Refusal, full, is_forbidden, is_system_topic, is_topic_name
@@ -248,7 +248,12 @@ class TopicTable:
         return self.version != version
 
     def to_dict(self) -> dict[str, Any]:
-        return {"version": self.version, "topics": [topic.to_dict() for topic in self._topics.values()]}
+        return self.later()()
+
+    def later(self) -> Callable[[], dict[str, Any]]:
+        """``to_dict`` of now, for another thread."""
+        version, topics = self.version, list(self._topics.values())
+        return lambda: {"version": version, "topics": [topic.to_dict() for topic in topics]}
 
     def load(self, data: Mapping[str, Any]) -> None:
         """Take over a snapshot. Built-in topics keep today's configuration: settings may have changed since. What would
