@@ -31,7 +31,7 @@ from aiorocket.spark.steps.run import plain
 
 COMMANDS = [
     "demo", "archive", "compact", "verify", "restore", "show", "lag", "dedup", "decode", "windows", "order", "latency",
-    "triage", "replay", "run",
+    "report", "triage", "replay", "run",
 ]  # fmt: skip
 
 QUEUE = Queue("orders", "broker-a", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from aiorocket.runtime import run
 from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.steps.analyses import run_decode, run_dedup
 from aiorocket.spark.steps.inputs import Input
+from aiorocket.spark.steps.latency import LatencyReport, latency_report
 from aiorocket.spark.steps.report import Progress
 from aiorocket.spark.steps.run import Output
 from aiorocket.spark.steps.table import Table
@@ -202,6 +204,42 @@ def test_dedup_drops_what_an_earlier_run_has_kept(spark: SparkSession, tmp_path:
 
 
 # -- steps that are made anew --
+
+
+@pytest.mark.spark_long
+def test_a_report_is_what_the_steps_say_of_one_reading(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Queue("orders", "broker-b", 0)
+    archive = lakes.make(tmp_path / "lake")
+    lakes.add(archive, {Q0: range(40), other: range(5)})  # the ids of the second are there in the first
+    lakes.add(archive, {Q1: range(4)}, minutes=-1)  # a clock that goes back three times
+    options = ("--archive", tmp_path / "lake", "--every", "10 minutes", "--show", 100)
+    windows = report("windows", *options)["details"]["tables"]["windows"]
+    latency = report("latency", *options)["details"]["tables"]
+
+    def measure(df: DataFrame, **more: Any) -> LatencyReport:
+        shutil.rmtree(tmp_path / "lake" / "data")  # whoever reads a second time finds nothing
+        return latency_report(df, **more)
+
+    monkeypatch.setattr("aiorocket.spark.steps.analyses.latency_report", measure)
+    kept: Any = spark.sparkContext._jsc
+    before = set(kept.getPersistentRDDs())
+    found = report("report", *options, "--out", tmp_path / "out", "--html", tmp_path / "report.html")
+    assert not set(kept.getPersistentRDDs()) - before
+    assert (found["rows_in"], found["complete"]) == (49, True)
+    details = found["details"]
+    assert (details["in_windows"], details["findings"], details["repeated"]) == (49, 3, 5)
+    tables = details["tables"]
+    assert tables["windows"] == windows and sum(each["bytes"] for each in windows) > 49 * len("body ")
+    assert {name: tables[name] for name in ("by_topic", "by_queue", "over_time", "histogram")} == latency
+    assert [(each["kind"], each["findings"]) for each in tables["summary"]] == [("time", 3)]
+    assert tables["repeats"] == [{"rows": 49, "kept": 44, "repeated": 5, "withoutId": 0}]
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 4 and "complete: 49 rows" in page
+    # Without pictures nothing is computed again, and the records say the same.
+    again = report("report", *options, "--out", tmp_path / "out")["details"]
+    assert (again["up_to_date"], again["findings"], again["tables"]["windows"]) == (True, 3, windows)
 
 
 def test_windows_are_made_anew_only_when_there_is_something_new(spark: SparkSession, tmp_path: Path) -> None:

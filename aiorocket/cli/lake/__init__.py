@@ -8,7 +8,7 @@ from aiorocket.cli.lake.dead_letters import replay, triage
 from aiorocket.cli.lake.demo import demo
 from aiorocket.cli.lake.keeping import archive, compact, restore, show, verify
 from aiorocket.cli.lake.lag import lag
-from aiorocket.cli.lake.looking import decode, dedup, latency, order, windows
+from aiorocket.cli.lake.looking import decode, dedup, latency, order, report, windows
 from aiorocket.cli.lake.run import run
 
 __all__ = ("lake",)
@@ -29,6 +29,7 @@ def lake() -> None:
 
 
 for _command in (
-    demo, archive, compact, verify, restore, show, lag, dedup, decode, windows, order, latency, triage, replay, run
+    demo, archive, compact, verify, restore, show, lag, dedup, decode, windows, order, latency, report, triage, replay,
+    run,
 ):  # fmt: skip
     lake.add_command(_command)

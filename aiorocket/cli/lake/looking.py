@@ -1,4 +1,4 @@
-"""``aiorocket lake dedup|decode|windows|order|latency``: what can be made of rows, from an archive or a live topic."""
+"""``aiorocket lake dedup|decode|windows|order|latency|report``: what can be made of rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiorocket.cli.options import BadInputError
 if TYPE_CHECKING:
     from aiorocket.spark.steps.report import ProgressCall, StepReport
 
-__all__ = ("decode", "dedup", "latency", "order", "windows")
+__all__ = ("decode", "dedup", "latency", "order", "report", "windows")
 
 _plots_option = click.option(
     "--plots",
@@ -267,6 +267,46 @@ def latency(
         return run_latency(
             spark, given, Output(out, format, dict.fromkeys(names, show)), every=every, plots=plots, group=group,
             samples=samples, pause=pause, exact=not approximate, on_progress=tell,
+        )  # fmt: skip
+
+    run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
+
+
+@click.command()
+@input_options
+@click.option("--every", default="1 minute", show_default=True, metavar="LENGTH", help="Windows of tables over time.")
+@click.option(
+    "--by", multiple=True, default=("topic",), show_default=True, metavar="NAME",
+    help="Count by topic, tag, key or a column; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--time", default="bornTimestamp", show_default=True, metavar="COLUMN", help="The event time; or storeTimestamp."
+)
+@_plots_option
+@click.option("--approximate", is_flag=True, help="Percentiles that need less memory, off by 1 place in 10,000.")
+@output_options(20)
+@spark_options
+@report_options
+def report(
+    archive_path: str | None, topic: str | None, name_server: str, since: datetime | None, until: datetime | None,
+    options: dict[str, str], every: str, by: tuple[str, ...], time: str, plots: str | None, approximate: bool,
+    out: str | None, format: str, show: int, master: str, conf: dict[str, str], as_json: bool,
+) -> None:  # fmt: skip
+    """Look at all of it in one reading: rows and bytes over time, latencies, gaps and steps back, repeated ids.
+
+    What windows, latency, order and dedup say one by one; with --html FILE as one page with the pictures.
+    """
+    given = make_input(archive_path, topic, name_server, since, until, options)
+    plots = _folder_of_plots(plots)
+
+    def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
+        from aiorocket.spark.steps.analyses import run_report
+        from aiorocket.spark.steps.run import Output
+
+        names = ("windows", "by_topic", "by_queue", "over_time", "histogram", "findings", "summary", "repeats")
+        return run_report(
+            spark, given, Output(out, format, dict.fromkeys(names, show)), every=every, by=by, time=time, plots=plots,
+            exact=not approximate, on_progress=tell,
         )  # fmt: skip
 
     run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)

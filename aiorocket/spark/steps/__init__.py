@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from aiorocket.spark.steps.analyses import run_latency as run_latency
     from aiorocket.spark.steps.analyses import run_order as run_order
     from aiorocket.spark.steps.analyses import run_replay as run_replay
+    from aiorocket.spark.steps.analyses import run_report as run_report
     from aiorocket.spark.steps.analyses import run_triage as run_triage
     from aiorocket.spark.steps.analyses import run_windows as run_windows
     from aiorocket.spark.steps.archive import archive as archive
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from aiorocket.spark.steps.windows import windows as windows
 
 _HOMES = {
-    "analyses": "run_decode run_dedup run_latency run_order run_replay run_triage run_windows",
+    "analyses": "run_decode run_dedup run_latency run_order run_replay run_report run_triage run_windows",
     "archive": "archive",
     "compact": "compact",
     "dead_letters": "describe make_readable top_causes triage",

@@ -21,7 +21,8 @@ from aiorocket.spark.bridge import call
 from aiorocket.spark.planner import QueueRange
 from aiorocket.spark.steps.dead_letters import CAUSES, make_readable, triage
 from aiorocket.spark.steps.decode import decode
-from aiorocket.spark.steps.dedup import dedup
+from aiorocket.spark.steps.dedup import count_duplicates, dedup
+from aiorocket.spark.steps.fields import QUEUE, need
 from aiorocket.spark.steps.inputs import Input, open_rows
 from aiorocket.spark.steps.lag_samples import sample_lag
 from aiorocket.spark.steps.latency import lag_table, latency_report
@@ -38,11 +39,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from aiorocket.spark.steps.lag_samples import LagSample
+    from aiorocket.spark.steps.latency import LatencyReport
 
-__all__ = ("run_decode", "run_dedup", "run_latency", "run_order", "run_replay", "run_triage", "run_windows")
+__all__ = (
+    "run_decode", "run_dedup", "run_latency", "run_order", "run_replay", "run_report", "run_triage", "run_windows",
+)  # fmt: skip
 
 #: Groups of a picture that are drawn one by one, and how many windows it may have.
 _SHOWN, _DRAWN = 7, 200_000
+#: Of bodies a report keeps the length.
+_BYTES = "_aiorocket_bytes"
 _PERCENTILES = (
     "stage STRING, topic STRING, brokerName STRING, queueId INT, start TIMESTAMP, rows LONG, negative LONG, "
     "least DOUBLE, p50 DOUBLE, p95 DOUBLE, p99 DOUBLE, most DOUBLE"
@@ -150,12 +156,10 @@ def run_windows(
 
     def make(df: DataFrame) -> Mapping[str, DataFrame]:
         found = windows(df, every=every, slide=slide, by=by, time=time, watermark=watermark, key=key)
-        found = found.orderBy("windowStart", *[f"`{name}`" for name in by]).persist()
-        total = found.agg(F.sum("rows")).first()
-        sums["in_windows"] = int((total[0] if total else 0) or 0)
+        found = _by_time(found, by).persist()
+        sums["in_windows"] = _sum(found, "rows")
         if watermark is not None:
-            late = found.agg(F.sum("lateRows")).first()
-            sums["late_rows"] = int((late[0] if late else 0) or 0)
+            sums["late_rows"] = _sum(found, "lateRows")
         if plots is not None and slide is None:
             drawn.extend(_picture(found, by, every, Path(plots)))
         return {"windows": found}
@@ -165,6 +169,15 @@ def run_windows(
     }  # fmt: skip
     report = whole("windows", spark, given, output, settings, make, always=plots is not None, on_progress=on_progress)
     return _with(report, plots=drawn, **sums)
+
+
+def _by_time(windows: DataFrame, by: Sequence[str]) -> DataFrame:
+    return windows.orderBy("windowStart", *[f"`{name}`" for name in by])
+
+
+def _sum(windows: DataFrame, column: str) -> int:
+    total = windows.agg(F.sum(column)).first()
+    return int((total[0] if total else 0) or 0)
 
 
 def _picture(windows: DataFrame, by: Sequence[str], every: str, folder: Path) -> list[str]:
@@ -239,12 +252,7 @@ def run_latency(
         found = latency_report(df, every=every, exact=exact)
         if plots is not None:
             drawn.extend(str(path) for path in draw(found, Path(plots), lag=lag))
-        parts = {
-            name: spark.createDataFrame([tuple(row) for row in getattr(found, name)], _PERCENTILES)
-            for name in ("by_topic", "by_queue", "over_time")
-        }
-        bars = [tuple(bar) for bar in found.histogram]
-        parts["histogram"] = spark.createDataFrame(bars, "stage STRING, topic STRING, up_to_ms LONG, rows LONG")
+        parts = _latency_parts(spark, found)
         if lag:
             parts["lag"] = lag_table(spark, lag)
         return parts
@@ -255,6 +263,71 @@ def run_latency(
     report = whole("latency", spark, given, output, settings, make, always=always, on_progress=on_progress)
     newest = max((each.at_ms for each in lag), default=0)
     return _with(report, plots=drawn, lag=sum(each.lag for each in lag if each.at_ms == newest) if lag else None)
+
+
+def _latency_parts(spark: SparkSession, found: LatencyReport) -> dict[str, DataFrame]:
+    parts = {
+        name: spark.createDataFrame([tuple(row) for row in getattr(found, name)], _PERCENTILES)
+        for name in ("by_topic", "by_queue", "over_time")
+    }
+    bars = [tuple(bar) for bar in found.histogram]
+    parts["histogram"] = spark.createDataFrame(bars, "stage STRING, topic STRING, up_to_ms LONG, rows LONG")
+    return {name: df.coalesce(1) for name, df in parts.items()}  # sorted, so that files are
+
+
+def run_report(
+    spark: SparkSession,
+    given: Input,
+    output: Output,
+    *,
+    every: str = "1 minute",
+    by: Sequence[str] = ("topic",),
+    time: str = "bornTimestamp",
+    plots: str | None = None,
+    exact: bool = True,
+    on_progress: ProgressCall | None = None,
+) -> StepReport:
+    """What ``run_windows``, ``run_latency``, ``run_order`` (of queues) and ``run_dedup`` (by id) find, of one reading:
+    parts ``windows``, ``by_topic``, ``by_queue``, ``over_time``, ``histogram``, ``findings`` and their ``summary``, and
+    ``repeats``, how many rows there are, and repeat the id of another. ``details`` has ``in_windows``, ``findings`` and
+    ``repeated``; pictures go to the folder ``plots``."""
+    counted: dict[str, int] = {}
+    drawn: list[str] = []
+    names = {"tag": "tags", "key": "keys"}
+
+    def few(df: DataFrame) -> DataFrame:
+        need(df, "report", *QUEUE, "queueOffset", "storeTimestamp", "bornTimestamp", "msgId", time)
+        asked = [name if name in df.columns else names.get(name, name) for name in by]
+        need(df, "report", *asked)
+        size = [F.octet_length("body").alias(_BYTES)] if "body" in df.columns else []
+        kept = dict.fromkeys((*QUEUE, "queueOffset", "storeTimestamp", "bornTimestamp", "msgId", time, *asked))
+        return df.select(*[f"`{name}`" for name in kept], *size)
+
+    def make(df: DataFrame) -> Mapping[str, DataFrame]:
+        size = {"bytes": F.sum(_BYTES)} if _BYTES in df.columns else {}
+        found = _by_time(windows(df, every=every, by=by, time=time, aggregates=size), by).persist()
+        counted["in_windows"] = _sum(found, "rows")
+        measured = latency_report(df, every=every, exact=exact)
+        findings = order(df).persist()
+        counted["findings"] = findings.count()
+        repeats = count_duplicates(df)
+        counted["repeated"] = repeats.dropped
+        if plots is not None:
+            drawn.extend([*_picture(found, by, every, Path(plots)), *map(str, draw(measured, Path(plots)))])
+        return {
+            "windows": found,
+            **_latency_parts(spark, measured),
+            "findings": findings,
+            "summary": summary(findings).orderBy("scope", "kind", "topic"),
+            "repeats": spark.createDataFrame([tuple(repeats)], "rows LONG, kept LONG, repeated LONG, withoutId LONG"),
+        }
+
+    settings: dict[str, object] = {"every": every, "by": list(by), "time": time, "exact": exact}
+    report = whole(
+        "report", spark, given, output, settings, make, few=few, always=plots is not None, on_progress=on_progress
+    )
+    parts: Any = report.details["parts"]
+    return _with(report, **{"plots": drawn, "findings": parts.get("findings", 0), **counted})
 
 
 def run_triage(

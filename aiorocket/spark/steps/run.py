@@ -158,11 +158,15 @@ def whole(
     settings: Mapping[str, object],
     make: Callable[[DataFrame], Mapping[str, DataFrame]],
     *,
+    few: Callable[[DataFrame], DataFrame] | None = None,
     always: bool = False,
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Computes the parts over all of the input. When the table was made of the same offsets nothing is computed (unless
-    ``always``), and ``details["up_to_date"]`` says so; ``rows_in`` is then what was counted when it was made."""
+    ``always``), and ``details["up_to_date"]`` says so; ``rows_in`` is then what was counted when it was made.
+
+    With ``few`` the input is read once: ``make`` gets what it makes of each row, kept in memory and where that is short
+    on disk. Parts that ``make`` keeps are let go."""
     began = perf_counter()
     table = _table(step, given, output, settings)
     rows = open_rows(spark, given)
@@ -176,9 +180,11 @@ def whole(
     if fresh:
         _tell(on_progress, step, 0, goal, "reading")
         part = [QueueRange(queue, *each) for queue, each in ranges.items()]
-        df = rows.read(part)
-        if rows.costly:
+        df = rows.read(part) if few is None else few(rows.read(part))
+        keeps = rows.costly or few is not None
+        if keeps:
             df = df.persist()
+        parts: Mapping[str, DataFrame] = {}
         try:
             counts = rows.count(part, df)
             rows_in = sum(each.rows for each in counts.values())
@@ -191,7 +197,9 @@ def whole(
             else:
                 shows = _shows(parts, output.show)
         finally:
-            if rows.costly:
+            for each in parts.values():
+                each.unpersist()
+            if keeps:
                 df.unpersist()
     else:
         missing = dict(snapshot.missing)
