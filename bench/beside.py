@@ -28,6 +28,7 @@ from bench.processes import ROOT, TICKS, BenchError, Child
 from bench.scenarios import GROUP, QUEUES, TOPIC, client, standalone
 from bench.sides import Runner, Sizes, products
 from tests.interop import peers
+from tests.ports import free_port
 
 #: As Apache's own start scripts, with a heap of this machine's size.
 JVM = ("-XX:-UseSerialGC", "-XX:+UseG1GC", "-Xms2g", "-Xmx2g")
@@ -88,7 +89,7 @@ def compiled(name: str, sources: Sequence[Path], command: list[str], cwd: Path =
 def apache(made: Tools, flush: str, data: str | None) -> Iterator[Endpoint]:
     """Apache's name server and broker."""
     more = {**BROKER, "flushDiskType": "SYNC_FLUSH" if flush == "sync" else "ASYNC_FLUSH"}
-    port = peers.free_port(-2, 0, 1)
+    port = free_port(-2, 0, 1)
     with (
         tempfile.TemporaryDirectory(prefix="aiorocket-apache-", dir=data) as place,
         peers.apache_nameserver(made.jars, Path(place)) as (names, _),

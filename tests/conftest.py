@@ -21,6 +21,7 @@ import pytest_asyncio
 from aiorocket.config import ProducerConfig, RemotingConfig
 from aiorocket.runtime import new_event_loop
 from aiorocket.testing import SimLoop
+from tests.ports import claims
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
@@ -125,7 +126,7 @@ def _sockets() -> set[str]:
                         found.add(inode)
         except OSError:  # closed since, as the listing's own descriptor is
             continue
-    return found
+    return found - claims()
 
 
 @pytest_asyncio.fixture

@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import json
 import os
-import random
 import shutil
 import socket
 import struct
@@ -22,6 +21,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.ports import free_port
 
 __all__ = (
     "BRIEF",
@@ -39,7 +40,6 @@ __all__ = (
     "apache_server",
     "ask",
     "fetch_jars",
-    "free_port",
     "kept",
     "missing_programs",
     "our_server",
@@ -469,22 +469,6 @@ class Admin:
                 said: str = json.loads(line)["text"]
                 return "\n".join(each for each in said.splitlines() if "|-" not in each)
         raise RuntimeError(f"mqadmin ended at {arguments}")
-
-
-#: Below those that systems draw for outgoing connections: nobody's takes one before its server listens, or while that
-#: is started again.
-PORTS = range(12_000, 32_000)
-
-
-def free_port(*around: int) -> int:
-    """A loopback port that was free a moment ago, with its neighbours at the distances ``around``."""
-    for _ in range(200):
-        port = random.choice(PORTS)
-        with ExitStack() as stack, suppress(OSError):
-            for offset in {0, *around}:
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
-            return port
-    raise RuntimeError("no free loopback ports found in 200 attempts")
 
 
 def _tail(log: Path, lines: int = 30) -> str:

@@ -12,8 +12,9 @@ import pytest
 from aiorocket import Client, ClientConfig, Message, Producer
 from aiorocket.errors import SendError
 from tests.interop.chaos import MODES, Chaos, chaos
-from tests.interop.peers import NEWEST, OLDER, JavaClient, Server, apache_server, ask, fetch_jars, free_port, our_server
+from tests.interop.peers import NEWEST, OLDER, JavaClient, Server, apache_server, ask, fetch_jars, our_server
 from tests.interop.test_clients import cpp, go, node, run
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 __all__ = ("cpp", "go", "node")

@@ -22,8 +22,8 @@ from tests.interop.peers import (
     apache_nameserver,
     ask,
     fetch_jars,
-    free_port,
 )
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.peers import Process, apache_broker, apache_nameserver, ask, free_port
+from tests.interop.peers import Process, apache_broker, apache_nameserver, ask
 from tests.interop.test_cluster import ROUTE, Stream, listener, until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 

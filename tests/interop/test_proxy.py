@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.peers import HERE, JVM_OPTIONS, Admin, Process, Server, ask, fetch_jars, free_port
+from tests.interop.peers import HERE, JVM_OPTIONS, Admin, Process, Server, ask, fetch_jars
 from tests.interop.test_clients import made, run
 from tests.interop.test_consumers import create, until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
 
