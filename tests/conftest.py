@@ -46,7 +46,7 @@ _QUICK = {
 }  # fmt: skip
 _LONG = {
     "client/test_cancellation.py", "client/test_sim_client.py", "integration/test_transactions.py",
-    "integration/test_consume.py", "storage/test_faults.py",
+    "integration/test_consume.py", "storage/test_faults.py", "storage/test_retention.py",
 }  # fmt: skip
 
 _PATIENCE = 100  # times 10 ms for closing sockets and ending threads to be gone

@@ -35,10 +35,15 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
+def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
+
+
+@cache
 def imported(path: Path) -> dict[str, str]:
     """What imports bind anywhere in a module -> its dotted name, as in ``{"perf_counter": "time.perf_counter"}``."""
     bound: dict[str, str] = {}
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(tree_of(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.partition(".")[0]
@@ -53,7 +58,7 @@ def uses(path: Path) -> tuple[tuple[int, str], ...]:
     """(line, dotted name) of everything that is read, an imported name in full: of ``from time import perf_counter``
     each ``perf_counter`` is "time.perf_counter". What hangs on no name, as in ``loop().time``, is "().time"."""
     known, found = imported(path), set()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(tree_of(path)):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
             parts: list[str] = []
             part: ast.expr = node

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import aiorocket
-from tests.architecture.sources import ROOT, SOURCES, imported, module_of, name_of, text_of, tree_of, uses
+from tests.architecture.sources import ROOT, SOURCES, imported, module_of, name_of, nodes_of, text_of, tree_of, uses
 
 GENERATED = {"headers.py", "codes.py"}
 MOST_LINES = 500
@@ -116,7 +116,7 @@ def test_a_core_decides_and_does_not_act() -> None:
     for path in SOURCES:
         if "core" not in path.parts:
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(tree_of(path)):
             if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
                 bad.append(f"{name_of(path)}:{node.lineno} {type(node).__name__}")
             if isinstance(node, ast.Attribute) and node.attr in ("wall_ms", "call_later", "call_at", "entropy"):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from tests.architecture.sources import ROOT, SOURCES, module_of, tree_of
+from tests.architecture.sources import ROOT, SOURCES, module_of, nodes_of, tree_of
 
 BENCH = sorted((ROOT / "bench").glob("*.py"))
 
@@ -16,7 +16,7 @@ BENCH = sorted((ROOT / "bench").glob("*.py"))
 def imports_of(tree: ast.Module, modules: Iterable[str]) -> set[str]:
     """The ``modules`` that one imports anywhere, also late and for the type checker only."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -54,8 +54,8 @@ def test_a_circle_is_seen_in_every_form() -> None:
 
 def bound_by(tree: ast.Module) -> set[str]:
     """The names that a module has once it is imported."""
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    for node in ast.walk(tree):
+    names = {node.id for node in nodes_of(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -69,7 +69,7 @@ def test_what_is_imported_is_there() -> None:
     missing = [
         f"{module}: from {node.module} import {alias.name}"
         for module, tree in trees.items()
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.ImportFrom)
         and node.module in bound
         and not bound[node.module] & {"__getattr__", "*"}  # these give names that do not stand in them

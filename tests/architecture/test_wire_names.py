@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from aiorocket_protocol import RESERVED, names
-from tests.architecture.sources import SOURCES, name_of, tree_of
+from tests.architecture.sources import SOURCES, name_of, nodes_of, tree_of
 
 PACKAGE = "protocol/aiorocket_protocol/"
 HOMES = {PACKAGE + name for name in ("names.py", "properties.py", "headers.py", "codes.py")}
@@ -25,11 +25,11 @@ WORDS = (
 
 def literals(tree: ast.Module) -> Iterator[tuple[int, object]]:
     """Line and value of every constant that a program means: neither documentation nor ``__all__``."""
-    silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    silent = {id(node.value) for node in nodes_of(tree) if isinstance(node, ast.Expr)}
+    for node in nodes_of(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
             silent.update(map(id, ast.walk(node)))
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Constant) and id(node) not in silent:
             yield node.lineno, node.value
 
