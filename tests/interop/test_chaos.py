@@ -46,9 +46,11 @@ async def mistreat(proxy: Chaos, seconds: float) -> None:
     assert proxy.harm > 0
 
 
-async def test_javas_client(bad: tuple[Server, Chaos], java: JavaClient) -> None:
+@pytest.mark.parametrize("version", [NEWEST, OLDER])
+async def test_javas_client(version: str, bad: tuple[Server, Chaos], java: JavaClient, java_older: JavaClient) -> None:
     server, proxy = bad
-    run = await java.start(server.nameserver, "steady", "16", str(BACK), program="Steady")
+    client = java if version == NEWEST else java_older
+    run = await client.start(server.nameserver, "steady", "16", str(BACK), program="Steady")
     await run.until("started", limit=30)
     await asyncio.sleep(2)
     await mistreat(proxy, 1.0)

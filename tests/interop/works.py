@@ -97,7 +97,8 @@ def _rows() -> Iterator[tuple[str, str, str]]:
     yield "dead letters read and replayed", older, "test_older.py::test_dead_letters"
     for peer, kind in (("Java 5.5.0", "ours"), (ours, "apache"), (older, "apache_older")):
         yield MIXED, peer, f"test_orderly.py::test_java_and_we_share_a_group_in_order[{kind}]"
-    yield TROUBLED, "Java 5.5.0", "test_chaos.py::test_javas_client"
+    for version in ("5.5.0", "4.9.7"):
+        yield TROUBLED, f"Java {version}", f"test_chaos.py::test_javas_client[{version}]"
     for client, peer in zip(("go", "cpp", "node"), ON_OURS[2:5], strict=True):
         yield TROUBLED, peer, f"test_chaos.py::test_other_clients[{client}]"
     for peer, version in ((ours, "5.5.0"), (older, "4.9.7")):
