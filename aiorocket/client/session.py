@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -85,7 +86,7 @@ class Session:
         self.env = env or real_env()
         self._lifecycle = Lifecycle("this Client")
         self._ended = asyncio.Event()
-        self._instance = config.instance or self.env.entropy.token(8).hex()
+        self._instance, self._made_in = config.instance or self.env.entropy.token(8).hex(), os.getpid()
         #: By group, as brokers know it.
         self.producers: dict[str, GroupProducer] = {}
         self.consumers: dict[str, GroupMember] = {}
@@ -118,6 +119,8 @@ class Session:
         credentials or certificates cannot be read."""
         signer, tls = signer_of(self.config, self.env.disk), client_context(self.config.tls)
         self._lifecycle.move("start")
+        if self._made_in != os.getpid():  # a server that loads the application before it forks: each child is a client
+            self._instance = self.config.instance or self.env.entropy.token(8).hex()
         self._loop = asyncio.get_running_loop()
         self.remoting.secure(signer, tls)
         self._scope.start(self._heartbeat_forever(), name="heartbeat")
@@ -229,13 +232,10 @@ class Session:
         self._registration += 1
         waiting = []
         for address in sorted(self.routes.broker_addresses(masters_only=False)):
-            connection = self.remoting.live(address)
-            if connection is not None:
+            if (connection := self.remoting.live(address)) is not None:
                 command = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)
-                try:
+                with suppress(RocketError):
                     waiting.append(connection.request(command, self.config.remoting.request_timeout))
-                except RocketError as error:
-                    log.debug("unregister at %s: %s", address, error)
         # A broker that does not answer forgets us by itself when the connection closes.
         await asyncio.gather(*waiting, return_exceptions=True)
 

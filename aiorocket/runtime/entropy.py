@@ -8,14 +8,20 @@ from typing import Any
 
 __all__ = ("Entropy", "secret")
 
+#: Of this process. A forked child begins anew, or it would draw the ids that its parent and every sibling draw.
+_PROCESS = random.Random()
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_PROCESS.seed)
+
 
 class Entropy:
-    """With a seed every draw is repeatable; without one it starts from the operating system's randomness."""
+    """With a seed every draw is repeatable; without one it starts from the operating system's randomness, again in each
+    forked child."""
 
     __slots__ = ("_random",)
 
     def __init__(self, seed: int | None = None) -> None:
-        self._random = random.Random(seed)
+        self._random = _PROCESS if seed is None else random.Random(seed)
 
     def random(self) -> float:
         """A float in [0, 1)."""

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 import aiorocket
-from aiorocket import Client, WrongLoopError
+from aiorocket import Client, Producer, WrongLoopError
 from aiorocket.client.exits import Retry
 from aiorocket.client.message import Message
 from aiorocket.client.push.router import Router
 from aiorocket.config import DELAY_LEVELS
 from aiorocket.errors import RocketError, SendError, StoreLockedError, UsageError
+from aiorocket.runtime import Entropy
 from aiorocket.runtime.threads import loop_in_thread
 from aiorocket.testing import broker_thread, pytest_plugin
 from aiorocket.testing.local import LocalRocketMQ
@@ -374,3 +375,32 @@ def test_another_loop_is_refused_by_name() -> None:
                     os._exit(1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert len(mq.messages("t")) == 1
+
+
+def test_what_was_made_before_a_fork_is_another_client_in_every_child() -> None:
+    """As servers do it that load an application and fork then (gunicorn --preload)."""
+    with broker_thread() as mq:
+        mq.create_topic("t")
+        client, entropy, (read, write) = Client(nameservers=mq.nameserver_address), Entropy(), os.pipe()
+        alone, made = Producer("alone", nameservers=mq.nameserver_address), client.client_id
+
+        async def drawn() -> None:
+            async with client, client.producer("p") as producer, alone:
+                sent = [await each.send("t", b"x") for each in (producer, alone)]
+                ids = (client.client_id, alone.client.client_id, *(each.msg_id[8:24] for each in sent))
+                os.write(write, " ".join((*ids, entropy.token(8).hex(), "")).encode())
+
+        for _ in range(2):
+            child = os.fork()
+            if child == 0:
+                try:
+                    aiorocket.run(drawn())
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        aiorocket.run(drawn())
+        ids = os.read(read, 4096).decode().split()
+        os.close(read)
+        os.close(write)
+        assert len(ids) == len(set(ids)) == 15 and made in ids  # of the parent, which made it
