@@ -148,6 +148,11 @@ def sides(name: str, sizes: Sizes, data: str, stack: ExitStack) -> dict[str, Run
             return {
                 side: partial(each.end_to_end, sizes.single, batch=1, in_flight=256) for side, each in pairs.items()
             }
+        case "java-backlog":
+            pairs = all_pairs()
+            for each in pairs.values():
+                each.end_to_end(sizes.warm_java, batch=1, in_flight=256)
+            return {side: partial(each.backlog, sizes.backlog, in_flight=256) for side, each in pairs.items()}
         case "java-drains-ours":
             pairs = all_pairs()
             for each in pairs.values():
@@ -198,6 +203,22 @@ class JavaPair:
             "count": count,
             "cpu_us": {name: round(used / count * 1e6, 2) for name, used in cpu.items()},
         }
+
+    def backlog(self, seconds: float, *, in_flight: int, size: int = 1024) -> dict[str, Any]:
+        """``behind`` is how many messages the listener, at work since ``end_to_end``, has not seen of what is stored
+        after that long of single sends, which go on meanwhile."""
+        load = {"do": "send", "topic": TOPIC, "in_flight": in_flight, "batch": 1, "size": size}
+        self.sends.tell(**load, seconds=seconds + 1)
+        time.sleep(seconds)
+        seen = self.takes.ask(do="count")["consumed"]
+        behind = sum(wire.stored(self.server.broker, TOPIC, QUEUES)) - seen
+        sent = self.sends.answer()
+        self._listening += sent["sent"]
+        taken = self.takes.ask(do="expect", count=self._listening)
+        if (sent["acknowledged"], taken["consumed"]) != (sent["sent"], self._listening):
+            raise BenchError(f"java: {sent}; consumed {taken['consumed']}, due {self._listening}")
+        rate = sent["acknowledged"] / (sent["ended"] - sent["started"])
+        return {"rate": round(rate), "count": sent["sent"], "behind": behind, "cpu_us": {}}
 
     def drain(self, count: int, *, orderly: bool, size: int = 1024) -> dict[str, Any]:
         """As ``scenarios.drain``: a topic and a group of its own, and a consumer that is new in a warm process."""

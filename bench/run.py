@@ -34,7 +34,7 @@ SCENARIOS = (
     "start", "first", "queues", "parked",
 )  # fmt: skip
 #: With --java only: Java's clients on our broker, ours beside Go's on Apache's.
-MIXED = ("java-on-ours", "java-drains-ours", "ours-on-apache")
+MIXED = ("java-on-ours", "java-backlog", "java-drains-ours", "ours-on-apache")
 #: Scenarios that Java runs too.
 JAVA = ("single", "single-sync", "batch", "batch-sync", "drain", "orderly")
 
@@ -108,6 +108,7 @@ def interleaved(name: str, sides: dict[str, Runner], repeat: int, console: Conso
             for side in sides
             if "acknowledged_rate" in runs[0][side]
         },
+        "behind": {side: median(run[side]["behind"] for run in runs) for side in sides if "behind" in runs[0][side]},
         "cpu_us": {side: middle(runs, side) for side in sides},
         "runs": runs,
     }
@@ -123,6 +124,9 @@ def floors(results: dict[str, Any], ratios: dict[str, float | None]) -> list[Flo
         limit = ratios.get(name)
         if limit is not None:
             found.append(Floor(f"{name}: product / probe", result["ratios"]["pure"], limit, True, "x"))
+    if "java-backlog" in results:
+        behind = results["java-backlog"]["behind"]["java on pure"]
+        found.append(Floor("java-backlog: Java's listener on our broker", behind, 5_000, False, "msg"))
     if "single" in results:
         found.append(Floor("single: the probe itself", results["single"]["rates"]["probe"], 100_000, True, "msg/s"))
     if "latency" in results:
@@ -160,7 +164,10 @@ def show(results: dict[str, Any], reached: list[Floor], console: Console) -> Non
     if rates.row_count:
         console.print(rates)
     for name, result in results.items():
-        if "listener_ms" in result:
+        if behind := result.get("behind"):
+            figures = ", ".join(f"{side} {count:,.0f}" for side, count in behind.items())
+            console.print(f"{name}: messages the listener is behind of sends that go on: {figures}", highlight=False)
+        elif "listener_ms" in result:
             figures = ", ".join(f"{key} {value} ms" for key, value in result["listener_ms"].items())
             console.print(f"{name}: send to listener {figures}; broker {result['broker_cores']} cores", highlight=False)
         elif "worst_ms" in result:

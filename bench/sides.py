@@ -20,6 +20,7 @@ class Sizes(NamedTuple):
     batch: int = 640_000
     drain: int = 512_000
     seconds: float = 10.0
+    backlog: float = 30.0
     starts: int = 7
     firsts: int = 20
     queues: tuple[int, ...] = (1, 10, 100, 1000)
@@ -34,8 +35,8 @@ class Sizes(NamedTuple):
 
 FULL = Sizes()
 SMOKE = Sizes(
-    single=2_000, batch=6_400, drain=6_400, seconds=0.5, starts=1, warm=320, firsts=2, queues=(1, 10), queued=6_400,
-    parked=200, wakes=20, idle=1.0, warm_java=3_200,
+    single=2_000, batch=6_400, drain=6_400, seconds=0.5, backlog=0.5, starts=1, warm=320, firsts=2, queues=(1, 10),
+    queued=6_400, parked=200, wakes=20, idle=1.0, warm_java=3_200,
 )  # fmt: skip
 
 

@@ -58,6 +58,9 @@ public class Load {
                 case "expect":
                     say(expect(command.getLongValue("count")));
                     break;
+                case "count":
+                    say(Map.of("consumed", consumed.get()));
+                    break;
                 case "drain":
                     consumed.set(0);
                     first = 0;
@@ -90,7 +93,8 @@ public class Load {
         String topic = command.getString("topic");
         int batch = command.getIntValue("batch");
         int window = command.getIntValue("in_flight");
-        long requests = command.getLongValue("count") / batch;
+        double seconds = command.getDoubleValue("seconds"); // 0: as many as the count says
+        long requests = seconds > 0 ? Long.MAX_VALUE : command.getLongValue("count") / batch;
         byte[] body = new byte[command.getIntValue("size")];
         new java.util.Random(1).nextBytes(body);
         Semaphore free = new Semaphore(window);
@@ -112,7 +116,8 @@ public class Load {
         };
         long cpu = SYSTEM.getProcessCpuTime();
         double started = now();
-        for (long n = 0; n < requests; n++) {
+        long n = 0;
+        for (; n < requests && (seconds == 0 || now() < started + seconds); n++) {
             free.acquire();
             if (batch == 1) {
                 producer.send(new Message(topic, body), callback);
@@ -125,7 +130,7 @@ public class Load {
             }
         }
         free.acquire(window);
-        return Map.of("sent", requests * batch, "acknowledged", acknowledged.get(), "started", started, "ended", now(),
+        return Map.of("sent", n * batch, "acknowledged", acknowledged.get(), "started", started, "ended", now(),
             "cpu", (SYSTEM.getProcessCpuTime() - cpu) / 1e9);
     }
 
