@@ -28,6 +28,7 @@ class DeadRow(NamedTuple):
     origin: str
     error: str
     reason: str
+    host: str
     attempts: int
     replayed: bool
 
@@ -47,7 +48,7 @@ async def dead_letters(request: Request) -> Response:
             rows.append(
                 DeadRow(
                     row_of(message), message.replay_id, message.origin_topic, message.error, message.reason[:300],
-                    message.reconsume_times, message.replayed,
+                    message.host, message.reconsume_times, message.replayed,
                 )
             )  # fmt: skip
     rows.sort(key=lambda row: -row.message.stored_ms)

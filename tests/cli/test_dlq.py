@@ -63,8 +63,12 @@ def test_list_and_show_tell_what_there_is(standalone: str, dlq_command: Callable
         "42 EUR", "orders", "paid", ["o-1"]
     )  # fmt: skip
     assert message["properties"]["tenant"] == "acme" and message["replayed"] is False
+    assert (message["error"], message["reason"]) == ("DeadLetter", "not for us") and "@" in message["host"]
+    assert "DeadLetter: not for us" in " ".join(listed.out.split())
     shown = dlq_command("show", "billing", message["msg_id"])
     assert shown.code == 0 and shown.out.endswith("\n\n42 EUR\n") and "property tenant" in shown.out
+    for said in ("DeadLetter", "not for us", message["host"]):
+        assert said in shown.out
     assert json.loads(dlq_command("show", "billing", message["replay_id"], "--json").out) == message
     missing = dlq_command("show", "billing", "0" * 32)
     assert (missing.code, missing.out) == (1, "")

@@ -232,6 +232,10 @@ async def test_dead_letters_are_chosen_looked_at_and_sent_again(mq: Embedded, ad
         assert "3 of the newest 3" in await ok(reader, "/dead", group="billing", q="NO SUCH")
         assert "0 of the newest 3" in await ok(reader, "/dead", group="billing", q="declined")
         assert "billing" in await ok(reader, "/dead")
+        listed = await ok(reader, "/dead", group="billing")
+        assert "<bdi>DeadLetter</bdi>: <bdi>no such &lt;b&gt;customer&lt;/b&gt;</bdi>" in listed
+        hosts = {each.host async for each in admin.dlq("billing").messages()}
+        assert all("@" in host and f"at <bdi>{host}</bdi>" in listed for host in hosts)
         page = await browser.get("/dead?group=billing")
         chosen = re.findall(r'name="id" value="(\w+)"', page.text)[:2]
         form: dict[str, object] = {"csrf": csrf(page), "group": "billing", "id": chosen}

@@ -48,8 +48,9 @@ def test_triage_groups_causes_ages_and_samples(spark: SparkSession) -> None:
     orders = {"RETRY_TOPIC": "orders", "error": "no such account\n  at line 7"}
     mail = {"DLQ_ORIGIN_TOPIC": "mail"}
     now = 10 * DAY
+    told = {**orders, "DLQ_HOST": "10.0.0.7@b"}
     rows = [
-        row(0, topic=DLQ, tags="paid", properties=orders, stored=now - 60, reconsume_times=16, body=b"newest"),
+        row(0, topic=DLQ, tags="paid", properties=told, stored=now - 60, reconsume_times=16, body=b"newest"),
         row(1, topic=DLQ, tags="paid", properties=orders, stored=now - 2 * HOUR, reconsume_times=3, body=b"older"),
         row(2, topic=DLQ, tags="paid", properties=orders, stored=now - 3 * DAY, reconsume_times=16, body=b"x" * 99),
         row(3, topic=DLQ, tags="paid", properties=orders, stored=now - 9 * DAY, reconsume_times=16, body=b"\xff\x00"),
@@ -69,9 +70,12 @@ def test_triage_groups_causes_ages_and_samples(spark: SparkSession) -> None:
     assert (first["fewestFailures"], first["mostFailures"]) == (3, 16)
     assert first["newest"] - first["oldest"] == timedelta(days=9) - timedelta(seconds=60)
     assert first["samples"] == [
-        {"msgId": f"id-{DLQ}/broker-a/0/{n}", "offsetMsgId": f"at-{DLQ}/broker-a/0/{n}", "keys": None, "body": body}
-        for n, body in enumerate(["newest", "older"])
-    ]
+        {
+            "msgId": f"id-{DLQ}/broker-a/0/{n}", "offsetMsgId": f"at-{DLQ}/broker-a/0/{n}", "keys": None, "host": host,
+            "body": body,
+        }
+        for n, (host, body) in enumerate([("10.0.0.7@b", "newest"), (None, "older")])
+    ]  # fmt: skip
     rest = sorted((r["consumerGroup"], r["originTopic"] or "", r["cause"], r["letters"]) for r in found[1:])
     assert rest == [
         ("billing", "mail", "gave up after 1 failed delivery", 1),

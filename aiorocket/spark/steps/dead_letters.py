@@ -25,6 +25,7 @@ from aiorocket.spark.steps.fields import QUEUE, need
 from aiorocket_protocol import (
     DLQ_PREFIX,
     PROPERTY_DLQ_ERROR,
+    PROPERTY_DLQ_HOST,
     PROPERTY_DLQ_ORIGIN_TOPIC,
     PROPERTY_DLQ_REASON,
     PROPERTY_RETRY_TOPIC,
@@ -90,7 +91,8 @@ def triage(
     """One row for each ``consumerGroup``, ``originTopic``, ``tag`` and ``cause`` of a batch, the most frequent first:
     ``letters``, ``fewestFailures`` and ``mostFailures`` (reconsumeTimes), ``oldest``, ``newest``, ``lastHour``,
     ``lastDay``, ``lastWeek``, ``older`` (which add up to ``letters``), and ``samples``: of the newest ``samples``
-    letters ``msgId``, ``offsetMsgId``, ``keys`` and ``body``. Arguments as of ``describe``."""
+    letters ``msgId``, ``offsetMsgId``, ``keys``, ``host`` (the client that gave it up, where that says so) and
+    ``body``. Arguments as of ``describe``."""
     if df.isStreaming:
         raise UsageError("triage takes a batch; describe works on a stream")
     if samples < 0:
@@ -101,7 +103,8 @@ def triage(
     letters = letters.withColumn("tag", F.col("tags"))
     newest = Window.partitionBy(*groups).orderBy(F.desc("storeTimestamp"), *QUEUE, F.desc("queueOffset"))
     letters = letters.withColumn(_NUMBER, F.row_number().over(newest))
-    shown = F.struct(_NUMBER, "msgId", "offsetMsgId", "keys", F.col("sample").alias("body"))
+    host = _property(PROPERTY_DLQ_HOST).alias("host")
+    shown = F.struct(_NUMBER, "msgId", "offsetMsgId", "keys", host, F.col("sample").alias("body"))
     age = F.col("ageSeconds")
     buckets, at_least = [], F.lit(True)
     for name, seconds in AGES:
