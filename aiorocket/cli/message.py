@@ -167,7 +167,8 @@ def dump(
 @click.option("--topic", help="Send all of them there, not to the topics they came from.")
 @client_options
 def load(file: IO[str], topic: str | None, config: ClientConfig) -> None:
-    """Send what `message dump` wrote: bodies, tags, keys and properties. New ids, offsets and times.
+    """Send what `message dump` or `dlq list --json` wrote: bodies, tags, keys and properties. New ids, offsets and
+    times.
 
     A line that cannot be read ends it, after the lines before it; each acknowledged message is counted.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +51,9 @@ def dlq_command(aiorocket: Any, standalone: str) -> Callable[..., Any]:
     return call
 
 
-def test_list_and_show_tell_what_there_is(standalone: str, dlq_command: Callable[..., Any]) -> None:
+def test_list_and_show_tell_what_there_is(
+    standalone: str, dlq_command: Callable[..., Any], aiorocket: Any, tmp_path: Path
+) -> None:
     nothing = dlq_command("list", "billing")
     assert (nothing.code, nothing.out) == (0, "0 dead letters of group billing\n")
     bury(standalone, "42 EUR", tag="paid", keys=["o-1"], properties={"tenant": "acme"})
@@ -58,7 +61,8 @@ def test_list_and_show_tell_what_there_is(standalone: str, dlq_command: Callable
     assert listed.code == 0 and listed.out.endswith("\n1 dead letter of group billing\n"), listed
     assert "Dead letters of group billing" in listed.out and " orders " in listed.out and " paid " in listed.out
 
-    (message,) = [json.loads(line) for line in dlq_command("list", "billing", "--json").out.splitlines()]
+    (line,) = dlq_command("list", "billing", "--json").out.splitlines()
+    message = json.loads(line)
     assert (message["body"], message["origin_topic"], message["tag"], message["keys"]) == (
         "42 EUR", "orders", "paid", ["o-1"]
     )  # fmt: skip
@@ -73,6 +77,15 @@ def test_list_and_show_tell_what_there_is(standalone: str, dlq_command: Callable
     missing = dlq_command("show", "billing", "0" * 32)
     assert (missing.code, missing.out) == (1, "")
     assert missing.err == f"Error: no dead letter of group billing has the id {'0' * 32}\n"
+    (tmp_path / "export").write_text(line, encoding="utf-8")
+    loaded = aiorocket.run("message", "load", str(tmp_path / "export"), "--nameserver", standalone)
+    assert (loaded.code, loaded.err) == (0, "1 message sent\n")
+    found = aiorocket.run("message", "dump", "orders", "--nameserver", standalone)
+    first, again = sorted(
+        map(json.loads, found.out.splitlines()), key=lambda row: bool(row["msg_id"] != message["msg_id"])
+    )
+    assert (again["topic"], again["body"], again["tag"], again["keys"]) == ("orders", "42 EUR", "paid", ["o-1"])
+    assert again["properties"]["tenant"] == "acme" and again["msg_id"] != first["msg_id"] == message["msg_id"]
 
 
 def test_replay_sends_what_was_picked_once(standalone: str, dlq_command: Callable[..., Any], aiorocket: Any) -> None:
