@@ -4,11 +4,23 @@ calls start and shutdown, and what a program may rely on in between."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from aiorocket import ConfigError, Consumer, ConsumerConfig, Embedded, Message, UsageError
+from aiorocket import (
+    Client,
+    ClientConfig,
+    ConfigError,
+    Consumer,
+    ConsumerConfig,
+    Embedded,
+    Message,
+    RequestTimeoutError,
+    TopicNotFoundError,
+    UsageError,
+)
 
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
@@ -97,3 +109,34 @@ async def test_a_stop_does_not_wait_for_ever(mq: Embedded, until: Until) -> None
     assert paid == []
     async with billing(mq, paid):
         await until(lambda: paid == [b"1"])
+
+
+async def nothing(message: Message) -> None: ...
+
+
+async def test_many_lives_leave_nothing(mq: Embedded, until: Until) -> None:
+    """No task, socket or member, here or at the broker, whoever was started and however it ended."""
+    await mq.create_topic("orders", queues=1)
+
+    def left() -> tuple[int, int, int]:
+        members = [group.client_ids() for table in (mq.broker.consumers, mq.broker.producers) for group in table]
+        return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd")), sum(map(len, members))
+
+    async def life(topic: str) -> None:
+        config = ClientConfig(nameservers=mq.nameservers, start_timeout=10 if topic == "orders" else 0.05)
+        async with Client(config=config, group="billing") as client:
+            consumer, etl = client.consumer(), client.pull_consumer("etl")
+            consumer.listener("orders")(nothing)
+            await etl.subscribe(topic, missing_topics="error")
+            async with client.producer("shop") as shop, etl, consumer:
+                await shop.send(topic, b"1")
+
+    await life("orders")
+    before = left()
+    for number in range(200):
+        if number % 20:
+            await life("orders")
+        else:
+            with pytest.raises((TopicNotFoundError, RequestTimeoutError)):  # by how quick this machine is
+                await life("nowhere")
+    await until(lambda: left() == before)
