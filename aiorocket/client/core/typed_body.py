@@ -103,10 +103,15 @@ def decoder(wanted: Any) -> Callable[[Carrier], Any]:
 
 
 def _said(trouble: Exception) -> tuple[str, Exception | None]:
-    """What was wrong, and the error if it is one to be shown: pydantic's has a paragraph for each item of a list, of a
-    body of 3 MB 170 MB of text."""
-    count = trouble.error_count() if hasattr(trouble, "error_count") else 1
-    return (f"{count} errors", None) if count > _MOST_ERRORS else (f"{trouble!s:.2000}", trouble)
+    """What was wrong, and the error if it is one to be shown. Pydantic's quotes the body, which belongs in no log, and
+    has a paragraph for each item of a list: of a body of 3 MB 170 MB of text."""
+    if not hasattr(trouble, "error_count"):
+        return f"{trouble!s:.2000}", trouble
+    count: int = trouble.error_count()
+    if count > _MOST_ERRORS:
+        return f"{count} errors", None
+    found = trouble.errors(include_url=False, include_context=False, include_input=False)  # type: ignore[attr-defined]
+    return "; ".join(f"{'.'.join(map(str, each['loc'])) or 'all of it'}: {each['msg']}" for each in found)[:2000], None
 
 
 def _is_model(wanted: Any) -> bool:
