@@ -124,6 +124,17 @@ def floors(results: dict[str, Any], ratios: dict[str, float | None]) -> list[Flo
         limit = ratios.get(name)
         if limit is not None:
             found.append(Floor(f"{name}: product / probe", result["ratios"]["pure"], limit, True, "x"))
+    if "java-on-ours" in results:
+        sends = results["java-on-ours"]["sends"]
+        name = "java-on-ours: Java's sends, of those on Apache's broker"
+        found.append(Floor(name, sends["java on pure"] / sends["java"], 0.8, True, "x"))
+    if "java-drains-ours" in results:
+        name = "java-drains-ours: of a drain of Apache's broker"
+        found.append(Floor(name, results["java-drains-ours"]["ratios"]["java on pure"], 0.8, True, "x"))
+    if "ours-on-apache" in results:
+        result = results["ours-on-apache"]
+        found.append(Floor("ours-on-apache: single sends", result["rates"]["pure"], 25_000, True, "msg/s"))
+        found.append(Floor("ours-on-apache: of Go's", result["ratios"]["pure"], 1.0, True, "x"))
     if "java-backlog" in results:
         behind = results["java-backlog"]["behind"]["java on pure"]
         found.append(Floor("java-backlog: Java's listener on our broker", behind, 5_000, False, "msg"))
