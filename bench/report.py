@@ -19,9 +19,16 @@ RESULTS = ROOT / "bench" / "results"
 
 
 def arguments(
-    about: str, scenarios: Sequence[str], *, repeat: int, repeated: str, java: Sequence[str] = ()
+    about: str,
+    scenarios: Sequence[str],
+    *,
+    repeat: int,
+    repeated: str,
+    java: Sequence[str] = (),
+    rows: tuple[int, int] | None = None,
 ) -> argparse.Namespace:
-    """The command line, with ``options.scenarios`` the ones that are wanted; those of ``java`` need its option."""
+    """The command line, with ``options.scenarios`` the ones that are wanted; those of ``java`` need its option.
+    ``rows`` are how many unless one says it, and how many with ``--smoke``."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(scenarios))
     parser.add_argument("--repeat", type=int, default=repeat, help=repeated)
@@ -31,7 +38,11 @@ def arguments(
     parser.add_argument("--note", default="", help="recorded with the run, e.g. what else used the machine")
     if java:
         parser.add_argument("--java", action="store_true", help=f"Apache beside it, and {', '.join(java)}")
+    if rows is not None:
+        parser.add_argument("--rows", type=int, help=f"how many ({rows[0]:,}; with --smoke {rows[1]:,})")
     options = parser.parse_args()
+    if rows is not None:
+        options.rows = options.rows or rows[options.smoke]
     scenarios = [*scenarios, *(java if java and options.java else ())]
     options.scenarios = options.scenarios or list(scenarios)
     if unknown := set(options.scenarios) - set(scenarios):

@@ -11,6 +11,8 @@ One JVM on local[2], one broker in a process of its own, records of about 350 by
               with the same rows
     archive   the same queue written as Parquet by the task that decodes it; the obvious way is the naive source and
               Spark's Parquet sink
+    restore   an archive of eight queues (``lake_rows``) to a new topic, each queue's order kept; the obvious way is its
+              rows through Spark and the sink
     dedup     a step's table from an archive of that queue, proof and all; the ceiling is the query written by hand on
     windows   the same Parquet files. With Spark's default memory, 1 GiB
     micro     a stream over four queues, a message in each per batch; the ceiling is Spark's rate-micro-batch source
@@ -35,6 +37,7 @@ from rich.table import Table
 
 import aiorocket
 from bench import wire
+from bench.lake_rows import QUEUES, make_archive
 from bench.machine import facts, version
 from bench.processes import BenchError, environment
 from bench.report import Floor, arguments, finish, table_of
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
 
     from aiorocket.spark.steps.report import StepReport
 
-SCENARIOS = ("read", "archive", "dedup", "windows", "micro", "message")
+SCENARIOS = ("read", "archive", "restore", "dedup", "windows", "micro", "message")
 ROWS = 1_000_000
 SMOKE_ROWS = 20_000
 #: The naive source takes this part of the rows.
@@ -156,6 +159,32 @@ def archive(bench: Bench) -> dict[str, Any]:
 
     def obvious() -> None:
         naive.write.mode("overwrite").option("compression", "zstd").parquet(os.path.join(bench.directory, "naive"))
+
+    return in_turn(bench, {"product": (rows, ours), "naive": (rows // NAIVE_PART, obvious)})
+
+
+def restore(bench: Bench) -> dict[str, Any]:
+    from aiorocket.spark.steps import archive_rows
+    from aiorocket.spark.steps import restore as restore_step
+
+    path, topics, rows = os.path.join(bench.directory, "made"), itertools.count(), bench.rows
+    make_archive(Path(path), rows)
+
+    def target() -> str:
+        topic = f"restored-{next(topics)}"
+        wire.create_topic(bench.server.nameserver, bench.server.broker, topic, QUEUES)
+        return topic
+
+    def ours() -> None:
+        nameserver = f"127.0.0.1:{bench.server.nameserver}"
+        report = restore_step(bench.spark, path, nameserver, to_topic=target(), keep_queues=True)
+        if report.rows_out != rows or not report.complete:
+            raise BenchError(f"{rows} rows were due, the restore says {report.as_dict()}")
+
+    def obvious() -> None:
+        few = archive_rows(bench.spark, path).where(f"queueOffset < {rows // QUEUES // NAIVE_PART}")
+        chosen = few.select("body", "keys", "tags", "properties", "queueId")
+        chosen.write.format("rocketmq").mode("append").options(**bench.options(target())).save()
 
     return in_turn(bench, {"product": (rows, ours), "naive": (rows // NAIVE_PART, obvious)})
 
@@ -333,12 +362,14 @@ def one_message(bench: Bench) -> dict[str, Any]:
 
 
 RUNS: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    "read": read, "archive": archive, "dedup": dedup, "windows": windows, "micro": micro, "message": one_message,
+    "read": read, "archive": archive, "restore": restore, "dedup": dedup, "windows": windows, "micro": micro,
+    "message": one_message,
 }  # fmt: skip
 UNITS = {name: "ms" if name in ("micro", "message") else "rows/s" for name in RUNS}
 FLOORS = {
     "read": ("read: one partition, all columns", 400_000, True),
     "archive": ("archive: direct, one core", 400_000, True),
+    "restore": ("restore: a queue's order kept", 100_000, True),
     "micro": ("micro: batch over four queues", 350, False),
     "message": ("message: sent to committed", 500, False),
 }
