@@ -70,6 +70,13 @@ async def _fault(draw: random.Random, cluster: SimCluster, parts: list[Part]) ->
     if all(part.bears_disk_and_clock for part in parts):
         kinds += ["full disk", "clock"]
     kind = draw.choice(kinds)
+    if kind == "clock":
+        broker.clock.skew_ms = draw.choice((-3000, 0))
+        for part in parts:
+            part.early = 3.002  # what was sent meanwhile is due by that clock
+        if broker.clock.skew_ms:  # and may wait, due before what was delivered already, when the broker stops
+            await asyncio.sleep(draw.uniform(0.3, 2.5))
+            kind = "restart"
     if kind == "wire":
         plans: tuple[dict[str, Any], ...] = ({"lose_answer": True}, {"duplicate": True}, {"delay": 2.0}, {"drop": True})
         code, plan = draw.choice(draw.choice(parts).codes), draw.choice(plans)
@@ -79,15 +86,11 @@ async def _fault(draw: random.Random, cluster: SimCluster, parts: list[Part]) ->
             part.troubled |= code == "CHANGE_MESSAGE_INVISIBLETIME"
             if code == "PULL_MESSAGE":
                 part.pulls_lost.append(part.sim.loop.time())
-    elif kind == "clock":
-        broker.clock.skew_ms = draw.choice((-3000, 0))
-        for part in parts:
-            part.early = 3.0  # what was sent meanwhile is due by that clock
     elif kind == "full disk":
         broker.disk.capacity = sum(map(len, broker.disk.files.values()))
         await asyncio.sleep(draw.uniform(0.5, 3.0))
         broker.disk.capacity = 1 << 40
-    elif kind != "nothing":
+    elif kind not in ("nothing", "clock"):
         power = {"restart": None, "kill": False, "power cut": True}[kind]
         for part in parts:
             part.broker_ends(power)
