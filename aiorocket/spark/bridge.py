@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aiorocket.config import ClientConfig, TlsConfig
+from aiorocket.config.addresses import read_address_map
 from aiorocket.errors import RequestTimeoutError, UsageError
 from aiorocket.runtime.loop import new_event_loop
 
@@ -261,7 +262,8 @@ def holding(client: Session) -> Iterator[None]:
 
 
 def client_config(connection: ConnectionOptions) -> ClientConfig:
-    """The settings of a client for ``connection``. ConfigError when they contradict each other."""
+    """The settings of a client for ``connection``. ConfigError when they contradict each other. Where it has no
+    addresses the environment of this process may: executors may reach brokers under other ones than the driver."""
     tls: TlsConfig | bool = connection.tls
     if connection.tls:
         tls = TlsConfig(
@@ -275,6 +277,7 @@ def client_config(connection: ConnectionOptions) -> ClientConfig:
         security_token=connection.security_token,
         credentials_file=connection.credentials_file,
         tls=tls,
+        address_map=dict(connection.address_map) or read_address_map(os.environ.get("AIOROCKET_ADDRESS_MAP", "")),
     )
 
 

@@ -15,7 +15,7 @@ __all__ = ("NAMES", "OptionText")
 
 _CONNECTION = (
     "nameServer endpoints namespace accessKey secretKey securityToken credentialsFile "
-    "tls tlsCa tlsCert tlsKey tlsVerify idleTimeout groupId topic"
+    "tls tlsCa tlsCert tlsKey tlsVerify idleTimeout addressMap groupId topic"
 )
 _SOURCE = (
     "topicPattern assign startingOffsets endingOffsets startingTimestamp endingTimestamp startingOffsetsByTimestamp "

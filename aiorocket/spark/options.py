@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from aiorocket.errors import UsageError
+from aiorocket.config.addresses import read_address_map
+from aiorocket.errors import ConfigError, UsageError
 from aiorocket.model import Queue, check_group
 from aiorocket.spark.columns import ROW_COLUMNS
 from aiorocket.spark.offsets import (
@@ -61,6 +62,8 @@ class ConnectionOptions:
     tls_key: str | None = None
     tls_verify: bool = True
     idle_timeout: float = 60.0
+    #: FROM and TO; without any, what the environment of the process says.
+    address_map: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def read(cls, text: OptionText) -> ConnectionOptions:
@@ -90,6 +93,7 @@ class ConnectionOptions:
             tls_key=text.text("tlsKey"),
             tls_verify=text.flag("tlsVerify", default=True),
             idle_timeout=text.seconds("idleTimeout", default=60.0),
+            address_map=_address_map(text.text("addressMap") or ""),
         )
 
 
@@ -312,6 +316,13 @@ class SinkOptions:
             check_round=text.seconds("checkRound", default=65.0),
             fail_on_data_loss=text.flag("failOnDataLoss", default=True),
         )
+
+
+def _address_map(text: str) -> tuple[tuple[str, str], ...]:
+    try:
+        return tuple(read_address_map(text).items())
+    except ConfigError as error:
+        raise OptionError(f"addressMap={text!r:.200}: {error}") from None
 
 
 def _addresses(servers: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from aiorocket.config import TlsConfig
-from aiorocket.errors import ConfigError
+from aiorocket.errors import ConfigError, UsageError
 from aiorocket.spark.bridge import client_config
 from aiorocket.spark.options import ConnectionOptions, SourceOptions
 
@@ -44,6 +44,17 @@ def test_a_file_of_credentials_is_passed_on_by_its_name() -> None:
 )
 def test_tls_is_passed_on(options: dict[str, str], tls: TlsConfig) -> None:
     assert client_config(connection(**options)).tls == tls
+
+
+def test_addresses_are_the_options_or_those_of_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = connection(addressMap="10.4.0.7=mq.example")
+    monkeypatch.setenv("AIOROCKET_ADDRESS_MAP", "10.4.0.7=localhost")
+    assert client_config(pickle.loads(pickle.dumps(given))).address_map == {"10.4.0.7": "mq.example"}
+    assert client_config(connection()).address_map == {"10.4.0.7": "localhost"}
+    monkeypatch.delenv("AIOROCKET_ADDRESS_MAP")
+    assert client_config(connection()).address_map == {}
+    with pytest.raises(UsageError, match=r"addressMap='10\.4\.0\.7': .*FROM=TO is needed"):
+        connection(addressMap="10.4.0.7")
 
 
 def test_contradictions_are_refused_before_anything_is_opened() -> None:

@@ -42,6 +42,7 @@ def test_every_source_option_is_read() -> None:
         "tlsKey": "key.pem",
         "tlsVerify": "false",
         "idleTimeout": "2m",
+        "addressMap": "172.17.0.2:10911=localhost:20911; 10.4.0.7 = mq.example",
         "topic": " a, %DLQ%g ,a",
         "startingOffsets": '{"a":{"b":{"0":5}}}',
         "endingOffsets": "latest",
@@ -68,7 +69,7 @@ def test_every_source_option_is_read() -> None:
     assert options.connection == ConnectionOptions(
         name_servers=("a:9876", "b:9877", "c:1"), namespace="ns", access_key="me", secret_key="hidden-1",
         security_token="hidden-2", tls=True, tls_ca="ca.pem", tls_cert="cert.pem", tls_key="key.pem", tls_verify=False,
-        idle_timeout=120.0,
+        idle_timeout=120.0, address_map=(("172.17.0.2:10911", "localhost:20911"), ("10.4.0.7", "mq.example")),
     )  # fmt: skip
     assert options.topics == ("a", "%DLQ%g")
     assert options.starting == OffsetSpec(kind="offsets", offsets={Queue("a", "b", 0): 5})

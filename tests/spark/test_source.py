@@ -73,6 +73,15 @@ def ranges(reader: BatchReader) -> dict[int, tuple[int, int]]:
     return {part.queue.queue_id: (part.begin, part.end) for each in reader.partitions() for part in each.value}
 
 
+def test_brokers_are_reached_under_other_addresses(
+    nameserver: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(nameserver, topic, ["a", "b"], queues=1)
+    assert values(reader("names.invalid:1", topic, addressMap=f"names.invalid:1={nameserver}")) == ["a", "b"]
+    monkeypatch.setenv("AIOROCKET_ADDRESS_MAP", f"names.invalid:2={nameserver}")
+    assert values(reader("names.invalid:2", topic)) == ["a", "b"]
+
+
 def test_all_columns_are_what_was_sent(spark: SparkSession, nameserver: str, topic: str) -> None:
     before = datetime.now(UTC).replace(microsecond=0)
     sent = [
