@@ -9,6 +9,7 @@ import pytest
 
 from aiorocket import Consumer, ConsumerConfig, DeadLetter, Embedded, Message, Queue, Retry, UsageError
 from aiorocket.errors import ConfigError
+from aiorocket.testing.stored import stored_messages
 from aiorocket_protocol import RequestCode, encode_body
 from tests.integration.conftest import Until
 
@@ -54,7 +55,9 @@ async def test_members_pop_what_they_can_take(mq: Embedded, until: Until) -> Non
         await until(lambda: len(seen) == 59 and mq.broker.popped == 0)
         assert sum(member.state().counters.consumed for member in members) >= 59
     assert set(seen.values()) == {1} and attempts == {"3": [1, 2], "5": [1]}
-    assert mq.broker.store.max_offset("%DLQ%billing", 0) == 1
+    (letter,) = stored_messages(mq.broker.store, "%DLQ%billing")
+    assert (letter.properties["DLQ_ERROR"], letter.properties["DLQ_REASON"]) == ("DeadLetter", "nobody pays it")
+    assert letter.properties["DLQ_HOST"] in {member.client.client_id for member in members}
     assert [mq.broker.offsets.query("billing", "orders", number) for number in range(2)] == [
         mq.broker.store.max_offset("orders", number) for number in range(2)
     ]

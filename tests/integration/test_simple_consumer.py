@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from aiorocket import Client, ClientConfig, DeadLetter, Embedded, Retry, SimpleConsumer, Skip, UsageError
+from aiorocket import (
+    Client,
+    ClientConfig,
+    ConsumerConfig,
+    DeadLetter,
+    Embedded,
+    RemotingConfig,
+    Retry,
+    SimpleConsumer,
+    Skip,
+    UsageError,
+)
+from aiorocket.testing.stored import stored_messages
+from aiorocket_protocol import RecordView
 from tests.integration.conftest import Until
 
 
@@ -64,19 +78,43 @@ async def test_what_becomes_of_a_message(mq: Embedded) -> None:
             for one in again:
                 assert await one.dead_letter("enough")
             assert await consumer.receive(timeout=0.1) == []
-        assert mq.broker.store.max_offset("%DLQ%billing", 0) == 3
+        reasons = {each.body: why(each) for each in stored_messages(mq.broker.store, "%DLQ%billing")}
+        assert reasons == {
+            b"dead": ("DeadLetter", "nobody knows how", client.client_id),
+            b"later": ("DeadLetter", "enough", client.client_id),
+            b"fails": ("DeadLetter", "enough", client.client_id),
+        }
 
 
-async def test_the_last_attempt_ends_among_the_dead_letters(mq: Embedded, until: Until) -> None:
+def why(letter: RecordView) -> tuple[str | None, str | None, str | None]:
+    error, reason, host = (letter.properties.get(f"DLQ_{name}") for name in ("ERROR", "REASON", "HOST"))
+    return error, reason, host
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("serializer", ["auto", "json"])
+async def test_the_last_attempt_ends_among_the_dead_letters(
+    mq: Embedded, until: Until, caplog: pytest.LogCaptureFixture, serializer: Any, kept: bool
+) -> None:
     await mq.create_topic("orders", queues=1)
-    async with SimpleConsumer("billing", nameservers=mq.nameservers, max_attempts=2) as consumer:
+    config = ClientConfig(
+        nameservers=mq.nameservers, remoting=RemotingConfig(serializer=serializer),
+        consumer=ConsumerConfig(dead_letter_reason=kept),
+    )  # fmt: skip
+    async with Client(config=config) as client, client.simple_consumer("billing", max_attempts=2) as consumer:
         await consumer.subscribe("orders", start_from="first")
         await send(mq, b"x")
         for attempt in (1, 2):
             (message,) = await consumer.receive(timeout=30)
-            assert message.attempt == attempt and await message.retry(after=0)
+            assert message.attempt == attempt
+            async with message.process(retry_delay=0):
+                raise KeyError("amount")
         await until(lambda: mq.broker.store.max_offset("%DLQ%billing", 0) == 1 and mq.broker.popped == 0)
         assert await consumer.receive(timeout=0.1) == []
+        (letter,) = stored_messages(mq.broker.store, "%DLQ%billing")
+        assert why(letter) == (("KeyError", "'amount'", client.client_id) if kept else (None, None, None))
+    said = f"to the dead letters of group billing: message {message.msg_id} of topic orders, after 2 attempts: KeyError"
+    assert sum(said in each.getMessage() for each in caplog.records) == 1
 
 
 async def test_tags_sql_and_members_share(mq: Embedded) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiorocket_protocol import PROPERTY_DLQ_ERROR, PROPERTY_DLQ_HOST, PROPERTY_DLQ_REASON, reason_text
 
-__all__ = ("reason_of",)
+__all__ = ("log_line", "reason_of")
 
 
 def reason_of(error: BaseException | None, client_id: str) -> dict[str, str]:
@@ -16,3 +16,10 @@ def reason_of(error: BaseException | None, client_id: str) -> dict[str, str]:
         PROPERTY_DLQ_ERROR: type(error).__qualname__, PROPERTY_DLQ_REASON: str(error), PROPERTY_DLQ_HOST: client_id,
     }  # fmt: skip
     return {name: kept for name, text in texts.items() if (kept := reason_text(text))}
+
+
+def log_line(group: str, msg_id: str, topic: str, attempt: int, error: BaseException | None) -> str:
+    """What the log says of it."""
+    said = "no error" if error is None else f"{type(error).__name__}: {error}"
+    whose = f"to the dead letters of group {group}: message {msg_id} of topic {topic}"
+    return f"{whose}, after {attempt} attempts: {said:.500}"

@@ -37,7 +37,7 @@ class Popper(Protocol):
 
     async def change_invisible(self, message: PoppedMessage, seconds: float) -> bool: ...
 
-    async def dead_letter(self, message: PoppedMessage) -> bool: ...
+    async def dead_letter(self, message: PoppedMessage, error: BaseException | None) -> bool: ...
 
     def settled(self, message: PoppedMessage) -> None: ...
 
@@ -95,17 +95,12 @@ class PoppedMessage(Message):
         """Have it again later: after ``after`` seconds, exactly; by a delay level; or, with neither, after 10 s, 30 s,
         60 s and so on by the number of attempts. The last attempt goes to the dead letters instead. Otherwise as
         ``ack``."""
-        if self.attempt >= self._popper.max_attempts:
-            log.warning("to the dead letters: message %s of %s: attempt %d", self.msg_id, self.queue, self.attempt)
-            return await self._settle(self._popper.dead_letter(self))
-        if after is None:
-            after = seconds_of(delay_level) if delay_level > 0 else backoff(self.reconsume_times)
-        return await self._settle(self._popper.change_invisible(self, after))
+        return await self._again(None, after, delay_level)
 
     async def dead_letter(self, reason: str = "") -> bool:
-        """To ``%DLQ%group``, now. ``reason`` is logged. Otherwise as ``ack``."""
-        log.warning("to the dead letters: message %s of %s: %s", self.msg_id, self.queue, reason or "no reason given")
-        return await self._settle(self._popper.dead_letter(self))
+        """To ``%DLQ%group``, now. ``reason`` is logged, and kept with it where the broker is ours. Otherwise as
+        ``ack``."""
+        return await self._give_up(DeadLetter(reason))
 
     async def change_invisible(self, seconds: float) -> bool:
         """Keep it for ``seconds`` from now on; 0 gives it back at once. Otherwise as ``ack``, but it can still be
@@ -118,6 +113,16 @@ class PoppedMessage(Message):
         as ``retry``); it does not leave the block. Retry, DeadLetter and Skip work as in a listener. Being cancelled
         settles nothing, and the message comes again when its time is over."""
         return PopProcessing(self, retry_delay)
+
+    async def _again(self, error: BaseException | None, after: float | None, delay_level: int = 0) -> bool:
+        if self.attempt >= self._popper.max_attempts:
+            return await self._give_up(error)
+        if after is None:
+            after = seconds_of(delay_level) if delay_level > 0 else backoff(self.reconsume_times)
+        return await self._settle(self._popper.change_invisible(self, after))
+
+    async def _give_up(self, error: BaseException | None) -> bool:
+        return await self._settle(self._popper.dead_letter(self, error))
 
     async def _settle(self, telling: Awaitable[bool]) -> bool:
         done = await telling
@@ -153,12 +158,12 @@ class PopProcessing:
             if error is None or isinstance(error, Skip):
                 done = await message.ack()
             elif isinstance(error, DeadLetter):
-                done = await message.dead_letter(str(error))
+                done = await message._give_up(error)
             elif isinstance(error, Retry):
-                done = await message.retry(after=error.after, delay_level=error.delay_level or 0)
+                done = await message._again(error, error.after, error.delay_level or 0)
             else:
                 log.warning("processing message %s of %s failed", message.msg_id, message.queue, exc_info=error)
-                done = await message.retry(after=self._retry_delay)
+                done = await message._again(error, self._retry_delay)
         except RocketError as failed:
             log.warning(
                 "message %s of %s comes again: its broker cannot be told: %s", message.msg_id, message.queue, failed

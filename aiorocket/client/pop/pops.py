@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
+from aiorocket.client.core.dead_reason import log_line, reason_of
 from aiorocket.client.core.process_queue import ProcessQueue
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.group.member import Member
@@ -61,10 +62,12 @@ _MARGIN = 10.0
 
 class Pops:
     """Queues are by their names on the wire, with ANY_QUEUE for all of a broker. Raises RocketError as the connection
-    and the broker say; UsageError where the serializer cannot write POP's codes."""
+    and the broker say; UsageError where the serializer cannot write POP's codes. With ``reason`` a dead letter says why
+    it is one, at brokers that keep that: ours."""
 
-    def __init__(self, member: Member, max_attempts: int) -> None:
+    def __init__(self, member: Member, max_attempts: int, *, reason: bool) -> None:
         self.max_attempts = max_attempts
+        self._reason = reason
         self._member = member
         self._session = member.session
         self._renewals = Renewals(member.session, member.scope, self._keep)
@@ -144,16 +147,14 @@ class Pops:
         message.invisible, message.invisible_until = seconds, begun + seconds
         return True
 
-    async def dead_letter(self, message: PoppedMessage) -> bool:
+    async def dead_letter(self, message: PoppedMessage, error: BaseException | None) -> bool:
+        code, place, member = RequestCode.CONSUMER_SEND_MSG_BACK, message._source.queue, self._member
         header = ConsumerSendMsgBackRequestHeader(
-            message.physical_offset, self._member.wire_group, DEAD_LETTER_LEVEL, message.msg_id, message._wire_topic
+            message.physical_offset, member.wire_group, DEAD_LETTER_LEVEL, message.msg_id, message._wire_topic
         )
-        place = message._source.queue
-        self._check(
-            await self._call(place, RequestCode.CONSUMER_SEND_MSG_BACK, header),
-            RequestCode.CONSUMER_SEND_MSG_BACK,
-            place,
-        )
+        reason = reason_of(error, self._session.client_id) if self._reason else {}
+        self._check(await self._call(place, code, header, ext=reason), code, place)
+        log.warning("%s", log_line(member.group, message.msg_id, message.topic, message.attempt, error))
         return await self.ack(message)
 
     async def ack_all(self, place: Queue, messages: Sequence[PoppedMessage]) -> None:
@@ -234,6 +235,7 @@ class Pops:
         hold: float = 0.0,
         *,
         body: dict[str, object] | None = None,
+        ext: dict[str, str] | None = None,
     ) -> RemotingCommand:
         session = self._session
         address = self._member.address(place)
@@ -243,6 +245,8 @@ class Pops:
             raise UsageError("POP's request codes do not fit into serializer='rocketmq': use 'msgpack' or 'json'")
         content = b"" if body is None else encode_body(body, connection.serialize_type)
         request = RemotingCommand.request(code, header, body=content)
+        if ext:
+            request.ext = dict(ext)
         return await connection.request(request, hold + _MARGIN if hold else limit)
 
     def _check(self, answer: RemotingCommand, code: RequestCode, place: Queue) -> None:

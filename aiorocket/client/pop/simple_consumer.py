@@ -77,7 +77,7 @@ class SimpleConsumer:
             config=self.config, state=self.state, consumer_data=member.consumer_data,
             subscriptions=lambda: member.subscriptions, started_ms=lambda: self._started_ms,
         )  # fmt: skip
-        self._pops = Pops(self._member, max_attempts)
+        self._pops = Pops(self._member, max_attempts, reason=self.client.config.consumer.dead_letter_reason)
         self._turn = 0
         #: Who has been asked to say when there is something, one question each.
         self._asked: dict[Queue, asyncio.Task[bool]] = {}

@@ -55,7 +55,7 @@ class Assigned:
         self._told: set[Queue] = set()
         # Topics that are paused, "*" for all.
         self._paused: set[str] = set()
-        self._pops = Pops(pulling.member, pulling.config.max_attempts)
+        self._pops = Pops(pulling.member, pulling.config.max_attempts, reason=pulling.config.dead_letter_reason)
         # Messages finished in assignments that have ended.
         self._retired = 0
         self._begun_anew: dict[Queue, float] = {}

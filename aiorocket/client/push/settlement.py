@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from aiorocket.client.core.dead_reason import reason_of
+from aiorocket.client.core.dead_reason import log_line, reason_of
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.exits import DeadLetter, Retry
 from aiorocket.client.group.member import Member
@@ -154,11 +154,7 @@ class Settlement:
 
     def _given_up(self, message: Message, error: BaseException | None) -> None:
         self._member.counters.dead_lettered += 1
-        said = "no error" if error is None else f"{type(error).__name__}: {error}"
-        log.warning(
-            "to the dead letters of group %s: message %s of topic %s, after %d attempts: %.500s",
-            self._member.group, message.msg_id, message.topic, message.attempt, said,
-        )  # fmt: skip
+        log.warning("%s", log_line(self._member.group, message.msg_id, message.topic, message.attempt, error))
 
     async def _back(
         self, message: Message, delay_level: int, max_attempts: int | None, error: BaseException | None
@@ -174,9 +170,9 @@ class Settlement:
         if isinstance(message, PoppedMessage):
             if dead:
                 counters.dead_lettered += 1
-                return await message.dead_letter(f"attempt {message.attempt} of {limit}")
+                return await message._give_up(error)
             counters.retried += 1
-            return await message.retry(delay_level=delay_level)
+            return await message._again(error, None, delay_level)
         if self._member.broadcasting:
             log.warning("message %s of %s failed and is dropped: the group broadcasts", message.msg_id, message.queue)
             counters.broadcast_dropped += 1
