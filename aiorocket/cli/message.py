@@ -101,13 +101,15 @@ def list_(topic: str, since: int | None, until: int | None, limit: int) -> Work:
 @message.command()
 @click.argument("topic")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Stop after N messages.")
+@click.option("--tag", "tags", default="*", show_default=True, help="Only these tags: 'a || b'.")
+@click.option("--sql", metavar="EXPRESSION", help="Only what matches: 'amount > 5 AND region IS NOT NULL'.")
 @changes
-def tail(topic: str, count: int | None) -> Work:
+def tail(topic: str, count: int | None, tags: str, sql: str | None) -> Work:
     """Messages of TOPIC as they come, each a line or a JSON document, until Ctrl-C."""
 
     async def work(admin: Admin) -> int:
         left = count
-        async with aclosing(admin.messages.tail(topic)) as coming:
+        async with aclosing(admin.messages.tail(topic, tags=tags, sql=sql)) as coming:
             async for each in coming:
                 _shown(f"{each.msg_id}", [each])
                 left = None if left is None else left - 1

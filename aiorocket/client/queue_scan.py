@@ -10,6 +10,7 @@ from aiorocket.client.core.retry import remote_error
 from aiorocket.client.session import Session
 from aiorocket.model import Queue
 from aiorocket_protocol import (
+    ALL_TAGS,
     TOOLS_GROUP,
     GetMaxOffsetRequestHeader,
     GetMaxOffsetResponseHeader,
@@ -21,6 +22,7 @@ from aiorocket_protocol import (
     ResponseCode,
     SearchOffsetRequestHeader,
     SearchOffsetResponseHeader,
+    SubscriptionData,
     pull_header,
     split_records,
 )
@@ -72,15 +74,21 @@ class QueueScan:
         answer = await self._call(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
         return int(answer.read(SearchOffsetResponseHeader).offset)
 
-    async def messages(self, begin: int, end: int, view: type[V]) -> AsyncGenerator[V, None]:
-        """The messages from ``begin`` up to ``end``; what retention has removed meanwhile is passed over."""
+    async def messages(
+        self, begin: int, end: int, view: type[V], *, wanted: SubscriptionData | None = None
+    ) -> AsyncGenerator[V, None]:
+        """The messages from ``begin`` up to ``end``, of which the broker picks those ``wanted``; what retention has
+        removed meanwhile is passed over."""
+        wanted = wanted or SubscriptionData(self.queue.topic, ALL_TAGS)
         offset = begin
         while offset < end:
-            most = min(_AT_ONCE, end - offset)
-            header = pull_header(TOOLS_GROUP, self.queue.topic, self.queue.queue_id, offset, most)
+            header = pull_header(
+                TOOLS_GROUP, self.queue.topic, self.queue.queue_id, offset, min(_AT_ONCE, end - offset),
+                expression=wanted.sub_string, expression_type=wanted.expression_type,
+            )  # fmt: skip
             answer = await self._call(RequestCode.PULL_MESSAGE, header, _END, *_GO_ON)
             following = answer.read(PullMessageResponseHeader).next_begin_offset
-            if answer.code == _END:
+            if answer.code == _END and following <= offset:
                 return
             if following <= offset:
                 # A broker that sends us back would make this loop spin.
@@ -89,7 +97,7 @@ class QueueScan:
             offset = following
             if answer.code == _FOUND:
                 for message in split_records(answer.body, view):
-                    if message.queue_offset < end:
+                    if message.queue_offset < end and wanted.matches_tag(message.tag):
                         yield message
 
     async def _call(self, code: int, header: tuple[Any, ...], *accept: int) -> Any:

@@ -210,6 +210,23 @@ async def test_messages(mq: Embedded, admin: Admin) -> None:
         assert coming.result().msg_id in new
 
 
+async def test_a_tail_picks_by_tag_or_sql(mq: Embedded, admin: Admin) -> None:
+    tails = [admin.messages.tail("orders", every=0.02, tags="b || c"),
+             admin.messages.tail("orders", every=0.02, sql="amount > 5")]  # fmt: skip
+    coming = [asyncio.ensure_future(anext(each)) for each in tails]
+    async with mq.producer() as producer, asyncio.timeout(30):
+        while not all(each.done() for each in coming):  # until they have looked where the queues end
+            for number, tag in enumerate("aabAC"):
+                await producer.send("orders", tag.encode(), tag=tag, properties={"amount": str(number * 2)})
+            await asyncio.sleep(0.02)
+    assert [each.result().body in want for each, want in zip(coming, (b"b", b"AC"), strict=True)] == [True, True]
+    for each in tails:
+        await each.aclose()
+    for wrong, error in (({"sql": "a > >"}, RemoteError), ({"tags": "a", "sql": "b = 1"}, UsageError)):
+        with pytest.raises(error):
+            await anext(admin.messages.tail("orders", **wrong))
+
+
 async def test_brokers_and_name_servers(mq: Embedded, admin: Admin) -> None:
     brokers = admin.brokers
     (broker,) = await brokers.all()

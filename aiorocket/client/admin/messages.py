@@ -9,12 +9,15 @@ from typing import NamedTuple
 
 from aiorocket.client.admin.asking import CLIENT_CALL, Answers, Asking, Broker
 from aiorocket.client.admin.moments import Moment, millis
+from aiorocket.client.core.subscriptions import check_filter, subscription_data
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.client.topic_admin import master_of
 from aiorocket.errors import RemoteError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue
 from aiorocket_protocol import (
+    ALL_TAGS,
     EXT_UNIQUE_KEY_QUERY,
+    TOOLS_GROUP,
     TRACE_TOPIC,
     ConsumeMessageDirectlyResultRequestHeader,
     ProtocolError,
@@ -23,6 +26,7 @@ from aiorocket_protocol import (
     RemotingCommand,
     RequestCode,
     ResponseCode,
+    SubscriptionData,
     ViewMessageRequestHeader,
     parse_offset_msg_id,
     split_records,
@@ -179,16 +183,29 @@ class Messages:
                         left = None if left is None else left - 1
 
     async def tail(
-        self, topic: str, *, where: Callable[[StoredMessage], bool] | None = None, every: float = 0.5
+        self,
+        topic: str,
+        *,
+        tags: str = ALL_TAGS,
+        sql: str | None = None,
+        where: Callable[[StoredMessage], bool] | None = None,
+        every: float = 0.5,
     ) -> AsyncGenerator[StoredMessage, None]:
-        """Messages as they come, for ever, beginning with the next; looks every ``every`` seconds."""
+        """Messages as they come, for ever, beginning with the next: those with one of ``tags``, or that match ``sql``.
+        Looks every ``every`` seconds. RemoteError for an expression that brokers cannot read."""
+        wanted = subscription_data(self._ask.wire(topic), check_filter(tags, sql), sql, 0)
         queues = await self._queues(topic)
+        if sql is not None:  # Apache's brokers pull everything by one that they cannot read
+            body = {"clientId": self._ask.client.client_id, "group": TOOLS_GROUP, "namespace": "",
+                    "subscriptionData": wanted.to_plain()}  # fmt: skip
+            for address in {broker.address for broker, _, _ in queues}:
+                await self._ask.put(address, RequestCode.CHECK_CLIENT_CONFIG, None, body)
         at = [(await scan.bounds()).end for _, _, scan in queues]
         while True:
             for number, (broker, queue, scan) in enumerate(queues):
                 end = (await scan.bounds()).end
                 if end > at[number]:
-                    async with aclosing(self._scan(topic, broker, queue, at[number], end)) as found:
+                    async with aclosing(self._scan(topic, broker, queue, at[number], end, wanted)) as found:
                         async for message in found:
                             if where is None or where(message):
                                 yield message
@@ -221,12 +238,11 @@ class Messages:
         return found
 
     async def _scan(
-        self, topic: str, broker: Broker, queue: int, begin: int, end: int
+        self, topic: str, broker: Broker, queue: int, begin: int, end: int, wanted: SubscriptionData | None = None
     ) -> AsyncGenerator[StoredMessage, None]:
         wire = Queue(self._ask.wire(topic), broker.name, queue)
-        async with aclosing(
-            QueueScan(self._ask.client, wire, broker.address).messages(begin, end, StoredMessage)
-        ) as found:
+        scan = QueueScan(self._ask.client, wire, broker.address)
+        async with aclosing(scan.messages(begin, end, StoredMessage, wanted=wanted)) as found:
             async for message in found:
                 message.queue = Queue(topic, broker.name, queue)
                 yield message
