@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,6 +107,27 @@ def test_where_a_group_begins() -> None:
 )
 def test_bad_usage_exits_with_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(cli, arguments).exit_code == 2
+
+
+def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        each = group.get_command(context, name)
+        if isinstance(each, click.Group):
+            yield from commands(each, f"{path}{name} ")
+        elif each is not None:
+            yield f"{path}{name}", each
+
+
+def test_every_client_is_told_in_the_same_words() -> None:
+    """Whatever asks name servers; ``lake`` hands them to Spark, and takes the same variables."""
+    words = {"--nameserver", "--config", "--credentials", "--namespace", "--tls", "--tls-ca", "--tls-cert", "--tls-key"}
+    found = {}
+    for name, command in commands(cli):
+        options = {option for each in command.params for option in each.opts}
+        if "--nameserver" in options and name != "broker" and not name.startswith("lake "):
+            found[name] = words - options
+    assert len(found) > 40 and not any(found.values()), found
 
 
 def test_a_client_takes_a_file_and_options_come_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 
+import aiorocket
 from aiorocket import (
     Batch,
     Client,
@@ -74,3 +78,37 @@ settled sharding_key
 )
 async def test_public_names(whose: object, names: str) -> None:
     assert {each for each in dir(whose) if not each.startswith("_")} == set(names.split())
+
+
+#: What is truly any: what middleware passes on, a coroutine's sends, values of a mapping whose keys say what they are.
+ANY = """
+Health.as_dict: return
+Middleware.attached: client
+Middleware.consume: return
+Middleware.publish: return
+Producer.send: arg
+Producer.send_many: sharding_key
+Producer.send_oneway: arg
+OnewayOptions: arg
+SendOptions: arg
+embed: broker
+run: main
+"""
+
+
+def test_any_is_what_may_be_anything() -> None:
+    found = set()
+    for name in aiorocket.__all__:
+        public = getattr(aiorocket, name)
+        if inspect.isclass(public):
+            members = [
+                inspect.getattr_static(public, each) for each in dir(public) if each == "__init__" or each[0] != "_"
+            ]
+            functions = [getattr(each, "fget", None) or getattr(each, "__func__", each) for each in members]
+        else:
+            functions = [public]
+        for each in (public, *functions):
+            for parameter, said in getattr(each, "__annotations__", {}).items():
+                if parameter[0] != "_" and re.search(r"\bAny\b", str(said)):
+                    found.add(f"{each.__qualname__}: {parameter}")
+    assert found == set(ANY.split("\n")[1:-1])
