@@ -1,9 +1,9 @@
-"""The plainest send in compiled code, where the fast lane is installed.
+"""The plainest sends in compiled code, where the fast lane is installed.
 
-Of a SEND_MESSAGE_V2 with msgpack header, a known topic and queue, an id, and nothing that delays, times, retries or
-prepares it, the way from the frame to the commit log and from the commit to the answer is one call each. It is the way
-of ``Connection``, ``SendHandlers`` and ``MessageStore.append``, which take every other send, and all of them where
-nothing is compiled.
+Of SEND_MESSAGE_V2s with msgpack header, a known topic and queue, an id, and nothing that delays, times, retries or
+prepares them, the way from the frames to the commit log and from the commit to the answers is one call each for as many
+as came behind each other. It is the way of ``Connection``, ``SendHandlers`` and ``MessageStore.append``, which take
+every other send, and all of them where nothing is compiled. A run of sends has one store timestamp.
 """
 
 from __future__ import annotations

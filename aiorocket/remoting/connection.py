@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from aiorocket.config import RemotingConfig
@@ -62,9 +62,9 @@ _TYPES = {"auto": JSON, "json": JSON, "rocketmq": ROCKETMQ, "msgpack": MSGPACK}
 _NAMES = {JSON: "JSON", ROCKETMQ: "ROCKETMQ", MSGPACK: "msgpack"}
 
 Dispatch = Callable[["Connection", RemotingCommand], None]
-#: Of (connection, header, body) of a msgpack request, before ``dispatch``: whether it was plain, and is done with.
-Plain = Callable[["Connection", bytes, bytes], bool]
 Frame = tuple[int, bytes, bytes]
+#: Takes off ``frames``, the next of which stands last, the plain requests; whether there were any.
+Plain = Callable[["Connection", list[Frame]], bool]
 
 
 def serialize_type_of(serializer: str) -> int:
@@ -361,7 +361,7 @@ class Connection(asyncio.BufferedProtocol):
         if frames:
             self._frames += len(frames)
             if not self._held and len(frames) <= self._turn and nbytes <= _TURN_BYTES:
-                self._handle(iter(frames))
+                self._handle(frames)
             else:
                 self._held_frames.extend(frames)
                 if not self._held:  # else a loop delivers what it had already read when reading was paused
@@ -370,13 +370,13 @@ class Connection(asyncio.BufferedProtocol):
         if self._splitter.error is not None and not self._held:
             self._refuse(self._splitter.error)  # the frames before the bad bytes were good and have been served
 
-    def _handle(self, frames: Iterator[Frame]) -> None:
-        requests = self._requests
-        limit = self.config.max_in_flight
-        high_water = self.config.write_high_water
+    def _handle(self, frames: list[Frame]) -> None:
+        limit, high_water = self.config.max_in_flight, self.config.write_high_water
         plain = self.plain
-        for kind, header, body in frames:
-            if plain is None or kind != MSGPACK or self._peer_type != MSGPACK or not plain(self, header, body):
+        frames.reverse()
+        while frames:
+            if plain is None or not plain(self, frames):
+                kind, header, body = frames.pop()
                 try:
                     command = decode(kind, header, body)
                 except ProtocolError as error:
@@ -385,7 +385,7 @@ class Connection(asyncio.BufferedProtocol):
                 if kind != self._peer_type:
                     self._peer_type_changed(kind)
                 if command.flag & 1:
-                    future = requests.pop(command.opaque, None)
+                    future = self._requests.pop(command.opaque, None)
                     if future is not None and not future.done():
                         future.set_result(command)
                     continue
@@ -399,7 +399,7 @@ class Connection(asyncio.BufferedProtocol):
                     continue
                 self._flush()
                 if self._in_flight >= limit or self._paused_writing:
-                    self._held_frames.extendleft(reversed(list(frames)))
+                    self._held_frames.extendleft(frames)
                     self._blocked = True
                     self._hold()
                     return
@@ -454,7 +454,7 @@ class Connection(asyncio.BufferedProtocol):
             frame = held.popleft()
             size += len(frame[1]) + len(frame[2])
             frames.append(frame)
-        self._handle(iter(frames))
+        self._handle(frames)
         if not self._blocked:
             self._loop.call_soon(self._go_on)
 

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorocket.broker.broker import Broker
-from aiorocket.config import BrokerConfig, StoreConfig
-from aiorocket.remoting.connection import Connection
+from aiorocket.config import BrokerConfig, RemotingConfig, StoreConfig
+from aiorocket.remoting.connection import Connection, Frame
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket.testing.sim import Simulation, simulate
@@ -91,9 +91,11 @@ def outcome(
         assert processors.plain is not None
         compiled_way = processors.plain
 
-        def watched(connection: Connection, header: bytes, body: bytes) -> bool:
-            seen.append(compiled_way(connection, header, body))
-            return seen[-1]
+        def watched(connection: Connection, frames: list[Frame]) -> bool:
+            before = len(frames)
+            took = compiled_way(connection, frames)
+            seen.extend([True] * (before - len(frames)) if took else [False])
+            return took
 
         async with TaskScope("test") as tasks:
             connection = Connection(
@@ -153,7 +155,7 @@ def same(chunks: Sequence[bytes], **more: Any) -> list[bool]:
     seen: list[bool] = []
     compiled_way = outcome(chunks, plain=True, seen=seen, **more)
     assert compiled_way == outcome(chunks, plain=False, seen=[], **more)
-    return seen[1:]  # the second of the two that come first
+    return seen[2:]  # behind the two that come first
 
 
 NUMBER = st.sampled_from([0, 1, 2, 3, 4, 7, -1, 8, 12, 127, 128, 2**31 - 1, -(2**31)])
@@ -205,6 +207,16 @@ PLAIN_COMMANDS = st.builds(lambda header, body, opaque: frame(header, body, opaq
 def test_plain_sends_are_taken_and_nothing_differs(frames: list[bytes], apart: bool) -> None:
     seen = same(frames if apart else [b"".join(frames)])
     assert seen.count(True) >= len(frames) // 2  # a tag is made known by the first that has it
+
+
+@pytest.mark.parametrize("more", [
+    {}, {"store": StoreConfig(tail_cache=4096)}, {"store": StoreConfig(flush="sync")},
+    {"remoting": RemotingConfig(max_in_flight=7)},
+])  # fmt: skip
+@given(st.lists(PLAIN_COMMANDS | COMMANDS, min_size=20, max_size=150))
+@settings(max_examples=10, deadline=None)
+def test_of_many_sends_at_once_nothing_differs(more: dict[str, Any], frames: list[bytes]) -> None:
+    same([b"".join(frames)], **more)
 
 
 @given(st.lists(st.one_of(COMMANDS, PLAIN_COMMANDS), min_size=1, max_size=6))

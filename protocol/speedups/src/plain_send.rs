@@ -1,4 +1,4 @@
-//! A broker's plainest send in two calls: from its frame to the store's lists, and from the commit to its answer.
+//! A broker's plainest sends in two calls: from their frames to the store's lists, and from the commit to their answers.
 //!
 //! What it does is what `Connection`, `ProcessorTable`, `SendHandlers` and `MessageStore.append` of aiorocket do, in
 //! their fields. Everything is looked at before anything is changed: whatever is not plain leaves no trace.
@@ -6,7 +6,7 @@
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::headers::{envelope, pack_number, pack_text, take, Value};
 use crate::properties::find;
@@ -113,8 +113,8 @@ fn said(properties: &str) -> Option<Said<'_>> {
     Some(Said { tag: if tagged { find(properties, "TAGS") } else { None }, unique: find(properties, "UNIQ_KEY")? })
 }
 
-/// The compiled way of sends through one broker. Called with a connection and the header and body of one of its msgpack
-/// frames it says whether it took the request.
+/// The compiled way of sends through one broker. Called with a connection and its frames, the next of which stands
+/// last, it takes those off that are plain sends, and says whether there were any.
 #[pyclass(frozen)]
 pub struct PlainSends {
     running_loop: Py<PyAny>,
@@ -204,121 +204,257 @@ impl PlainSends {
     fn __call__<'py>(
         slf: &Bound<'py, Self>,
         connection: &Bound<'py, PyAny>,
-        header: &Bound<'py, PyAny>,
-        body: &Bound<'py, PyAny>,
+        frames: &Bound<'py, PyList>,
     ) -> PyResult<bool> {
-        let (Some(header), Some(body)) = (bytes(header), bytes(body)) else { return Ok(false) };
-        let Some(send) = request(header) else { return Ok(false) };
-        match slf.get().place(slf.py(), connection, &send, body)? {
-            None => Ok(false),
-            Some(place) => {
-                slf.get().append(slf, connection, &send, body, place)?;
-                Ok(true)
-            }
-        }
+        let mut run = None;
+        let filled = slf.get().fill(&mut run, connection, frames);
+        let Some(run) = run else { return filled.map(|()| false) };
+        let (taken, count) = (run.answers.len(), frames.len());
+        // What was appended is kept whatever came behind it.
+        frames.del_slice(count - taken, count)?;
+        run.end(slf, connection)?;
+        filled.map(|()| taken > 0)
     }
 }
 
-/// Where a message that passed every check goes.
-struct Place<'py> {
-    queue: Bound<'py, PyAny>,
-    properties: Vec<u8>,
-    unique: Box<str>,
-    code: i64,
-    born_host: [u8; 8],
-    topic: Bound<'py, PyAny>,
-    size: i32,
-    now: i64,
-    offset: i64,
-    physical: i64,
-}
-
 impl PlainSends {
-    /// Every check, and nothing else.
-    fn place<'py>(
+    fn fill<'py>(
         &self,
-        py: Python<'py>,
+        run: &mut Option<Run<'py>>,
         connection: &Bound<'py, PyAny>,
-        send: &Send<'_>,
-        body: &[u8],
-    ) -> PyResult<Option<Place<'py>>> {
+        frames: &Bound<'py, PyList>,
+    ) -> PyResult<()> {
+        let py = connection.py();
+        if number(connection, intern!(py, "_peer_type"))? != i64::from(MSGPACK) {
+            return Ok(());
+        }
+        for frame in frames.iter().rev() {
+            let (kind, header, body): (u32, Bound<'py, PyAny>, Bound<'py, PyAny>) = frame.extract()?;
+            let (MSGPACK, Some(header), Some(body)) = (kind, bytes(&header), bytes(&body)) else { break };
+            let Some(send) = request(header) else { break };
+            if run.is_none() {
+                *run = self.begin(connection, &send)?;
+            }
+            let Some(run) = run else { break };
+            let Some(place) = run.place(self, &send, body)? else { break };
+            run.append(self, &send, body, place)?;
+            if run.is_full() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// None when no send to this topic is plain at present. Nothing is changed.
+    fn begin<'py>(&self, connection: &Bound<'py, PyAny>, send: &Send<'_>) -> PyResult<Option<Run<'py>>> {
+        let py = connection.py();
         if !self.served_by.bind(py).call1((SEND_MESSAGE_V2,))?.eq(&self.handler)? {
             return Ok(None);
         }
         let topic = self.topic.bind(py).call1((send.topic,))?;
-        if topic.is_none()
-            || !topic.getattr(intern!(py, "plain"))?.is_truthy()?
-            || body.len() > self.max_body
-            || send.properties.chars().count() > self.max_properties
-        {
+        if topic.is_none() || !topic.getattr(intern!(py, "plain"))?.is_truthy()? {
             return Ok(None);
         }
-        let queues = topic.getattr(intern!(py, "max_queues"))?.extract::<i64>()?;
-        if !(0..queues).contains(&i64::from(send.queue_id)) {
+        let log = self.log.bind(py);
+        let host = connection.getattr(intern!(py, "peer_host"))?;
+        let Some(born_host) = bytes(&host).and_then(|host| host.try_into().ok()) else { return Ok(None) };
+        if !log.getattr(intern!(py, "refusal"))?.is_none() {
+            return Ok(None);
+        }
+        let group = log.getattr(intern!(py, "group"))?;
+        let tail = self.tail.bind(py);
+        let config = connection.getattr(intern!(py, "config"))?;
+        // Where Connection looks after each request whether the next one may be begun.
+        let full = connection.getattr(intern!(py, "_paused_writing"))?.is_truthy()?
+            || number(connection, intern!(py, "_out_bytes"))? > number(&config, intern!(py, "write_high_water"))?;
+        let free = number(&config, intern!(py, "max_in_flight"))? - number(connection, intern!(py, "_in_flight"))?;
+        let last = number(self.store.bind(py), intern!(py, "_timestamp"))?;
+        Ok(Some(Run {
+            said: send.topic.into(),
+            name: topic.getattr(intern!(py, "name"))?,
+            max_queues: number(&topic, intern!(py, "max_queues"))?,
+            tag_codes: topic.getattr(intern!(py, "tag_codes"))?.downcast_into()?,
+            born_host,
+            now: self.wall_ms.bind(py).call0()?.extract::<i64>()?.max(last),
+            end: number(log, intern!(py, "end"))?,
+            limit: number(log, intern!(py, "limit"))?,
+            pending: number(log, intern!(py, "pending"))?,
+            buffers: list(log, intern!(py, "buffers"))?,
+            most: if full { 1 } else { free },
+            room: number(log, intern!(py, "burst"))? - list(&group, intern!(py, "dones"))?.len() as i64,
+            group,
+            tail_size: number(tail, intern!(py, "size"))?,
+            tail_budget: number(tail, intern!(py, "budget"))?,
+            queues: Vec::new(),
+            answers: Vec::new(),
+        }))
+    }
+
+    /// The frame of one answer behind `to`; its body is empty.
+    fn answer(&self, to: &mut Vec<u8>, stored: &Stored) -> Option<()> {
+        let start = to.len();
+        to.extend_from_slice(&[0; 8]);
+        to.push(0x97);
+        for number in [0, 1, stored.opaque.into(), self.version, PYTHON] {
+            pack_number(to, number);
+        }
+        to.extend_from_slice(&[0xC0, 0x98]);
+        let mut id = String::with_capacity(32);
+        for byte in self.store_host.iter().chain(&stored.physical.to_be_bytes()) {
+            for digit in [byte >> 4, byte & 15] {
+                id.push(char::from(b"0123456789ABCDEF"[usize::from(digit)]));
+            }
+        }
+        pack_text(to, &id)?;
+        pack_number(to, stored.queue_id.into());
+        pack_number(to, stored.offset);
+        pack_text(to, &stored.unique)?;
+        to.extend_from_slice(&[0xC0, 0xC0]);
+        to.extend_from_slice(&self.region);
+        let header = u32::try_from(to.len() - start - 8).ok()?;
+        to[start..start + 4].copy_from_slice(&(header + 4).to_be_bytes());
+        to[start + 4..start + 8].copy_from_slice(&(MSGPACK << 24 | header).to_be_bytes());
+        Some(())
+    }
+}
+
+/// Sends of one connection to one topic that came behind each other: read once, written back once.
+struct Run<'py> {
+    said: Box<str>,
+    name: Bound<'py, PyAny>,
+    max_queues: i64,
+    tag_codes: Bound<'py, PyDict>,
+    born_host: [u8; 8],
+    now: i64,
+    end: i64,
+    limit: i64,
+    pending: i64,
+    buffers: Bound<'py, PyList>,
+    group: Bound<'py, PyAny>,
+    /// How many the connection may begin.
+    most: i64,
+    /// Messages until the group is a burst.
+    room: i64,
+    tail_size: i64,
+    tail_budget: i64,
+    queues: Vec<Queue<'py>>,
+    answers: Vec<Stored>,
+}
+
+/// One of its queues.
+struct Queue<'py> {
+    id: i32,
+    object: Bound<'py, PyAny>,
+    topic: Bound<'py, PyBytes>,
+    next: i64,
+    was_marked: bool,
+    /// None of messages with different ones; not known before the first.
+    code: Option<Option<i64>>,
+    units: Vec<u8>,
+    block: Option<Block<'py>>,
+}
+
+struct Block<'py> {
+    object: Bound<'py, PyAny>,
+    records: Bound<'py, PyList>,
+    sizes: Bound<'py, PyList>,
+    codes: Bound<'py, PyList>,
+    more: i64,
+}
+
+/// Where a message that passed every check goes.
+struct Place {
+    queue: usize,
+    properties: Vec<u8>,
+    unique: Box<str>,
+    code: i64,
+    size: i32,
+}
+
+/// What the answer says.
+struct Stored {
+    opaque: i32,
+    queue_id: i32,
+    physical: i64,
+    offset: i64,
+    unique: Box<str>,
+}
+
+impl<'py> Run<'py> {
+    /// The connection has begun all it may, a burst is complete, or the tail cache over its budget: others go on from there.
+    fn is_full(&self) -> bool {
+        self.answers.len() as i64 >= self.most.min(self.room) || self.tail_size > self.tail_budget
+    }
+
+    /// Every check, and nothing else.
+    fn place(&mut self, sends: &PlainSends, send: &Send<'_>, body: &[u8]) -> PyResult<Option<Place>> {
+        if *send.topic != *self.said
+            || body.len() > sends.max_body
+            || send.properties.chars().count() > sends.max_properties
+            || !(0..self.max_queues).contains(&i64::from(send.queue_id))
+            || self.pending > sends.max_pending
+        {
             return Ok(None);
         }
         let Some(said) = said(send.properties) else { return Ok(None) };
         let mut code = 0;
         if let Some(tag) = said.tag {
-            let codes = topic.getattr(intern!(py, "tag_codes"))?;
-            match codes.downcast::<PyDict>()?.get_item(tag)?.as_ref().and_then(long) {
+            match self.tag_codes.get_item(tag)?.as_ref().and_then(long) {
                 None | Some(0) => return Ok(None),
                 Some(known) => code = known,
             }
         }
-        let log = self.log.bind(py);
-        if !log.getattr(intern!(py, "refusal"))?.is_none() || number(log, intern!(py, "pending"))? > self.max_pending {
-            return Ok(None);
-        }
-        let name = topic.getattr(intern!(py, "name"))?;
-        let Some(queue) = self.queues.bind(py).get_item((name, send.queue_id))? else { return Ok(None) };
-        let mut properties = Vec::with_capacity(send.properties.len() + 1 + self.added.len());
+        let Some(queue) = self.queue(sends, send.queue_id)? else { return Ok(None) };
+        let mut properties = Vec::with_capacity(send.properties.len() + 1 + sends.added.len());
         properties.extend_from_slice(send.properties.as_bytes());
         if !send.properties.ends_with('\x02') {
             properties.push(2);
         }
-        properties.extend_from_slice(&self.added);
-        let topic = queue.getattr(intern!(py, "topic_bytes"))?;
-        let host = connection.getattr(intern!(py, "peer_host"))?;
-        let (Some(born_host), Some(size)) = (
-            bytes(&host).and_then(|host| host.try_into().ok()),
-            bytes(&topic).and_then(|topic| size_of(topic, body, properties.len())),
-        ) else {
-            return Ok(None);
-        };
-        let physical = number(log, intern!(py, "end"))?;
-        if properties.len() > MAX_PROPERTIES
-            || physical + i64::from(size) > number(log, intern!(py, "limit"))?
-        {
+        properties.extend_from_slice(&sends.added);
+        let Some(size) = size_of(self.queues[queue].topic.as_bytes(), body, properties.len()) else { return Ok(None) };
+        if properties.len() > MAX_PROPERTIES || self.end + i64::from(size) > self.limit {
             return Ok(None);
         }
-        let last = number(self.store.bind(py), intern!(py, "_timestamp"))?;
-        let now = self.wall_ms.bind(py).call0()?.extract::<i64>()?.max(last);
-        let offset = number(&queue, intern!(py, "next_offset"))?;
-        let unique = said.unique.into();
-        Ok(Some(Place { queue, properties, unique, code, born_host, topic, size, now, offset, physical }))
+        Ok(Some(Place { queue, properties, unique: said.unique.into(), code, size }))
+    }
+
+    /// Which of ``queues``; None when the store does not have it yet.
+    fn queue(&mut self, sends: &PlainSends, id: i32) -> PyResult<Option<usize>> {
+        if let Some(known) = self.queues.iter().position(|queue| queue.id == id) {
+            return Ok(Some(known));
+        }
+        let py = self.name.py();
+        let Some(object) = sends.queues.bind(py).get_item((&self.name, id))? else { return Ok(None) };
+        let Ok(topic) = object.getattr(intern!(py, "topic_bytes"))?.downcast_into_exact() else { return Ok(None) };
+        let was_marked = object.getattr(intern!(py, "marked"))?.is_truthy()?;
+        let block = object.getattr(intern!(py, "block"))?;
+        self.queues.push(Queue {
+            id,
+            topic,
+            next: number(&object, intern!(py, "next_offset"))?,
+            was_marked,
+            code: if was_marked { Some(long(&object.getattr(intern!(py, "code"))?)) } else { None },
+            units: Vec::new(),
+            block: if block.is_none() { None } else { Some(Block::of(block)?) },
+            object,
+        });
+        Ok(Some(self.queues.len() - 1))
     }
 
     /// As MessageStore.append does.
-    fn append<'py>(
-        &self,
-        slf: &Bound<'py, Self>,
-        connection: &Bound<'py, PyAny>,
-        send: &Send<'_>,
-        body: &[u8],
-        place: Place<'py>,
-    ) -> PyResult<()> {
-        let py = slf.py();
-        let Place { queue, properties, unique, code, born_host, topic, size, now, offset, physical } = place;
-        let (store, log, tail) = (self.store.bind(py), self.log.bind(py), self.tail.bind(py));
+    fn append(&mut self, sends: &PlainSends, send: &Send<'_>, body: &[u8], place: Place) -> PyResult<()> {
+        let py = self.name.py();
+        let Place { queue, properties, unique, code, size } = place;
+        let queue = &mut self.queues[queue];
+        let (physical, offset) = (self.end, queue.next);
         let shared = Shared {
-            topic: bytes(&topic).unwrap_or_default(),
+            topic: queue.topic.as_bytes(),
             queue_id: send.queue_id,
             sys_flag: send.sys_flag & !TRANSACTION,
             born_timestamp: send.born_timestamp,
-            born_host,
-            store_timestamp: now,
-            store_host: self.store_host,
+            born_host: self.born_host,
+            store_timestamp: self.now,
+            store_host: sends.store_host,
             reconsume_times: send.reconsume_times,
             prepared_transaction_offset: 0,
         };
@@ -335,121 +471,144 @@ impl PlainSends {
             write(to, &shared, &own);
             Ok(())
         })?;
+        queue.units.extend_from_slice(&physical.to_be_bytes());
+        queue.units.extend_from_slice(&size.to_be_bytes());
+        queue.units.extend_from_slice(&code.to_be_bytes());
         let size = i64::from(size);
-        add(connection, intern!(py, "_in_flight"), 1)?;
-        store.setattr(intern!(py, "_timestamp"), now)?;
-        log.setattr(intern!(py, "end"), physical + size)?;
-        add(log, intern!(py, "pending"), size)?;
-        push(log, intern!(py, "buffers"), record.as_any())?;
-        let group = log.getattr(intern!(py, "group"))?;
-        let answer = Answer {
-            sends: slf.clone().unbind(),
-            connection: connection.clone().unbind(),
-            opaque: send.opaque,
-            queue_id: send.queue_id,
-            unique,
-        };
-        let waiting = push(&group, intern!(py, "dones"), Bound::new(py, answer)?.as_any())?;
-        let nothing = PyTuple::empty(py);
-        let result = self.result.bind(py).call1(((&self.ok, physical, offset, now, nothing),))?;
-        push(&group, intern!(py, "results"), &result)?;
-        if !queue.getattr(intern!(py, "marked"))?.is_truthy()? {
-            queue.setattr(intern!(py, "marked"), true)?;
-            queue.setattr(intern!(py, "code"), code)?;
-            push(&group, intern!(py, "touched"), &queue)?;
-        } else if long(&queue.getattr(intern!(py, "code"))?) != Some(code) {
-            queue.setattr(intern!(py, "code"), py.None())?;
+        self.buffers.append(&record)?;
+        self.end += size;
+        self.pending += size;
+        self.tail_size += size;
+        queue.next += 1;
+        queue.code = Some(queue.code.map_or(Some(code), |others| others.filter(|other| *other == code)));
+        if queue.block.is_none() || offset & BLOCK_MASK == 0 {
+            if let Some(block) = queue.block.take() {
+                block.end()?;
+            }
+            let started = sends.tail.bind(py).call_method1(intern!(py, "start"), (&queue.object, offset))?;
+            queue.block = Some(Block::of(started)?);
         }
-        queue.setattr(intern!(py, "next_offset"), offset + 1)?;
-        let mut unit = [0; 20];
-        unit[..8].copy_from_slice(&physical.to_be_bytes());
-        unit[8..12].copy_from_slice(&(size as i32).to_be_bytes());
-        unit[12..].copy_from_slice(&code.to_be_bytes());
-        queue.getattr(intern!(py, "tail"))?.call_method1(intern!(py, "extend"), (PyBytes::new(py, &unit),))?;
-        let mut block = queue.getattr(intern!(py, "block"))?;
-        if block.is_none() || offset & BLOCK_MASK == 0 {
-            block = tail.call_method1(intern!(py, "start"), (&queue, offset))?;
+        if let Some(block) = &mut queue.block {
+            block.records.append(record)?;
+            block.sizes.append(size)?;
+            block.codes.append(code)?;
+            block.more += size;
         }
-        push(&block, intern!(py, "records"), record.as_any())?;
-        push(&block, intern!(py, "sizes"), PyInt::new(py, size).as_any())?;
-        push(&block, intern!(py, "codes"), PyInt::new(py, code).as_any())?;
-        add(&block, intern!(py, "size"), size)?;
-        if add(tail, intern!(py, "size"), size)? > number(tail, intern!(py, "budget"))? {
+        self.answers.push(Stored { opaque: send.opaque, queue_id: send.queue_id, physical, offset, unique });
+        Ok(())
+    }
+
+    /// Everything to where `MessageStore.append` would have left it.
+    fn end(self, slf: &Bound<'py, PlainSends>, connection: &Bound<'py, PyAny>) -> PyResult<()> {
+        let py = slf.py();
+        let sends = slf.get();
+        let (store, log, tail) = (sends.store.bind(py), sends.log.bind(py), sends.tail.bind(py));
+        let Some(Stored { physical, offset, .. }) = self.answers.first() else { return Ok(()) };
+        let result = sends.result.bind(py).call1(((&sends.ok, physical, offset, self.now, PyTuple::empty(py)),))?;
+        add(connection, intern!(py, "_in_flight"), self.answers.len() as i64)?;
+        store.setattr(intern!(py, "_timestamp"), self.now)?;
+        log.setattr(intern!(py, "end"), self.end)?;
+        log.setattr(intern!(py, "pending"), self.pending)?;
+        tail.setattr(intern!(py, "size"), self.tail_size)?;
+        for queue in self.queues {
+            queue.end(&self.group)?;
+        }
+        let full = self.answers.len() as i64 >= self.room;
+        let (holder, asker) = (slf.clone().unbind(), connection.clone().unbind());
+        let answers = Answers { sends: holder, connection: asker, stored: self.answers };
+        push(&self.group, intern!(py, "dones"), Bound::new(py, answers)?.as_any())?;
+        push(&self.group, intern!(py, "results"), &result)?;
+        if self.tail_size > self.tail_budget {
             tail.call_method0(intern!(py, "evict"))?;
         }
         if !log.getattr(intern!(py, "scheduled"))?.is_truthy()? {
             log.setattr(intern!(py, "scheduled"), true)?;
             let flush = log.getattr(intern!(py, "flush"))?;
-            self.running_loop.bind(py).call_method1(intern!(py, "call_soon"), (flush,))?;
-        } else if waiting as i64 >= number(log, intern!(py, "burst"))? {
+            sends.running_loop.bind(py).call_method1(intern!(py, "call_soon"), (flush,))?;
+        }
+        if full {
             log.call_method0(intern!(py, "flush"))?;
         }
         Ok(())
     }
+}
 
-    /// The frame of the answer; its body is empty.
-    fn answer(&self, opaque: i32, physical: i64, queue_id: i32, offset: i64, unique: &str) -> Option<Vec<u8>> {
-        let mut to = Vec::with_capacity(160);
-        to.extend_from_slice(&[0; 8]);
-        to.push(0x97);
-        for number in [0, 1, opaque.into(), self.version, PYTHON] {
-            pack_number(&mut to, number);
+impl<'py> Queue<'py> {
+    fn end(self, group: &Bound<'py, PyAny>) -> PyResult<()> {
+        let py = group.py();
+        if self.units.is_empty() {
+            return Ok(());
         }
-        to.extend_from_slice(&[0xC0, 0x98]);
-        let mut id = String::with_capacity(32);
-        for byte in self.store_host.iter().chain(&physical.to_be_bytes()) {
-            for digit in [byte >> 4, byte & 15] {
-                id.push(char::from(b"0123456789ABCDEF"[usize::from(digit)]));
-            }
+        if !self.was_marked {
+            self.object.setattr(intern!(py, "marked"), true)?;
+            push(group, intern!(py, "touched"), &self.object)?;
         }
-        pack_text(&mut to, &id)?;
-        pack_number(&mut to, queue_id.into());
-        pack_number(&mut to, offset);
-        pack_text(&mut to, unique)?;
-        to.extend_from_slice(&[0xC0, 0xC0]);
-        to.extend_from_slice(&self.region);
-        let header = u32::try_from(to.len() - 8).ok()?;
-        to[..4].copy_from_slice(&(header + 4).to_be_bytes());
-        to[4..8].copy_from_slice(&(MSGPACK << 24 | header).to_be_bytes());
-        Some(to)
+        self.object.setattr(intern!(py, "code"), self.code.flatten())?;
+        self.object.setattr(intern!(py, "next_offset"), self.next)?;
+        let units = PyBytes::new(py, &self.units);
+        self.object.getattr(intern!(py, "tail"))?.call_method1(intern!(py, "extend"), (units,))?;
+        self.block.map_or(Ok(()), Block::end)
     }
 }
 
-/// What the store calls when the message is as durable as was asked for.
+impl<'py> Block<'py> {
+    fn of(object: Bound<'py, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        Ok(Self {
+            records: list(&object, intern!(py, "records"))?,
+            sizes: list(&object, intern!(py, "sizes"))?,
+            codes: list(&object, intern!(py, "codes"))?,
+            more: 0,
+            object,
+        })
+    }
+
+    fn end(self) -> PyResult<()> {
+        add(&self.object, intern!(self.object.py(), "size"), self.more).map(drop)
+    }
+}
+
+/// What the store calls when the messages of a run are as durable as was asked for.
 #[pyclass(frozen)]
-struct Answer {
+struct Answers {
     sends: Py<PlainSends>,
     connection: Py<PyAny>,
-    opaque: i32,
-    queue_id: i32,
-    unique: Box<str>,
+    stored: Vec<Stored>,
 }
 
 #[pymethods]
-impl Answer {
+impl Answers {
     fn __call__<'py>(&self, py: Python<'py>, result: &Bound<'py, PyAny>) -> PyResult<()> {
         let sends = self.sends.get();
         let connection = self.connection.bind(py);
-        let fields = result.downcast::<PyTuple>()?;
-        if !fields.get_item(0)?.is(&sends.ok) {
-            sends.refused.bind(py).call1((connection, self.opaque, result))?;
-            return Ok(());
+        if !result.downcast::<PyTuple>()?.get_item(0)?.is(&sends.ok) {
+            let mut outcome = Ok(());
+            for stored in &self.stored {
+                // Each is answered, whatever becomes of another's answer.
+                if let Err(error) = sends.refused.bind(py).call1((connection, stored.opaque, result)) {
+                    outcome = Err(error);
+                }
+            }
+            return outcome;
         }
         if connection.getattr(intern!(py, "closed"))?.is_truthy()? {
             return Ok(());
         }
-        let (physical, offset) = (fields.get_item(1)?.extract()?, fields.get_item(2)?.extract()?);
-        let Some(head) = sends.answer(self.opaque, physical, self.queue_id, offset, &self.unique) else {
-            return Err(PyTypeError::new_err("an answer over the limit"));
-        };
+        let mut frames = Vec::with_capacity(160 * self.stored.len());
+        for stored in &self.stored {
+            if sends.answer(&mut frames, stored).is_none() {
+                return Err(PyTypeError::new_err("an answer over the limit"));
+            }
+        }
         // As Connection.reply does.
-        add(connection, intern!(py, "_in_flight"), -1)?;
-        let parts = push(connection, intern!(py, "_out"), PyBytes::new(py, &head).as_any())?;
+        add(connection, intern!(py, "_in_flight"), -(self.stored.len() as i64))?;
+        let parts = push(connection, intern!(py, "_out"), PyBytes::new(py, &frames).as_any())?;
         if parts == 1 {
             let flush = connection.getattr(intern!(py, "_flush"))?;
             sends.running_loop.bind(py).call_method1(intern!(py, "call_soon"), (flush,))?;
         }
-        if parts >= BURST || number(connection, intern!(py, "_out_bytes"))? > write_limit(connection)? {
+        let burst = parts - 1 + self.stored.len() >= BURST;
+        if burst || number(connection, intern!(py, "_out_bytes"))? > write_limit(connection)? {
             connection.call_method0(intern!(py, "_flush"))?;
         }
         if connection.getattr(intern!(py, "_blocked"))?.is_truthy()? {
@@ -485,4 +644,8 @@ pub fn push<'py>(
     let list = list.downcast::<PyList>()?;
     list.append(value)?;
     Ok(list.len())
+}
+
+pub fn list<'py>(of: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyList>> {
+    Ok(of.getattr(name)?.downcast_into()?)
 }
