@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from copy import copy
 from typing import Any, NamedTuple, cast
 
 from aiorocket.remoting.connection import Connection
@@ -151,7 +151,9 @@ class _FaultyProcessors(ProcessorTable):
 
 def _unanswered(request: RemotingCommand) -> RemotingCommand:
     """The same as a one-way request: it is handled, and nothing is sent."""
-    return replace(request, flag=request.flag | FLAG_ONEWAY)
+    command = copy(request)
+    command.flag |= FLAG_ONEWAY
+    return command
 
 
 class _Overheard:

@@ -9,13 +9,12 @@ the form that is meant, or the field that is wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import msgpack
 
 from aiorocket_protocol import forms
-from aiorocket_protocol.compiled import Packed, header_decoder, text_reader
+from aiorocket_protocol.compiled import Packed, Record, header_decoder, text_reader
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.headers import REQUEST_HEADERS, SPECS
 from aiorocket_protocol.limits import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, MAX_HEADER_FIELDS
@@ -53,8 +52,7 @@ FLAG_RESPONSE, FLAG_ONEWAY = 1, 2
 H = TypeVar("H", bound="tuple[Any, ...]")
 
 
-@dataclass(slots=True)
-class RemotingCommand:
+class RemotingCommand(Record, gc=False):
     """One request or response.
 
     ``opaque`` is given by the connection. ``ext`` holds the fields no header declares; of a received JSON or ROCKETMQ

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import msgpack
@@ -36,6 +37,7 @@ __all__ = (
     "Int32",
     "Int64",
     "Packed",
+    "Record",
     "encode_json",
     "header_decoder",
     "open_json",
@@ -51,6 +53,8 @@ if msgspec is not None:
     #: A value that is still msgpack.
     Packed = msgspec.Raw
     NIL = msgspec.Raw(b"\xc0")
+    #: Base of a class that is made per message, whose fields stand as in a dataclass: four times as fast to make.
+    Record = msgspec.Struct
 
     class PackedHeader(msgspec.Struct, array_like=True, gc=False):
         """The array of codec_msgpack.py."""
@@ -101,6 +105,11 @@ elif not TYPE_CHECKING:
     Int32 = Int64 = int
     Packed = bytes
     NIL = b"\xc0"
+
+    class Record:
+        def __init_subclass__(cls, **_options):
+            dataclass(cls)
+
     pack = msgpack.Packer().pack
 
     class PackedHeader(NamedTuple):

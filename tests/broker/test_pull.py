@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -228,7 +227,9 @@ async def test_a_client_that_is_not_ours_gets_32_messages_at_most(broker: Broker
     """Apache's maxTransferCountOnMessageInMemory; a Java client may ask for up to 1,024 (pullBatchSize)."""
     await peer.send_batch(*[b"%d" % number for number in range(50)])
     assert len(records(await peer.pull(max_msg_nums=50))) == 50
-    peer.writer.write(replace(RemotingCommand.request(11, pull_header(max_msg_nums=50)), language=LANGUAGE_JAVA))
+    request = RemotingCommand.request(11, pull_header(max_msg_nums=50))
+    request.language = LANGUAGE_JAVA
+    peer.writer.write(request)
     await peer.writer.drain()
     answer = await peer.answer()
     assert len(records(answer)) == 32 and span(answer).next_begin_offset == 32

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
+from copy import copy
 from typing import Any
 
 import pytest
@@ -67,7 +67,7 @@ def requests(cluster: SimCluster, *codes: RequestCode) -> list[RemotingCommand]:
     """Collects the requests of these kinds that the first broker gets from now on."""
     seen: list[RemotingCommand] = []
     # A copy: a broker lets go of what it does not need while a pull is parked.
-    cluster.brokers[0].faults.watch(lambda _, request: seen.append(replace(request)) if request.code in codes else None)
+    cluster.brokers[0].faults.watch(lambda _, request: seen.append(copy(request)) if request.code in codes else None)
     return seen
 
 
