@@ -162,7 +162,10 @@ def test_one_goes_ahead_where_nothing_of_a_topic_is_known_to_be_stored() -> None
     table = OffsetTable()
     queues = [Queue(topic, broker, number) for topic in "tu" for broker in "ab" for number in range(3)]
     for queue in queues:
-        table.begin(queue, 7, committed=queue == Queue("t", "b", 2))
+        table.begin(queue, 0, committed=True)
+        table.repair(queue, 7)
+    table.note_committed(Queue("t", "b", 2), 7)
+    table.begin(Queue("u", "a", 2), 0, committed=True)
     ahead = table.ahead(table.dirty())
     assert ahead == [(Queue("t", "a", 0), 7), (Queue("u", "a", 0), 7), (Queue("u", "b", 0), 7)]
     assert table.ahead(ahead) == [], "alone as it is"

@@ -86,8 +86,9 @@ class OffsetTable:
         return [(queue, offset) for queue, offset in sorted(self._position.items()) if offset != committed[queue]]
 
     def ahead(self, due: Iterable[tuple[Queue, int]]) -> list[tuple[Queue, int]]:
-        """Of those due several of whose topic go to a broker that is not known to store any of that topic: one each."""
-        stored = {queue[:2] for queue, offset in self._committed.items() if offset >= 0}
+        """Of those due several of whose topic go to a broker that is not known to store any of that topic: one each.
+        Not known by a 0 either: of a young queue brokers say that to a group without an offset."""
+        stored = {queue[:2] for queue, offset in self._committed.items() if offset > 0}
         first: defaultdict[tuple[str, str], list[tuple[Queue, int]]] = defaultdict(list)
         for entry in due:
             if entry[0][:2] not in stored:
