@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
@@ -53,8 +54,8 @@ async def compare(
     loop_time: Callable[[], float],
     progress: Callable[[int], None] = lambda _: None,
 ) -> Compared:
-    """Each request is answered by both before the next is sent; what may hang a connection up is left out. OSError when
-    a server cannot be reached."""
+    """Each request goes to both at once, and is answered by both before the next is sent; what may hang a connection up
+    is left out. OSError when a server cannot be reached."""
     began, count, number = loop_time(), 0, 0
     known: Counter[tuple[str, str]] = Counter()
     unknown: Counter[tuple[str, str]] = Counter()
@@ -71,7 +72,7 @@ async def compare(
                     if not drawn.answered:
                         continue
                     asked.append(drawn)
-                    found = [await _answer(wire, drawn, patience) for wire in pair]
+                    found = await asyncio.gather(*(_answer(wire, drawn, patience) for wire in pair))
                     case = f"{drawn.code} {drawn.form} {drawn.part}".strip()
                     for what in differences(said(_plain(drawn, found[0])), said(_plain(drawn, found[1]))):
                         tally = known if any(rule.allows(case, what) for rule in rules) else unknown

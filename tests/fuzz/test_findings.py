@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import Any
 
 import pytest
@@ -151,3 +152,23 @@ def test_findings_with_other_numbers_are_one() -> None:
 def test_a_file_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         Sample.from_text(text)
+
+
+def test_memory_that_is_not_given_back_is_a_finding() -> None:
+    async def main(_sim: Simulation) -> list[Report]:
+        well, kept = Kept(), list[bytes]()
+
+        def keeps(request: RemotingCommand) -> list[RemotingCommand | bytes]:
+            kept.append(b"x" * 100_000)
+            return well(request)
+
+        reports = []
+        for answers in (well, keeps):
+            address, server = await serve(answers)
+            reports.append(await run(address, frames=500, pid=os.getpid(), growth=16.0))
+            server.close()
+        return reports
+
+    flat, grown = simulate(main)
+    assert flat.found == [] and [sample.finding.kind for sample in grown.found] == ["growth"]
+    assert grown.memory is not None and grown.memory[1] - grown.memory[0] > 16
