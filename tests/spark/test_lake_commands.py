@@ -129,9 +129,9 @@ def test_decode_adds_what_is_new_and_goes_on_after_a_crash(spark: SparkSession, 
         spark, given, output, using="text", max_rows=20, on_progress=told.append, stop=lambda: told[-1].done_rows > 0
     )
     assert (ended.rows_in, ended.complete, ended.details["up_to_date"]) == (20, True, False)
-    again = run_decode(spark, given, output, using="text", max_rows=10, on_progress=told.append)
+    again = run_decode(spark, given, output, using="text", max_rows=25, on_progress=told.append)
     assert (again.rows_in, again.complete, again.details["earlier_rows"]) == (15, True, 45)
-    assert [now.done_rows for now in told] == [0, 20, 0, 10, 15] and told[-1].total_rows == 15
+    assert [now.done_rows for now in told] == [0, 20, 0, 15] and told[-1].total_rows == 15
     lakes.add(archive, {Q1: range(10, 14)})
     third = run_decode(spark, given, output, using="text")
     assert (third.rows_in, third.details["decoded"], third.ranges) == (4, 4, {Q1: (10, 14)})

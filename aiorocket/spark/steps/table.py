@@ -29,6 +29,8 @@ __all__ = ("Table", "TableFile", "TableSnapshot")
 
 _ABOUT, _RUNS, _STAGING = "_table.json", "_runs", "_staging"
 _FORMATS = ("parquet", "delta")
+#: Each run of this number leaves a record that stands for all before it: a service makes thousands a day.
+_WHOLE = 64
 
 
 class TableFile(NamedTuple):
@@ -100,24 +102,25 @@ class Table:
     def snapshot(self) -> TableSnapshot:
         """The table now."""
         snapshot = TableSnapshot()
-        for name in self.folder.names(_RUNS):
-            entry = json.loads(self.folder.read(f"{_RUNS}/{name}"))
-            ranges = {Queue(*item[:3]): (item[3], item[4]) for item in entry["ranges"]}
-            files = tuple(TableFile(*item) for item in entry["files"])
-            missing = {Queue(*item[:3]): item[3] for item in entry["missing"]}
-            rows_in = entry["rows_in"]
-            if entry["kind"] == "append":
-                files, rows_in = snapshot.files + files, snapshot.rows_in + rows_in
-                missing = {**snapshot.missing, **{q: snapshot.missing.get(q, 0) + lost for q, lost in missing.items()}}
-                ranges = {
-                    **snapshot.ranges,
-                    **{
-                        queue: (snapshot.ranges[queue][0] if queue in snapshot.ranges else begin, end)
-                        for queue, (begin, end) in ranges.items()
-                    },
-                }
-            snapshot = TableSnapshot(entry["run"], files, ranges, rows_in, missing)
+        for entry in self._records():
+            snapshot = _after(snapshot, entry)
         return snapshot
+
+    def _records(self) -> list[dict[str, Any]]:
+        """The newest record that stands for all before it, and those behind it, in their order."""
+        while True:
+            found: list[dict[str, Any]] = []
+            names = self.folder.names(_RUNS)
+            try:
+                for name in reversed(names):
+                    found.append(json.loads(self.folder.read(f"{_RUNS}/{name}")))
+                    if found[-1]["kind"] == "replace":
+                        break
+                return found[::-1]
+            except FileNotFoundError:
+                if self.folder.names(_RUNS) == names:
+                    raise
+                # A newer record has come to stand for the ones that were listed.
 
     def rows(self, spark: SparkSession, part: str) -> DataFrame | None:
         """The rows of ``part`` that records name, None when nothing was ever written of it."""
@@ -164,23 +167,27 @@ class Table:
                     files.append(TableFile(part, path, self._count(staged), self.folder.size(staged)))
                     moves[staged] = path
         self.folder.move(moves)
-        entry = {
+        entry: dict[str, Any] = {
             "run": before.last + 1,
             "kind": kind,
             "at_ms": WallClock().wall_ms(),
-            "rows_in": rows_in,
-            "ranges": [[*queue, *ranges[queue]] for queue in sorted(ranges)],
-            "missing": [[*queue, missing[queue]] for queue in sorted(missing)],
-            "files": [list(file) for file in files],
+            **_plain(TableSnapshot(before.last + 1, tuple(files), ranges, rows_in, missing)),
         }
+        if kind == "append" and entry["run"] % _WHOLE == 0:
+            entry.update(_plain(_after(before, entry)), kind="replace")
         try:
             self.folder.create(f"{_RUNS}/{run}.json", (json.dumps(entry, separators=(",", ":")) + "\n").encode())
         except FileExistsError:
-            raise RocketError(
-                f"{self.folder.uri(_RUNS)}/{run}.json was written by another run meanwhile: run one at a time"
-            ) from None
+            raise self._raced(run) from None
+        if self._records()[0]["run"] > entry["run"]:
+            self.folder.remove(f"{_RUNS}/{run}.json")  # the other's of this number was there, and is stood for
+            raise self._raced(run)
         self._tidy()
         return self.snapshot()
+
+    def _raced(self, run: str) -> RocketError:
+        where = f"{self.folder.uri(_RUNS)}/{run}.json"
+        return RocketError(f"{where} was written by another run meanwhile: run one at a time")
 
     def _count(self, name: str) -> int:
         """How many rows the file says it has: what was written, not what was meant to be."""
@@ -188,8 +195,12 @@ class Table:
             return int(pq.ParquetFile(stream).metadata.num_rows)
 
     def _tidy(self) -> None:
-        """Brings a Delta log up to date, and removes all files that the records do not name."""
-        snapshot = self.snapshot()
+        """Brings a Delta log up to date, and removes all files that the records do not name, and records that a newer
+        one stands for."""
+        first, snapshot = self._records()[:1], self.snapshot()
+        for name in self.folder.names(_RUNS):
+            if first and name < f"{first[0]['run']:010d}":
+                self.folder.remove(f"{_RUNS}/{name}")
         if self.format == "delta":
             self._sync_delta(snapshot)
         self.folder.remove_tree(_STAGING)
@@ -237,6 +248,28 @@ class Table:
                     app_transactions=[deltalake.Transaction(self.id, snapshot.last + 1, now)]
                 ),
             )  # fmt: skip
+
+
+def _plain(snapshot: TableSnapshot) -> dict[str, Any]:
+    """As a record has it."""
+    return {
+        "rows_in": snapshot.rows_in,
+        "ranges": [[*queue, *snapshot.ranges[queue]] for queue in sorted(snapshot.ranges)],
+        "missing": [[*queue, snapshot.missing[queue]] for queue in sorted(snapshot.missing)],
+        "files": [list(file) for file in snapshot.files],
+    }
+
+
+def _after(snapshot: TableSnapshot, entry: Mapping[str, Any]) -> TableSnapshot:
+    """``snapshot`` and the run of the record ``entry``."""
+    before = snapshot if entry["kind"] == "append" else TableSnapshot()
+    ranges, missing = dict(before.ranges), dict(before.missing)
+    for *queue, begin, end in entry["ranges"]:
+        ranges[Queue(*queue)] = (ranges.get(Queue(*queue), (begin, end))[0], end)
+    for *queue, lost in entry["missing"]:
+        missing[Queue(*queue)] = missing.get(Queue(*queue), 0) + lost
+    files = before.files + tuple(TableFile(*item) for item in entry["files"])
+    return TableSnapshot(entry["run"], files, ranges, before.rows_in + entry["rows_in"], missing)
 
 
 def _write_parquet(df: DataFrame, location: str) -> None:

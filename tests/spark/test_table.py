@@ -1,0 +1,114 @@
+"""The records of a table: few, whatever the number of runs, and the same at every moment. No Spark."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from aiorocket.errors import RocketError
+from aiorocket.model import Queue
+from aiorocket.spark.steps.folder import Folder
+from aiorocket.spark.steps.table import Table, TableSnapshot
+
+Q0, Q1 = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fourth record stands for all, and parts are tables of Arrow."""
+
+    names = count()
+
+    def write(rows: Any, location: str) -> None:
+        folder = Path(location.removeprefix("file://"))
+        folder.mkdir(parents=True)
+        parquet.write_table(rows, folder / f"part-{next(names)}.parquet")
+
+    monkeypatch.setattr("aiorocket.spark.steps.table._WHOLE", 4)
+    monkeypatch.setattr("aiorocket.spark.steps.table._write_parquet", write)
+
+
+def add(table: Table, begin: int, end: int, queue: Queue = Q0) -> TableSnapshot:
+    rows: Any = {"rows": pa.table({"offset": list(range(begin, end))})}
+    return table.append(rows, {queue: (begin, end)}, end - begin - 1, {queue: 1})
+
+
+def records(path: Path) -> list[int]:
+    return sorted(int(each.stem) for each in (path / "_runs").iterdir())
+
+
+def test_records_stay_few_and_say_the_same(tmp_path: Path) -> None:
+    table = Table.open(str(tmp_path), "x", {})
+    add(table, 0, 5, Q1)
+    for number in range(1, 15):
+        found = add(table, number * 2, number * 2 + 2)
+        assert (found.last, found.rows_in, found.rows("rows")) == (number, 4 + number, 5 + 2 * number)
+        assert (found.ranges, found.missing) == ({Q1: (0, 5), Q0: (2, number * 2 + 2)}, {Q1: 1, Q0: number})
+        assert records(tmp_path) == list(range(number // 4 * 4, number + 1))
+        assert len({each.path for each in found.files if (tmp_path / each.path).is_file()}) == number + 1
+    assert Table.open(str(tmp_path), "x", {}).snapshot() == found
+
+
+def test_a_crash_between_a_record_and_those_it_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table.open(str(tmp_path), "x", {})
+    for number in range(4):
+        add(table, number, number + 1)
+    removed: list[str] = []
+
+    def remove(folder: Folder, name: str) -> bool:
+        if removed:
+            raise ConnectionAbortedError
+        removed.append(name)
+        (tmp_path / name).unlink()
+        return True
+
+    with monkeypatch.context() as crashing:
+        crashing.setattr(Folder, "remove", remove)
+        with pytest.raises(ConnectionAbortedError):
+            add(table, 4, 5)
+    assert records(tmp_path) == [1, 2, 3, 4]
+    assert table.snapshot().ranges == {Q0: (0, 5)} and table.snapshot().rows("rows") == 5
+    assert Table.open(str(tmp_path), "x", {}).snapshot() == table.snapshot()
+    assert records(tmp_path) == [4]
+
+
+def test_a_reader_whose_records_go_while_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table.open(str(tmp_path), "x", {})
+    for number in range(4):
+        add(table, number, number + 1)
+    read, began = Folder.read, False
+
+    def slowly(folder: Folder, name: str) -> bytes:
+        nonlocal began
+        if not began and name.startswith("_runs/"):
+            began = True
+            for number in range(4, 6):
+                add(table, number, number + 1)
+        return read(folder, name)
+
+    monkeypatch.setattr(Folder, "read", slowly)
+    assert Table.open(str(tmp_path), "x", {}).snapshot().ranges == {Q0: (0, 6)}
+
+
+def test_a_run_that_slept_through_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table.open(str(tmp_path), "x", {})
+    add(table, 0, 1)
+    move, slept = Folder.move, False
+
+    def late(folder: Folder, moves: Any) -> None:
+        nonlocal slept
+        move(folder, moves)
+        if not slept:
+            slept = True
+            for number in range(1, 6):
+                add(table, number, number + 1)
+
+    monkeypatch.setattr(Folder, "move", late)
+    with pytest.raises(RocketError, match="another run meanwhile"):
+        add(table, 1, 3)
+    assert records(tmp_path) == [4, 5] and table.snapshot().ranges == {Q0: (0, 6)}
