@@ -123,6 +123,28 @@ def test_a_round_that_fails_is_tried_again_later_and_later(tmp_path: Path) -> No
         Failing(for_ever, away, None).run(once=True)
 
 
+def test_the_archive_is_compacted_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+
+    def step(name: str) -> Callable[..., StepReport]:
+        def run(_: object, path: str, *__: object, **more: object) -> StepReport:
+            called.append((name, path, more) if name == "compact" else name)
+            return StepReport(name, 0, 0)
+
+        return run
+
+    for name in ("archive", "compact"):
+        monkeypatch.setattr(f"aiorocket.spark.steps.continuous.{name}", step(name))
+    monkeypatch.setattr("aiorocket.spark.steps.continuous.behind", lambda *_, **__: [])
+    text = 'topic = "{topic}"\npath = "{path}"\n[compact]\ntarget_mb = 2\nkeep = 5.0\n'
+    nobody: Any = None
+    pipeline = Continuous(nobody, plan_of(tmp_path, "t", text), "127.0.0.1:1", stop=lambda: False)
+    pipeline.round()
+    pipeline.round()
+    where = f"{tmp_path}/lake/archive"
+    assert called == ["archive", ("compact", where, {"target_bytes": 2 << 20, "keep": 5.0}), "archive"]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -131,6 +153,7 @@ def test_a_round_that_fails_is_tried_again_later_and_later(tmp_path: Path) -> No
         (lambda text: text.replace("pause = 0.0", "pause = -1"), r"pause = -1\.0: 0 or more"),
         (lambda text: text.replace("order.ddl", "none.ddl"), "there is no file .*none.ddl"),
         (lambda text: text.replace("[decode]", '[decode]\nschema = "id INT"'), "schema and schema_file"),
+        (lambda text: text + "[compact]\ntarget_mb = 0", "target_mb = 0: 1 or more"),
         (lambda text: text + "=", "pipeline.toml"),
     ],
 )
@@ -144,7 +167,7 @@ def test_the_file_of_the_page_is_one(tmp_path: Path) -> None:
     [text] = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "p.toml").write_text(text)
     plan = Plan.read(str(tmp_path / "p.toml"))
-    assert plan.decode and plan.dedup and plan.windows and plan.windows.pause == 3600
+    assert plan.compact and plan.decode and plan.dedup and plan.windows and plan.windows.pause == 3600
 
 
 def test_the_command_checks_a_file(tmp_path: Path) -> None:

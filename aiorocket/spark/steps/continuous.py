@@ -1,6 +1,6 @@
-"""A pipeline that runs for good: round after round a topic is archived, and what is new is decoded, deduplicated and
-counted in windows. Every step goes on where its own record ends, so a round that failed, or a process that was killed,
-is made up for by the next one."""
+"""A pipeline that runs for good: round after round a topic is archived, the archive is compacted, and what is new is
+decoded, deduplicated and counted in windows. Every step goes on where its own record ends, so a round that failed, or a
+process that was killed, is made up for by the next one."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.steps.analyses import run_decode, run_dedup, run_windows
 from aiorocket.spark.steps.archive import archive
 from aiorocket.spark.steps.behind import behind
+from aiorocket.spark.steps.compact import compact
 from aiorocket.spark.steps.inputs import Input
 from aiorocket.spark.steps.manifest import ArchiveConflictError
 from aiorocket.spark.steps.report import StepReport
@@ -46,6 +47,15 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """``pause`` is how long, in seconds, the step is left out behind a run of it."""
 
     pause: float = 0.0
+
+
+class Compact(_Table, frozen=True, kw_only=True):
+    """Of the archive, to which each round adds files: ``compact`` with a target of ``target_mb`` MiB. Replaced files
+    stay ``keep`` seconds, for readers that began before."""
+
+    pause: float = 3600.0
+    target_mb: int = 256
+    keep: float = 3600.0
 
 
 class Decode(_Table, frozen=True, kw_only=True):
@@ -94,6 +104,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     master: str = "local[*]"
     options: dict[str, str] = {}
     spark: dict[str, str] = {}
+    compact: Compact | None = None
     decode: Decode | None = None
     dedup: Dedup | None = None
     windows: Windows | None = None
@@ -108,6 +119,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         for name, least in (("pause", 0.0), ("max_rows", 1), ("attempts", 0), ("stalled", 1.0)):
             if not getattr(plan, name) >= least:
                 raise ConfigError(f"{path}: {name} = {getattr(plan, name)}: {least:g} or more")
+        if (kept := plan.compact) is not None and not (kept.target_mb >= 1 and kept.keep >= 0):
+            raise ConfigError(
+                f"{path}: compact: target_mb = {kept.target_mb}: 1 or more; keep = {kept.keep:g}: 0 or more"
+            )
         step = plan.decode
         if step is not None and step.schema_file is not None:
             if step.schema is not None:
@@ -224,6 +239,13 @@ class Continuous:
                 max_rows=plan.max_rows, stop=self._stop, **_loose(self._options),
             ),
         )  # fmt: skip
+        if (compacting := plan.compact) is not None:
+            yield (
+                "compact",
+                lambda: compact(
+                    spark, f"{plan.path}/{ARCHIVE}", target_bytes=compacting.target_mb << 20, keep=compacting.keep
+                ),
+            )
         if (each := plan.decode) is not None:
             text = _arguments(each, "schema_file")
             if each.schema_file is not None:
