@@ -302,6 +302,26 @@ def test_behind_a_slow_first_offset_none_is_what_it_was_before(orderly: bool) ->
     run(scenario)
 
 
+def test_a_stop_waits_for_a_silent_broker_as_long_as_is_said() -> None:
+    """``Client.running``: brokers that do not answer add two request timeouts. A topic's first offsets, too."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        await cluster.create_topic("t", 4)
+        sender = await cluster.producer()
+        member = await cluster.consumer("g", "t")
+        for number in range(12):
+            await sender.send("t", str(number))
+        await asyncio.sleep(1)
+        for request in ("UPDATE_CONSUMER_OFFSET", "UNREGISTER_CLIENT"):
+            cluster.brokers[0].faults.next(request, drop=True, times=40)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await member.host.run(member.consumer.stop())
+        assert loop.time() - began < 2 * member.consumer.client.config.remoting.request_timeout + 1
+
+    run(scenario)
+
+
 def test_a_rebalance_does_not_set_back_what_pulls_have_committed() -> None:
     async def scenario(cluster: SimCluster) -> None:
         await cluster.create_topic("t", 4)

@@ -12,7 +12,7 @@ from aiorocket.client.core.offsets import OffsetTable
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.group.held_queue import HeldQueue
 from aiorocket.client.group.member import Member
-from aiorocket.errors import NotConnectedError, RocketError
+from aiorocket.errors import NotConnectedError, RemoteError, RocketError
 from aiorocket.model import Queue
 from aiorocket_protocol import (
     EXT_EPOCH,
@@ -117,7 +117,11 @@ class Commits:
             # keep one and acknowledge all. So one goes ahead, and all are written then. They are found anew: meanwhile
             # pulls may have committed more, and another member may have got the queue.
             failures = await self.offset_store.write(ahead)
+            # Who did not answer that is not asked again: a stop would wait for both.
+            silent = {q.broker_name: error for q, error in failures.items() if not isinstance(error, RemoteError)}
             written = [entry for entry in due() if entry[0] not in failures]
+            failures |= {queue: silent[queue.broker_name] for queue, _ in written if queue.broker_name in silent}
+            written = [entry for entry in written if entry[0] not in failures]
         if written:
             failures |= await self.offset_store.write(written)
         for queue, offset in written:
