@@ -7,7 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiorocket_protocol.fuzzing import one_input, seeds
+from aiorocket_protocol import GetMaxOffsetRequestHeader, RemotingCommand
+from aiorocket_protocol.fuzzing import one_input, seeds, targets
 
 CORPUS = Path(__file__).resolve().parents[1] / "fuzz" / "corpus" / "protocol"
 
@@ -26,3 +27,14 @@ def test_every_seed_passes() -> None:
 @given(st.binary(max_size=300))
 def test_random_input_passes(data: bytes) -> None:
     one_input(data)
+
+
+def test_commands_are_compared_to_the_types_of_their_fields() -> None:
+    """To ``==`` True is 1, and a float of the same value too."""
+
+    def gives(opaque: int, offset_of: int) -> object:
+        command = RemotingCommand(1, opaque, header=GetMaxOffsetRequestHeader("T", offset_of))
+        return targets._outcome(lambda: command, ())
+
+    assert gives(1, 1) == gives(1, 1)
+    assert gives(1, 1) != gives(True, 1) and gives(1, 1) != gives(1, True)

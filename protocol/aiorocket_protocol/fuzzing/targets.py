@@ -4,7 +4,6 @@ nothing else, and what it accepts must come back from its own encoding."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -145,8 +144,8 @@ def _outcome(function: Callable[..., Any], arguments: tuple[object, ...]) -> tup
 def _plain(value: Any) -> object:
     if type(value) in (list, tuple):
         return type(value), [_plain(each) for each in value]
-    if dataclasses.is_dataclass(value):
-        return type(value), [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if names := getattr(type(value), "__match_args__", ()):  # of a dataclass, a struct, a named tuple
+        return type(value), [_plain(getattr(value, name)) for name in names]
     if hasattr(value, "buffer"):
         return type(value), value.buffer, value.start, value.end
     return type(value), bytes(value) if type(value).__name__ == "Raw" else value
