@@ -123,6 +123,27 @@ def test_nothing_is_replaced_when_a_row_is_lost_or_another_run_was_quicker(
         compact(spark, str(tmp_path), target_bytes=0)
 
 
+def test_what_a_failed_try_wrote_does_not_stay(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service tries again: on a full disk it would leave as much each time."""
+    archive = make(tmp_path)
+    for begin in (0, 5):
+        add(archive, {Q0: range(begin, begin + 5)})
+    module = importlib.import_module("aiorocket.spark.steps.compact")
+    real = module.run_tasks
+
+    def one_fails(*given: object) -> None:
+        assert real(*given)
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(module, "run_tasks", one_fails)
+    with pytest.raises(OSError, match="no space"):
+        compact(spark, str(tmp_path))
+    assert not list((tmp_path / "_staging").glob("compact-*"))
+    assert len(archive.snapshot().files) == 2
+
+
 def test_the_archive_goes_on_and_readers_read_on_beside_a_compaction(spark: SparkSession, tmp_path: Path) -> None:
     archive = make(tmp_path)
     for begin in (0, 5):

@@ -8,6 +8,7 @@ that gets through removes them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -140,7 +141,12 @@ def _rewrite(
     staging = f"{STAGING}/{origin}-{Entropy().token(4).hex()}"
     place = (archive.folder.location, staging, archive.columns)
     tasks = [(*place, group.parts, [file.path for file in group.files]) for group in groups]
-    written = files_of(run_tasks(spark, merge_task, tasks))
+    try:
+        written = files_of(run_tasks(spark, merge_task, tasks))
+    except Exception:
+        with suppress(OSError):  # a full disk would have less room with every try
+            archive.folder.remove_tree(staging)
+        raise
     step("written")
     placed, moves = lasting(written, staging, origin)
     try:
