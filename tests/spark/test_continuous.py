@@ -133,16 +133,17 @@ def test_the_archive_is_compacted_now_and_then(tmp_path: Path, monkeypatch: pyte
 
         return run
 
-    for name in ("archive", "compact"):
+    for name in ("archive", "run_decode", "compact"):
         monkeypatch.setattr(f"aiorocket.spark.steps.continuous.{name}", step(name))
     monkeypatch.setattr("aiorocket.spark.steps.continuous.behind", lambda *_, **__: [])
-    text = 'topic = "{topic}"\npath = "{path}"\n[compact]\ntarget_mb = 2\nkeep = 5.0\n'
+    text = 'topic = "{topic}"\npath = "{path}"\n[decode]\nusing = "text"\n[compact]\ntarget_mb = 2\nkeep = 5.0\n'
     nobody: Any = None
     pipeline = Continuous(nobody, plan_of(tmp_path, "t", text), "127.0.0.1:1", stop=lambda: False)
     pipeline.round()
     pipeline.round()
     where = f"{tmp_path}/lake/archive"
-    assert called == ["archive", ("compact", where, {"target_bytes": 2 << 20, "keep": 5.0}), "archive"]
+    compacted = ("compact", where, {"target_bytes": 2 << 20, "keep": 5.0})  # last: a failure stops no other step
+    assert called == ["archive", "run_decode", compacted, "archive", "run_decode"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""A pipeline that runs for good: round after round a topic is archived, the archive is compacted, and what is new is
-decoded, deduplicated and counted in windows. Every step goes on where its own record ends, so a round that failed, or a
-process that was killed, is made up for by the next one."""
+"""A pipeline that runs for good: round after round a topic is archived, what is new is decoded, deduplicated and
+counted in windows, and the archive is compacted. Every step goes on where its own record ends, so a round that failed,
+or a process that was killed, is made up for by the next one."""
 
 from __future__ import annotations
 
@@ -239,13 +239,6 @@ class Continuous:
                 max_rows=plan.max_rows, stop=self._stop, **_loose(self._options),
             ),
         )  # fmt: skip
-        if (compacting := plan.compact) is not None:
-            yield (
-                "compact",
-                lambda: compact(
-                    spark, f"{plan.path}/{ARCHIVE}", target_bytes=compacting.target_mb << 20, keep=compacting.keep
-                ),
-            )
         if (each := plan.decode) is not None:
             text = _arguments(each, "schema_file")
             if each.schema_file is not None:
@@ -266,6 +259,14 @@ class Continuous:
             )  # fmt: skip
         if (windows := plan.windows) is not None:
             yield "windows", lambda: run_windows(spark, given, output("windows"), **_arguments(windows))
+        # Last: where it fails, for want of disk say, the others have gone on.
+        if (compacting := plan.compact) is not None:
+            yield (
+                "compact",
+                lambda: compact(
+                    spark, f"{plan.path}/{ARCHIVE}", target_bytes=compacting.target_mb << 20, keep=compacting.keep
+                ),
+            )
 
     def _note(self, name: str, report: StepReport) -> None:
         health = self.health
