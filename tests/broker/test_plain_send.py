@@ -6,6 +6,7 @@ Needs the distribution in protocol/speedups, see tests/protocol/test_speedups.py
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import random
 import weakref
@@ -21,7 +22,10 @@ from aiorocket.broker.broker import Broker
 from aiorocket.config import BrokerConfig, RemotingConfig, StoreConfig
 from aiorocket.remoting.connection import Connection, Frame
 from aiorocket.runtime.tasks import TaskScope
+from aiorocket.storage.block import Block
+from aiorocket.storage.consume_queue import ConsumeQueue
 from aiorocket.storage.results import PutResult, PutStatus
+from aiorocket.storage.tail_cache import TailCache
 from aiorocket.testing.sim import Simulation, simulate
 from aiorocket_protocol import (
     EXT_ONCE,
@@ -256,6 +260,39 @@ def test_a_burst_of_blocks_and_a_full_segment() -> None:
 def test_a_send_that_the_disk_refuses() -> None:
     header = send_header("T", 1, properties=ID, batch=False, unit_mode=False)
     assert same([frame(header, b"x")], fail=True) == [True]
+
+
+async def test_without_memory_for_a_block_nothing_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failing = TailCache.start, False
+
+    def starts(cache: TailCache, queue: ConsumeQueue, offset: int) -> Block:
+        if failing:
+            raise MemoryError
+        return start(cache, queue, offset)
+
+    header = send_header("T", 0, properties=ID, batch=False)
+    # A cache without room: each send starts a block.
+    async with running(store=StoreConfig(tail_cache=0)) as broker, TaskScope("test") as tasks:
+        processors, store = broker.server.processors, broker.store
+        connection = Connection(
+            asyncio.get_running_loop(), broker.server.config, processors.dispatch, tasks, is_client=False,
+            shared=memoryview(bytearray(READ_SIZE)),
+        )  # fmt: skip
+        connection.plain = processors.plain
+        connection.connection_made(Pipe())
+        monkeypatch.setattr(TailCache, "start", starts)
+        for body in (b"pure", b"compiled", b"lost", b"behind"):
+            failing = body == b"lost"
+            with contextlib.suppress(MemoryError):  # a loop ends the connection then
+                feed(connection, frame(header, body))
+            while store._log.scheduled:
+                await asyncio.sleep(0)
+        assert store.max_offset("T", 0) == 3 and store.problem is None
+        places = [place for place, _, _ in store.entries("T", 0, 0, 3)]
+        for place, body in zip(places, (b"pure", b"compiled", b"behind"), strict=True):
+            assert body in (store.read_record(place) or b"")
+        connection.close("done")
+        connection.connection_lost(None)
 
 
 def test_limits_of_size() -> None:

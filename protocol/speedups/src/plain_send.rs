@@ -471,6 +471,14 @@ impl<'py> Run<'py> {
             write(to, &shared, &own);
             Ok(())
         })?;
+        // Without memory for a block nothing of it is in the log either.
+        if queue.block.is_none() || offset & BLOCK_MASK == 0 {
+            if let Some(block) = queue.block.take() {
+                block.end()?;
+            }
+            let started = sends.tail.bind(py).call_method1(intern!(py, "start"), (&queue.object, offset))?;
+            queue.block = Some(Block::of(started)?);
+        }
         queue.units.extend_from_slice(&physical.to_be_bytes());
         queue.units.extend_from_slice(&size.to_be_bytes());
         queue.units.extend_from_slice(&code.to_be_bytes());
@@ -481,13 +489,6 @@ impl<'py> Run<'py> {
         self.tail_size += size;
         queue.next += 1;
         queue.code = Some(queue.code.map_or(Some(code), |others| others.filter(|other| *other == code)));
-        if queue.block.is_none() || offset & BLOCK_MASK == 0 {
-            if let Some(block) = queue.block.take() {
-                block.end()?;
-            }
-            let started = sends.tail.bind(py).call_method1(intern!(py, "start"), (&queue.object, offset))?;
-            queue.block = Some(Block::of(started)?);
-        }
         if let Some(block) = &mut queue.block {
             block.records.append(record)?;
             block.sizes.append(size)?;
