@@ -83,7 +83,7 @@ class Timers:
         return answers
 
     async def levels(self) -> Answers[DelayLevel]:
-        """The delay levels in which messages wait."""
+        """The delay levels in which messages wait; 4.9 tells of those only from which it has delivered."""
 
         async def ask(broker: Broker) -> list[DelayLevel]:
             answer = await self._ask.call(broker.address, RequestCode.GET_BROKER_RUNTIME_INFO)
