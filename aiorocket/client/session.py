@@ -253,7 +253,7 @@ class Session:
                 connection = await self.remoting.connect(address)
         except (TimeoutError, NotConnectedError) as error:
             known = address in self.config.nameservers or address in self.remoting.reached
-            raise unreached(address, str(error), known=known) from None
+            raise unreached(address, str(error) or self.remoting.trouble(address), known=known) from None
         if self.producers or self.consumers:
             self._heartbeat_due.set()
         return connection

@@ -106,6 +106,11 @@ class RemotingClient:
             return 0.0
         return max(0.0, failures.not_before - asyncio.get_running_loop().time())
 
+    def trouble(self, address: str) -> str:
+        """Why the latest dial of ``address`` failed; empty when none has since there was a connection."""
+        failures = self._failures.get(address)
+        return "" if failures is None else f"{address}: {failures.last}"
+
     async def connect(self, address: str, timeout: float | None = None) -> Connection:
         """The connection to ``address`` (``host:port`` or ``unix:PATH``), dialled if there is none.
 

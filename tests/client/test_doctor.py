@@ -99,13 +99,15 @@ async def test_what_cannot_be_reached_is_said_in_the_words_of_the_errors_that_cl
     )
     header = RegisterBrokerRequestHeader("far-away", "127.0.0.1:1", mq.config.cluster, "", 0)
     assert (await peer.call(103, header, body)).code == 0
-    found = (await wrong(mq))["advertised address"]
-    assert found.level == "error" and found.about == "far-away 127.0.0.1:1" and "--advertise" in found.advice
-    async with mq.producer("shop") as producer:
-        with pytest.raises(RocketError) as raised:
-            await producer.send("far", b"x", timeout=2)
-    assert found.finding in str(raised.value)
-    await peer.close()
+    try:
+        found = (await wrong(mq))["advertised address"]
+        assert found.level == "error" and found.about == "far-away 127.0.0.1:1" and "--advertise" in found.advice
+        async with mq.producer("shop") as producer:
+            with pytest.raises(RocketError) as raised:
+                await producer.send("far", b"x", timeout=2)
+        assert found.finding in str(raised.value)
+    finally:
+        await peer.close()
     async with Admin(nameservers="127.0.0.1:1") as admin:
         findings = [each async for each in admin.doctor()]
     assert [each.check for each in findings] == ["name server", "brokers"] and "resolve" in findings[0].advice

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from mmap import mmap
 from typing import Any
 
 import pytest
@@ -156,10 +157,11 @@ def test_a_file_that_is_none_is_refused(text: str) -> None:
 
 def test_memory_that_is_not_given_back_is_a_finding() -> None:
     async def main(_sim: Simulation) -> list[Report]:
-        well, kept = Kept(), list[bytes]()
+        well, kept = Kept(), list[mmap]()
 
         def keeps(request: RemotingCommand) -> list[RemotingCommand | bytes]:
-            kept.append(b"x" * 100_000)
+            kept.append(mmap(-1, 100_000))  # bytes may be made of what other tests of this process gave back
+            kept[-1].write(b"x" * 100_000)
             return well(request)
 
         reports = []
