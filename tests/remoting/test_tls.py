@@ -289,7 +289,7 @@ def test_who_says_nothing_or_no_handshake_is_shown_out(
     run: Callable[[Main], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        async with pair(ServerTls(settings_of()), TRUSTING, handshake_timeout=0.1) as (client, server):
+        async with pair(ServerTls(settings_of()), TRUSTING, handshake_timeout=0.5) as (client, server):
             host, port = server.address.split(":")
             for said in (b"", b"\x16\x03\x01", b"\x16 is no handshake", b"\x00\x00"):
                 reader, writer = await asyncio.open_connection(host, int(port))
@@ -311,7 +311,7 @@ def test_who_resets_a_handshake_is_shown_out_without_an_error(run: Callable[[Mai
     async def main() -> None:
         errors: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
-        async with pair(ServerTls(settings_of()), TRUSTING, handshake_timeout=0.3) as (client, server):
+        async with pair(ServerTls(settings_of()), TRUSTING, handshake_timeout=5.0) as (client, server):
             for said in (b"\x16", b"\x16\x03\x01\x02\x00\x01"):
                 peer = socket.create_connection(("127.0.0.1", server.port))
                 peer.sendall(said)
