@@ -67,8 +67,8 @@ class Pops:
 
     async def checkpoints(self, group: str | None = None, *, newest: int = 10_000) -> Answers[Checkpoint]:
         """What is with consumers of ``group``, or of every group, that popped it, the next to come again first; of the
-        ``newest`` records that each queue of a broker's revive topic has. Apache's brokers write such a record when a
-        message was out for some seconds."""
+        ``newest`` records that each queue of a broker's revive topic has. Apache's brokers write such a record some
+        time after the pop, and go past those that are settled minutes later: of theirs, look at ``due_ms``."""
         wanted = None if group is None else self._ask.wire(check_group(group))
 
         async def ask(broker: Broker) -> list[Checkpoint]:
