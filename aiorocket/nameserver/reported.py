@@ -6,14 +6,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 from typing import TypeVar
+from zlib import crc32
 
 from aiorocket_protocol import (
     DataVersion,
+    ProtocolError,
     QueueData,
     RegisterBrokerBody,
     RegisterBrokerRequestHeader,
     RemotingCommand,
 )
+from aiorocket_protocol.limits import INT32_MAX
 
 __all__ = ("A_TURN", "in_turns", "reported")
 
@@ -26,7 +29,11 @@ A_TURN = 200
 async def reported(
     command: RemotingCommand, header: RegisterBrokerRequestHeader
 ) -> tuple[DataVersion, dict[str, QueueData] | None]:
-    """The version of its table, and the topics; None when it only renews its lease."""
+    """The version of its table, and the topics; None when it only renews its lease. ProtocolError for a wrong checksum
+    or table."""
+    # RocketMQ's checksums leave out the highest bit.
+    if header.body_crc32 and (crc32(command.body) ^ header.body_crc32) & INT32_MAX:
+        raise ProtocolError("crc32 not match", where="body")
     if not command.body:
         return DataVersion(0, 0), None
     version, reading = RegisterBrokerBody.one_by_one(

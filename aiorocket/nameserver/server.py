@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from functools import partial
 from typing import Any
 
@@ -199,8 +198,6 @@ class NameServer:
 
     async def _register(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         header = command.read(RegisterBrokerRequestHeader)
-        if header.body_crc32 and zlib.crc32(command.body) & 0xFFFFFFFF != header.body_crc32 & 0xFFFFFFFF:
-            return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
         async with self._reading:  # in the order in which they came
             version, topics = await reported(command, header)
             if connection.closed:

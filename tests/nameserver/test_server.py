@@ -174,13 +174,16 @@ async def test_a_second_broker_of_the_name_is_refused_until_the_first_connection
         await second.close()
 
 
-async def test_a_compressed_registration_and_a_wrong_checksum(peer: Peer) -> None:
-    data = body_of("T", "U").compressed()
-    crc = zlib.crc32(data) - (1 << 32) if zlib.crc32(data) >= 1 << 31 else zlib.crc32(data)
-    answer = await peer.call(103, header_of(compressed=True, body_crc32=crc), data)
-    assert answer.code == 0
-    answer = await peer.call(103, header_of(compressed=True, body_crc32=crc ^ 1), data)
-    assert answer.code == 1 and answer.remark == "crc32 not match"
+@pytest.mark.parametrize("topic", ["T", "X"])
+async def test_a_compressed_registration_and_a_wrong_checksum(topic: str, peer: Peer) -> None:
+    """Brokers of Java send a checksum without its highest bit, which one of these topics has."""
+    data = body_of(topic, "U").compressed()
+    whole = zlib.crc32(data)
+    for crc in (whole & 0x7FFFFFFF, whole - (whole >> 31 << 32)):
+        answer = await peer.call(103, header_of(compressed=True, body_crc32=crc), data)
+        assert answer.code == 0
+        answer = await peer.call(103, header_of(compressed=True, body_crc32=crc ^ 1), data)
+        assert answer.code == 1 and "crc32 not match" in (answer.remark or "")
     answer = await peer.call(103, header_of(compressed=True), b"not zlib")
     assert answer.code == 1 and "not zlib" in (answer.remark or "")
 
