@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 
 from aiorocket.spark.session import java_home
 from aiorocket.spark.shipping import bundle
+from tests.ports import free_port
 from tests.spark.producing import create_topic, send
 
 pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(300)]
@@ -66,12 +66,6 @@ def started(name: str, *arguments: str, env: Mapping[str, str], log: Path) -> It
             process.kill()
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def wait_for_workers(page: int, count: int) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
@@ -79,7 +73,7 @@ def wait_for_workers(page: int, count: int) -> None:
             with urlopen(f"http://127.0.0.1:{page}/json/", timeout=10) as answer:
                 if json.load(answer)["aliveworkers"] == count:
                     return
-        except OSError:
+        except (OSError, ValueError):  # no page yet, or one of HTML, as everything is at first
             pass
         time.sleep(0.2)
     raise AssertionError(f"{count} workers were not there in time")
