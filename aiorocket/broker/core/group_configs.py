@@ -139,20 +139,19 @@ class GroupConfigs:
 
     def forbidden_table(self) -> dict[str, dict[str, int]]:
         """Group → topic → bits of what is forbidden, RocketMQ's forbiddenTable."""
-        return _forbidden_table(self.forbidden)
+        table: dict[str, dict[str, int]] = {}
+        for group, topic in sorted(self.forbidden):
+            table.setdefault(group, {})[topic] = _READ
+        return table
 
     def to_dict(self) -> dict[str, Any]:
         return self.later()()
 
     def later(self) -> Callable[[], dict[str, Any]]:
         """``to_dict`` of now, for another thread."""
-        configs, forbidden = list(self._configs.values()), set(self.forbidden)
-
-        def plain() -> dict[str, Any]:
-            table = {"forbiddenTable": _forbidden_table(forbidden)} if forbidden else {}
-            return {"groups": [config.to_dict() for config in configs], **table}
-
-        return plain
+        configs = list(self._configs.values())
+        forbidden = {"forbiddenTable": self.forbidden_table()} if self.forbidden else {}
+        return lambda: {"groups": [config.to_dict() for config in configs], **forbidden}
 
     def load(self, data: Mapping[str, Any]) -> None:
         for item in data.get("groups", ()):
@@ -165,13 +164,6 @@ class GroupConfigs:
 
 #: The bit of reading in a forbiddenTable.
 _READ = 1 << 2
-
-
-def _forbidden_table(forbidden: set[tuple[str, str]]) -> dict[str, dict[str, int]]:
-    table: dict[str, dict[str, int]] = {}
-    for group, topic in sorted(forbidden):
-        table.setdefault(group, {})[topic] = _READ
-    return table
 
 
 def _in_range(config: GroupConfig) -> bool:
