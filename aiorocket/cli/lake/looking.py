@@ -22,6 +22,19 @@ _plots_option = click.option(
     metavar="DIR",
     help="Draw PNG pictures into this folder (needs the extra report).  [with --html: FILE.plots]",
 )
+_over_time_option = click.option(
+    "--every", default="1 minute", show_default=True, metavar="LENGTH", help="Windows of tables over time."
+)
+_by_option = click.option(
+    "--by", multiple=True, default=("topic",), show_default=True, metavar="NAME",
+    help="Count by topic, tag, key or a column; repeatable.",
+)  # fmt: skip
+_time_option = click.option(
+    "--time", default="bornTimestamp", show_default=True, metavar="COLUMN", help="The event time; or storeTimestamp."
+)
+_approximate_option = click.option(
+    "--approximate", is_flag=True, help="Percentiles that need less memory, off by 1 place in 10,000."
+)
 _AGAIN = "the next run begins with what is not written yet"
 
 
@@ -146,18 +159,9 @@ def decode(
 @input_options
 @click.option("--every", default="1 minute", show_default=True, metavar="LENGTH", help="Length of a window.")
 @click.option("--slide", metavar="LENGTH", help="Begin a window this often; they overlap then.")
-@click.option(
-    "--by",
-    multiple=True,
-    default=("topic",),
-    show_default=True,
-    metavar="NAME",
-    help="topic, tag, key or a column; repeatable.",
-)
+@_by_option
 @click.option("--key", metavar="SQL", help="With --by key: the key, as an expression on the row's columns.")
-@click.option(
-    "--time", default="bornTimestamp", show_default=True, metavar="COLUMN", help="The event time; or storeTimestamp."
-)
+@_time_option
 @click.option("--watermark", metavar="LENGTH", help="Count rows that came later than this behind the latest.")
 @_plots_option
 @output_options(20)
@@ -232,7 +236,7 @@ def order(
 
 @click.command()
 @input_options
-@click.option("--every", default="1 minute", show_default=True, metavar="LENGTH", help="Windows of tables over time.")
+@_over_time_option
 @_plots_option
 @click.option("--group", metavar="GROUP", help="Also how far behind this consumer group is (of a live topic).")
 @click.option(
@@ -241,7 +245,7 @@ def order(
 @click.option(
     "--pause", type=click.FloatRange(0), default=1.0, show_default=True, metavar="SECONDS", help="Between two samples."
 )
-@click.option("--approximate", is_flag=True, help="Percentiles that need less memory, off by 1 place in 10,000.")
+@_approximate_option
 @output_options(20)
 @spark_options
 @report_options
@@ -274,16 +278,11 @@ def latency(
 
 @click.command()
 @input_options
-@click.option("--every", default="1 minute", show_default=True, metavar="LENGTH", help="Windows of tables over time.")
-@click.option(
-    "--by", multiple=True, default=("topic",), show_default=True, metavar="NAME",
-    help="Count by topic, tag, key or a column; repeatable.",
-)  # fmt: skip
-@click.option(
-    "--time", default="bornTimestamp", show_default=True, metavar="COLUMN", help="The event time; or storeTimestamp."
-)
+@_over_time_option
+@_by_option
+@_time_option
 @_plots_option
-@click.option("--approximate", is_flag=True, help="Percentiles that need less memory, off by 1 place in 10,000.")
+@_approximate_option
 @output_options(20)
 @spark_options
 @report_options
