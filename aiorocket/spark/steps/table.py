@@ -8,8 +8,9 @@ run that was cut short left files that no record names, and the next run removes
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -101,10 +102,7 @@ class Table:
 
     def snapshot(self) -> TableSnapshot:
         """The table now."""
-        snapshot = TableSnapshot()
-        for entry in self._records():
-            snapshot = _after(snapshot, entry)
-        return snapshot
+        return _together(self._records())
 
     def _records(self) -> list[dict[str, Any]]:
         """The newest record that stands for all before it, and those behind it, in their order."""
@@ -182,8 +180,7 @@ class Table:
         if self._records()[0]["run"] > entry["run"]:
             self.folder.remove(f"{_RUNS}/{run}.json")  # the other's of this number was there, and is stood for
             raise self._raced(run)
-        self._tidy()
-        return self.snapshot()
+        return self._tidy()
 
     def _raced(self, run: str) -> RocketError:
         where = f"{self.folder.uri(_RUNS)}/{run}.json"
@@ -194,12 +191,13 @@ class Table:
         with self.folder.filesystem.open_input_file(self.folder.full(name)) as stream:
             return int(pq.ParquetFile(stream).metadata.num_rows)
 
-    def _tidy(self) -> None:
+    def _tidy(self) -> TableSnapshot:
         """Brings a Delta log up to date, and removes all files that the records do not name, and records that a newer
-        one stands for."""
-        first, snapshot = self._records()[:1], self.snapshot()
+        one stands for. The table now."""
+        records = self._records()
+        snapshot = _together(records)
         for name in self.folder.names(_RUNS):
-            if first and name < f"{first[0]['run']:010d}":
+            if records and name < f"{records[0]['run']:010d}":
                 self.folder.remove(f"{_RUNS}/{name}")
         if self.format == "delta":
             self._sync_delta(snapshot)
@@ -214,6 +212,7 @@ class Table:
                 self.folder.remove(name)
             else:
                 self.folder.remove_tree(where)
+        return snapshot
 
     def _sync_delta(self, snapshot: TableSnapshot) -> None:
         """Each part's Delta table, with the same files; a commit carries the number of the run, so that one that a
@@ -258,6 +257,10 @@ def _plain(snapshot: TableSnapshot) -> dict[str, Any]:
         "missing": [[*queue, snapshot.missing[queue]] for queue in sorted(snapshot.missing)],
         "files": [list(file) for file in snapshot.files],
     }
+
+
+def _together(records: Sequence[Mapping[str, Any]]) -> TableSnapshot:
+    return functools.reduce(_after, records, TableSnapshot())
 
 
 def _after(snapshot: TableSnapshot, entry: Mapping[str, Any]) -> TableSnapshot:
