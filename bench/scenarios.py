@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from bench import wire
 from bench.processes import BenchError, Child
+from tests.ports import free_port
 
 QUEUES = 4
 TOPIC = "bench"
@@ -193,12 +194,12 @@ def start(repeat: int = 5, *, idle: float = 1.0, data: str | None = None) -> dic
     """Milliseconds from the start of the ``aiorocket broker`` process to its first answer, and its memory when idle."""
     times, memory = [], []
     with ExitStack() as stack:
-        nameserver = wire.free_port()
+        nameserver = free_port()
         names = stack.enter_context(Child("nameserver", "-c", COMMAND, "nameserver", "--port", str(nameserver)))
         names.line()
         for _ in range(repeat):
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="aiorocket-start-", dir=data))
-            port = wire.free_port()
+            port = free_port()
             argv = ["broker", "--port", str(port), "--nameserver", f"127.0.0.1:{nameserver}", "--data", directory]
             with Child("broker", "-c", COMMAND, *argv) as broker:
                 times.append(answering(broker, port))

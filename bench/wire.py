@@ -12,13 +12,6 @@ from bench.processes import BenchError
 GET_MAX_OFFSET, QUERY_CONSUMER_OFFSET, UPDATE_TOPIC, ROUTE = 30, 14, 17, 105
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def request(port: int, code: int, timeout: float = 5.0, /, **fields: object) -> tuple[dict[str, Any], bytes]:
     """Header and body of the answer. OSError when nobody listens."""
     ext = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in fields.items()}
