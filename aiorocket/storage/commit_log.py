@@ -25,16 +25,17 @@ from aiorocket.config import StoreConfig
 from aiorocket.errors import StoreError, StoreFullError
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.runtime.env import Env
-from aiorocket.storage.consume_queue import ConsumeQueue
+from aiorocket.storage.consume_queue import UNIT_SIZE, ConsumeQueue
 from aiorocket.storage.damage import DamagedRanges
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.results import PutResult, PutStatus, StoreBrokenError, StoreBusyError
 from aiorocket.storage.segment import Segment
+from aiorocket.storage.tail_cache import TailCache
 from aiorocket.storage.walk import Bad
 from aiorocket.storage.written import WrittenLog
 from aiorocket_protocol import BLANK_SIZE, encode_blank
 
-__all__ = ("CommitGroup", "CommitLog")
+__all__ = ("CommitGroup", "CommitLog", "take_back")
 
 #: Messages after which a group of flush="async" is written at once instead of at the end of the loop turn: a full
 #: read holds a producer's whole window, and answering it in one piece makes producer and broker wait for each other.
@@ -195,20 +196,21 @@ class CommitLog(WrittenLog):
             raise StoreError(
                 f"{size} bytes in one append do not fit into a segment of {capacity}: raise segment_size or send less"
             )
-        active = self._active
-        if active is not None:
-            self.buffers.append(encode_blank(active.end - self.end))
-            self.pending += active.end - self.end
-            self.end = active.end
-        segment, self._spare = self._spare, None
-        if segment is None or segment.base != self.end:
-            segment = Segment(self._directory, self.end, capacity)
-        self.segments.append(segment)
-        self._active = segment
-        self.limit = segment.end - BLANK_SIZE
-        run = Run(segment, 0)
-        self.group.runs.append(run)
-        self.buffers = run.buffers
+        active, spare = self._active, self._spare
+        base = self.end if active is None else active.end
+        segment = spare if spare is not None and spare.base == base else Segment(self._directory, base, capacity)
+        run, limit, pending = Run(segment, 0), segment.end - BLANK_SIZE, self.pending + base - self.end
+        try:
+            self.group.runs.append(run)
+            self.segments.append(segment)
+            if active is not None:
+                self.buffers.append(encode_blank(base - self.end))
+        except MemoryError:
+            self.group.runs = [each for each in self.group.runs if each is not run]
+            self.segments = [each for each in self.segments if each is not segment]
+            raise
+        self._spare, self._active, self.buffers = None, segment, run.buffers
+        self.pending, self.end, self.limit = pending, base, limit
         return self.end
 
     def refuse(self) -> None:
@@ -462,6 +464,18 @@ class CommitLog(WrittenLog):
             self.broken(error)
         else:
             self.synced = max(self.synced, upto)
+
+
+def take_back(log: CommitLog, tail: TailCache, queue: ConsumeQueue, records: bytes) -> None:
+    """What an append has left before it found no memory: nothing was assigned, the next one takes its place."""
+    tail.forget(queue, queue.next_offset)
+    del queue.tail[(queue.next_offset - queue.tail_first) * UNIT_SIZE :]
+    group = log.group
+    if log.buffers and log.buffers[-1] is records:
+        log.buffers.pop()
+    if not queue.marked and group.touched and group.touched[-1] is queue:
+        group.touched.pop()
+    del group.dones[len(group.results) :]
 
 
 def _nothing() -> None:

@@ -24,7 +24,7 @@ from aiorocket.runtime.env import Env
 from aiorocket.storage.block import BLOCK_MASK
 from aiorocket.storage.checkpoint import QueueTable
 from aiorocket.storage.chunk_cache import ChunkCache
-from aiorocket.storage.commit_log import CommitGroup, CommitLog, Done
+from aiorocket.storage.commit_log import CommitGroup, CommitLog, Done, take_back
 from aiorocket.storage.consume_queue import UNIT, ConsumeQueue, queue_directory
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.housekeeping import Housekeeping
@@ -37,13 +37,7 @@ from aiorocket.storage.results import Damage, PutResult, PutStatus, ReadResult, 
 from aiorocket.storage.retention import Retention
 from aiorocket.storage.scrub import Scrub
 from aiorocket.storage.tail_cache import TailCache
-from aiorocket_protocol import (
-    PHYSICAL_OFFSET_AT,
-    SYS_FLAG_AT,
-    BatchItem,
-    encode_record,
-    encode_records,
-)
+from aiorocket_protocol import PHYSICAL_OFFSET_AT, SYS_FLAG_AT, BatchItem, encode_record, encode_records
 
 __all__ = ("Arrival", "MessageStore")
 
@@ -221,35 +215,43 @@ class MessageStore:
         if physical + size > log.limit:
             physical = log.roll(size)
             record = _moved(record, physical)
-        log.end = physical + size
-        log.pending += size
-        log.buffers.append(record)
-        group = log.group
-        group.dones.append(done)
-        group.results.append(_new_result(PutResult, (_OK, physical, offset, now, ())))
+        if not log.scheduled:
+            self._loop.call_soon(log.flush)
+            log.scheduled = True
+        group, tail, block = log.group, self._tail, queue.block
+        # What may find no memory comes first, and leaves nothing then.
+        result = _new_result(PutResult, (_OK, physical, offset, now, ()))
+        unit = _pack_unit(physical, size, tags_code)
+        end, pending, following, cached = physical + size, log.pending + size, offset + 1, tail.size + size
+        try:
+            if block is None or not offset & BLOCK_MASK:
+                block = tail.start(queue, offset)
+            of_block = block.size + size
+            block.records.append(record)
+            block.sizes.append(size)
+            block.codes.append(tags_code)
+            queue.tail += unit
+            log.buffers.append(record)
+            if not queue.marked:
+                group.touched.append(queue)
+            group.dones.append(done)
+            group.results.append(result)
+        except MemoryError:
+            take_back(log, tail, queue, record)
+            raise
+        log.end = end
+        log.pending = pending
+        queue.next_offset = following
+        block.size = of_block
         if not queue.marked:
             queue.marked = True
             queue.code = tags_code
-            group.touched.append(queue)
         elif queue.code != tags_code:
             queue.code = None
-        queue.next_offset = offset + 1
-        queue.tail += _pack_unit(physical, size, tags_code)
-        block = queue.block
-        if block is None or not offset & BLOCK_MASK:
-            block = self._tail.start(queue, offset)
-        block.records.append(record)
-        block.sizes.append(size)
-        block.codes.append(tags_code)
-        block.size += size
-        tail = self._tail
-        tail.size += size
-        if tail.size > tail.budget:
+        tail.size = cached
+        if cached > tail.budget:
             tail.evict()
-        if not log.scheduled:
-            log.scheduled = True
-            self._loop.call_soon(log.flush)
-        elif len(group.dones) >= log.burst:
+        if len(group.dones) >= log.burst:
             log.flush()
 
     def append_batch(
@@ -279,66 +281,65 @@ class MessageStore:
         now = self._timestamp = max(self._wall_ms(), self._timestamp)
         first = queue.next_offset
         encoded = partial(
-            encode_records,
-            items,
-            extra_properties,
-            topic=queue.topic_bytes,
-            queue_id=queue_id,
-            queue_offset=first,
-            sys_flag=sys_flag,
-            born_timestamp=born_timestamp,
-            born_host=born_host,
-            store_timestamp=now,
-            store_host=self._store_host,
-            reconsume_times=reconsume_times,
-        )
+            encode_records, items, extra_properties, topic=queue.topic_bytes, queue_id=queue_id, queue_offset=first,
+            sys_flag=sys_flag, born_timestamp=born_timestamp, born_host=born_host, store_timestamp=now,
+            store_host=self._store_host, reconsume_times=reconsume_times,
+        )  # fmt: skip
         start = log.end
         records, sizes = encoded(physical_offset=start)
         total = len(records)
         if start + total > log.limit:
             start = log.roll(total)
             records, sizes = encoded(physical_offset=start)
+        if not log.scheduled:
+            self._loop.call_soon(log.flush)
+            log.scheduled = True
+        # The same as for one message, in a few steps for all of them.
         tail, group = self._tail, log.group
-        log.end = start + total
-        log.pending += total
-        log.buffers.append(records)
-        # The same bookkeeping as for one message, in a few steps for all of them.
         count = len(sizes)
         places = list(accumulate(sizes[:-1], initial=start))
+        result = PutResult(_OK, start, first, now, tuple(places))
+        units = pack(">" + "qiq" * count, *chain.from_iterable(zip(places, sizes, codes, strict=True)))
+        end, pending = start + total, log.pending + total
+        code = codes[0] if codes.count(codes[0]) == count else None
+        offset, taken = first, 0
+        try:
+            while taken < count:
+                block = queue.block
+                if block is None or not offset & BLOCK_MASK:
+                    block = tail.start(queue, offset)
+                upto = min(count, taken + BLOCK_MASK + 1 - (offset & BLOCK_MASK))
+                size = sum(sizes[taken:upto])
+                of_block, cached = block.size + size, tail.size + size
+                # A batch that passes the end of a block is cut there.
+                at = places[taken] - start
+                block.records.append(records if size == total else records[at : at + size])
+                block.records += _NOTHING[1 : upto - taken]
+                block.sizes += sizes[taken:upto]
+                block.codes += codes[taken:upto]
+                block.size, tail.size = of_block, cached
+                offset += upto - taken
+                taken = upto
+            queue.tail += units
+            log.buffers.append(records)
+            if not queue.marked:
+                group.touched.append(queue)
+            group.dones.append(done)
+            group.results.append(result)
+        except MemoryError:
+            take_back(log, tail, queue, records)
+            raise
+        log.end = end
+        log.pending = pending
+        queue.next_offset = offset
         if not queue.marked:
             queue.marked = True
-            queue.code = codes[0]
-            group.touched.append(queue)
-        if queue.code is not None and codes.count(queue.code) != count:
+            queue.code = code
+        elif queue.code != code:
             queue.code = None
-        units = chain.from_iterable(zip(places, sizes, codes, strict=True))
-        queue.tail += pack(">" + "qiq" * count, *units)
-        offset, taken = first, 0
-        while taken < count:
-            block = queue.block
-            if block is None or not offset & BLOCK_MASK:
-                block = tail.start(queue, offset)
-            upto = min(count, taken + BLOCK_MASK + 1 - (offset & BLOCK_MASK))
-            size = sum(sizes[taken:upto])
-            # A batch that passes the end of a block is cut there.
-            at = places[taken] - start
-            block.records.append(records if size == total else records[at : at + size])
-            block.records += _NOTHING[1 : upto - taken]
-            block.sizes += sizes[taken:upto]
-            block.codes += codes[taken:upto]
-            block.size += size
-            offset += upto - taken
-            taken = upto
-        tail.size += total
-        queue.next_offset = offset
         if tail.size > tail.budget:
             tail.evict()
-        group.dones.append(done)
-        group.results.append(PutResult(_OK, start, first, now, tuple(places)))
-        if not log.scheduled:
-            log.scheduled = True
-            self._loop.call_soon(log.flush)
-        elif log.end - group.start >= log.burst_bytes:
+        if len(group.dones) > 1 and end - group.start >= log.burst_bytes:
             log.flush()
 
     def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:

@@ -33,11 +33,11 @@ class TailCache:
         self._blocks: OrderedDict[Block, ConsumeQueue] = OrderedDict()
 
     def start(self, queue: ConsumeQueue, offset: int) -> Block:
-        """A new block of ``queue`` that begins at ``offset``."""
+        """A new block of ``queue`` that begins at ``offset``; in the place of one whose append found no memory."""
         block = Block(offset)
-        queue.block = block
-        queue.blocks[offset >> BLOCK_SHIFT] = block
         self._blocks[block] = queue
+        queue.blocks[offset >> BLOCK_SHIFT] = block
+        queue.block = block
         return block
 
     def evict(self) -> None:
@@ -46,23 +46,27 @@ class TailCache:
         while self.size > self.budget and blocks:
             block, queue = blocks.popitem(last=False)
             self.size -= block.size
-            del queue.blocks[block.first >> BLOCK_SHIFT]
+            if queue.blocks.get(key := block.first >> BLOCK_SHIFT) is block:
+                del queue.blocks[key]
             queue.cached_first = block.first + len(block.records)
             if queue.block is block:
                 queue.block = None
 
     def forget(self, queue: ConsumeQueue, offset: int) -> None:
         """Drop the records of ``queue`` from ``offset`` on: their append failed, or the topic is gone."""
-        for key in [key for key, block in queue.blocks.items() if block.first + len(block.records) > offset]:
-            block = queue.blocks[key]
+        for key, block in list(queue.blocks.items()):
             keep = max(0, offset - block.first)
-            dropped = sum(block.sizes[keep:])
-            head, inside = block.before(keep)
-            if inside:
-                block.records[head] = block.records[head][:inside]
+            if keep and keep >= len(block.records):
+                continue
+            if keep:
+                head, inside = block.before(keep)
+                if inside:
+                    block.records[head] = block.records[head][:inside]
             del block.records[keep:], block.sizes[keep:], block.codes[keep:]
-            block.size -= dropped
-            self.size -= dropped
+            # Its sizes, not what was noted of them: an append may have ended between the two.
+            kept = sum(block.sizes)
+            self.size += kept - block.size
+            block.size = kept
             if not keep:
                 del queue.blocks[key], self._blocks[block]
         queue.block = None if not offset & BLOCK_MASK else queue.blocks.get(offset >> BLOCK_SHIFT)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ import pytest
 from aiorocket.errors import ProtocolError, StoreError, StoreFullError, StoreLockedError, UsageError
 from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import memory_env, real_env
-from aiorocket.storage import PutStatus, ReadStatus, StoreBusyError, opening
+from aiorocket.storage import PutResult, PutStatus, ReadStatus, StoreBusyError, opening
+from aiorocket.storage import store as store_module
 from aiorocket_protocol import RecordView, split_records, tags_code
+from aiorocket_protocol.fast import PURE
 from tests.storage.stores import HOST, HOST_V6, bodies, everything, opened, put, put_batch
 
 
@@ -455,3 +459,47 @@ async def test_open_files_are_bounded() -> None:
     assert len(everything(store)) == 200
     assert 100 < len(store._files._files) <= 128
     await store.close()
+
+
+@pytest.mark.parametrize("many, before", [(0, 0), (0, 5), (0, 128), (0, 704), (5, 125), (2, 703)])
+async def test_without_memory_nothing_is_assigned_and_the_next_append_goes_on(
+    many: int, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each allocation of an append fails once."""
+    memory = pytest.importorskip("_testcapi", reason="this interpreter has no allocator that fails when told to")
+    if "encode_records" in PURE:  # compiled code answers with an error of its own, before anything is touched
+        monkeypatch.setattr(store_module, "encode_records", PURE["encode_records"])
+    more = {"sys_flag": 0, "born_timestamp": 7, "born_host": HOST}
+    for allocation in count(5):
+        env, done = memory_env(), list[PutResult]()
+        store = await opened(env, checkpoint_interval=1000)
+        for _ in range(min(1, before)):
+            await put_batch(store, [b"x"] * before)
+        await env.disk.run(int)  # nothing is in its thread
+        items, codes = [(b"many", 0, b"")] * many, [0] * many
+        failed = False
+        gc.disable()
+        memory.set_nomemory(allocation, allocation + 1)
+        try:
+            if many:
+                store.append_batch("T", 0, items, codes, done=done.append, **more)
+            else:
+                store.append("T", 0, b"one", b"", flag=0, tags_code=0, done=done.append, **more)
+        except MemoryError:
+            failed = True
+        finally:
+            memory.remove_mem_hooks()
+            gc.enable()
+        for _ in range(2):
+            await put(store, body=b"after")
+        stored = [*[b"x"] * before, *([] if failed else [b"many"] * many or [b"one"]), b"after", b"after"]
+        assert (len(done), bodies(store)) == (not failed, stored), allocation
+        store._tail.budget = 0
+        store._tail.evict()
+        assert (store._tail.size, bodies(store)) == (0, stored), allocation
+        await store.close()
+        store = await opened(env)
+        assert (bodies(store), store.damaged) == (stored, []), allocation
+        await store.close()
+        if not failed:
+            return
