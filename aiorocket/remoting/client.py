@@ -13,18 +13,21 @@ from aiorocket.config import RemotingConfig
 from aiorocket.config.addresses import mapped
 from aiorocket.errors import ConfigError, NotConnectedError, RocketError
 from aiorocket.remoting.address import parse_address, unix_path
-from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.connection import Connection, Plain
 from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.sweeper import Sweeper
 from aiorocket.remoting.tls import tls_trouble
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import READ_SIZE, RemotingCommand
+from aiorocket_protocol.fast import compiled
 
 if TYPE_CHECKING:
     from aiorocket_protocol.signing import Signer
 
 __all__ = ("RemotingClient",)
+
+_take_answers: Plain | None = compiled("take_answers")
 
 
 class _Failures:
@@ -63,7 +66,8 @@ class RemotingClient:
         self._env = env
         self._processors = processors if processors is not None else ProcessorTable()
         self._on_close = on_close
-        self._live: dict[str, Connection] = {}
+        #: The connection to each address; it may be closed, see ``live``.
+        self.by_address: dict[str, Connection] = {}
         self._dials: dict[str, list[asyncio.Future[Connection]]] = {}
         self._failures: dict[str, _Failures] = {}
         #: Every address that was connected once.
@@ -86,18 +90,18 @@ class RemotingClient:
 
     def live(self, address: str) -> Connection | None:
         """The open connection to ``address``, or None: then ``await connect(address)``."""
-        connection = self._live.get(address)
+        connection = self.by_address.get(address)
         return connection if connection is not None and not connection.closed else None
 
     @property
     def connections(self) -> list[Connection]:
         """The open connections."""
-        return [connection for connection in self._live.values() if not connection.closed]
+        return [connection for connection in self.by_address.values() if not connection.closed]
 
     @property
     def addresses(self) -> set[str]:
         """Those with an open connection."""
-        return {address for address, connection in self._live.items() if not connection.closed}
+        return {address for address, connection in self.by_address.items() if not connection.closed}
 
     def backing_off(self, address: str) -> float:
         """Seconds until ``address`` may be dialled again after failures; 0 when at once."""
@@ -194,6 +198,7 @@ class RemotingClient:
                 else:
                     _, made = await loop.create_connection(factory, *parse_address(dialled), **self._tls)
                 connection = cast(Connection, made)
+                connection.plain = _take_answers
         except TimeoutError:
             with_tls = " (with its TLS handshake)" if self._tls else ""
             cause = f"no connection{with_tls} within {self.config.connect_timeout:g} s"
@@ -210,7 +215,7 @@ class RemotingClient:
             self._sweeper.add(connection)
             if not connection.closed:
                 connection.data["address"] = address
-                self._live[address] = connection
+                self.by_address[address] = connection
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(connection)
@@ -242,8 +247,8 @@ class RemotingClient:
         if self._sweeper is not None:
             self._sweeper.discard(connection)
         address = connection.data.get("address")
-        if address is not None and self._live.get(address) is connection:
-            del self._live[address]
+        if address is not None and self.by_address.get(address) is connection:
+            del self.by_address[address]
         if self._on_close is not None:
             self._on_close(connection)
 

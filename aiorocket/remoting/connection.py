@@ -165,10 +165,8 @@ class Connection(asyncio.BufferedProtocol):
         ends first. Raises NotConnectedError (nothing was written) on a closed connection, BackPressureError when the
         peer takes nothing. A cancelled future is forgotten.
         """
-        if self.closed:
-            raise NotConnectedError(f"the connection to {self.peer} is closed: {self.close_reason}")
-        if self._out_bytes > self.config.write_limit:
-            raise self._over_limit()
+        if self.closed or self._out_bytes > self.config.write_limit:
+            raise self._unusable()
         command.opaque = opaque = self._opaque = (self._opaque + 1) & _MAX_OPAQUE
         kind = self._send_type
         if kind == JSON and self._offers:
@@ -193,10 +191,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def oneway(self, command: RemotingCommand) -> None:
         """Queue a request that gets no answer. Raises as ``request`` does."""
-        if self.closed:
-            raise NotConnectedError(f"the connection to {self.peer} is closed: {self.close_reason}")
-        if self._out_bytes > self.config.write_limit:
-            raise self._over_limit()
+        if self.closed or self._out_bytes > self.config.write_limit:
+            raise self._unusable()
         self._opaque = command.opaque = (self._opaque + 1) & _MAX_OPAQUE
         command.flag |= 2
         if self._send_type == JSON and self._offers:
@@ -241,6 +237,10 @@ class Connection(asyncio.BufferedProtocol):
             return MSGPACK
         return request.serialize_type
 
+    def flush(self) -> None:
+        """Write now what else is written after the next turn of whoever floods."""
+        self._flush()
+
     def stop_reading(self) -> None:
         """Read and begin nothing more (a server that shuts down); answers can still be sent."""
         if not self.closed and self._transport is not None:
@@ -259,8 +259,7 @@ class Connection(asyncio.BufferedProtocol):
         self.send_parts((encode_head(command, kind), command.body))
 
     def send_parts(self, parts: Iterable[Buffer]) -> None:
-        """Queue bytes that form whole frames. They must not change until they are written. Nothing happens once
-        closed."""
+        """Queue bytes that form whole frames and do not change until they are written. Not once closed."""
         if self.closed:
             return
         out = self._out
@@ -278,8 +277,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def writable(self) -> bool:
-        """False while more than ``write_high_water`` bytes wait for the peer to read: senders should ``drain()``
-        first."""
+        """False while more than ``write_high_water`` bytes wait for the peer to read: ``drain()`` before you send."""
         return not self._paused_writing
 
     @property
@@ -503,7 +501,9 @@ class Connection(asyncio.BufferedProtocol):
             self._memory.total += waiting - self._unsent
             self._unsent = waiting
 
-    def _over_limit(self) -> BackPressureError:
+    def _unusable(self) -> RocketError:
+        if self.closed:
+            return NotConnectedError(f"the connection to {self.peer} is closed: {self.close_reason}")
         return BackPressureError(
             f"{self.peer} does not read: {self._out_bytes} bytes wait to be written, {self.config.write_limit} may"
         )

@@ -1,4 +1,5 @@
-"""JSON as Java's fastjson writes it: strict JSON, or with unquoted numeric keys, objects as keys and trailing commas.
+"""JSON as Java's fastjson has it: strict JSON, or with unquoted numeric keys, objects as keys, trailing commas and
+control characters within text.
 
 ``{0:"10.0.0.1:10911"}`` and ``{{"brokerName":"b","queueId":3,"topic":"T"}:42}`` are what peers really send
 (spec/headers.md).
@@ -133,7 +134,8 @@ class _Tolerant:
         return float(text)
 
     def string(self) -> str:
-        text, self.at = _scan_string(self.text, self.at + 1, True)
+        # Control characters too, as fastjson reads them: Go's client writes the lines of its stacks like that.
+        text, self.at = _scan_string(self.text, self.at + 1, False)
         return str(text)
 
     def array(self, depth: int) -> list[Any]:

@@ -23,8 +23,9 @@ __all__ = (
 
 #: Whole frame, the length word included (Java's com.rocketmq.remoting.frameMaxLength).
 MAX_FRAME = 16 * 1024 * 1024
-#: Header of one frame. A property string of MAX_PROPERTIES takes six times as much in JSON at worst.
-MAX_HEADER = 256 * 1024
+#: Header of one frame. The answer to a batch of 8,192 has as many ids, which are 56 characters where hosts are IPv6; a
+#: property string of MAX_PROPERTIES takes six times as much in JSON at worst.
+MAX_HEADER = 512 * 1024
 #: Body of a request to a server that holds neither messages nor a broker's registration: it is read in one piece, and
 #: 1 MiB of JSON takes some 25 ms.
 MAX_CONTROL_BODY = 1024 * 1024

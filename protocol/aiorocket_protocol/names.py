@@ -189,6 +189,8 @@ CONSUME_FROM_WHERE = (
     CONSUME_FROM_FIRST_OFFSET,
     CONSUME_FROM_TIMESTAMP,
 )
+#: What came of a message that one member consumed on its own (309); Go sends ordinals.
+CONSUME_RESULTS = ("CR_SUCCESS", "CR_LATER", "CR_ROLLBACK", "CR_COMMIT", "CR_THROW_EXCEPTION", "CR_RETURN_NULL")
 
 # ---- Pulls
 

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiorocket.broker import plain_send
 from aiorocket.broker.broker import Broker
 from aiorocket.config import BrokerConfig, RemotingConfig, StoreConfig
 from aiorocket.remoting.connection import Connection, Frame
@@ -262,15 +263,22 @@ def test_a_send_that_the_disk_refuses() -> None:
     assert same([frame(header, b"x")], fail=True) == [True]
 
 
-async def test_without_memory_for_a_block_nothing_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lacking", ["a block", "a result"])
+async def test_without_memory_for_it_nothing_is_stored(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     start, failing = TailCache.start, False
 
     def starts(cache: TailCache, queue: ConsumeQueue, offset: int) -> Block:
-        if failing:
+        if failing and lacking == "a block":
             raise MemoryError
         return start(cache, queue, offset)
 
+    def result(fields: tuple[Any, ...]) -> PutResult:
+        if failing and lacking == "a result":
+            raise MemoryError
+        return PutResult(*fields)
+
     header = send_header("T", 0, properties=ID, batch=False)
+    monkeypatch.setattr(plain_send, "partial", lambda *_: result)
     # A cache without room: each send starts a block.
     async with running(store=StoreConfig(tail_cache=0)) as broker, TaskScope("test") as tasks:
         processors, store = broker.server.processors, broker.store

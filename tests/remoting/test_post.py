@@ -25,6 +25,7 @@ from aiorocket_protocol import (
     ProtocolError,
     RemotingCommand,
     SendMessageRequestHeaderV2,
+    encode_head,
 )
 from aiorocket_protocol.fast import compiled
 
@@ -140,3 +141,81 @@ def test_bursts_limits_and_ends() -> None:
         requests, fast=False, taken=[], closed=True
     )
     assert taken == [False]
+
+
+# -- answers
+
+
+def answered(frames: list[tuple[int, bytes, bytes]], *, fast: bool, kind: int) -> Any:
+    found: list[Any] = []
+
+    async def drive(_: Simulation) -> None:
+        loop = asyncio.get_running_loop()
+
+        def dispatch(_: Connection, command: RemotingCommand) -> None:
+            found.append(command)
+
+        async with TaskScope("test") as tasks:
+            connection = Connection(
+                loop, RemotingConfig(), dispatch, tasks, is_client=True, shared=memoryview(bytearray(READ_SIZE))
+            )
+            connection.connection_made(Pipe())
+            connection._peer_type = kind
+            if fast:
+                connection.plain = compiled("take_answers")
+            futures = [connection.request(RemotingCommand.request(1), 1.0) for _ in range(4)]
+            futures[1].cancel()
+            connection._handle(list(frames))
+            await asyncio.sleep(0)
+            found.extend(
+                "waits" if not future.done() or future.cancelled() else future.exception() or future.result()
+                for future in futures
+            )
+            found.append((sorted(connection._requests), connection._peer_type, connection.close_reason))
+            connection.close("done")
+            connection.connection_lost(None)
+            for future in futures:
+                if future.done() and not future.cancelled():
+                    future.exception()
+
+    simulate(drive)
+    return [shown(each) for each in found]
+
+
+def shown(what: Any) -> Any:
+    if isinstance(what, RemotingCommand) and what.fields is not None:
+        return repr((bytes(what.fields), [getattr(what, name) for name in what.__struct_fields__ if name != "fields"]))
+    return repr(what)
+
+
+def packed(command: RemotingCommand) -> tuple[int, bytes, bytes]:
+    return int(MSGPACK), encode_head(command, MSGPACK)[8:], command.body
+
+
+COMMANDS = st.builds(
+    RemotingCommand,
+    st.sampled_from([0, 0, 1, 19, -5]), st.integers(0, 6), st.sampled_from([1, 1, 1, 3, 0, 2]), st.just(3),
+    st.sampled_from([0, VERSION]), st.none() | TEXT, st.none() | st.dictionaries(TEXT, st.none() | TEXT, max_size=2),
+    st.none() | FIELDS,
+    body=st.sampled_from([b"", b"body"]),
+)  # fmt: skip
+
+
+@given(
+    st.lists(st.tuples(COMMANDS.map(packed), st.integers(-20, 400), st.integers(0, 255)), max_size=8),
+    st.sampled_from([int(MSGPACK), int(MSGPACK), -1]),
+)
+@settings(max_examples=150, deadline=None)
+def test_of_answers_nothing_differs(drawn: list[tuple[tuple[int, bytes, bytes], int, int]], kind: int) -> None:
+    frames = [
+        (form, header[:at] + bytes([byte]) + header[at + 1 :] if 0 <= at < len(header) else header, body)
+        for (form, header, body), at, byte in drawn
+    ]
+    assert answered(frames, fast=True, kind=kind) == answered(frames, fast=False, kind=kind)
+
+
+def test_json_answers_are_left_to_python() -> None:
+    frames = [(0, b'{"code":0,"opaque":2,"flag":1,"version":1,"language":"JAVA"}', b"")]
+    frames += [packed(RemotingCommand.response(0))] * 2
+    for kind in (0, int(MSGPACK)):
+        assert answered(frames, fast=True, kind=kind) == answered(frames, fast=False, kind=kind)

@@ -21,7 +21,7 @@ from aiorocket_protocol import JSON, RemotingCommand, encode
 
 #: What is allowed to one connection in one turn of the loop.
 REQUESTS, BYTES = 64, 128 << 10
-STORE, PARK = 10, 12
+STORE, FETCH, PARK = 10, 11, 12
 
 
 class Server:
@@ -35,12 +35,18 @@ class Server:
         self._counting = False
         processors = ProcessorTable()
         processors.add(STORE, self.store)
+        processors.add(FETCH, self.fetch)
         processors.add(PARK, self.park)
         self.remoting = RemotingServer(sim.env(), processors, RemotingConfig(**config))
 
     def store(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         self.note(connection, request)
         return RemotingCommand.response(0)
+
+    def fetch(self, connection: Connection, request: RemotingCommand) -> None:
+        self.note(connection, request)
+        connection.reply(request, RemotingCommand.response(0, body=bytes(8192)))
+        connection.flush()
 
     def park(self, connection: Connection, request: RemotingCommand) -> None:
         self.note(connection, request)
@@ -121,6 +127,36 @@ def test_while_one_connection_floods_another_waits_two_turns_at_most(size: int, 
         while len(server.served) < count + len(waits):
             await asyncio.sleep(0.01)
         assert [number for number in server.numbers() if number < 5000] == list(range(count))
+        for each in (flood, writer):
+            each.transport.abort()
+
+    scene(main)
+
+
+def test_what_is_flushed_leaves_before_the_next_turn_of_a_flood() -> None:
+    """Java's listener asks for 32 messages of a queue when it has the last 32: with a turn more for each answer it
+    falls behind a producer that has 256 sends in flight."""
+
+    async def main(sim: Simulation, server: Server) -> None:
+        sim.network.latency = (0.0, 0.0)
+        _, flood = await connect(server)
+        reader, writer = await connect(server)
+        _, peer = server.remoting.connections
+        transport: Any = peer._transport
+        left: list[int] = []
+        writelines = transport.writelines
+
+        def leave(parts: list[bytes]) -> None:
+            left.append(len(server.served))
+            writelines(parts)
+
+        transport.writelines = leave
+        flood.write(requests(2000))
+        while len(server.served) < 1800:
+            writer.write(requests(1, first=5000, code=FETCH))
+            await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+        begun = [number for number, (connection, *_) in enumerate(server.served, 1) if connection is peer]
+        assert len(left) > 5 and left == begun
         for each in (flood, writer):
             each.transport.abort()
 

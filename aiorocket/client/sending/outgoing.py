@@ -138,7 +138,7 @@ def property_text(
             if isinstance(keys, str):
                 raise UsageError(f"keys={keys!r}: a sequence of keys is needed, such as [{keys!r}]")
             joined = " ".join(keys)
-            if not joined.strip() or any(not key or " " in key for key in keys):
+            if any(not key or " " in key for key in keys):
                 raise UsageError(f"keys={keys!r}: keys are joined by blanks, so none may be empty or contain one")
             parts += (_KEYS, joined, "\x02")
         if sharding_key:

@@ -198,6 +198,7 @@ class Producer:
             raise UsageError(f"timeout={timeout!r}: a number of seconds") from None
         if _running_loop() is not self._loop:
             raise wrong_loop(self._lifecycle.what)
+        more = tag or keys or properties or delay_level or queue or sharding_key is not None
         special = select is not None or at is not None or after is not None or sender.steps
         if special or type(topic) is not str or type(body) is not bytes:
             message = as_message(topic, body, tag, keys, properties, sharding_key, delay_level, at, after)
@@ -211,6 +212,12 @@ class Producer:
             topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
             properties, delay_level, flag = message.properties, message.delay_level, message.flag
             sharding_key, given_id = message.sharding_key, message.msg_id
+        elif not more and sender.plain and (plain := sender.plain(topic, body, timeout, deadline)):
+            try:
+                end = await plain.future
+                return end if type(end) is SendReceipt else await sender.not_plain(plain, body, end, deadline)
+            finally:
+                plain.ended()
         key = sharding_key if queue is None else None
         if key is not None:
             await sender.take_turn(topic, key, deadline)
@@ -302,9 +309,8 @@ class Producer:
         if key is not None:
             await sender.take_turn(topic, key, deadline)
         try:
-            publish = sender.opened.get(topic) or await sender.admit(
-                topic, deadline - self._time(), in_turn=key is not None
-            )
+            left = deadline - self._time()
+            publish = sender.opened.get(topic) or await sender.admit(topic, left, in_turn=key is not None)
             born = self._wall_ms()
             msg_id = given_id or sender.next_id(born)
             text = property_text(msg_id, tag, keys, properties, sharding_key, delay_level, sender.system)

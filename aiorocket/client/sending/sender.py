@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from aiorocket.client.core.lifecycle import Lifecycle
 from aiorocket.client.core.namespace import unwrap, wrap
@@ -16,14 +16,22 @@ from aiorocket.client.middleware import Middleware, publishing, watchers
 from aiorocket.client.sending.attempts import Attempts
 from aiorocket.client.sending.in_flight import InFlight
 from aiorocket.client.sending.outgoing import COMPRESSIONS, EMPTY_BODY, EncodedMessage, property_text, squeeze
+from aiorocket.client.sending.plain_send import End, PlainSend, Sent, plain_sends
 from aiorocket.client.sending.publish import Publish
 from aiorocket.client.sending.send_hooks import SendHook
 from aiorocket.client.session import Session
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import NotConnectedError, ProtocolError, SendError, TopicNotFoundError, UsageError
-from aiorocket.model import OutgoingMessage, Queue, SendReceipt, check_group, check_topic
+from aiorocket.model import OutgoingMessage, Queue, SendReceipt, SendStatus, check_group, check_topic
 from aiorocket.runtime.own_loop import need_loop
-from aiorocket_protocol import PROPERTY_INSTANCE_ID, UniqueIds, compress, pack_host
+from aiorocket_protocol import (
+    PROPERTY_INSTANCE_ID,
+    RemotingCommand,
+    SendMessageResponseHeader,
+    UniqueIds,
+    compress,
+    pack_host,
+)
 
 __all__ = ("OnewayOptions", "Selector", "SendOptions", "Sender")
 
@@ -91,6 +99,8 @@ class Sender:
         self._wall_ms = client.env.clock.wall_ms
         #: A new message id (UNIQ_KEY) at this wall clock, once a topic was opened.
         self.next_id: Callable[[int], str] = self._first_id
+        #: The compiled way of plain sends, from the first send on that has looked at everything.
+        self.plain: PlainSend | None = None
 
     def need_running(self) -> None:
         """UsageError unless its producer is started and not stopped; WrongLoopError in another loop."""
@@ -124,7 +134,24 @@ class Sender:
 
     def _first_id(self, now_ms: int) -> str:
         self.next_id = self.ids.next  # a plain attribute: the hot path reads it
+        if not (self.steps or self.system):
+            self.plain = plain_sends(
+                self, group=self.wire_group, client=self.client, opened=self.opened, in_flight=self.in_flight,
+                compress_over=self.config.compress_over,
+            )  # fmt: skip
         return self.next_id(now_ms)
+
+    async def not_plain(self, sent: Sent, body: bytes, end: End, deadline: float) -> SendReceipt:
+        """How a plain send ends whose ``end`` is no receipt."""
+        if isinstance(end, RemotingCommand) and not end.code:
+            with suppress(ProtocolError):  # an answer that cannot be read is one
+                stored = end.read(SendMessageResponseHeader)
+                queue = sent.target.queue
+                return SendReceipt(sent.msg_id, queue, stored.queue_offset, stored.msg_id, SendStatus.SEND_OK)
+        text = property_text(sent.msg_id, "", (), None, None, 0)
+        encoded = EncodedMessage(self.wire_group, sent.publish.name, body, text, sent.msg_id, 0, 0, sent.born)
+        first = cast(RemotingCommand | Exception, end)
+        return await self.attempts.run(sent.publish, sent.target, encoded, deadline, first=first)
 
     def next_ids(self, count: int) -> list[str]:
         """So many new message ids (UNIQ_KEY), once a topic was opened."""

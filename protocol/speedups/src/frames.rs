@@ -12,7 +12,7 @@ pub static CUT_FRAMES: Pure = Pure::new();
 const MAX_FRAME: usize = 16 * 1024 * 1024;
 /// See `copied`.
 const LARGE: usize = 4096;
-const MAX_HEADER: usize = 256 * 1024;
+const MAX_HEADER: usize = 512 * 1024;
 
 /// The frames that are whole in `view[:end]`, where they end, and the size of the one that has begun there: 0 when not
 /// known, -1 when it is none.

@@ -160,35 +160,45 @@ pub fn decode<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     if long(&serialize_type) == Some(MSGPACK) {
         if let Some(found) = bytes(&header).and_then(envelope) {
-            let none = py.None().into_bound(py);
-            let fields = match found.fields {
-                None => none.clone(),
-                Some(fields) => {
-                    let packed = PACKED.import(py, "aiorocket_protocol.compiled", "Packed")?;
-                    packed.call1((PyBytes::new(py, fields),))?
-                }
-            };
-            let remark = match found.remark {
-                None => none.clone(),
-                Some(text) => PyString::new(py, text).into_any(),
-            };
-            let [code, flag, opaque, version, language] = found.numbers;
-            return COMMAND.import(py, "aiorocket_protocol.command", "RemotingCommand")?.call1((
-                code,
-                opaque,
-                flag,
-                language,
-                version,
-                remark,
-                &none,
-                &none,
-                fields,
-                body,
-                serialize_type,
-            ));
+            return command(py, &found, body, serialize_type);
         }
     }
     DECODE.call(py, &[&serialize_type, &header, &body])
+}
+
+/// As a RemotingCommand.
+pub fn command<'py>(
+    py: Python<'py>,
+    found: &Envelope<'_>,
+    body: Bound<'py, PyAny>,
+    serialize_type: Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let none = py.None().into_bound(py);
+    let fields = match found.fields {
+        None => none.clone(),
+        Some(fields) => {
+            let packed = PACKED.import(py, "aiorocket_protocol.compiled", "Packed")?;
+            packed.call1((PyBytes::new(py, fields),))?
+        }
+    };
+    let remark = match found.remark {
+        None => none.clone(),
+        Some(text) => PyString::new(py, text).into_any(),
+    };
+    let [code, flag, opaque, version, language] = found.numbers;
+    COMMAND.import(py, "aiorocket_protocol.command", "RemotingCommand")?.call1((
+        code,
+        opaque,
+        flag,
+        language,
+        version,
+        remark,
+        &none,
+        &none,
+        fields,
+        body,
+        serialize_type,
+    ))
 }
 
 pub struct Envelope<'a> {

@@ -11,6 +11,7 @@ mod frames;
 mod headers;
 mod plain_send;
 mod post;
+mod producer;
 mod properties;
 mod records;
 
@@ -20,7 +21,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyTuple};
 
 /// Raised by one with every change of what a twin takes, answers or calls.
-const INTERFACE: u32 = 4;
+const INTERFACE: u32 = 5;
 /// What nobody knows. The switch is read here because `aiorocket_protocol` reads no environment.
 const OFF: u32 = 0;
 
@@ -118,6 +119,8 @@ mod aiorocketmq_speedups {
     use super::plain_send::PlainSends;
     #[pymodule_export]
     use super::post::post;
+    #[pymodule_export]
+    use super::producer::{take_answers, ProducerSends};
     #[pymodule_export]
     use super::properties::property_value;
     #[pymodule_export]

@@ -3,6 +3,8 @@
 //! What it does is what `Connection`, `ProcessorTable`, `SendHandlers` and `MessageStore.append` of aiorocket do, in
 //! their fields. Everything is looked at before anything is changed: whatever is not plain leaves no trace.
 
+use std::sync::OnceLock;
+
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -207,7 +209,7 @@ impl PlainSends {
         frames: &Bound<'py, PyList>,
     ) -> PyResult<bool> {
         let mut run = None;
-        let filled = slf.get().fill(&mut run, connection, frames);
+        let filled = PlainSends::fill(slf, &mut run, connection, frames);
         let Some(run) = run else { return filled.map(|()| false) };
         let (taken, count) = (run.answers.len(), frames.len());
         // What was appended is kept whatever came behind it.
@@ -219,12 +221,12 @@ impl PlainSends {
 
 impl PlainSends {
     fn fill<'py>(
-        &self,
+        slf: &Bound<'py, Self>,
         run: &mut Option<Run<'py>>,
         connection: &Bound<'py, PyAny>,
         frames: &Bound<'py, PyList>,
     ) -> PyResult<()> {
-        let py = connection.py();
+        let (py, sends) = (slf.py(), slf.get());
         if number(connection, intern!(py, "_peer_type"))? != i64::from(MSGPACK) {
             return Ok(());
         }
@@ -233,11 +235,16 @@ impl PlainSends {
             let (MSGPACK, Some(header), Some(body)) = (kind, bytes(&header), bytes(&body)) else { break };
             let Some(send) = request(header) else { break };
             if run.is_none() {
-                *run = self.begin(connection, &send)?;
+                *run = sends.begin(connection, &send)?;
             }
             let Some(run) = run else { break };
-            let Some(place) = run.place(self, &send, body)? else { break };
-            run.append(self, &send, body, place)?;
+            let Some(place) = run.place(sends, &send, body)? else { break };
+            if run.done.is_none() {
+                let result = (&sends.ok, run.end, run.queues[place.queue].next, run.now, PyTuple::empty(py));
+                let answers = Answers { sends: slf.clone().unbind(), connection: connection.clone().unbind(), stored: OnceLock::new() };
+                run.done = Some((Bound::new(py, answers)?, sends.result.bind(py).call1((result,))?));
+            }
+            run.append(sends, &send, body, place)?;
             if run.is_full() {
                 break;
             }
@@ -286,6 +293,7 @@ impl PlainSends {
             tail_size: number(tail, intern!(py, "size"))?,
             tail_budget: number(tail, intern!(py, "budget"))?,
             queues: Vec::new(),
+            done: None,
             answers: Vec::new(),
         }))
     }
@@ -338,8 +346,13 @@ struct Run<'py> {
     tail_size: i64,
     tail_budget: i64,
     queues: Vec<Queue<'py>>,
+    /// What the group will hold of it; made before the first is stored.
+    done: Option<Done<'py>>,
     answers: Vec<Stored>,
 }
+
+/// Who answers, and with what.
+type Done<'py> = (Bound<'py, Answers>, Bound<'py, PyAny>);
 
 /// One of its queues.
 struct Queue<'py> {
@@ -504,8 +517,7 @@ impl<'py> Run<'py> {
         let py = slf.py();
         let sends = slf.get();
         let (store, log, tail) = (sends.store.bind(py), sends.log.bind(py), sends.tail.bind(py));
-        let Some(Stored { physical, offset, .. }) = self.answers.first() else { return Ok(()) };
-        let result = sends.result.bind(py).call1(((&sends.ok, physical, offset, self.now, PyTuple::empty(py)),))?;
+        let (Some((answers, result)), false) = (self.done, self.answers.is_empty()) else { return Ok(()) };
         add(connection, intern!(py, "_in_flight"), self.answers.len() as i64)?;
         store.setattr(intern!(py, "_timestamp"), self.now)?;
         log.setattr(intern!(py, "end"), self.end)?;
@@ -515,17 +527,16 @@ impl<'py> Run<'py> {
             queue.end(&self.group)?;
         }
         let full = self.answers.len() as i64 >= self.room;
-        let (holder, asker) = (slf.clone().unbind(), connection.clone().unbind());
-        let answers = Answers { sends: holder, connection: asker, stored: self.answers };
-        push(&self.group, intern!(py, "dones"), Bound::new(py, answers)?.as_any())?;
+        push(&self.group, intern!(py, "dones"), answers.as_any())?;
         push(&self.group, intern!(py, "results"), &result)?;
+        answers.get().stored.get_or_init(|| self.answers);
         if self.tail_size > self.tail_budget {
             tail.call_method0(intern!(py, "evict"))?;
         }
         if !log.getattr(intern!(py, "scheduled"))?.is_truthy()? {
-            log.setattr(intern!(py, "scheduled"), true)?;
             let flush = log.getattr(intern!(py, "flush"))?;
             sends.running_loop.bind(py).call_method1(intern!(py, "call_soon"), (flush,))?;
+            log.setattr(intern!(py, "scheduled"), true)?;
         }
         if full {
             log.call_method0(intern!(py, "flush"))?;
@@ -574,7 +585,7 @@ impl<'py> Block<'py> {
 struct Answers {
     sends: Py<PlainSends>,
     connection: Py<PyAny>,
-    stored: Vec<Stored>,
+    stored: OnceLock<Vec<Stored>>,
 }
 
 #[pymethods]
@@ -582,9 +593,10 @@ impl Answers {
     fn __call__<'py>(&self, py: Python<'py>, result: &Bound<'py, PyAny>) -> PyResult<()> {
         let sends = self.sends.get();
         let connection = self.connection.bind(py);
+        let all = self.stored.get().map_or(&[][..], |stored| stored);
         if !result.downcast::<PyTuple>()?.get_item(0)?.is(&sends.ok) {
             let mut outcome = Ok(());
-            for stored in &self.stored {
+            for stored in all {
                 // Each is answered, whatever becomes of another's answer.
                 if let Err(error) = sends.refused.bind(py).call1((connection, stored.opaque, result)) {
                     outcome = Err(error);
@@ -595,20 +607,20 @@ impl Answers {
         if connection.getattr(intern!(py, "closed"))?.is_truthy()? {
             return Ok(());
         }
-        let mut frames = Vec::with_capacity(160 * self.stored.len());
-        for stored in &self.stored {
+        let mut frames = Vec::with_capacity(160 * all.len());
+        for stored in all {
             if sends.answer(&mut frames, stored).is_none() {
                 return Err(PyTypeError::new_err("an answer over the limit"));
             }
         }
         // As Connection.reply does.
-        add(connection, intern!(py, "_in_flight"), -(self.stored.len() as i64))?;
+        add(connection, intern!(py, "_in_flight"), -(all.len() as i64))?;
         let parts = push(connection, intern!(py, "_out"), PyBytes::new(py, &frames).as_any())?;
         if parts == 1 {
             let flush = connection.getattr(intern!(py, "_flush"))?;
             sends.running_loop.bind(py).call_method1(intern!(py, "call_soon"), (flush,))?;
         }
-        let burst = parts - 1 + self.stored.len() >= BURST;
+        let burst = parts - 1 + all.len() >= BURST;
         if burst || number(connection, intern!(py, "_out_bytes"))? > write_limit(connection)? {
             connection.call_method0(intern!(py, "_flush"))?;
         }
