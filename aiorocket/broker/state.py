@@ -57,7 +57,7 @@ class ListTable(Table, Protocol):
 
 
 class _Saved:
-    __slots__ = ("running", "snapshot", "table", "version", "wanted", "written")
+    __slots__ = ("running", "snapshot", "table", "version", "waits", "wanted", "written")
 
     def __init__(self, table: Table, snapshot: Snapshot) -> None:
         self.table = table
@@ -66,11 +66,14 @@ class _Saved:
         self.running: asyncio.Future[None] | None = None
         #: The newest version that a job is to write, and what makes it; set by the loop.
         self.wanted: tuple[int, Callable[[], dict[str, Any]]] = (self.version, table.to_dict)
+        #: A job that will write what is wanted has not begun.
+        self.waits = False
         #: The version that is written; the disk's thread's own.
         self.written: int | None = None
 
     def write(self) -> None:
         """Blocking: make what is wanted durable, unless a job before this one has."""
+        self.waits = False  # first: what is wanted from now on has a job of its own
         version, content = self.wanted
         if self.written != version:
             self.snapshot.save(content())
@@ -148,6 +151,7 @@ class BrokerState:
             job = asyncio.get_running_loop().create_task(save, name=f"save {name}")
         elif isinstance(table, ListTable):
             saved.wanted = version, table.later()
+            saved.waits = True
             job = self._disk.run(saved.write)
         else:
             job = run(saved.snapshot.save, table.to_dict())
@@ -156,7 +160,14 @@ class BrokerState:
         return job
 
     def begin(self, name: str) -> None:
-        """Begin to save ``name`` now; failures are logged and tried again with the next save."""
+        """Begin to save ``name`` now; failures are logged and tried again with the next save. A job that waits for the
+        disk takes it along: thousands of topics made side by side would have one each in memory."""
+        saved = self._saved[name]
+        if saved.waits and isinstance(saved.table, ListTable):
+            saved.wanted = saved.table.version, saved.table.later()
+            if saved.waits:  # still: it has not looked
+                saved.version = saved.table.version
+                return
         self.save(name)
 
     async def save_all(self) -> None:
@@ -176,7 +187,7 @@ class BrokerState:
         if saved.running is job:
             saved.running = None
         if job.cancelled():
-            saved.version = -1  # before the disk's thread came to it, perhaps
+            saved.version, saved.waits = -1, False  # before the disk's thread came to it, perhaps
         elif (error := job.exception()) is not None:
             saved.version = -1
             _log.error("%s of %s could not be saved: %s", name, self._directory, error)

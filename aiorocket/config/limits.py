@@ -46,6 +46,8 @@ class Limits:
     popped: int = 500_000
     #: Pairs of topic and group that a message request mode was set for.
     modes: int = 100_000
+    #: Pairs of topic and group whose deliveries are counted; those of further ones are counted for the group alone.
+    deliveries: int = 50_000
     #: Characters of a client id.
     client_id: int = 1_024
     #: Messages in one batch.

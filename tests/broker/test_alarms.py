@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,16 +90,18 @@ async def test_a_broker_watches_itself(monkeypatch: pytest.MonkeyPatch, caplog: 
         monkeypatch.setattr(store, "problem", "no space for messages")
         monkeypatch.setattr(broker.store.retention, "space", lambda: (1000, 149))
         monkeypatch.setattr(watching, "_FLUSH_LOOK", 0.01)
-        monkeypatch.setattr(watching, "_LOOK", 0.2)
+        monkeypatch.setattr(watching, "_LOOK", 0.02)
+        lag = iter(range(0, 10**9, 100))
+        monkeypatch.setattr(watching, "lags", lambda *_: _each((("g", "T"), next(lag))))
         with caplog.at_level(logging.WARNING, "aiorocket.alarms"):
             watch = asyncio.ensure_future(watching.keep_watching(broker))
             async with asyncio.timeout(30):
-                while "flush_slow" not in caplog.text:
+                while "flush_slow" not in caplog.text or "lag_growing" not in caplog.text:
                     await asyncio.sleep(0.01)
             raised = {name: set(things) for name, things in broker.alarms.raised.items() if things}
             assert raised == {
                 "flush_slow": {""}, "write_dead": {""}, "disk_low": {""}, "dead_letters": {"g"},
-                "lock_conflicts": {"g"}, "subscriptions_differ": {"g"},
+                "lock_conflicts": {"g"}, "subscriptions_differ": {"g"}, "lag_growing": {"g"},
             }  # fmt: skip
             assert "alarm dead_letters g: 2 messages were given up of late; what to do: `aiorocket dlq" in caplog.text
             values = decode_body(KVTable, (await peer.call(28)).body, 0).table
@@ -114,6 +117,11 @@ async def test_a_broker_watches_itself(monkeypatch: pytest.MonkeyPatch, caplog: 
             await asyncio.gather(watch, return_exceptions=True)
         await peer.close()
         await other.close()
+
+
+async def _each(*things: Any) -> AsyncIterator[Any]:
+    for thing in things:
+        yield thing
 
 
 async def test_a_disk_that_does_not_say_how_full_it_is_ends_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:

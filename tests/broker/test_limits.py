@@ -36,6 +36,7 @@ from aiorocket_protocol import (
     RegisterBrokerBody,
     RegisterBrokerRequestHeader,
     RemotingCommand,
+    SendMessageResponseHeader,
     SubscriptionData,
     TopicConfig,
     TopicRouteData,
@@ -51,7 +52,7 @@ from tests.broker.test_pop import popped as messages
 #: Small ones, so that each is reached at once.
 SMALL = Limits(
     topics=40, groups=5, offsets=3, locks=3, members=4, groups_per_connection=3, subscriptions=3, filter_length=200,
-    filter_tags=5, filter_memory=20_000, parked_pulls=6, parked_per_queue=4, popped=4, modes=3,
+    filter_tags=5, filter_memory=20_000, parked_pulls=6, parked_per_queue=4, popped=4, modes=3, deliveries=3,
     client_id=20, batch=10, brokers=3, broker_topics=4, routes=7, key_values=2_000, route_queues=100,
 )  # fmt: skip
 #: A limit -> a program that goes on until it is refused, and says by which answer.
@@ -152,6 +153,22 @@ async def groups_per_connection(count: int) -> str:
         return await refused(peer, count, lambda n: (34, None, heartbeat("c", f"group-{n}", producer=True)))
 
 
+async def test_of_a_heartbeat_with_too_many_groups_no_more_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    from_plain = ConsumerData.from_plain.__func__  # type: ignore[attr-defined]  # a class method's own function
+
+    def counted(cls: type[ConsumerData], value: Any) -> ConsumerData:
+        read.append(value)
+        return from_plain(cls, value)
+
+    monkeypatch.setattr(ConsumerData, "from_plain", classmethod(counted))
+    async with broker(members=1000, groups=1000) as (server, peer):
+        answer = await peer.call(34, None, heartbeat("c", *(f"group-{n}" for n in range(500))))
+        assert "groups_per_connection=3" in (answer.remark or "")
+        kept = [f"group-{n}" for n in range(500) if server.consumers.get(f"group-{n}") is not None]
+        assert kept == ["group-0", "group-1", "group-2"] and len(read) == 4
+
+
 @attack
 async def subscriptions(count: int) -> str:
     async with broker() as (_, peer):
@@ -235,6 +252,19 @@ async def modes(count: int) -> str:
 
 
 @attack
+async def deliveries(count: int) -> str:
+    """They are not refused but counted for the group alone."""
+    async with broker(topics=1000) as (server, peer):
+        for n in range(count):
+            assert (await peer.call(310, send_header(f"t{n}"), b"x")).code == 0
+            assert (await peer.call(11, pull_header(f"t{n}", queue_id=0, offset=0))).code == 0
+        counted = server.counters.delivered
+        assert len(counted) == SMALL.deliveries + 1 and sum(counted.values()) == count
+        assert [topic for topic, _ in counted] == ["t0", "t1", "t2", ""]
+        return "deliveries=3"
+
+
+@attack
 async def client_id(count: int) -> str:
     async with broker() as (_, peer):
         await peer.create_topic("T")
@@ -248,6 +278,12 @@ async def batch(count: int) -> str:
     async with broker() as (_, peer):
         body = encode_batch([(b"x", 0, b"")] * count)
         return await refused(peer, 1, lambda n: (320, send_header(batch=True), body))
+
+
+async def test_the_largest_batch_has_its_ids_in_the_answer() -> None:
+    async with broker(batch=Limits().batch) as (_, peer):
+        answer = await peer.call(320, send_header(batch=True), encode_batch([(b"x", 0, b"")] * Limits().batch))
+        assert answer.code == 0 and len(answer.read(SendMessageResponseHeader).msg_id.split(",")) == Limits().batch
 
 
 @asynccontextmanager

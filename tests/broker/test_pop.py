@@ -16,6 +16,7 @@ from aiorocket.runtime.env import real_env
 from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
 from aiorocket.storage.store import MessageStore
 from aiorocket.testing import SimDisk, Simulation, simulate
+from aiorocket.testing.sim import SimClock
 from aiorocket_protocol import (
     AckMessageRequestHeader,
     BatchAck,
@@ -301,6 +302,27 @@ async def killed(sim: Simulation, host: Any, disk: SimDisk, *, power: bool, **ch
     host.kill(power_cut=power)
     disk.crash() if power else disk.process_died()
     return await started(sim, sim.env(disk=disk), config(**changes))
+
+
+def test_a_handle_whose_message_came_again_is_over_although_the_wall_clock_is_a_little_behind() -> None:
+    """Messages come again by the loop's clock, which on a busy loop is some milliseconds ahead of the handle's."""
+
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        host, broker = await started(sim, env, config())
+        peer = Popper(sim, broker.address)
+        await peer.send(b"x")
+        (one,) = await peer.pop(invisible_time=1000)
+        await asyncio.sleep(1.1)
+        (again,) = await peer.pop()
+        assert isinstance(env.clock, SimClock)
+        env.clock.skew_ms = -150
+        assert await peer.ack(one) == 208
+        assert await peer.ack(again) == 0
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
 
 
 def test_what_is_not_acknowledged_comes_again_and_at_last_to_the_dead_letters() -> None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from aiorocket.broker import Broker
+from aiorocket.remoting import Connection
 from aiorocket_protocol import (
     LANGUAGE_JAVA,
     ConsumerData,
@@ -233,3 +234,17 @@ async def test_a_client_that_is_not_ours_gets_32_messages_at_most(broker: Broker
     await peer.writer.drain()
     answer = await peer.answer()
     assert len(records(answer)) == 32 and span(answer).next_begin_offset == 32
+
+
+async def test_an_answer_that_is_full_is_written_at_once(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever gets as many as it asked for is behind; to the others the end of the turn is soon enough."""
+    for _ in range(40):
+        await peer.send()
+    flushed: list[Connection] = []
+    monkeypatch.setattr(Connection, "flush", lambda connection: flushed.append(connection))
+    await peer.pull("T", 0, 20)
+    assert flushed == []
+    await peer.pull("T", 0, 0)
+    assert len(flushed) == 1

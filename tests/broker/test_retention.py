@@ -169,6 +169,19 @@ async def test_topics_have_their_own_hours(peer: Peer, broker: Broker) -> None:
         answer = await peer.call(17, None, topic=topic, attributes=attributes, **fields)
         assert answer.code == 0, answer.remark
     assert [reserved(topic) for topic in ("long", "wrong", "none", "unknown")] == [720, None, None, None]
+    assert (await peer.call(17, None, topic="long", **{**fields, "readQueueNums": "2"})).code == 0
+    listed = b'{"topicConfigList":[{"topicName":"long","readQueueNums":3,"writeQueueNums":1,"perm":6}]}'
+    assert (await peer.call(18, None, listed)).code == 0
+    kept = broker.topics.get("long")
+    assert kept is not None and kept.read_queues == 3 and reserved("long") == 720, "nobody said otherwise"
+    assert (await peer.call(17, None, topic="long", attributes="-reserve.time,+message.type=FIFO", **fields)).code == 0
+    kept = broker.topics.get("long")
+    assert kept is not None and kept.attributes == {"message.type": "FIFO"} and reserved("long") is None
+    for number in range(5):  # what is kept does not grow without end
+        answer = await peer.call(17, None, topic="long", attributes=f"+a{number}={'x' * 1000}", **fields)
+    assert answer.code and "4096 are allowed" in (answer.remark or "")
+    kept = broker.topics.get("long")
+    assert kept is not None and len(kept.attributes) == 5
 
 
 async def test_clean_up_by_hand(peer: Peer, broker: Broker) -> None:

@@ -192,10 +192,11 @@ def test_group_settings_have_defaults_survive_and_have_names_within_limits() -> 
     assert configs.ensure("g") is made and configs.version == 1
     refused = configs.ensure("no blanks")
     assert isinstance(refused, Refusal) and refused.code == 26
-    configs.put(made._replace(consume_enable=False, attributes={"a": "b"}))
+    configs.put(made._replace(consume_enable=False, attributes={"a": "b"}, consume_orderly=True))
     other = GroupConfigs(16)
     other.load(configs.to_dict())
     loaded = other.get("g")
     assert loaded is not None and not loaded.consume_enable and loaded.attributes == {"a": "b"}
+    assert loaded.to_dict()["consumeMessageOrderly"] is True and made.to_dict()["consumeMessageOrderly"] is False
     assert other.delete("g") and not other.delete("g") and not other.delete("TOOLS_CONSUMER")
     assert configs.put(made._replace(name="/")) is not None

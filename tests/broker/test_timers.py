@@ -447,6 +447,23 @@ def test_a_recall_that_can_do_nothing_is_refused_as_by_apaches(handle: str, topi
     simulate(main)
 
 
+def test_a_recall_of_apaches_proxy_names_no_group_of_producers() -> None:
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        due = env.clock.wall_ms() + 5_000
+        answer = await peer.send(b"timed", properties=f"TIMER_DELIVER_MS\x01{due}\x02UNIQ_KEY\x01U1\x02")
+        recalled = await peer.call(370, RecallMessageRequestHeader("T", recall_handle(answer)))
+        assert recalled.code == 0, recalled.remark
+        await asyncio.sleep(10)
+        assert broker.store.max_offset("T", 0) == 0
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 def test_timers_wait_for_room_on_a_full_disk_and_have_a_limit() -> None:
     async def main(sim: Simulation) -> None:
         disk: SimDisk = sim.disk(capacity=1_000_000)

@@ -55,6 +55,29 @@ async def test_what_comes_before_a_save_begins_goes_with_it(tmp_path: Path, fail
     await disk.close()
 
 
+async def test_what_nobody_waits_for_is_one_job(tmp_path: Path) -> None:
+    """Thousands of topics made by being used, while the disk is slow, do not stand in memory as jobs."""
+    disk, topics = _Disk(), TopicTable(broker="b", cluster="c", auto_create=True, default_queues=4)
+    state = BrokerState(disk, str(tmp_path), {"topics": topics})
+    await state.load()
+    for failing in (0, 1):
+        disk.replaced, disk.failing = 0, failing
+        free, jobs = threading.Event(), set()
+        busy = disk.run(free.wait, 10)
+        for number in range(50):
+            topics.put(Topic(f"t{failing}-{number}", 4, 4))
+            state.begin("topics")
+            jobs.add(state._saved["topics"].running)
+        free.set()
+        await busy
+        assert len(jobs) == 1
+        await asyncio.wait(jobs)
+        await state.save("topics")
+        assert disk.replaced == 1 + failing
+        assert Snapshot(disk, f"{tmp_path}/topics").load() == topics.to_dict()
+    await disk.close()
+
+
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_acknowledged_topics_and_settings_outlive_their_broker(seed: int, power: bool) -> None:

@@ -162,7 +162,7 @@ async def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     broker = Broker(memory_env(), BrokerConfig(port=0))
     with pytest.raises(ConfigError, match=r"extra metrics .*pip install 'aiorocketmq\[metrics\]'"):
-        async with watched_by_option(broker, "127.0.0.1", 0):
+        async with watched_by_option(broker, ("127.0.0.1", 0)):
             pass
-    async with watched_by_option(broker, "127.0.0.1", None) as said:
+    async with watched_by_option(broker, None) as said:
         assert said == ""

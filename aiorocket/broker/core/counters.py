@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
+from aiorocket.config import Limits
+
 __all__ = ("GroupCounters", "SendBack")
 
 
@@ -30,7 +32,8 @@ class SendBack(NamedTuple):
 class GroupCounters:
     """Per consumer group, since the broker started. Dead letters are send-backs and retry sends that ended there."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = Limits().deliveries) -> None:
+        self._most = most
         self.send_backs: Counter[str] = Counter()
         self.dead_letters: Counter[str] = Counter()
         #: Commits refused because they carried the epoch of a lock that has another owner since.
@@ -42,6 +45,11 @@ class GroupCounters:
         #: Pull requests answered with messages, and without.
         self.gets_found = 0
         self.gets_missed = 0
+
+    def pair(self, topic: str, group: str) -> tuple[str, str]:
+        """Where the group's deliveries of ``topic`` are counted; without a topic when too many pairs are known."""
+        key = topic, group
+        return key if key in self.delivered or len(self.delivered) < self._most else ("", group)
 
     def report(self) -> dict[str, str]:
         """For GET_BROKER_RUNTIME_INFO: a total, and one entry for each group that has any."""

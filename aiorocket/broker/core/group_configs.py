@@ -25,6 +25,8 @@ class GroupConfig(NamedTuple):
     retry_max_times: int = 16
     notify_changes: bool = True
     attributes: Mapping[str, str] = {}
+    #: What Apache's proxy asks: it has the gRPC clients of such a group consume in order.
+    consume_orderly: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of RocketMQ's SubscriptionGroupConfig JSON."""
@@ -34,7 +36,7 @@ class GroupConfig(NamedTuple):
             "consumeBroadcastEnable": self.consume_broadcast_enable,
             "consumeEnable": self.consume_enable,
             "consumeFromMinEnable": self.consume_from_min_enable,
-            "consumeMessageOrderly": False,
+            "consumeMessageOrderly": self.consume_orderly,
             "consumeTimeoutMinute": 15,
             "groupName": self.name,
             "groupRetryPolicy": {"type": "CUSTOMIZED"},
@@ -58,6 +60,7 @@ class GroupConfig(NamedTuple):
             retry_max_times=plain.number("retryMaxTimes", 16),
             notify_changes=plain.flag("notifyConsumerIdsChangedEnable", True),
             attributes=plain.text_table("attributes"),
+            consume_orderly=plain.flag("consumeMessageOrderly"),
         )
 
 

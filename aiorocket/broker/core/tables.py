@@ -68,7 +68,7 @@ class Tables(NamedTuple):
             ),
             modes=ModeTable(limits.modes),
             sent=SentTable(),
-            counters=GroupCounters(),
+            counters=GroupCounters(limits.deliveries),
             settings=Settings(config),
             alarms=AlarmBoard(),
         )

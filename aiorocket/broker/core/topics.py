@@ -44,6 +44,8 @@ UNIT_SUB = 2
 
 #: More queues than this in one topic is a typing error, and each costs a file.
 MAX_QUEUES = 65_536
+#: Characters of one topic's attributes, names and values: updates add to them, and name servers are told of all.
+MAX_ATTRIBUTES = 4_096
 
 
 class Topic:
@@ -179,6 +181,10 @@ class TopicTable:
             return Refusal(ResponseCode.INVALID_PARAMETER, f"The topic[{topic.name}] is conflict with system topic.")
         if topic.name not in self._topics and (refusal := self._full(topic.name)) is not None:
             return refusal
+        size = sum(len(key) + len(value) for key, value in topic.attributes.items())
+        if size > MAX_ATTRIBUTES:
+            text = f"{size} characters of attributes for topic {topic.name}: {MAX_ATTRIBUTES} are allowed"
+            return Refusal(ResponseCode.INVALID_PARAMETER, text)
         return _out_of_range(topic)
 
     def configure(self, *topics: Topic) -> Refusal | bool:

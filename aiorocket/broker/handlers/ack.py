@@ -36,6 +36,9 @@ __all__ = ("AckHandlers",)
 _OK = PutStatus.OK
 #: Acknowledged pops in one batch; Java's proxy sends at most one for each message of a pop.
 MAX_BATCH = 1024
+#: Milliseconds before a handle's time is over in which its message may have come again: that is by the loop's clock,
+#: which stands still for a turn of the loop, and handles have the wall clock's time.
+_IN_DOUBT = 100
 
 
 class AckHandlers:
@@ -188,7 +191,7 @@ class AckHandlers:
                 ResponseCode.NO_MESSAGE,
                 remark=f"message {offset} was or is to be given out again, or its time was changed, since that pop",
             )
-        if handle.pop_time + handle.invisible_time > self._clock.wall_ms():
+        if handle.pop_time + handle.invisible_time - _IN_DOUBT > self._clock.wall_ms():
             return None
         return RemotingCommand.response(
             ResponseCode.NO_MESSAGE,

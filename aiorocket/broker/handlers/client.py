@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import plain_body, refuse
 from aiorocket.broker.core.groups import ConsumerGroup, GroupTable, is_tag_type
@@ -30,7 +30,7 @@ from aiorocket_protocol import (
     RequestCode,
     ResponseCode,
     UnregisterClientRequestHeader,
-    decode_body,
+    decode_plain,
     encode_body,
     retry_topic,
 )
@@ -59,6 +59,7 @@ class ClientHandlers:
     ) -> None:
         self._loop = loop
         self._property_filter = config.property_filter
+        self._most_groups = config.limits.groups_per_connection
         self._topics = tables.topics
         self._configs = tables.configs
         self._consumers: GroupTable[Connection] = tables.consumers
@@ -83,7 +84,8 @@ class ClientHandlers:
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 34: (re)register every group of one client. Idempotent. A group that is refused is the answer, and does
         not keep the client's others out."""
-        data = decode_body(HeartbeatData, command.body, command.serialize_type)
+        plain = decode_plain(command.body, command.serialize_type, "HeartbeatData")
+        data = HeartbeatData.from_plain(_few(plain, self._most_groups))
         now = self._loop.time()
         version = self._topics.version
         #: What version 1 is told: always send everything. Version 2 sends subscriptions only when we lack them.
@@ -253,3 +255,13 @@ class ClientHandlers:
                 connection.oneway(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True))
             except RocketError:
                 continue  # closed or not reading: it will find out by itself within its 20 s
+
+
+def _few(plain: Any, most: int) -> Any:
+    """Of more groups than a connection may have the first ones, and one more to be refused: 20,000, which fit into
+    a body, take 0.1 s to be read."""
+    if isinstance(plain, dict):
+        for name in ("consumerDataSet", "producerDataSet"):
+            if isinstance(groups := plain.get(name), list):
+                plain[name] = groups[: most + 1]
+    return plain

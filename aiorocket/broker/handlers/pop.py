@@ -378,7 +378,7 @@ class PopHandlers:
                 self._loop.call_soon(self.wake, wanted.topic.name, wanted.group)
             return False
         answer = found.header(wanted, wall_ms)
-        key = wanted.topic.name, wanted.group
+        key = self._counters.pair(wanted.topic.name, wanted.group)
         self._counters.delivered[key] += wanted.most - found.count
         if self._counters.delivered_bytes is not None:
             self._counters.delivered_bytes[key] += sum(map(len, found.pieces))

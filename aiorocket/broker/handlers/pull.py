@@ -178,18 +178,18 @@ class PullHandlers:
                 warn_of_lower(self._offsets, connection, group, topic_name, queue_id, header.commit_offset)
         offset = header.queue_offset
         accept = subscription.accept
-        if type(accept) is RecordFilter:
-            result = self._select(
-                topic_name, queue_id, offset, self._count(command, header), self._bytes(header), accept
-            )
-        else:
-            result = self._read(topic_name, queue_id, offset, self._count(command, header), self._bytes(header), accept)
+        count = self._count(command, header)
+        read = self._select if type(accept) is RecordFilter else self._read
+        result = read(topic_name, queue_id, offset, count, self._bytes(header), accept)
         if result.status is ReadStatus.FOUND:
-            self._delivered[topic_name, group] += result.count
+            key = self._counters.pair(topic_name, group)
+            self._delivered[key] += result.count
             if self._counters.delivered_bytes is not None:
-                self._counters.delivered_bytes[topic_name, group] += sum(map(len, result.pieces))
+                self._counters.delivered_bytes[key] += sum(map(len, result.pieces))
             self._counters.gets_found += 1
             connection.reply(command, _found(result), result.pieces)
+            if result.count == count:
+                connection.flush()  # as many as it asked for: it is behind, and asks for more when it has them
             return None
         if flags & PULL_SUSPEND and header.suspend_timeout_millis > 0 and _is_at_end(result, offset):
             waiting = _Waiting(connection, command, header, result)
@@ -306,7 +306,7 @@ class PullHandlers:
                 seen = wanted
             if result is not None:
                 if result.status is ReadStatus.FOUND:
-                    key = header.topic, header.consumer_group
+                    key = self._counters.pair(header.topic, header.consumer_group)
                     self._delivered[key] += result.count
                     if self._counters.delivered_bytes is not None:
                         self._counters.delivered_bytes[key] += sum(map(len, result.pieces))

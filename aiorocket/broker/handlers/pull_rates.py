@@ -191,7 +191,7 @@ class PullRates:
 
     def _pay(self, header: Header, now: float) -> None:
         """For what the group got since the last look."""
-        key = header.topic, header.consumer_group
+        key = self._counters.pair(header.topic, header.consumer_group)
         for rate, delivered, paid in (
             (self._messages, self._counters.delivered, self._paid),
             (self._bytes, self._counters.delivered_bytes, self._paid_bytes),

@@ -79,11 +79,12 @@ class RecallHandler:
             PROPERTY_TIMER_DEL_UNIQKEY: deletes(handle.topic, handle.unique),
             PROPERTY_UNIQ_KEY: handle.unique,
             PROPERTY_TIMER_DELIVER_MS: str(handle.deliver_ms),
-            PROPERTY_PGROUP: header.producer_group or "",
             PROPERTY_TIMER_OUT_MS: str(handle.deliver_ms),
             PROPERTY_REAL_TOPIC: handle.topic,
             PROPERTY_REAL_QID: "0",
         }
+        if header.producer_group:  # Apache's proxy names none
+            values[PROPERTY_PGROUP] = header.producer_group
 
         def done(result: PutResult) -> None:
             if result.status is not PutStatus.OK:

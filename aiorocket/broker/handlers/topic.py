@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import plain_body, refuse
@@ -87,13 +87,27 @@ class TopicHandlers:
             order=header.order,
             sys_flag=header.topic_sys_flag or 0,
             filter_type=header.topic_filter_type,
-            attributes=_attributes(header.attributes),
+            attributes=self._altered(header.topic, _attributes(header.attributes)),
         )
         return await self._configure(topic)
 
     async def create_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 18: several at once, all or none."""
-        return await self._configure(*map(_topic, Plain(dict(plain_body(command)), "topics").items("topicConfigList")))
+        topics = list(map(_topic, Plain(dict(plain_body(command)), "topics").items("topicConfigList")))
+        for topic in topics:
+            topic.attributes = self._altered(topic.name, topic.attributes)
+        return await self._configure(*topics)
+
+    def _altered(self, name: str, changes: Mapping[str, str]) -> dict[str, str]:
+        """The attributes of a topic after these: ``+key`` and ``key`` put, ``-key`` removes, others stay."""
+        known = self._topics.get(name)
+        attributes = {} if known is None else dict(known.attributes)
+        for key, value in changes.items():
+            if key.startswith("-"):
+                attributes.pop(key[1:], None)
+            elif key.strip("+"):
+                attributes[key.removeprefix("+")] = value
+        return attributes
 
     async def _configure(self, *topics: Topic) -> RemotingCommand:
         changed = self._topics.configure(*topics)
@@ -233,10 +247,6 @@ def _topic(value: Any) -> Topic:
 
 
 def _attributes(text: str | None) -> dict[str, str]:
-    """``+key=value,-key`` as mqadmin sends it; what is to be removed is not there when the topic is replaced."""
-    values = {}
-    for item in (text or "").split(","):
-        key, found, value = item.strip().partition("=")
-        if found and key.startswith("+") and len(key) > 1:
-            values[key[1:]] = value
-    return values
+    """``+key=value,-key`` as mqadmin sends it."""
+    parted = (item.strip().partition("=") for item in (text or "").split(","))
+    return {key: value for key, equals, value in parted if key[:1] == ("+" if equals else "-")}
