@@ -17,14 +17,14 @@ from aiorocket.cli.options import nameserver_option
 from aiorocket.cli.running import run
 from aiorocket.cli.server_options import (
     SETTINGS,
+    Listening,
     advertised,
     server_options,
-    server_tls,
     settings_option,
     store_options,
 )
 from aiorocket.cli.serving import Ready, serve
-from aiorocket.config import BrokerConfig, RateLimits, StoreConfig, TlsConfig
+from aiorocket.config import BrokerConfig, RateLimits, ServerTlsConfig, StoreConfig, TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import BROKER_PORT
@@ -55,16 +55,7 @@ __all__ = ("broker",)
 @click.pass_context
 def broker(
     ctx: click.Context,
-    bind: str,
-    port: int,
-    advertise: str | None,
-    acl: str | None,
-    admin_bind: str | None,
-    admin_token: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
-    tls_client_ca: str | None,
-    tls_permissive: bool,
+    listening: Listening,
     nameserver_ca: str | None,
     credentials: str | None,
     nameservers: tuple[str, ...],
@@ -75,30 +66,26 @@ def broker(
     rates: RateLimits,
     name: str,
     cluster: str,
-    metrics_port: int | None,
-    metrics_host: str,
+    metrics: tuple[str, int] | None,
 ) -> None:
     """Run a durable broker and register it at the name servers.
 
     It stops on Ctrl-C or SIGTERM; what it acknowledged is still there at the next start with the same --data.
     """
     said: BrokerConfig = ctx.meta[SETTINGS]
-    tls = server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive, said.tls)
     config = replace(
         said,
         name=name,
         cluster=cluster,
-        host=bind,
-        port=port,
-        advertise=advertised(bind, advertise),
+        host=listening.bind,
+        port=listening.port,
+        advertise=advertised(listening.bind, listening.advertise),
         nameservers=nameservers,
-        acl=acl,
-        admin_bind=admin_bind,
-        admin_token=admin_token or said.admin_token,
-        tls=tls or said.tls,
-        nameserver_tls=said.nameserver_tls
-        if nameserver_ca is None
-        else TlsConfig(ca=nameserver_ca, cert=tls_cert, key=tls_key),
+        acl=listening.acl,
+        admin_bind=listening.admin_bind,
+        admin_token=listening.admin_token,
+        tls=listening.tls,
+        nameserver_tls=said.nameserver_tls if nameserver_ca is None else _to_nameservers(nameserver_ca, listening),
         credentials_file=credentials,
         data=data,
         store=store,
@@ -116,13 +103,12 @@ def broker(
         if stop_at_end_of_input:
             await supervisor.stop_at_end_of_input()
         try:
-            async with watched(instance, metrics_host, metrics_port) as pages:
+            async with watched(instance, metrics) as pages:
                 try:
                     await instance.start()
-                    reload = instance.reload if acl or config.tls is not None else None
                     yield Ready(
                         f"broker {name} ready on {instance.address} (data {data}, flush {store.flush}){pages}",
-                        reload,
+                        instance.reload if listening.reloads else None,
                     )
                 finally:
                     await instance.close()
@@ -130,6 +116,14 @@ def broker(
             await env.disk.close()
 
     serve(server)
+
+
+def _to_nameservers(ca: str, listening: Listening) -> TlsConfig:
+    """What this broker shows at its own door it shows to name servers too."""
+    own = listening.tls
+    if not isinstance(own, ServerTlsConfig):
+        return TlsConfig(ca=ca)
+    return TlsConfig(ca=ca, cert=own.cert, key=own.key, key_password=own.key_password)
 
 
 async def _check(config: BrokerConfig) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -17,11 +18,20 @@ if TYPE_CHECKING:
     from aiorocket.cli.serving import Ready
     from aiorocket.config import BrokerConfig, ClientConfig
 
-__all__ = ("beside", "dashboard", "dashboard_options", "shown")
+__all__ = ("PageOptions", "beside", "dashboard", "dashboard_options", "shown")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _TOKEN = "AIOROCKET_DASHBOARD_TOKEN"
+
+
+class PageOptions(NamedTuple):
+    """Where a page is shown, to whom, and whether it may change things; ``port`` 0 takes a free one."""
+
+    host: str
+    port: int
+    token: str | None
+    allow_writes: bool
 
 
 def _options(function: F, prefix: str) -> F:
@@ -43,37 +53,45 @@ def _options(function: F, prefix: str) -> F:
 
 
 @asynccontextmanager
-async def beside(
-    nameserver: str, settings: BrokerConfig, key: Account | None, host: str, port: int | None, token: str | None,
-    allow_writes: bool,
-) -> AsyncIterator[str]:  # fmt: skip
+async def beside(settings: BrokerConfig, key: Account | None, page: PageOptions | None) -> AsyncIterator[str]:
     """The page in the process of the broker with these ``settings``, which it asks as its administrator ``key`` may;
     what the line of a ready server says of it."""
-    if port is None:
+    if page is None:
         yield ""
         return
     signed = (key.name, key.secret) if key is not None else (None, None)
     if key is None and settings.admin_token is not None:
         signed = ("admin", settings.admin_token)
     closed = settings.admin_bind is not None and settings.admin_bind.startswith("unix:")
-    if token is None and (signed != (None, None) or closed):
+    if page.token is None and (signed != (None, None) or closed):
         raise aiorocket.ConfigError(
             "--dashboard asks as the broker's administrator, and everybody on this machine could look: "
             "give --dashboard-token-file"
         )
     config = aiorocket.ClientConfig(
-        nameservers=(nameserver,), access_key=signed[0], secret_key=signed[1], tls=settings.nameserver_tls
+        nameservers=settings.nameservers, access_key=signed[0], secret_key=signed[1], tls=settings.nameserver_tls
     )
     brokers = (settings.admin_bind,) if settings.admin_bind is not None and settings.admin_token is None else ()
     async with (
         aiorocket.Admin(config=config, brokers=brokers) as admin,
-        shown(admin, host, port, token, allow_writes) as said,
+        shown(admin, page) as said,
     ):
         yield f", dashboard {said}"
 
 
-def dashboard_options(function: F) -> F:
-    """``--dashboard`` and what goes with it."""
+def dashboard_options(command: Callable[..., None]) -> Callable[..., None]:
+    """``--dashboard`` and what goes with it, which arrive as ``page``: None without a port."""
+
+    @wraps(command)
+    def function(
+        *, dashboard_port: int | None, dashboard_bind: str, dashboard_token: str | None, dashboard_allow_writes: bool,
+        **others: Any,
+    ) -> None:  # fmt: skip
+        page = None
+        if dashboard_port is not None:
+            page = PageOptions(dashboard_bind, dashboard_port, dashboard_token, dashboard_allow_writes)
+        command(page=page, **others)
+
     help_text = (
         "Show the web page of the cluster here; needs the extra dashboard. 0 takes a free port, which is printed."
     )
@@ -115,7 +133,7 @@ def dashboard(
     async def server() -> AsyncIterator[Ready]:
         async with (
             aiorocket.Admin(config=config, brokers=brokers) as admin,
-            shown(admin, bind, port, token, allow_writes) as said,
+            shown(admin, PageOptions(bind, port, token, allow_writes)) as said,
         ):
             yield Ready(f"dashboard ready: {said}", None)
 
@@ -123,7 +141,7 @@ def dashboard(
 
 
 @asynccontextmanager
-async def shown(admin: Admin, host: str, port: int, token: str | None, allow_writes: bool) -> AsyncIterator[str]:
+async def shown(admin: Admin, page: PageOptions) -> AsyncIterator[str]:
     """Show the page while the block runs; where it is. ConfigError without the extra or for settings that cannot be,
     UsageError when the port cannot be bound."""
     try:
@@ -133,7 +151,7 @@ async def shown(admin: Admin, host: str, port: int, token: str | None, allow_wri
         raise aiorocket.ConfigError(
             f"the dashboard needs the extra dashboard ({error.name} is missing): pip install 'aiorocketmq[dashboard]'"
         ) from None
-    settings = DashboardConfig(host=host, port=port, token=token, allow_writes=allow_writes)
+    settings = DashboardConfig(host=page.host, port=page.port, token=page.token, allow_writes=page.allow_writes)
     async with serving(admin, settings) as bound:
-        where = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
-        yield f"http://{where}/ ({'writes allowed' if allow_writes else 'read-only'})"
+        where = f"[{page.host}]:{bound}" if ":" in page.host else f"{page.host}:{bound}"
+        yield f"http://{where}/ ({'writes allowed' if page.allow_writes else 'read-only'})"

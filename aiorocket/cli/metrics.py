@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ("metrics_options", "watched")
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 class _NoServiceLink(click.Option):
     """Kubernetes sets AIOROCKET_METRICS_PORT=tcp://... for a service that is called aiorocket-metrics."""
@@ -29,8 +28,13 @@ class _NoServiceLink(click.Option):
         return None if value is not None and is_service_link("", value) else value
 
 
-def metrics_options(function: F) -> F:
-    """``--metrics-port`` and ``--metrics-host``."""
+def metrics_options(command: Callable[..., None]) -> Callable[..., None]:
+    """``--metrics-port`` and ``--metrics-host``, which arrive as ``metrics``: host and port, None without a port."""
+
+    @wraps(command)
+    def function(*, metrics_host: str, metrics_port: int | None, **others: Any) -> None:
+        command(metrics=None if metrics_port is None else (metrics_host, metrics_port), **others)
+
     function = click.option(
         "--metrics-host", metavar="HOST", default="127.0.0.1", show_default=True, envvar="AIOROCKET_METRICS_HOST",
         show_envvar=True, help="Address of --metrics-port: loopback unless given. Whoever reaches it reads all of it.",
@@ -43,23 +47,23 @@ def metrics_options(function: F) -> F:
 
 
 @asynccontextmanager
-async def watched(broker: Broker, host: str, port: int | None) -> AsyncIterator[str]:
-    """Look for alarms while the block runs, and answer about ``broker`` if a port was given; what the line of a ready
-    server says of it. ConfigError without prometheus_client, UsageError when the port cannot be bound."""
+async def watched(broker: Broker, metrics: tuple[str, int] | None) -> AsyncIterator[str]:
+    """Look for alarms while the block runs, and answer about ``broker`` at ``metrics`` if given; what the line of a
+    ready server says of it. ConfigError without prometheus_client, UsageError when the port cannot be bound."""
     from aiorocket.broker.alarms import keep_watching  # lake run has these options, and no broker
 
     watch = TaskScope("alarms")
     watch.start(keep_watching(broker), name="alarms")
     try:
-        async with _pages(broker, host, port) as said:
+        async with _pages(broker, metrics) as said:
             yield said
     finally:
         await watch.close()
 
 
 @asynccontextmanager
-async def _pages(broker: Broker, host: str, port: int | None) -> AsyncIterator[str]:
-    if port is None:
+async def _pages(broker: Broker, metrics: tuple[str, int] | None) -> AsyncIterator[str]:
+    if metrics is None:
         yield ""
         return
     try:
@@ -68,5 +72,5 @@ async def _pages(broker: Broker, host: str, port: int | None) -> AsyncIterator[s
         raise ConfigError(
             f"--metrics-port needs the extra metrics ({error.name} is missing): pip install 'aiorocketmq[metrics]'"
         ) from None
-    async with telemetry.watched(broker, host, port) as bound:
-        yield f", metrics on http://{host_port(host, bound)}/metrics"
+    async with telemetry.watched(broker, *metrics) as bound:
+        yield f", metrics on http://{host_port(metrics[0], bound)}/metrics"

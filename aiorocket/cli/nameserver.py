@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import click
 
-from aiorocket.cli.server_options import advertised, host_port, server_options, server_tls
+from aiorocket.cli.server_options import Listening, advertised, host_port, server_options
 from aiorocket.cli.serving import Ready, serve
 from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.server import NameServer
@@ -23,34 +23,22 @@ __all__ = ("nameserver",)
     "--data", metavar="DIR", help="Directory for KV configuration; without it, it lives as long as the process."
 )
 @click.option("--open-registration", is_flag=True, help="Let brokers of other machines register, whoever they are.")
-def nameserver(
-    bind: str,
-    port: int,
-    advertise: str | None,
-    acl: str | None,
-    admin_bind: str | None,
-    admin_token: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
-    tls_client_ca: str | None,
-    tls_permissive: bool,
-    data: str | None,
-    open_registration: bool,
-) -> None:
+def nameserver(listening: Listening, data: str | None, open_registration: bool) -> None:
     """Run a name server.
 
     Brokers register here and clients ask it which broker has a topic. It stops on Ctrl-C or SIGTERM. Routes are not
     stored: brokers register again within 30 seconds of a restart.
     """
+    bind, advertise = listening.bind, listening.advertise
     shown = bind if advertise is None else advertised(bind, advertise)  # nobody is told a name server's own address
     config = NameServerConfig(
         host=bind,
-        port=port,
+        port=listening.port,
         data=data,
-        acl=acl,
-        admin_bind=admin_bind,
-        admin_token=admin_token,
-        tls=server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive),
+        acl=listening.acl,
+        admin_bind=listening.admin_bind,
+        admin_token=listening.admin_token,
+        tls=listening.tls,
         open_registration=open_registration,
     )
 
@@ -61,10 +49,9 @@ def nameserver(
         try:
             await instance.start()
             kept = f"data {data}" if data is not None else "in memory"
-            reload = instance.reload if acl or tls_cert else None
             yield Ready(
                 f"name server ready on {host_port(shown, instance.port)} ({kept})",
-                reload,
+                instance.reload if listening.reloads else None,
             )
         finally:
             await instance.close()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -21,10 +22,10 @@ __all__ = (
     "DEFAULT_DATA",
     "SETTINGS",
     "SETTINGS_FILE",
+    "Listening",
     "advertised",
     "host_port",
     "server_options",
-    "server_tls",
     "settings_option",
     "store_options",
 )
@@ -40,10 +41,42 @@ SETTINGS, SETTINGS_FILE = "aiorocket.broker_settings", "aiorocket.settings_file"
 _WILDCARDS = {"0.0.0.0", "::", "[::]", ""}
 
 
-def server_options(port: int, port_help: str) -> Callable[[F], F]:
-    """``--bind``, ``--port``, ``--advertise``, ``--acl`` and TLS, the same for each server."""
+@dataclass(frozen=True)
+class Listening:
+    """Where a server listens, and whom it lets in."""
 
-    def decorate(function: F) -> F:
+    bind: str
+    port: int
+    advertise: str | None
+    acl: str | None
+    admin_bind: str | None
+    admin_token: str | None
+    tls: ServerTlsConfig | ssl.SSLContext | None
+
+    @property
+    def reloads(self) -> bool:
+        """Is there a file that SIGHUP reads again?"""
+        return self.acl is not None or self.tls is not None
+
+
+def server_options(port: int, port_help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """``--bind``, ``--port``, ``--advertise``, ``--acl`` and TLS, the same for each server: they arrive as
+    ``listening``. And what is said of the log."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def function(
+            *, bind: str, port: int, advertise: str | None, acl: str | None, admin_bind: str | None,
+            admin_token: str | None, tls_cert: str | None, tls_key: str | None, tls_client_ca: str | None,
+            tls_permissive: bool, **others: Any,
+        ) -> None:  # fmt: skip
+            said: BrokerConfig | None = click.get_current_context().meta.get(SETTINGS)
+            tls: ServerTlsConfig | ssl.SSLContext | None
+            tls = _tls(tls_cert, tls_key, tls_client_ca, tls_permissive, None if said is None else said.tls)
+            if said is not None:
+                tls, admin_token = tls or said.tls, admin_token or said.admin_token
+            command(listening=Listening(bind, port, advertise, acl, admin_bind, admin_token, tls), **others)
+
         function = click.option(
             "--log-json", is_flag=True, expose_value=False, callback=_keep(LOG_JSON), envvar="AIOROCKET_LOG_JSON",
             show_envvar=True, help="Log lines are JSON objects: time, level, logger, message.",
@@ -271,8 +304,8 @@ def _as_options(said: BrokerConfig) -> dict[str, Any]:
     }
 
 
-def server_tls(
-    cert: str | None, key: str | None, client_ca: str | None, permissive: bool, said: object = None
+def _tls(
+    cert: str | None, key: str | None, client_ca: str | None, permissive: bool, said: object
 ) -> ServerTlsConfig | None:
     """What the TLS options of a server say. Another certificate than the one that a file ``said`` lets nobody else
     in."""

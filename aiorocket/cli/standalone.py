@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -14,15 +15,15 @@ from aiorocket.access.admin_door import share_listener
 from aiorocket.access.core.accounts import Account, Accounts
 from aiorocket.access.file import read_access_file
 from aiorocket.broker.broker import Broker
-from aiorocket.cli.dashboard import beside, dashboard_options
+from aiorocket.cli.dashboard import PageOptions, beside, dashboard_options
 from aiorocket.cli.metrics import metrics_options, watched
 from aiorocket.cli.server_options import (
     SETTINGS,
     SETTINGS_FILE,
+    Listening,
     advertised,
     host_port,
     server_options,
-    server_tls,
     settings_option,
     store_options,
 )
@@ -62,16 +63,7 @@ __all__ = ("standalone",)
 @click.pass_context
 def standalone(
     ctx: click.Context,
-    bind: str,
-    port: int,
-    advertise: str | None,
-    acl: str | None,
-    admin_bind: str | None,
-    admin_token: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
-    tls_client_ca: str | None,
-    tls_permissive: bool,
+    listening: Listening,
     broker_port: int,
     brokers: int,
     data: str,
@@ -79,12 +71,8 @@ def standalone(
     rates: RateLimits,
     name: str,
     cluster: str,
-    metrics_port: int | None,
-    metrics_host: str,
-    dashboard_port: int | None,
-    dashboard_bind: str,
-    dashboard_token: str | None,
-    dashboard_allow_writes: bool,
+    metrics: tuple[str, int] | None,
+    page: PageOptions | None,
 ) -> None:
     """Run a name server and a durable broker in one process.
 
@@ -93,106 +81,65 @@ def standalone(
     """
     several = _broker_names(name, brokers)
     _check_folders(data, name, brokers)
-    if several and (acl or tls_cert):
-        raise click.UsageError("--brokers with --acl or --tls-cert: start a nameserver and each broker by itself")
-    if several and (admin_bind or ctx.get_parameter_source("admin_token") is ParameterSource.COMMANDLINE):
-        raise click.UsageError("--brokers with --admin-bind or --admin-token-file: give AIOROCKET_ADMIN_TOKEN to all")
-    if several and dashboard_port is not None:
-        raise click.UsageError("--brokers with --dashboard: start `aiorocket dashboard` beside it")
-    host = advertised(bind, advertise)
-    said: BrokerConfig = ctx.meta[SETTINGS]
-    tls = server_tls(tls_cert, tls_key, tls_client_ca, tls_permissive, said.tls) or said.tls
-    if several and tls is not None:
-        raise click.UsageError("--brokers with TLS: start a nameserver and each broker by itself")
-    # To itself, which need not prove who it is.
-    itself = (
-        TlsConfig(verify=False, cert=tls.cert, key=tls.key, key_password=tls.key_password)
-        if isinstance(tls, ServerTlsConfig)
-        else False
+    if several:
+        _check_for_several(ctx, listening, page)
+    host = advertised(listening.bind, listening.advertise)
+    settings = replace(
+        ctx.meta[SETTINGS],
+        name=name,
+        cluster=cluster,
+        host=listening.bind,
+        port=broker_port,
+        advertise=host,
+        credentials_file=None,
+        acl=listening.acl,
+        admin_bind=listening.admin_bind,
+        admin_token=listening.admin_token,
+        tls=listening.tls,
+        nameserver_tls=_to_itself(listening.tls),
+        data=data,
+        store=store,
+        rates=rates,
     )
-    admin_token = admin_token or said.admin_token
 
     @asynccontextmanager
     async def server() -> AsyncIterator[Ready]:
         env = real_env()
-        accounts, key = _administration(env.disk, acl) if acl is not None else (None, None)
+        accounts, key = _administration(env.disk, listening.acl) if listening.acl is not None else (None, None)
         names = NameServer(
             env,
             NameServerConfig(
-                host=bind, port=port, data=os.path.join(data, "nameserver"), tls=tls, admin_token=admin_token
+                host=listening.bind,
+                port=listening.port,
+                data=os.path.join(data, "nameserver"),
+                tls=listening.tls,
+                admin_token=listening.admin_token,
             ),
             accounts,
         )
         try:
             await names.start()
             # A broker reaches its name server the way it is bound; a wildcard listens on loopback too.
-            near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
+            near = host_port({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listening.bind, listening.bind), names.port)
             if several:
-                given = _given(ctx)
-
-                def own_log(name: str) -> list[str]:
-                    root, ending = os.path.splitext(ctx.meta[LOG_FILE] or "")
-                    return ["--log-file", f"{root}-{name}{ending}"] if root else []
-
-                def own_port(at: int) -> list[str]:
-                    return [] if metrics_port is None else ["--metrics-port", str(metrics_port and metrics_port + at)]
-
-                async with supervised(
-                    {
-                        each: [
-                            *given, "--name", each, "--port", str(broker_port and broker_port + 10 * at),
-                            "--data", os.path.join(data, each), "--nameserver", host_port(near, names.port),
-                            *own_port(at), *own_log(each),
-                        ]
-                        for at, each in enumerate(several)
-                    }
-                ) as running:  # fmt: skip
-                    told = ", ".join(f"{each} {address}" for each, address in running)
-                    yield Ready(
-                        f"standalone ready: name server {host_port(host, names.port)}, brokers {told} (data {data}, "
-                        f"flush {store.flush})",
-                        None,
-                    )
+                async with supervised(_arguments(ctx, several, near)) as running:
+                    told = "brokers " + ", ".join(f"{each} {address}" for each, address in running)
+                    yield Ready(_line(host_port(host, names.port), told, settings), None)
                 return
-            settings = replace(
-                said,
-                name=name,
-                cluster=cluster,
-                host=bind,
-                port=broker_port,
-                advertise=host,
-                nameservers=(host_port(near, names.port),),
-                access_key=key.name if key is not None else None,
-                secret_key=key.secret if key is not None else None,
-                credentials_file=None,
-                acl=acl,
-                admin_bind=admin_bind,
-                admin_token=admin_token,
-                tls=tls,
-                nameserver_tls=itself,
-                data=data,
-                store=store,
-                rates=rates,
+            own = replace(
+                settings,
+                nameservers=(near,),
+                access_key=None if key is None else key.name,
+                secret_key=None if key is None else key.secret,
             )
-            broker = Broker(env, settings, accounts=accounts)
-
-            def reload() -> None:
-                broker.reload()
-                names.reload()
-
-            async with watched(broker, metrics_host, metrics_port) as pages:
+            broker = Broker(env, own, accounts=accounts)
+            async with watched(broker, metrics) as pages:
                 try:
                     await broker.start()
                     share_listener(broker.server.processors, names.processors)
-                    async with beside(
-                        settings.nameservers[0], settings, key, dashboard_bind, dashboard_port, dashboard_token,
-                        dashboard_allow_writes,
-                    ) as page:  # fmt: skip
-                        yield Ready(
-                            f"standalone ready: name server {host_port(host, names.port)}, broker {name} "
-                            f"{broker.address} (data {data}, flush {store.flush}){pages}{page}",
-                            reload if acl or tls is not None else None,
-                        )
+                    async with beside(own, key, page) as shown:
+                        line = _line(host_port(host, names.port), f"broker {name} {broker.address}", settings)
+                        yield Ready(f"{line}{pages}{shown}", _reload(broker, names) if listening.reloads else None)
                 finally:
                     await broker.close()
         finally:
@@ -200,6 +147,53 @@ def standalone(
             await env.disk.close()
 
     serve(server)
+
+
+def _line(nameserver: str, brokers: str, settings: BrokerConfig) -> str:
+    kept = f"(data {settings.data}, flush {settings.store.flush})"
+    return f"standalone ready: name server {nameserver}, {brokers} {kept}"
+
+
+def _reload(broker: Broker, names: NameServer) -> Callable[[], None]:
+    def reload() -> None:
+        broker.reload()
+        names.reload()
+
+    return reload
+
+
+def _to_itself(tls: ServerTlsConfig | ssl.SSLContext | None) -> TlsConfig | bool:
+    """How the broker speaks to the name server beside it, which need not prove who it is."""
+    if isinstance(tls, ServerTlsConfig):
+        return TlsConfig(verify=False, cert=tls.cert, key=tls.key, key_password=tls.key_password)
+    return False
+
+
+def _check_for_several(ctx: click.Context, listening: Listening, page: PageOptions | None) -> None:
+    """UsageError for what one process alone can have."""
+    if listening.reloads:
+        raise click.UsageError("--brokers with --acl or TLS: start a nameserver and each broker by itself")
+    told_token = ctx.get_parameter_source("admin_token") is ParameterSource.COMMANDLINE
+    if listening.admin_bind or told_token:
+        raise click.UsageError("--brokers with --admin-bind or --admin-token-file: give AIOROCKET_ADMIN_TOKEN to all")
+    if page is not None:
+        raise click.UsageError("--brokers with --dashboard: start `aiorocket dashboard` beside it")
+
+
+def _arguments(ctx: click.Context, brokers: Sequence[str], nameserver: str) -> dict[str, list[str]]:
+    """What each of several brokers is started with: the options that are the same for all, and its own."""
+    given, params = _given(ctx), ctx.params
+    port, metrics_port = params["broker_port"], params["metrics_port"]
+    log, ending = os.path.splitext(ctx.meta[LOG_FILE] or "")
+    return {
+        name: [
+            *given, "--name", name, "--port", str(port and port + 10 * at), "--nameserver", nameserver,
+            "--data", os.path.join(params["data"], name),
+            *([] if metrics_port is None else ["--metrics-port", str(metrics_port and metrics_port + at)]),
+            *(["--log-file", f"{log}-{name}{ending}"] if log else []),
+        ]
+        for at, name in enumerate(brokers)
+    }  # fmt: skip
 
 
 def _broker_names(name: str, count: int) -> list[str]:

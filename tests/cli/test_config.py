@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +16,7 @@ from aiorocket.cli import broker as command
 from aiorocket.cli.config import _comment
 from aiorocket.cli.main import cli
 from aiorocket.config import BrokerConfig, ClientConfig, ServerTlsConfig
-from aiorocket.config.settings import broker_settings, options
+from aiorocket.config.settings import BROKER_PREFIX, broker_settings, options
 from aiorocket.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,48 @@ def test_options_come_before_variables_and_these_before_the_file(monkeypatch: py
     assert (config.rates.topic_bytes, config.rates.group_messages) == (7, 9)
     assert config.tls is not None and config.tls == broker_settings("b.toml", {})[0].tls
     assert started(monkeypatch, "--config", "b.toml").nameservers == ("a:1", "b:2")
+
+
+def others(kind: Any, value: Any) -> list[Any]:
+    """Values that are not ``value``, one of them legal."""
+    if get_origin(kind) is Literal:
+        return [each for each in get_args(kind) if each != value]
+    if get_origin(kind) is tuple:
+        return [("a:1",) if get_args(kind)[0] is str else (3,)]
+    if kind is bool:
+        return [not value]
+    return [value + 1, value // 2, value - 2] if isinstance(value, int | float) else ["some-other"]
+
+
+def test_every_setting_of_a_broker_has_a_variable() -> None:
+    beside = {  # what it cannot be without
+        ("tls",): {"TLS_CERT": "c.pem"},
+        ("tls", "client_cert"): {"TLS_CLIENT_CA": "ca"},
+        ("tls", "client_ca"): {"TLS_CLIENT_CERT": "required"},
+        ("nameserver_tls", "key"): {"NAMESERVER_TLS_CERT": "c.pem"},
+        ("nameserver_tls", "key_password"): {"NAMESERVER_TLS_CERT": "c.pem", "NAMESERVER_TLS_KEY": "k.pem"},
+        ("access_key",): {"SECRET_KEY": "s"},
+        ("secret_key",): {"ACCESS_KEY": "a"},
+        ("security_token",): {"ACCESS_KEY": "a", "SECRET_KEY": "s"},
+    }
+    for each in options(BrokerConfig):
+        default = _at(BrokerConfig(), each.path)
+        for wanted in others(each.kind, default):
+            text = ",".join(map(str, wanted)) if isinstance(wanted, tuple) else str(wanted)
+            given = {**beside.get(each.path[:1], {}), **beside.get(each.path, {}), each.variable: text}
+            with suppress(ConfigError):
+                config, where = broker_settings(None, {BROKER_PREFIX + name: value for name, value in given.items()})
+                assert where[each.path] == BROKER_PREFIX + each.variable
+                assert _at(config, each.path) == wanted, each
+                break
+        else:
+            pytest.fail(f"no value of {others(each.kind, default)} is one of {each}")
+
+
+def _at(config: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        config = getattr(config, name, None)
+    return config
 
 
 def test_a_certificate_by_option_asks_clients_for_what_the_file_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,8 +216,29 @@ def commands_of(page: str) -> Iterator[list[str]]:
             yield words
 
 
+ROOT = Path(__file__).parents[2]
+
+
 def test_every_command_that_the_page_of_operators_names_is_one() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+    assert known((ROOT / "docs" / "operating.md").read_text(encoding="utf-8")) > 60
+
+
+def test_every_task_of_the_readme_has_a_command_and_a_page() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| task | command | page |")[2]
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    assert len(rows) > 6 and known("\n".join(rows)) > len(rows)
+    for row in rows:
+        page, _, heading = re.findall(r"\]\(([^)]+)\)", row)[-1].partition("#")
+        text = (ROOT / page).read_text(encoding="utf-8")
+        headings = [
+            re.sub(r"[^a-z -]", "", each.lower()).strip().replace(" ", "-")
+            for each in re.findall(r"^#+(.*)", text, re.M)
+        ]
+        assert not heading or heading in headings, row
+
+
+def known(page: str) -> int:
+    """How many commands it names, each with its options one that there is."""
     seen = 0
     for words in commands_of(page):
         command, context = cli.get_command(click.Context(cli), words[0]), click.Context(cli)
@@ -225,10 +246,10 @@ def test_every_command_that_the_page_of_operators_names_is_one() -> None:
         while isinstance(command, click.Group) and rest:
             command = command.get_command(context, rest.pop(0))
         assert command is not None, words
-        known = {name for each in command.params for name in each.opts}
-        assert {word for word in rest if word.startswith("--")} <= known | {"--json"}, words
+        options = {name for each in command.params for name in each.opts}
+        assert {word for word in rest if word.startswith("--")} <= options | {"--json"}, words
         seen += 1
-    assert seen > 60
+    return seen
 
 
 def test_the_doctor_of_nobody() -> None:
