@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiorocket import Admin
 from aiorocket.errors import ProtocolError, RocketError, TopicNotFoundError
-from aiorocket_protocol import DLQ_PREFIX
+from aiorocket_protocol import DLQ_PREFIX, forms
 
 if TYPE_CHECKING:
     from aiorocket.dashboard.shared import Shared
@@ -179,5 +179,8 @@ async def _causes(admin: Admin, group: str, total: int) -> Dead:
 
 
 def _int(row: dict[str, Any], name: str) -> int:
-    value = row.get(name, 0)
-    return value if isinstance(value, int) else 0
+    """C++'s client writes some of its numbers as text."""
+    try:
+        return forms.number(row.get(name)) or 0
+    except ValueError:
+        return 0

@@ -30,6 +30,7 @@ from aiorocket.client.admin.pops import _replay
 from aiorocket.config import BrokerConfig, ConsumerConfig
 from aiorocket.errors import NotConnectedError
 from aiorocket.runtime.env import real_env
+from tests.broker.test_calls import asked, consumer, reply
 
 
 @pytest_asyncio.fixture
@@ -127,6 +128,25 @@ async def test_groups(mq: Embedded, admin: Admin) -> None:
     assert "billing" not in {each.group for each in await groups.all()} and await groups.topics("billing") == []
     with pytest.raises(UsageError, match="no broker has group"):
         await groups.update("billing", retries=1)
+
+
+async def test_a_member_in_go_says_why_it_says_nothing_and_ordinals_for_names(mq: Embedded, admin: Admin) -> None:
+    await sent(mq, 1)
+    (newest,) = [message async for message in admin.messages.by_time("orders")]
+    async with consumer(mq.broker, "go-1") as member:
+        asking = asyncio.ensure_future(admin.groups.running_info("g", "go-1"))
+        await reply(member, await asked(member), remark="json marshal error: json: unsupported value: NaN")
+        with pytest.raises(RemoteError, match="go-1 gave an empty answer: json marshal error"):
+            await asking
+        stacks = asyncio.ensure_future(admin.groups.running_info("g", "go-1", stacks=True))
+        said = b'{"properties":{}, "jstack":"goroutine 90:\n\t/src/main.go:8\n" }'
+        await reply(member, await asked(member), body=said)
+        assert (await stacks).stacks == "goroutine 90:\n\t/src/main.go:8\n"
+        for result, meant in ((b"0", "CR_SUCCESS"), (b"1", "CR_LATER"), (b'"CR_COMMIT"', "CR_COMMIT")):
+            consuming = asyncio.ensure_future(admin.messages.consume_directly("g", "go-1", newest))
+            body = b'{"order":false,"autoCommit":true,"consumeResult":%s,"remark":"","spentTimeMills":0}' % result
+            await reply(member, await asked(member), body=body)
+            assert (await consuming).result == meant
 
 
 async def test_offsets_are_planned_applied_and_verified(mq: Embedded, admin: Admin) -> None:

@@ -17,6 +17,7 @@ from aiorocket.dashboard.body import preview, shown
 from aiorocket.dashboard.settings import DashboardConfig
 from aiorocket_protocol import TRACE_TOPIC
 from aiorocket_protocol.message_trace import TraceRecord, write_trace
+from tests.broker.test_calls import asked, consumer, reply
 from tests.dashboard.conftest import Visit
 
 TOKEN = "0123456789abcdef"
@@ -98,6 +99,16 @@ async def test_the_first_page_says_what_is_wrong(mq: Embedded, admin: Admin, vis
         assert "are well" in await ok(browser, "/now/alarms")
         members = await ok(browser, "/group/members", group="billing")
         assert "orders" in members and "PYTHON" in members and "What its tasks" in members
+
+
+async def test_numbers_of_a_member_in_cpp_are_text(mq: Embedded, admin: Admin) -> None:
+    async with consumer(mq.broker, "cpp-1") as peer:
+        (member,) = (await admin.groups.members("g")).members
+        asking = asyncio.ensure_future(findings.member_now(admin, "g", member, stacks=False))
+        row = b'{\n "cachedMsgCount" : 0,\n "commitOffset" : "4",\n "lastConsumeTimestamp" : "1795426759737"\n}'
+        queue = b'{\n "brokerName" : "broker-a",\n "queueId" : 0,\n "topic" : "T"\n}'
+        await reply(peer, await asked(peer), body=b'{"mqTable":{%s:%s\n},"jstack":"","properties":{}}\n' % (queue, row))
+        assert (await asking).queues == (findings.HeldQueue("T", "broker-a", 0, 0, 4, 1795426759737, False, False),)
 
 
 async def test_a_listener_that_hangs_is_named(mq: Embedded, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,13 +145,19 @@ class Asking:
         return await self.client.call(address, code, header, accept=(0, *accept), timeout=timeout)
 
     async def plain(
-        self, address: str, code: int, header: tuple[Any, ...] | None = None, *, accept: Iterable[int] = (),
-        timeout: float | None = None,
-    ) -> Plain | None:  # fmt: skip
+        self, address: str, code: int, header: tuple[Any, ...] | None = None, *, accept: Iterable[int] = ()
+    ) -> Plain | None:
         """The object in the answer's body; None for an answer in ``accept``, and for an empty one."""
-        answer = await self.call(address, code, header, accept=accept, timeout=timeout)
+        answer = await self.call(address, code, header, accept=accept)
         if answer.code or not answer.body:
             return None
+        return Plain(decode_plain(answer.body, answer.serialize_type), RequestCode(code).name)
+
+    async def of_member(self, client_id: str, address: str, code: int, header: tuple[Any, ...]) -> Plain:
+        """The object that a member answered its broker; RemoteError where there is none, with the member's reason."""
+        answer = await self.call(address, code, header, timeout=CLIENT_CALL)
+        if not answer.body:  # Go's client says only in the remark that it could not write its answer
+            raise RemoteError(1, f"{client_id} gave an empty answer: {answer.remark}", address=address)
         return Plain(decode_plain(answer.body, answer.serialize_type), RequestCode(code).name)
 
     async def put(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from aiorocket.client.admin.asking import ABSENT, CLIENT_CALL, Answers, Asking, Broker, Missing
+from aiorocket.client.admin.asking import ABSENT, Answers, Asking, Broker, Missing
 from aiorocket.client.admin.topics import by_queue, once
 from aiorocket.errors import UsageError
 from aiorocket.model import check_group
@@ -236,14 +236,13 @@ class Groups:
         return await self._ask.each(ask)
 
     async def running_info(self, group: str, client_id: str, *, stacks: bool = False) -> RunningInfo:
-        """What one member says of itself; ``stacks`` asks for what it hangs on. RemoteError when no broker has it or it
-        does not answer within 10 s."""
+        """What one member says of itself; ``stacks`` asks for what it hangs on. RemoteError when no broker has it, it
+        does not answer within 10 s, or says nothing."""
         header = GetConsumerRunningInfoRequestHeader(self._ask.wire(group), client_id, stacks)
 
         async def ask(broker: Broker) -> list[Plain]:
             code = RequestCode.GET_CONSUMER_RUNNING_INFO
-            plain = await self._ask.plain(broker.address, code, header, timeout=CLIENT_CALL)
-            return [] if plain is None else [plain]
+            return [await self._ask.of_member(client_id, broker.address, code, header)]
 
         plain = (await self._ask.each(ask))[0]
         return RunningInfo(

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import NamedTuple
 
-from aiorocket.client.admin.asking import CLIENT_CALL, Answers, Asking, Broker
+from aiorocket.client.admin.asking import Answers, Asking, Broker
 from aiorocket.client.admin.moments import Moment, millis
 from aiorocket.client.core.subscriptions import check_filter, subscription_data
 from aiorocket.client.queue_scan import QueueScan
@@ -32,6 +32,7 @@ from aiorocket_protocol import (
     split_records,
 )
 from aiorocket_protocol.message_trace import TRACE_ORDER, TraceRecord, read_trace
+from aiorocket_protocol.names import CONSUME_RESULTS
 
 __all__ = ("ConsumedDirectly", "Messages", "StoredMessage")
 
@@ -219,13 +220,9 @@ class Messages:
             self._ask.wire(group), client_id, message.offset_msg_id, message.queue.broker_name, message.topic
         )
         broker = (await self._ask.brokers(broker=message.queue.broker_name))[0]
-        code = RequestCode.CONSUME_MESSAGE_DIRECTLY
-        plain = await self._ask.plain(broker.address, code, header, timeout=CLIENT_CALL)
-        if plain is None:
-            raise RemoteError(1, f"{client_id} gave an empty answer", address=broker.address)
-        return ConsumedDirectly(
-            plain.text("consumeResult", ""), plain.text_or_none("remark") or "", plain.number("spentTimeMills", 0)
-        )
+        plain = await self._ask.of_member(client_id, broker.address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+        result = plain.name("consumeResult", CONSUME_RESULTS, "")
+        return ConsumedDirectly(result, plain.text_or_none("remark") or "", plain.number("spentTimeMills", 0))
 
     async def _queues(self, topic: str) -> list[tuple[Broker, int, QueueScan]]:
         wire = self._ask.wire(topic)

@@ -11,9 +11,12 @@ from aiorocket.errors import UsageError
 from aiorocket.model import Queue, check_group
 from aiorocket_protocol import (
     POP_MODE,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TIMER_OUT_MS,
     PULL_MODE,
     REVIVE_GROUP,
     REVIVE_TOPIC_PREFIX,
+    TIMER_TOPIC,
     QueryConsumerOffsetRequestHeader,
     QueryConsumerOffsetResponseHeader,
     RecordView,
@@ -67,9 +70,11 @@ class Pops:
 
     async def checkpoints(self, group: str | None = None, *, newest: int = 10_000) -> Answers[Checkpoint]:
         """What is with consumers of ``group``, or of every group, that popped it, the next to come again first; of the
-        ``newest`` records that each queue of a broker's revive topic has. Apache's brokers write such a record some
-        time after the pop, and go past those that are settled minutes later: of theirs, look at ``due_ms``."""
+        ``newest`` records that each queue of a broker's revive topic has. Apache's brokers keep such a record among
+        their timers until a second before it is due: of these the ``newest`` are read, too. What they have given to
+        the next they go past minutes later: of theirs, look at ``due_ms``."""
         wanted = None if group is None else self._ask.wire(check_group(group))
+        now = self._ask.client.env.clock.wall_ms()
 
         async def ask(broker: Broker) -> list[Checkpoint]:
             plain = await self._ask.plain(broker.address, RequestCode.GET_ALL_TOPIC_CONFIG)
@@ -79,6 +84,7 @@ class Pops:
                 if topic.topic_name.startswith(REVIVE_TOPIC_PREFIX):
                     for number in range(topic.read_queue_nums):
                         await self._read(Queue(topic.topic_name, broker.name, number), broker, newest, out)
+            await self._read_timers(broker, newest, now, out)
             pops: dict[Checkpoint, list[int]] = {}
             for (name, member, number), taken in out.items():
                 if wanted in (None, member):
@@ -105,6 +111,20 @@ class Pops:
                 _replay(json.loads(message.body), out)
             except (ValueError, TypeError, LookupError, AttributeError):
                 continue  # none of ours and none of Apache's
+
+    async def _read_timers(self, broker: Broker, newest: int, now: int, out: _Out) -> None:
+        """Of Apache's: pops that have not yet come to the revive topic, and what was acknowledged."""
+        scan = QueueScan(self._ask.client, Queue(TIMER_TOPIC, broker.name, 0), broker.address)
+        begin, end = await scan.bounds()
+        async for message in scan.messages(max(begin, end - newest), end, RecordView):
+            values = message.properties
+            if values.get(PROPERTY_REAL_TOPIC, "").startswith(REVIVE_TOPIC_PREFIX):
+                try:
+                    said = json.loads(message.body)
+                    if "it" not in said or now < int(values[PROPERTY_TIMER_OUT_MS]):
+                        _replay(said, out)
+                except (ValueError, TypeError, LookupError, AttributeError):
+                    continue
 
 
 def _replay(said: dict[str, Any], out: _Out) -> None:
