@@ -90,7 +90,7 @@ def _tell(report: Report, server: str, seed: int, names: Sequence[str], as_json:
             "schema": SCHEMA, "kind": "fuzz", "server": server, "seed": seed, "rows": rows, "missing": [],
             "frames": report.frames, "answers": report.answers, "connections": report.connections,
             "seconds": round(report.seconds, 3), "memory_mib": report.memory, "coverage": coverage,
-            "neighbour": {"rounds": report.rounds, "slowest_s": round(report.slowest, 4)},
+            "neighbour": {"rounds": report.rounds, "slowest_s": round(report.slowest, 4)}, "stalls": report.stalls,
             "interrupted": report.interrupted,
         }  # fmt: skip
         click.echo(json.dumps(document, ensure_ascii=False))
@@ -107,6 +107,11 @@ def _tell(report: Report, server: str, seed: int, names: Sequence[str], as_json:
     click.echo(f"healthy client beside: {report.rounds:,} rounds, the slowest took {report.slowest * 1000:.0f} ms")
     if report.memory is not None:
         click.echo(f"memory: {report.memory[0]:.0f} MiB at a tenth, {report.memory[1]:.0f} MiB at the end")
+    if report.stalls:
+        click.echo(
+            f"{len(report.stalls)} times the server, or its machine, stood still ({report.stalls[0]}), "
+            "and not so when the same was sent again"
+        )
     for sample, name in zip(report.found, names, strict=True):
         click.echo(f"FOUND {sample.finding}")
         if name:
@@ -160,7 +165,8 @@ def run_compared(
     compared = run_loop(stopped())
     if compared is None:
         return INTERRUPTED
-    rows = [{"case": case, "what": what, "count": count, "known": tally is compared.known}
+    rows = [{"case": case, "what": what, "count": count, "known": tally is compared.known,
+             "example": compared.examples.get((case, what), "")}
             for tally in (compared.unknown, compared.known) for (case, what), count in tally.most_common()]  # fmt: skip
     if as_json:
         click.echo(json.dumps({

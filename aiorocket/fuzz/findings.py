@@ -10,15 +10,18 @@ from typing import Any, NamedTuple
 from aiorocket.errors import ConfigError
 from aiorocket_protocol.fuzzing import Drawn
 
-__all__ = ("Finding", "Sample")
+__all__ = ("LATE", "Finding", "Sample")
+
+#: A kind of finding that a busy machine brings about, too: it is one when it is so again.
+LATE = "late"
 
 _SCHEMA = 1
 _VARIES = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
 
 class Finding(NamedTuple):
-    """``kind``: crash, hang, closed, answer, internal, neighbour, growth. ``code``, ``form`` and ``part`` are of the
-    request that it hangs on, where it hangs on one."""
+    """``kind``: crash, hang, late, closed, answer, internal, neighbour, growth. ``code``, ``form`` and ``part`` are of
+    the request that it hangs on, where it hangs on one."""
 
     kind: str
     detail: str

@@ -9,7 +9,7 @@ from random import Random
 from typing import NamedTuple
 
 from aiorocket.fuzz.coverage import Coverage
-from aiorocket.fuzz.findings import Finding, Sample
+from aiorocket.fuzz.findings import LATE, Finding, Sample
 from aiorocket.fuzz.neighbour import Neighbour
 from aiorocket.fuzz.session import BROKER, NAMESERVER, Session
 from aiorocket.fuzz.shrinking import replay, shrink
@@ -48,7 +48,8 @@ class Fuzzing(NamedTuple):
 
 
 class Report(NamedTuple):
-    """``memory``: MiB of the process at a tenth and at the end; ``slowest``: seconds of the neighbour's worst round."""
+    """``memory``: MiB of the process at a tenth and at the end; ``slowest``: seconds of the neighbour's worst round;
+    ``stalls``: answers that came late, and not so when the same was sent again."""
 
     frames: int
     answers: int
@@ -57,6 +58,7 @@ class Report(NamedTuple):
     memory: tuple[float, float] | None
     rounds: int
     slowest: float
+    stalls: Sequence[str]
     coverage: Coverage
     found: list[Sample]
     interrupted: bool
@@ -90,6 +92,7 @@ class _Run:
         self._neighbour = Neighbour(wanted.server, wanted.role, wanted.patience)
         self._frames = self._answers = self._connections = 0
         self._found: list[Sample] = []
+        self._stalls: list[str] = []
         self._seen: set[tuple[str, int, str]] = set()
         self._gone = False
         self._first_memory: float | None = None
@@ -117,7 +120,7 @@ class _Run:
             self._found.append(self._sample(Finding("growth", told), []))
         return Report(
             self._frames, self._answers, self._connections, loop.time() - began, memory,
-            self._neighbour.rounds, self._neighbour.slowest, self._coverage, self._found,
+            self._neighbour.rounds, self._neighbour.slowest, self._stalls, self._coverage, self._found,
             interrupted,
         )  # fmt: skip
 
@@ -182,6 +185,9 @@ class _Run:
     async def _keep(self, finding: Finding, sent: Sequence[Drawn]) -> None:
         if finding.signature in self._seen or len(self._found) >= _MOST_FOUND:
             return
+        if finding.kind == LATE and not await self._again(finding, sent):
+            self._stalls.append(finding.detail)
+            return
         self._seen.add(finding.signature)
         if finding.kind == "closed" and await self._is_dead():
             await self._is_gone("the server hung up and is gone", sent)
@@ -190,6 +196,10 @@ class _Run:
         if self._wanted.shrink:
             sample = await shrink(sample, patience=self._wanted.patience)
         self._found.append(sample)
+
+    async def _again(self, finding: Finding, sent: Sequence[Drawn]) -> bool:
+        found = await replay(self._wanted.server, sent, self._wanted.patience)
+        return any(each.kind == finding.kind for each in found)
 
     async def _is_dead(self) -> bool:
         return any(each.kind == "crash" for each in await replay(self._wanted.server, [], self._wanted.patience))

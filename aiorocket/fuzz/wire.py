@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import cast
 
-from aiorocket.fuzz.findings import Finding
+from aiorocket.fuzz.findings import LATE, Finding
 from aiorocket_protocol import (
     JSON,
     FrameSplitter,
@@ -24,6 +24,8 @@ __all__ = ("Wire", "connect")
 #: No request that is served: its answer says that all before it were read.
 _LAST = 2_147_483_647
 _BARRIER = encode(RemotingCommand(31_337, _LAST), JSON)
+#: Times ``patience`` in which a server that answers nobody may come back.
+_STALL = 6
 #: Seconds in which a connection ends after the end of what was sent.
 _AFTER_BAD = 1.0
 _CODES = frozenset(map(int, ResponseCode))
@@ -34,7 +36,8 @@ _INTERNAL = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b")
 class Wire(asyncio.Protocol):
     """``exchange`` sends requests and waits for their answers. ``findings`` grows by what no server may do."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "") -> None:
+        self._address = address
         self.findings: list[Finding] = []
         self.answers = 0
         self.lost = False
@@ -111,19 +114,14 @@ class Wire(asyncio.Protocol):
                 self._pending.add(drawn.opaque)
             bad = bad or (drawn.form == BROKEN and drawn.part in ("header", "frame"))
         self._wild = self._wild or bad
-        self._pending.add(_LAST)
-        self._changed = asyncio.get_running_loop().create_future()
-        self._transport.write(b"".join(drawn.data for drawn in frames) + _BARRIER)
-        if self.lost:
-            self._wake()
-        elif bad:
+        begun = self._say(b"".join(drawn.data for drawn in frames))
+        if bad and not self.lost:
             self._transport.write_eof()
-        try:
-            async with asyncio.timeout(min(patience, _AFTER_BAD) if bad else patience):
-                await self._changed
-        except TimeoutError:
+        if not await _done(begun, min(patience, _AFTER_BAD) if bad else patience) and (
+            bad or not await self._comes_late(begun, patience)
+        ):
             if not bad:
-                self._late(patience)
+                self._hangs(patience)
             self.close()
             return False
         if self.lost and not bad and self._pending:
@@ -132,7 +130,47 @@ class Wire(asyncio.Protocol):
             self.close()
         return not self.lost
 
-    def _late(self, patience: float) -> None:
+    async def ask(self, drawn: Drawn, seconds: float) -> RemotingCommand | None:
+        """One request; None when it is not answered in time, or hung up on."""
+        self.answered = {}
+        self._asked[drawn.opaque] = drawn
+        self._pending = {drawn.opaque}
+        self._changed = asyncio.get_running_loop().create_future()
+        self._transport.write(drawn.data)
+        if self.lost:
+            self._wake()
+        await _done(self._changed, seconds)
+        return self.answered.get(drawn.opaque)
+
+    def _say(self, data: bytes) -> asyncio.Future[None]:
+        """It is done when everything that must be answered is, or the connection has ended."""
+        self._pending.add(_LAST)
+        self._changed = asyncio.get_running_loop().create_future()
+        self._transport.write(data + _BARRIER)
+        if self.lost:
+            self._wake()
+        return self._changed
+
+    async def _comes_late(self, begun: asyncio.Future[None], patience: float) -> bool:
+        """Time is up. A request on a connection of its own says when the server answers anybody; what was asked before
+        it and is answered by then, or ``patience`` later, does not hang: the server stood still, or its machine."""
+        now = asyncio.get_running_loop().time
+        began = now()
+        try:
+            control = await connect(self._address, _STALL * patience)
+        except (OSError, TimeoutError):
+            return False
+        try:
+            if not await _done(control._say(b""), _STALL * patience) or control.lost:
+                return False
+        finally:
+            control.close()
+        if not await _done(begun, max(patience, 2 * (now() - began))):  # a disk may stand still by itself
+            return False
+        self.findings.append(Finding(LATE, f"answered after {patience + now() - began:.1f} s"))
+        return True
+
+    def _hangs(self, patience: float) -> None:
         waiting = [self._asked[opaque] for opaque in self._pending if opaque in self._asked]
         first = min(waiting, key=lambda drawn: drawn.opaque, default=None)
         if first is None:
@@ -156,5 +194,10 @@ async def connect(address: str, patience: float = 10.0) -> Wire:
     """OSError when nobody listens there, TimeoutError when nobody answers."""
     host, _, port = address.rpartition(":")
     async with asyncio.timeout(patience):
-        _, wire = await asyncio.get_running_loop().create_connection(Wire, host.strip("[]"), int(port))
+        loop = asyncio.get_running_loop()
+        _, wire = await loop.create_connection(lambda: Wire(address), host.strip("[]"), int(port))
     return wire
+
+
+async def _done(begun: asyncio.Future[None], seconds: float) -> bool:
+    return bool((await asyncio.wait((begun,), timeout=seconds))[0])

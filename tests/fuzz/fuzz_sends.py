@@ -3,8 +3,8 @@
     python tests/fuzz/fuzz_sends.py --runs 2000    bounded, from seeds it makes; exits non-zero on a difference
 
 The first byte of an input chooses: a request's header and what a broker makes of it, the fields of a client's send, the
-index entries and records of a cold read. ``fuzz_protocol.py`` compares the single functions. Needs atheris and
-``aiorocketmq-speedups``.
+answers to it, the index entries and records of a cold read. ``fuzz_protocol.py`` compares the single functions. Needs
+atheris and ``aiorocketmq-speedups``.
 """
 
 from __future__ import annotations
@@ -67,12 +67,16 @@ def targets() -> tuple[Callable[[bytes], None], ...]:
         # What it does not take the pure way looks at; the other way round a wrong record would be served.
         assert belong or not are_records([records], units, count, 2, 1, b"T")
 
-    return broker, client, reads
+    def answers(data: bytes) -> None:
+        frames = [(int(MSGPACK), header, b"body") for header in data.split(b"|end|")]
+        assert posting.answered(frames, fast=True, kind=MSGPACK) == posting.answered(frames, fast=False, kind=MSGPACK)
+
+    return broker, client, reads, answers
 
 
 def seeds() -> list[bytes]:
     from aiorocket.storage.consume_queue import UNIT
-    from aiorocket_protocol import pack_host
+    from aiorocket_protocol import MSGPACK, RemotingCommand, SendMessageResponseHeader, encode_head, pack_host
     from aiorocket_protocol.record_writer import encode_record
     from tests.broker.peer import send_header
     from tests.broker.test_plain_send import ID, frame
@@ -86,6 +90,9 @@ def seeds() -> list[bytes]:
     host = pack_host("127.0.0.1:1")
     records = [encode_record(b"T", b"body", b"", 1, 2 + n, n * 200, 0, 0, 3, host, 4, host) for n in range(3)]
     units = b"".join(UNIT.pack(n * 200, len(record), 0) for n, record in enumerate(records))
+    stored = SendMessageResponseHeader("0A" * 16, 1, 2, "0B" * 16, None, None, "DefaultRegion", "true")
+    success = encode_head(RemotingCommand(0, 1, 1, header=stored), MSGPACK)[8:]
+    found += [b"\3" + success, b"\3" + success + b"|end|" + success]
     return [*found, b"\2\2" + units + b"".join(records)]
 
 

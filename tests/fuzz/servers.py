@@ -30,8 +30,9 @@ class Kept:
 class _Peer(asyncio.Protocol):
     """One-way requests and responses are never answered."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Answers, late: Callable[[RemotingCommand], float]) -> None:
         self._answers = answers
+        self._late = late
         self._splitter = FrameSplitter()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -43,12 +44,18 @@ class _Peer(asyncio.Protocol):
                 request = decode(*frame)
                 if not request.flag & 3:
                     for answer in self._answers(request):
-                        self._transport.write(answer if isinstance(answer, bytes) else encode(answer, frame[0]))
+                        data = answer if isinstance(answer, bytes) else encode(answer, frame[0])
+                        if seconds := self._late(request):
+                            asyncio.get_running_loop().call_later(seconds, self._transport.write, data)
+                        else:
+                            self._transport.write(data)
         except ProtocolError:
             self._transport.abort()
 
 
-async def serve(answers: Answers, port: int = 9876) -> tuple[str, asyncio.AbstractServer]:
-    """Its address, and what ends it."""
-    server = await asyncio.get_running_loop().create_server(lambda: _Peer(answers), "127.0.0.1", port)
+async def serve(
+    answers: Answers, port: int = 9876, *, late: Callable[[RemotingCommand], float] = lambda _: 0.0
+) -> tuple[str, asyncio.AbstractServer]:
+    """Its address, and what ends it. ``late``: after how many seconds a request is answered."""
+    server = await asyncio.get_running_loop().create_server(lambda: _Peer(answers, late), "127.0.0.1", port)
     return f"127.0.0.1:{port}", server

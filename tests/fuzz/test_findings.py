@@ -12,10 +12,12 @@ import pytest
 
 from aiorocket.errors import ConfigError
 from aiorocket.fuzz import Finding, Fuzzing, Report, Sample, compare, fuzz, replay, role_of
+from aiorocket.fuzz.differential import apaches_rules
+from aiorocket.fuzz.neighbour import Neighbour
 from aiorocket.fuzz.wire import Wire
 from aiorocket.testing import Simulation, simulate
-from aiorocket_protocol import JSON, RemotingCommand, encode
-from aiorocket_protocol.fuzzing import BROKEN, Drawn
+from aiorocket_protocol import JSON, LANGUAGE_JAVA, RemotingCommand, encode
+from aiorocket_protocol.fuzzing import BROKEN, CODES, FORMS, ODD, Drawn
 from tests.fuzz.servers import Answers, Kept, serve
 
 FEW = (30, 31, 105)
@@ -71,6 +73,54 @@ def test_what_is_planted_is_found_and_made_small(answers: Any, kind: str, said: 
         assert any(each.kind == kind for each in await replay(address, again.frames))
         server.close()
         assert (await replay(address, again.frames))[0].kind == "crash"  # nobody listens any more
+
+    simulate(main)
+
+
+def test_a_machine_that_stands_still_once_is_no_finding() -> None:
+    async def main(sim: Simulation) -> Report:
+        count, until = 0, 0.0
+
+        def late(_request: RemotingCommand) -> float:
+            nonlocal count, until
+            count += 1
+            if count == 300:
+                until = sim.loop.time() + 15
+            return max(0.0, until - sim.loop.time())
+
+        address, server = await serve(Kept(), late=late)
+        report = await run(address, frames=3000)
+        server.close()
+        return report
+
+    report = simulate(main)
+    assert report.found == [], [str(sample.finding) for sample in report.found]
+    assert len(report.stalls) == 2 and report.stalls[0].startswith("answered after 1"), report.stalls
+    assert report.slowest > 10
+
+
+def test_what_is_late_again_is_a_finding() -> None:
+    async def main(_sim: Simulation) -> Report:
+        address, server = await serve(
+            Kept(),
+            late=lambda request: 10.5 if (request.code, request.ext_fields().get("queueId")) == (31, "-1") else 0,
+        )
+        report = await run(address, connections=1, frames=400, codes=(31,))
+        server.close()
+        return report
+
+    report = simulate(main)
+    (sample,) = report.found
+    assert sample.finding.kind == "late" and sample.shrunk and len(sample.frames) == 1 and report.stalls == []
+
+
+def test_a_neighbour_that_waits_too_long_again_and_again_is_a_finding() -> None:
+    async def main(_sim: Simulation) -> None:
+        address, server = await serve(Kept(), late=lambda request: 10.5 * (request.code == 101))
+        neighbour = Neighbour(address, "nameserver", 10.0)
+        await neighbour.run()
+        assert neighbour.finding is not None and neighbour.finding.detail.startswith("rounds 0 and 1 took 10.5")
+        server.close()
 
     simulate(main)
 
@@ -142,6 +192,35 @@ def test_two_servers_that_differ() -> None:
     compared = simulate(main)
     assert compared.requests >= 200
     assert {(case.split()[0], what) for case, what in compared.unknown} == {("105", "code 3/17")}
+
+
+def test_what_differs_from_apaches_on_purpose_is_known() -> None:
+    def javas(request: RemotingCommand) -> list[RemotingCommand | bytes]:
+        return [RemotingCommand(0, request.opaque, 1, LANGUAGE_JAVA)]
+
+    async def main(sim: Simulation) -> None:
+        (ours, first), (apaches, second) = await serve(Kept()), await serve(javas, 9877)
+        for pair, known in (((ours, apaches), {60}), ((apaches, ours), set())):
+            compared = await compare(pair, "nameserver", now=1, requests=100, codes=(30, 60), loop_time=sim.loop.time)
+            assert {int(case.split()[0]) for case, _ in compared.known} == known
+            assert {int(case.split()[0]) for case, _ in compared.unknown} == {30, 60} - known
+            assert compared.examples.keys() == compared.unknown.keys()
+        first.close()
+        second.close()
+
+    simulate(main)
+
+
+def test_every_difference_from_apaches_has_requests_and_a_reason() -> None:
+    rules = apaches_rules()
+    codes = {str(code) for code in CODES}
+    for rule in rules:
+        assert rule.cases and rule.what and rule.why and "*" not in rule.what, rule
+        for case in rule.cases:
+            code, _, form = case.partition(" ")
+            assert form.split()[0].rstrip("*") in ("", *FORMS), case
+            assert code in codes or (code == "*" and form[:-2] in (ODD, BROKEN)), case
+    assert len({rule.why for rule in rules}) == len(rules)
 
 
 def test_findings_with_other_numbers_are_one() -> None:
