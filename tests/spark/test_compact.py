@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from aiorocket.model import Queue
 from aiorocket.spark.steps import Archive, ArchiveConflictError, Progress, archive_rows, compact
 from aiorocket.spark.steps import compact as compact_step
 from aiorocket.spark.steps.delta import sync_delta
+from aiorocket.spark.steps.table import Table
 from tests.spark.lakes import CrashError, add, crash_at, make
 
 if TYPE_CHECKING:
@@ -47,10 +50,11 @@ def test_compaction_survives_a_crash_at_every_step(spark: SparkSession, tmp_path
     before, first = rows(spark, tmp_path), archive.snapshot()
     assert len(before) == 180 and len(first.files) == 9
 
-    for name in ("written", "moved"):
+    for name in ("written", "written", "moved"):
         with pytest.raises(CrashError):
             compact(spark, str(tmp_path), on_step=crash_at(name))
         assert archive.snapshot() == first
+        assert len(list((tmp_path / "_staging").glob("compact-*"))) == 1  # a service that dies each time fills no disk
     assert len(on_disk(tmp_path)) == 9 + 3
     with pytest.raises(CrashError):  # the manifest has the new files, the Delta table the old ones
         compact(spark, str(tmp_path), on_step=crash_at("published"))
@@ -161,6 +165,72 @@ def test_the_archive_goes_on_and_readers_read_on_beside_a_compaction(spark: Spar
     assert seen == [("written", 15), ("moved", 20), ("published", 25), ("synced", 30), ("cleaned", 35)]
     assert report.rows_out == 10 and report.details["generations"] == 1
     assert reader.count() == 10 and [row[3] for row in rows(spark, tmp_path)] == list(range(35))
+
+
+def test_a_table_of_many_runs_has_few_files(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta: readers that began before go on, and those of changes hear of none."""
+    deltalake = pytest.importorskip("deltalake")
+    path, table = str(tmp_path), Table.open(str(tmp_path), "x", {}, "delta")
+    for at in range(3):
+        both = {"rows": spark.range(at, at + 1).coalesce(1), "more": spark.range(at).coalesce(1)}
+        before = table.append(both, {Q0: (at, at + 1)}, 1)
+    first = deltalake.DeltaTable(f"{path}/rows")
+    with monkeypatch.context() as crashing:  # a record, and no Delta commit yet
+        crashing.setattr(Table, "_tidy", lambda self: self.snapshot())
+        report = compact(spark, path)
+    assert (report.rows_in, report.ranges, report.details["waiting"]) == (6, {Q0: (0, 3)}, 6)
+    assert report.details["files_before"] == 6 and report.details["files_after"] == 2
+    after = Table.open(path, "x", {}, "delta").snapshot()
+    assert (after.rows("rows"), after.rows("more")) == (3, 3) == (before.rows("rows"), before.rows("more"))
+    assert (after.ranges, after.rows_in, after.last) == (before.ranges, 3, 3)
+    now = deltalake.DeltaTable(f"{path}/rows")
+    assert [Path(each).parent.name for each in now.file_uris()] == ["run=0000000003"]
+    log = (tmp_path / "rows/_delta_log/00000000000000000004.json").read_text()
+    changes = [json.loads(line) for line in log.splitlines()]
+    assert [each[kind]["dataChange"] for each in changes for kind in ("add", "remove") if kind in each] == [False] * 4
+    assert sorted(first.to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2]
+
+    table.append({"rows": spark.range(3, 4).coalesce(1)}, {Q0: (3, 4)}, 1)
+    with pytest.raises(UsageError, match="leave topics out"):
+        compact(spark, path, topics=["t"])
+    assert compact(spark, path, keep=0).details["waiting"] == 8 and table.snapshot().rows("rows") == 4
+    assert compact(spark, path).rows_in == 0  # nothing to do but to clean
+    assert len(list(tmp_path.glob("rows/run=*/*.parquet"))) == 1 + 3  # of the first, an hour is not over
+    assert sorted(deltalake.DeltaTable(f"{path}/rows").to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2, 3]
+
+
+def test_a_parquet_table_is_never_read_twice(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, table = str(tmp_path), Table.open(str(tmp_path), "x", {})
+    table.append({"rows": spark.range(2).coalesce(1)}, {Q0: (0, 2)}, 2)
+    table.append({"rows": spark.sql("SELECT 2L AS id, 'new' AS more")}, {Q0: (2, 3)}, 1)  # by a later release
+    for step in ("_stage", "_publish"):  # files in staging, and in their places without a record
+        real = getattr(Table, step)
+
+        def dies(self: Table, *given: object, real: Callable[..., object] = real) -> None:
+            if real.__name__ == "_stage":
+                real(self, *given)
+            else:
+                self.folder.move({here: file.path for file, here in given[2].items()})  # type: ignore[attr-defined]
+            raise CrashError
+
+        with monkeypatch.context() as crashing:
+            crashing.setattr(Table, step, dies)
+            with pytest.raises(CrashError):
+                compact(spark, path)
+        assert Table.open(path, "x", {}).snapshot().last == 1
+        assert sorted(row.id for row in spark.read.parquet(f"{path}/rows").collect()) == [0, 1, 2]
+    with monkeypatch.context() as losing:
+        losing.setattr(Table, "_count", lambda *_: 1)
+        with pytest.raises(RocketError, match="3 rows before, 1 after: nothing was replaced"):
+            compact(spark, path)
+    assert compact(spark, path).rows_out == 3
+    found = spark.read.parquet(f"{path}/rows").collect()
+    assert sorted((row.id, row.more) for row in found) == [(0, None), (1, None), (2, "new")]
+    assert len(list(tmp_path.rglob("*.parquet"))) == 1 and not list((tmp_path / "_staging").iterdir())
 
 
 def test_a_step_is_no_module() -> None:

@@ -123,7 +123,7 @@ def test_a_round_that_fails_is_tried_again_later_and_later(tmp_path: Path) -> No
         Failing(for_ever, away, None).run(once=True)
 
 
-def test_the_archive_is_compacted_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_grows_is_compacted_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
 
     def step(name: str) -> Callable[..., StepReport]:
@@ -142,8 +142,10 @@ def test_the_archive_is_compacted_now_and_then(tmp_path: Path, monkeypatch: pyte
     pipeline.round()
     pipeline.round()
     where = f"{tmp_path}/lake/archive"
-    compacted = ("compact", where, {"target_bytes": 2 << 20, "keep": 5.0})  # last: a failure stops no other step
-    assert called == ["archive", "run_decode", compacted, "archive", "run_decode"]
+    how = {"target_bytes": 2 << 20, "keep": 5.0}
+    compacted = [("compact", where, how), ("compact", f"{tmp_path}/lake/decode", how)]
+    # Last: a failure stops no other step.
+    assert called == ["archive", "run_decode", *compacted, "archive", "run_decode"]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ def test_what_it_answers_to_prometheus_and_probes(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "t")
     health = Health(0, rounds=2, rows={"archive": 7}, seconds={"archive": 1.5}, missing={"archive": 0}, lag=3)
     pipeline: Any = SimpleNamespace(health=health)
-    with pages(pipeline, plan, "127.0.0.1", 0) as said:
+    with pages(pipeline, plan, ("127.0.0.1", 0)) as said:
         address = re.findall(r"http://[^/]+", said)[0]
         assert get(f"{address}/readyz") == (503, "no round has ended yet\n")
         status, text = get(f"{address}/healthz")  # it began in 1970

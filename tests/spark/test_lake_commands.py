@@ -329,7 +329,7 @@ def test_a_delta_log_that_a_crash_left_behind_is_made_up_for(
     table = Table.open(path, "x", {}, "delta")
     table.append({"rows": spark.range(2)}, {Q0: (0, 2)}, 2)
     with monkeypatch.context() as crashing:
-        crashing.setattr(Table, "_sync_delta", lambda *_: (_ for _ in ()).throw(ConnectionAbortedError()))
+        crashing.setattr(Table, "_sync_delta", lambda *_, **__: (_ for _ in ()).throw(ConnectionAbortedError()))
         with pytest.raises(ConnectionAbortedError):
             table.append({"rows": spark.range(2, 5)}, {Q0: (2, 5)}, 3)
     assert DeltaTable(f"{path}/rows").to_pyarrow_table().num_rows == 2

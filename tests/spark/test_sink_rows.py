@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aiorocket.errors import UsageError
@@ -265,6 +265,7 @@ _GIVEN = st.fixed_dictionaries(
 
 @settings(max_examples=150)
 @given(st.lists(_GIVEN, min_size=1, max_size=4), st.booleans(), st.integers(0, 3), st.booleans())
+@example(rows=[{"body": b"1", "keys": ["\x1f"]}], labelled=False, cut=0, text=False)  # a key, although no one sees it
 def test_texts_made_at_once_are_those_made_row_by_row(
     rows: list[dict[str, Any]], labelled: bool, cut: int, text: bool
 ) -> None:

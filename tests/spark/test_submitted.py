@@ -45,8 +45,8 @@ def home():
 
 homes = [row[0] for row in rows.select(home().alias("home")).distinct().collect()]
 copy = rows.select(concat(lit("copy of "), col("body").cast("string")).alias("body"), col("queueId"))
-copy.write.format("rocketmq").mode("append").options(nameServer=nameserver, topic="sent").save()
-spark.sql(f"CREATE TEMPORARY VIEW sent USING rocketmq OPTIONS (nameServer '{nameserver}', topic 'sent')")
+copy.write.format("rocketmq").mode("append").options(nameServer=nameserver, topic="submitted-copies").save()
+spark.sql(f"CREATE TEMPORARY VIEW sent USING rocketmq OPTIONS (nameServer '{nameserver}', topic 'submitted-copies')")
 found = spark.sql("SELECT count(*) AS rows, count(DISTINCT body) AS bodies FROM sent").first()
 import aiorocket
 said = {"homes": homes, "driver": aiorocket.__file__, "rows": found.rows, "bodies": found.bodies}
@@ -84,7 +84,7 @@ def test_a_job_brings_aiorocket_to_a_cluster_that_has_none(nameserver: str, tmp_
     if any((Path(each) / "aiorocket").exists() for each in libraries):
         pytest.skip("aiorocket is installed beside pyspark here, not as a checkout: no process is without it")
     send(nameserver, "submitted", [b"%d" % number for number in range(2000)], queues=4)
-    create_topic(nameserver, "sent", 4)
+    create_topic(nameserver, "submitted-copies", 4)
     # Without site: no .pth file of this installation is read, so nothing but the zip has aiorocket.
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')

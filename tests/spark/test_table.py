@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pkgutil
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -112,3 +113,26 @@ def test_a_run_that_slept_through_others_is_refused(tmp_path: Path, monkeypatch:
     with pytest.raises(RocketError, match="another run meanwhile"):
         add(table, 1, 3)
     assert records(tmp_path) == [4, 5] and table.snapshot().ranges == {Q0: (0, 6)}
+
+
+@pytest.mark.parametrize(
+    "moment", ["aiorocket.spark.steps.table._write_parquet", "aiorocket.spark.steps.table.Folder.move"]
+)
+def test_a_compaction_that_begins_beside_a_run_takes_nothing_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The run would note the offsets, and none of their rows."""
+    table = Table.open(str(tmp_path), "x", {})
+    add(table, 0, 2)
+    real = pkgutil.resolve_name(moment)
+
+    def and_a_compaction(*given: Any) -> None:
+        real(*given)
+        other, spark = Table.there(str(tmp_path)), cast(Any, None)
+        assert other is not None and other.compact(spark, 1 << 20, 0).last == 0  # one file: there is nothing to do
+
+    monkeypatch.setattr(moment, and_a_compaction)
+    found = add(table, 2, 5)
+    assert (found.ranges, found.rows("rows")) == ({Q0: (0, 5)}, 5)
+    assert all((tmp_path / each.path).is_file() for each in found.files)
+    assert not list((tmp_path / "_staging").iterdir())

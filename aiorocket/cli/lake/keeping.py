@@ -111,14 +111,17 @@ def archive(
     default=3600.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long replaced files stay for readers that began before.",
+    help="How long replaced files stay for readers that began before; those of a Parquet table go at once.",
 )
 @spark_options
 @report_options
 def compact(
     path: str, topics: tuple[str, ...], target_mib: float, keep: float, master: str, conf: dict[str, str], as_json: bool
 ) -> None:
-    """Make the small files of the archive at PATH into few large ones, the same rows in order."""
+    """Make the small files of the archive at PATH into few large ones, the same rows in order.
+
+    Of a table that a step wrote, too: the same rows, while no run of that step is under way.
+    """
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
         from aiorocket.spark.steps import compact as step

@@ -34,7 +34,7 @@ _PREFIX = "aiorocket_lake"
 @click.option("--once", is_flag=True, help="One round, for a scheduler.")
 @click.option("--check", is_flag=True, help="Say whether the file is right, and run nothing.")
 @metrics_options
-def run(file: str, name_server: str, once: bool, check: bool, metrics_port: int | None, metrics_host: str) -> None:
+def run(file: str, name_server: str, once: bool, check: bool, metrics: tuple[str, int] | None) -> None:
     """Run a pipeline round after round: archive a topic, decode, deduplicate and count what is new.
 
     SIGTERM and Ctrl-C end it when the batch on the way is done. A round that fails is tried again after a while, each
@@ -53,7 +53,7 @@ def run(file: str, name_server: str, once: bool, check: bool, metrics_port: int 
             return
         interrupts.take()
         try:
-            _run(plan, name_server, options, interrupts, notifier, once, metrics_host, metrics_port)
+            _run(plan, name_server, options, interrupts, notifier, once, metrics)
         except KeyboardInterrupt:
             click.echo("interrupted in a batch; the next run does it again", err=True)
             sys.exit(130)
@@ -64,7 +64,7 @@ def run(file: str, name_server: str, once: bool, check: bool, metrics_port: int 
 
 def _run(
     plan: Plan, name_server: str, options: dict[str, str], interrupts: Interrupts, notifier: Notifier, once: bool,
-    host: str, port: int | None,
+    metrics: tuple[str, int] | None,
 ) -> None:  # fmt: skip
     from aiorocket.spark import bridge
     from aiorocket.spark.quiet_session import session_for
@@ -85,7 +85,7 @@ def _run(
             pipeline = Continuous(
                 spark, plan, name_server, options, stop=lambda: interrupts.wanted, told=told, failed=say
             )
-            with pages(pipeline, plan, host, port) as where:
+            with pages(pipeline, plan, metrics) as where:
                 say(f"running {plan.topic} to {plan.path}{where}")
                 notifier.tell("READY=1")
                 pipeline.run(once=once)
@@ -96,9 +96,9 @@ def _run(
 
 
 @contextmanager
-def pages(pipeline: Continuous, plan: Plan, host: str, port: int | None) -> Iterator[str]:
+def pages(pipeline: Continuous, plan: Plan, at: tuple[str, int] | None) -> Iterator[str]:
     """``/metrics``, ``/healthz`` and ``/readyz``, in a loop of their own: the work is done in this thread."""
-    if port is None:
+    if at is None:
         yield ""
         return
     try:
@@ -128,8 +128,8 @@ def pages(pipeline: Continuous, plan: Plan, host: str, port: int | None) -> Iter
         return Page(b"ok\n") if problem is None else Page(f"{problem}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
 
     answers = {"/metrics": metrics, "/healthz": health, "/readyz": ready}
-    with loop_in_thread(serve_pages(host, port, answers)) as bound:
-        yield f", metrics on http://{host_port(host, bound)}/metrics"
+    with loop_in_thread(serve_pages(*at, answers)) as bound:
+        yield f", metrics on http://{host_port(at[0], bound)}/metrics"
 
 
 class _Collected:

@@ -2,7 +2,7 @@
 
 Nothing is changed in place. New files are written beside the old ones, counted, and put in their place by one new
 generation of the manifest; a reader sees either set. A crash leaves files that the manifest does not name: the next run
-that gets through removes them.
+removes those in ``_staging`` when it begins, the others when it gets through.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from aiorocket.spark.steps.manifest import (
 )
 from aiorocket.spark.steps.merge import merge_task
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
+from aiorocket.spark.steps.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,14 +74,22 @@ def compact(
     and must be the same offsets as before, or nothing is replaced. ``on_step`` is called between the steps of a round
     ("written", "moved", "published", "synced", "cleaned") for tests that crash there.
 
+    At the path of a step's table the small files of each part are rewritten so, not beside a run of that step. There
+    replaced files stay in a Delta table only: in plain Parquet, where they would be read twice, they go at once.
+
     The report's ``ranges`` and ``missing`` are those of the whole archive: what was missing before is missing still.
     """
     if target_bytes < 2 or keep < 0:
         raise UsageError(f"target_bytes={target_bytes} keep={keep}: sizes and times above 0 are needed")
     began = perf_counter()
+    if (table := Table.there(path)) is not None:
+        if topics is not None:
+            raise UsageError(f"{path} is a table of {table.step}: its files are not by topic, leave topics out")
+        return _compact_table(spark, table, target_bytes, keep, began)
     step = on_step or (lambda name: None)
     archive = Archive.open(path)
     first = snapshot = archive.snapshot()
+    _tidy(archive, snapshot)
     _sync(archive, snapshot)
     groups = _groups(snapshot, target_bytes, topics)
     rows, done, new = sum(group.rows for group in groups), 0, list[str]()
@@ -105,6 +114,23 @@ def compact(
             "bytes_after": sum(file.bytes for file in snapshot.files if file.path in set(new)),
             "generations": snapshot.generation - first.generation, "removed": removed,
             "waiting": len([old for old in snapshot.superseded if archive.folder.exists(old.path)]),
+        },
+    )  # fmt: skip
+
+
+def _compact_table(spark: SparkSession, table: Table, target: int, keep: float, began: float) -> StepReport:
+    before = table.snapshot()
+    after = table.compact(spark, target, keep)
+    old, new = set(before.files) - set(after.files), set(after.files) - set(before.files)
+    rows = sum(file.rows for file in new)
+    return StepReport(
+        "compact", rows, rows, after.ranges, tuple(sorted(file.path for file in new)), perf_counter() - began,
+        after.missing,
+        {
+            "files_before": len(before.files), "files_after": len(after.files),
+            "bytes_before": sum(file.bytes for file in old), "bytes_after": sum(file.bytes for file in new),
+            "generations": after.last - before.last, "removed": len(old) - len(after.replaced.keys() - before.replaced),
+            "waiting": len(after.replaced),
         },
     )  # fmt: skip
 
@@ -166,6 +192,15 @@ def _rewrite(
 def _sync(archive: Archive, snapshot: Snapshot) -> None:
     if archive.format == "delta":
         sync_delta(archive, snapshot)
+
+
+def _tidy(archive: Archive, snapshot: Snapshot) -> None:
+    """Removes what compactions that were killed left in ``_staging``: a service that is killed in each would fill the
+    disk. Another one that is on its way fails, with what it has published."""
+    for name in archive.folder.folders(STAGING):
+        origin = FileOrigin.of(name)
+        if origin is not None and origin.compacted and origin.number <= snapshot.generation + 1:
+            archive.folder.remove_tree(f"{STAGING}/{name}")
 
 
 def _clean(archive: Archive, snapshot: Snapshot, keep: float) -> int:

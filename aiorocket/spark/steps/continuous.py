@@ -1,12 +1,12 @@
 """A pipeline that runs for good: round after round a topic is archived, what is new is decoded, deduplicated and
-counted in windows, and the archive is compacted. Every step goes on where its own record ends, so a round that failed,
+counted in windows, and what grew is compacted. Every step goes on where its own record ends, so a round that failed,
 or a process that was killed, is made up for by the next one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
@@ -50,8 +50,9 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Compact(_Table, frozen=True, kw_only=True):
-    """Of the archive, to which each round adds files: ``compact`` with a target of ``target_mb`` MiB. Replaced files
-    stay ``keep`` seconds, for readers that began before."""
+    """Of the archive and the tables of decode and dedup, to which each round adds files: ``compact`` with a target of
+    ``target_mb`` MiB. Replaced files stay ``keep`` seconds, for readers that began before (of a table: in a Delta table
+    only)."""
 
     pause: float = 3600.0
     target_mb: int = 256
@@ -261,12 +262,24 @@ class Continuous:
             yield "windows", lambda: run_windows(spark, given, output("windows"), **_arguments(windows))
         # Last: where it fails, for want of disk say, the others have gone on.
         if (compacting := plan.compact) is not None:
-            yield (
-                "compact",
-                lambda: compact(
-                    spark, f"{plan.path}/{ARCHIVE}", target_bytes=compacting.target_mb << 20, keep=compacting.keep
-                ),
+            yield "compact", lambda: self._compact(compacting)
+
+    def _compact(self, how: Compact) -> StepReport:
+        """The archive and the tables that each round adds to, together. ``stop`` is asked before each."""
+        plan, target = self._plan, how.target_mb << 20
+        report = compact(self._spark, f"{plan.path}/{ARCHIVE}", target_bytes=target, keep=how.keep)
+        for name, given in (("decode", plan.decode), ("dedup", plan.dedup)):
+            if given is None or self._stop():
+                continue
+            table = compact(self._spark, f"{plan.path}/{name}", target_bytes=target, keep=how.keep)
+            report = replace(
+                report,
+                rows_in=report.rows_in + table.rows_in,
+                rows_out=report.rows_out + table.rows_out,
+                files=(*report.files, *(f"{name}/{file}" for file in table.files)),
+                seconds=report.seconds + table.seconds,
             )
+        return report
 
     def _note(self, name: str, report: StepReport) -> None:
         health = self.health

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
+from aiorocket.errors import UsageError
 from aiorocket.runtime.entropy import Entropy
 
 if TYPE_CHECKING:
@@ -24,14 +25,17 @@ class Folder:
     """One folder with all below it; names are relative to it, with ``/`` between the parts."""
 
     def __init__(self, location: str) -> None:
-        if "://" in location:
-            self._fs, self._root = fs.FileSystem.from_uri(location)
-            self._local = isinstance(self._fs, fs.LocalFileSystem)
-        else:
+        scheme, there, path = location.partition("://")
+        if not there:
             self._fs, self._root, self._local = fs.LocalFileSystem(), os.path.abspath(location), True
+        elif "?" in path:
+            raise UsageError(f"{location}: Spark takes no options in an address; say them in the environment (AWS_...)")
+        else:
+            self._fs, self._root = fs.FileSystem.from_uri(f"{'s3' if scheme == 's3a' else scheme}://{path}")
+            self._local = isinstance(self._fs, fs.LocalFileSystem)
         self._root = self._root.rstrip("/")
-        #: What Spark takes as the same place.
-        self.location = self._root if self._local else location.rstrip("/")
+        #: What Spark takes as the same place: S3 has a name of its own there.
+        self.location = self._root if self._local else f"{'s3a' if scheme == 's3' else scheme}://{path}".rstrip("/")
 
     @property
     def filesystem(self) -> Any:
@@ -81,7 +85,7 @@ class Folder:
         """Makes the file appear with all its bytes, durably; FileExistsError when it is there already."""
         folder = name.rpartition("/")[0]
         self.make(folder)
-        temporary = f"{folder}/.{name.rpartition('/')[2]}.{Entropy().token(6).hex()}"
+        temporary = f"{folder}/.{name.rpartition('/')[2]}.{Entropy().token(6).hex()}".lstrip("/")
         with self._fs.open_output_stream(self.full(temporary)) as stream:
             stream.write(data)
         try:
@@ -106,13 +110,16 @@ class Folder:
         self._fs.create_dir(self.full(name), recursive=True)
 
     def move(self, moves: Mapping[str, str]) -> None:
-        """Moves files to the names given, durably on a local disk: bytes are synced, then all folders on the way."""
+        """Moves files to the names given, durably on a local disk: bytes are synced, then all folders on the way.
+        FileNotFoundError for one that is not there."""
         folders = {target.rpartition("/")[0] for target in moves.values()}
         for folder in sorted(folders):
             self.make(folder)
         for source, target in moves.items():
             if self._local:
                 _sync(self.full(source))
+            elif not self.exists(source):  # each store has an error of its own for that
+                raise FileNotFoundError(self.uri(source))
             self._fs.move(self.full(source), self.full(target))
         if self._local:
             self._settle(folders)

@@ -3,7 +3,8 @@
 ``PATH/<part>/run=NNNNNNNNNN/*.parquet`` is what one run wrote, ``PATH/_runs/NNNNNNNNNN.json`` says that it did, from
 which offsets, and whether it stands beside the runs before it or in their place. Files come first, the record last: a
 run that was cut short left files that no record names, and the next run removes them. So a plain
-``spark.read.parquet(PATH/<part>)`` is right after every run that ended; ``Table.rows`` is right at any time.
+``spark.read.parquet(PATH/<part>)`` is right after every run that ended; ``Table.rows`` is right at any time. A
+compaction is a run that gives the same rows in fewer files.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -46,13 +47,15 @@ class TableFile(NamedTuple):
 @dataclass(frozen=True)
 class TableSnapshot:
     """A table at one moment: its newest run (-1: none), what is in it, and the offsets ``[begin, end)`` it is made of.
-    ``rows_in`` is how many rows these had, ``missing`` how many they should have had more."""
+    ``rows_in`` is how many rows these had, ``missing`` how many they should have had more. ``replaced`` are
+    files that a compaction took out of the table and when they go, in milliseconds since 1970 UTC."""
 
     last: int = -1
     files: tuple[TableFile, ...] = ()
     ranges: Mapping[Queue, tuple[int, int]] = field(default_factory=dict)
     rows_in: int = 0
     missing: Mapping[Queue, int] = field(default_factory=dict)
+    replaced: Mapping[str, int] = field(default_factory=dict)
 
     def rows(self, part: str) -> int:
         return sum(file.rows for file in self.files if file.part == part)
@@ -96,7 +99,7 @@ class Table:
                     raise UsageError(
                         f"the table at {path} was begun with {_difference(name, found, asked)}: use another folder"
                     ) from None
-            table._tidy()
+            table._tidy(begins=True)
             return table
         return cls(folder, about)
 
@@ -112,7 +115,7 @@ class Table:
             try:
                 for name in reversed(names):
                     found.append(json.loads(self.folder.read(f"{_RUNS}/{name}")))
-                    if found[-1]["kind"] == "replace":
+                    if found[-1]["kind"] != "append":
                         break
                 return found[::-1]
             except FileNotFoundError:
@@ -145,6 +148,42 @@ class Table:
         """Puts ``parts`` in the place of all that is there; the snapshot then."""
         return self._write("replace", parts, ranges, rows_in, missing or {})
 
+    def compact(self, spark: SparkSession, target_bytes: int, keep: float) -> TableSnapshot:
+        """Writes the files of a part that are below half of ``target_bytes`` anew, where there are two or more: the
+        same rows (RocketError otherwise, and nothing has changed) in files of about that size. In a Delta table the
+        replaced files stay ``keep`` seconds for readers that began before. The table then."""
+        before = self._tidy()
+        small: dict[str, list[TableFile]] = {}
+        for file in before.files:
+            if file.bytes < target_bytes // 2:
+                small.setdefault(file.part, []).append(file)
+        parts = {part: files for part, files in small.items() if len(files) > 1}
+        if not parts:
+            return before
+        made = {
+            # A later release may have written columns that an earlier one had not.
+            part: spark.read.option("mergeSchema", "true")
+            .parquet(*(self.folder.uri(file.path) for file in files))
+            .coalesce(-(-sum(file.bytes for file in files) // target_bytes))
+            for part, files in parts.items()
+        }
+        run = before.last + 1
+        staged = self._stage(run, made)
+        new = TableSnapshot(run, tuple(staged))
+        for part in parts:
+            had, has = sum(file.rows for file in parts[part]), new.rows(part)
+            if had != has:
+                for here in staged.values():
+                    self.folder.remove(here)
+                raise RocketError(f"{self.folder.uri(part)}: {had} rows before, {has} after: nothing was replaced")
+        gone = {file.path for files in parts.values() for file in files}
+        now = WallClock().wall_ms()
+        replaced = {path: at for path, at in before.replaced.items() if at > now}
+        if self.format == "delta":
+            replaced.update(dict.fromkeys(sorted(gone), now + round(keep * 1000)))
+        files = (*(file for file in before.files if file.path not in gone), *new.files)
+        return self._publish("compact", replace(before, last=run, files=files, replaced=replaced), staged)
+
     def _write(
         self,
         kind: str,
@@ -154,30 +193,37 @@ class Table:
         missing: Mapping[Queue, int],
     ) -> TableSnapshot:
         before = self.snapshot()
-        run = f"{before.last + 1:010d}"
-        staging = f"{_STAGING}/{run}-{Entropy().token(4).hex()}"
-        files, moves = [], {}
+        run = before.last + 1
+        staged = self._stage(run, parts)
+        return self._publish(kind, TableSnapshot(run, tuple(staged), ranges, rows_in, missing), staged, before)
+
+    def _stage(self, number: int, parts: Mapping[str, DataFrame]) -> dict[TableFile, str]:
+        """Writes the parts of run ``number``: its files, as they are to be named, and where each is."""
+        run = f"{number:010d}"
+        staging, staged = f"{_STAGING}/{run}-{Entropy().token(4).hex()}", dict[TableFile, str]()
         for part, df in parts.items():
             _write_parquet(df, self.folder.uri(f"{staging}/{part}"))
             for name in self.folder.names(f"{staging}/{part}"):
                 if name.endswith(".parquet") and name[0] not in "._":
-                    staged, path = f"{staging}/{part}/{name}", f"{part}/run={run}/{name}"
-                    files.append(TableFile(part, path, self._count(staged), self.folder.size(staged)))
-                    moves[staged] = path
-        self.folder.move(moves)
-        entry: dict[str, Any] = {
-            "run": before.last + 1,
-            "kind": kind,
-            "at_ms": WallClock().wall_ms(),
-            **_plain(TableSnapshot(before.last + 1, tuple(files), ranges, rows_in, missing)),
-        }
-        if kind == "append" and entry["run"] % _WHOLE == 0:
+                    here, path = f"{staging}/{part}/{name}", f"{part}/run={run}/{name}"
+                    staged[TableFile(part, path, self._count(here), self.folder.size(here))] = here
+        return staged
+
+    def _publish(
+        self, kind: str, made: TableSnapshot, staged: Mapping[TableFile, str], before: TableSnapshot | None = None
+    ) -> TableSnapshot:
+        """Brings staged files to their places, and ``made`` to the records: what is there now or, with kind "append",
+        what comes to ``before``."""
+        self.folder.move({here: file.path for file, here in staged.items()})
+        entry: dict[str, Any] = {"run": made.last, "kind": kind, "at_ms": WallClock().wall_ms(), **_plain(made)}
+        if before is not None and kind == "append" and made.last % _WHOLE == 0:
             entry.update(_plain(_after(before, entry)), kind="replace")
+        run = f"{made.last:010d}"
         try:
             self.folder.create(f"{_RUNS}/{run}.json", (json.dumps(entry, separators=(",", ":")) + "\n").encode())
         except FileExistsError:
             raise self._raced(run) from None
-        if self._records()[0]["run"] > entry["run"]:
+        if self._records()[0]["run"] > made.last:
             self.folder.remove(f"{_RUNS}/{run}.json")  # the other's of this number was there, and is stood for
             raise self._raced(run)
         return self._tidy()
@@ -191,22 +237,31 @@ class Table:
         with self.folder.filesystem.open_input_file(self.folder.full(name)) as stream:
             return int(pq.ParquetFile(stream).metadata.num_rows)
 
-    def _tidy(self) -> TableSnapshot:
+    def _tidy(self, *, begins: bool = False) -> TableSnapshot:
         """Brings a Delta log up to date, and removes all files that the records do not name, and records that a newer
-        one stands for. The table now."""
+        one stands for. The table now. Files of a run whose number is not taken go only where a run of the step
+        ``begins``: beside a compaction one may be writing them, and would note that it wrote none."""
         records = self._records()
         snapshot = _together(records)
+        last = f"{snapshot.last:010d}"
         for name in self.folder.names(_RUNS):
             if records and name < f"{records[0]['run']:010d}":
                 self.folder.remove(f"{_RUNS}/{name}")
         if self.format == "delta":
-            self._sync_delta(snapshot)
-        self.folder.remove_tree(_STAGING)
-        named = {file.path for file in snapshot.files}
+            self._sync_delta(
+                snapshot, rewritten=records[-1]["run"] if records and records[-1]["kind"] == "compact" else -1
+            )
+        for name in self.folder.folders(_STAGING):
+            if begins or name[:10] <= last:
+                self.folder.remove_tree(f"{_STAGING}/{name}")
+        now = WallClock().wall_ms()
+        named = {file.path for file in snapshot.files} | {path for path, at in snapshot.replaced.items() if at > now}
         kept = {path.rpartition("/")[0] for path in named}
         for name in self.folder.walk(""):
             where = name.rpartition("/")[0]
             if name in named or name.startswith("_") or "/_" in name or "/run=" not in name:
+                continue
+            if not begins and name.partition("/run=")[2][:10] > last:
                 continue
             if where in kept:
                 self.folder.remove(name)
@@ -214,9 +269,10 @@ class Table:
                 self.folder.remove_tree(where)
         return snapshot
 
-    def _sync_delta(self, snapshot: TableSnapshot) -> None:
+    def _sync_delta(self, snapshot: TableSnapshot, rewritten: int) -> None:
         """Each part's Delta table, with the same files; a commit carries the number of the run, so that one that a
-        crash left undone is made up for and one that is there is not repeated."""
+        crash left undone is made up for and one that is there is not repeated. Readers of changes pass over one that
+        does no more than the compaction of run ``rewritten``."""
         try:
             import deltalake
         except ImportError as error:
@@ -237,10 +293,11 @@ class Table:
             if known is not None and known >= snapshot.last + 1:
                 continue
             here = {str(path) for path in table.get_add_actions().column("path").to_pylist()}
-            actions: list[Any] = [RemoveAction(path, True, now) for path in sorted(here - own.keys())]
+            changed = known is None or known != rewritten
+            actions: list[Any] = [RemoveAction(path, changed, now) for path in sorted(here - own.keys())]
             for path in sorted(own.keys() - here):
                 run, stats = path.partition("/")[0].removeprefix("run="), json.dumps({"numRecords": own[path].rows})
-                actions.append(AddAction(path, own[path].bytes, {"run": run}, now, True, stats))
+                actions.append(AddAction(path, own[path].bytes, {"run": run}, now, changed, stats))
             table.create_write_transaction(
                 actions, "append", schema, ["run"],
                 commit_properties=deltalake.CommitProperties(
@@ -256,6 +313,7 @@ def _plain(snapshot: TableSnapshot) -> dict[str, Any]:
         "ranges": [[*queue, *snapshot.ranges[queue]] for queue in sorted(snapshot.ranges)],
         "missing": [[*queue, snapshot.missing[queue]] for queue in sorted(snapshot.missing)],
         "files": [list(file) for file in snapshot.files],
+        "replaced": dict(snapshot.replaced),
     }
 
 
@@ -272,7 +330,8 @@ def _after(snapshot: TableSnapshot, entry: Mapping[str, Any]) -> TableSnapshot:
     for *queue, lost in entry["missing"]:
         missing[Queue(*queue)] = missing.get(Queue(*queue), 0) + lost
     files = before.files + tuple(TableFile(*item) for item in entry["files"])
-    return TableSnapshot(entry["run"], files, ranges, before.rows_in + entry["rows_in"], missing)
+    replaced = {**before.replaced, **entry.get("replaced", {})}
+    return TableSnapshot(entry["run"], files, ranges, before.rows_in + entry["rows_in"], missing, replaced)
 
 
 def _write_parquet(df: DataFrame, location: str) -> None:
