@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from aiorocket import Admin, Client, ClientConfig, Message, RemoteError, TopicNotFoundError, UsageError
+from aiorocket import Admin, Client, ClientConfig, Message, PoppedMessage, RemoteError, TopicNotFoundError, UsageError
 from aiorocket.client.admin.timers import PendingTimer
 from tests.interop.peers import Server
 
@@ -182,6 +182,39 @@ async def test_single_messages(admin: Admin, client: Client) -> None:
                 new.update(await send(client, "looked-at", 1))
                 await asyncio.sleep(0.1)
         assert coming.result().msg_id in new
+
+
+async def test_pops(admin: Admin, client: Client) -> None:
+    """4.9 has no POP."""
+    pops, topic, group = admin.pops, "popped-c", "poppers-c"
+    await admin.topics.create(topic, 1)
+    (made,) = await admin.groups.create(group)
+    if await older(admin):
+        with pytest.raises(RemoteError):
+            await pops.set_mode(group, topic, "POP")
+        assert await pops.checkpoints(group) == []
+        return
+    assert await pops.set_mode(group, topic, "POP") == [made.broker]
+    await send(client, topic, 3)
+    got: list[PoppedMessage] = []
+
+    async def with_us() -> bool:
+        found = await pops.checkpoints(group)
+        for each in found:
+            assert (each.topic, each.group, each.broker, each.queue) == (topic, group, made.broker, 0)
+            assert each.due_ms - each.popped_ms == 90_000
+        return {offset for each in found for offset in each.offsets} == {message.queue_offset for message in got}
+
+    async with client.simple_consumer(group) as consumer:
+        await consumer.subscribe(topic, start_from="first")
+        async with asyncio.timeout(LIMIT):
+            while len(got) < 3:
+                got += await consumer.receive(3 - len(got), invisible=90, timeout=10)
+        await until(with_us, "written")
+        assert not await pops.checkpoints("nobody-pops")
+        while got:
+            await got.pop().ack()
+            await until(with_us, "settled")
 
 
 async def test_what_waits_for_its_time(admin: Admin, client: Client) -> None:

@@ -5,27 +5,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from aiorocket import Client, ClientConfig, Message, Producer
-from aiorocket.errors import SendError
+from aiorocket import Admin, Client, ClientConfig, Message, PoppedMessage, Producer
+from aiorocket.errors import RocketError, SendError
 from tests.interop.chaos import MODES, Chaos, chaos
-from tests.interop.peers import NEWEST, OLDER, JavaClient, Server, apache_server, ask, fetch_jars, our_server
-from tests.interop.test_clients import cpp, go, node, run
+from tests.interop.peers import NEWEST, OLDER, JavaClient, Server, apache_server, fetch_jars, our_server
+from tests.interop.test_clients import cpp, create, go, node, run, started
+from tests.interop.test_proxy import create as create_for_grpc
+from tests.interop.test_proxy import grpc, proxied
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
-__all__ = ("cpp", "go", "node")
+__all__ = ("cpp", "go", "grpc", "node")
 
 #: Two heartbeats: what clients may take to find back.
 BACK = 60
 #: The broker's clients are told this address, where the proxy is.
 DOOR = "127.0.0.2"
-
-
-CREATE_TOPIC = 17
 
 
 @pytest.fixture
@@ -64,9 +64,7 @@ async def test_other_clients(
 ) -> None:
     server, proxy = bad
     command: list[str] = request.getfixturevalue(client)
-    fields = {"topic": "steady", "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6",
-              "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}  # fmt: skip
-    assert ask(server.broker, CREATE_TOPIC, fields)[0] == 0
+    create(server, "steady")
 
     async def trouble() -> None:
         await asyncio.sleep(3)
@@ -76,6 +74,66 @@ async def test_other_clients(
     facts = await run(command, tmp_path, "steady", server.nameserver, "steady", "16", str(BACK), limit=BACK + 60)
     await troubled
     assert facts[-1]["missing"] == 0 and facts[-1]["acknowledged"] > 100, facts
+
+
+async def test_the_grpc_client_and_apaches_proxy(bad: tuple[Server, Chaos], grpc: list[str], tmp_path: Path) -> None:
+    """The bad way is the one between the proxy and the broker: pops, acknowledgements and their answers get lost."""
+    server, proxy = bad
+    create_for_grpc(server, "steady", "steady")
+    async with proxied(tmp_path / "proxy", server) as endpoints:
+        arguments = "steady", endpoints, "steady", "steady", "16", str(BACK)
+        async with started(grpc, tmp_path, *arguments) as program:
+            await program.until("started", limit=60)
+            await asyncio.sleep(2)
+            await mistreat(proxy, 1.0)
+            done = (await program.finish(limit=BACK + 40))[-2]
+    assert done["missing"] == 0 and done["acknowledged"] > 100, done
+
+
+async def test_our_simple_consumer(bad: tuple[Server, Chaos]) -> None:
+    """What was popped and whose answer was lost comes again, and all that came is acknowledged in the end."""
+    server, proxy = bad
+    config, invisible = ClientConfig(nameservers=(server.nameserver,)), 5.0
+    sent: set[str] = set()
+    seen: set[str] = set()
+    async with (
+        Client(config=config) as sending,
+        Client(config=config) as popping,
+        sending.producer("steady-producer") as producer,
+        popping.simple_consumer("steady-consumer") as consumer,
+        asyncio.TaskGroup() as working,
+    ):
+        await consumer.subscribe("steady", start_from="first")
+        await producer.send("steady", b"first", timeout=20)
+
+        async def send(name: int) -> None:
+            for number in range(10**9):
+                with suppress(SendError):
+                    await producer.send("steady", f"{name}-{number}".encode(), timeout=5)
+                    sent.add(f"{name}-{number}")
+                await asyncio.sleep(0.02)
+
+        async def acknowledge(message: PoppedMessage) -> None:
+            with suppress(RocketError):
+                await message.ack()
+
+        async def receive() -> None:
+            while True:
+                for message in await consumer.receive(invisible=invisible):
+                    seen.add(message.body.decode())
+                    working.create_task(acknowledge(message))
+
+        senders = [working.create_task(send(name)) for name in range(4)]
+        receivers = [working.create_task(receive()) for _ in range(2)]
+        await mistreat(proxy, 1.0)
+        for task in senders:
+            task.cancel()
+        async with asyncio.timeout(BACK), Admin(nameservers=(server.nameserver,)) as admin:
+            while not sent <= seen or await admin.pops.checkpoints("steady-consumer"):
+                await asyncio.sleep(0.1)
+        for task in receivers:
+            task.cancel()
+    assert len(sent) > 200
 
 
 async def keyed(config: ClientConfig, proxy: Chaos, trouble: Callable[[], Awaitable[None]]) -> None:

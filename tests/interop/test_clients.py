@@ -1,5 +1,5 @@
 """Apache's Go and C++ clients and the Node client on our broker: what they send arrives under a tag filter, a batch
-message by message, and what fails once comes back."""
+message by message, what fails once comes back, and what else each of them offers works."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ import pytest
 
 from tests.interop.conftest import absent
 from tests.interop.peers import JavaRun, Server, ask, kept
+from tests.interop.works import OFFERED
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).resolve().parent
 COUNT = 8
 UPDATE_AND_CREATE_TOPIC, GET_ROUTEINFO_BY_TOPIC = 17, 105
+#: Of a feature that no line of the program is about.
+UNSAID = {"works": False, "why": "the program ended before, or never began: the first test of its features says why"}
 
 
 def made(name: str, tools: Sequence[str], *steps: list[str]) -> Path:
@@ -65,8 +69,9 @@ def cpp() -> list[str]:
     return [sys.executable, str(made("cpp", ["pip3"], pip) / "smoke.py")]
 
 
-async def run(command: list[str], place: Path, *arguments: str, limit: float) -> list[dict[str, Any]]:
-    """The facts that the program prints until it is done."""
+@asynccontextmanager
+async def started(command: list[str], place: Path, *arguments: str) -> AsyncIterator[JavaRun]:
+    """The program, for as long as the block; what it prints are facts as those of Java's."""
     log = place / f"{arguments[0]}.errors"
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
@@ -75,9 +80,26 @@ async def run(command: list[str], place: Path, *arguments: str, limit: float) ->
         )  # fmt: skip
     program = JavaRun(f"{command[0]} {arguments[0]}", process, log)
     try:
-        return (await program.finish(limit=limit))[:-1]
+        yield program
     finally:
         await program.end()
+
+
+async def run(command: list[str], place: Path, *arguments: str, limit: float) -> list[dict[str, Any]]:
+    """The facts that the program prints until it is done."""
+    async with started(command, place, *arguments) as program:
+        return (await program.finish(limit=limit))[:-1]
+
+
+def topic_of(name: str) -> dict[str, str]:
+    """The fields that make a topic of four queues."""
+    return {"topic": name, "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6",
+            "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}  # fmt: skip
+
+
+def create(server: Server, topic: str) -> None:
+    assert ask(server.broker, UPDATE_AND_CREATE_TOPIC, topic_of(topic))[0] == 0
+    assert ask(server.nameserver, GET_ROUTEINFO_BY_TOPIC, {"topic": topic})[0] == 0
 
 
 @pytest.mark.parametrize("client", ["go", "cpp", "node"])
@@ -86,10 +108,7 @@ async def test_send_and_consume_by_tag(
 ) -> None:
     command: list[str] = request.getfixturevalue(client)
     topic = f"tags-{client}"
-    fields = {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6",
-              "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}  # fmt: skip
-    assert ask(ours.broker, UPDATE_AND_CREATE_TOPIC, fields)[0] == 0
-    assert ask(ours.nameserver, GET_ROUTEINFO_BY_TOPIC, {"topic": topic})[0] == 0
+    create(ours, topic)
 
     sent = await run(command, tmp_path, "send", ours.nameserver, topic, "m", str(COUNT), limit=60)
     assert all(one["status"] in (0, "SEND_OK") for one in sent)
@@ -107,3 +126,32 @@ async def test_send_and_consume_by_tag(
         assert one["tags"] == "even"
         assert one["keys"] == f"key-{body} all"
         assert one["properties"]["from"].endswith(" grün")
+
+
+@pytest.fixture(scope="session")
+def said() -> dict[str, dict[str, dict[str, Any]]]:
+    """Client -> feature -> what the program said of it; each ran once."""
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("client", "feature"), [(client, feature) for client in ("go", "cpp", "node") for feature in OFFERED[client]]
+)
+async def test_feature(
+    client: str,
+    feature: str,
+    said: dict[str, dict[str, dict[str, Any]]],
+    ours: Server,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    command: list[str] = request.getfixturevalue(client)
+    if client not in said:
+        said[client] = {}
+        for name in OFFERED[client]:
+            create(ours, f"f-{client}-{name}")
+        create(ours, f"space%f-{client}-namespace")
+        facts = await run(command, tmp_path, "features", ours.nameserver, ours.broker, f"f-{client}", limit=150)
+        said[client] = {fact["name"]: fact for fact in facts}
+    one = said[client].get(feature, UNSAID)
+    assert one["works"], one["why"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from pathlib import Path
 
-__all__ = ("KEPT", "table")
+__all__ = ("KEPT", "OFFERED", "table")
 
 KEPT = Path(__file__).resolve().parent / "works.md"
 
@@ -28,7 +28,27 @@ FEATURES = {
     "namespace": "namespaces",
     "trace": "message traces",
 }
+#: Of the clients in other languages.
+MORE = {
+    "pull": "pull consumer",
+    "one-way": "one-way sends",
+    "async": "many sends at a time",
+    "restart": "offsets kept when the client starts again",
+    "members": "queues divided among two members",
+    "topics": "topics made and removed by its admin",
+}
+#: What else each client offers, as far as it really has it; a program of each does all of its own at the same time.
+OFFERED = {
+    "go": (
+        "orderly", "broadcasting", "delay", "transaction", "request-reply", "sql92", "pull", "namespace", "trace",
+        "one-way", "async", "restart", "members", "topics",
+    ),
+    "cpp": ("orderly", "broadcasting", "delay", "pull", "one-way", "async", "restart", "members"),
+    "node": ("broadcasting", "delay", "sql92", "namespace", "async", "restart", "members"),
+    "grpc": ("push", "retry", "orderly", "sql92", "timed", "transaction", "async", "restart"),
+}  # fmt: skip
 MIXED = "orderly, in one group with Java"
+TIMED = "timer messages and recall"
 TROUBLED = "through cut, stalled and silent connections"
 CLUSTER = "masters, slaves and name servers go and come back"
 CHOSEN = "a new master chosen by Apache's controller"
@@ -49,6 +69,10 @@ def _rows() -> Iterator[tuple[str, str, str]]:
         for feature in ("push", "retry", "batch"):
             if (client, feature) != ("node", "batch"):  # it has none
                 yield FEATURES[feature], peer, f"test_clients.py::test_send_and_consume_by_tag[{client}]"
+        for name in OFFERED[client]:
+            yield {**FEATURES, **MORE}[name], peer, f"test_clients.py::test_feature[{client}-{name}]"
+    for name in OFFERED["grpc"]:
+        yield {**FEATURES, **MORE, "timed": TIMED}[name], ON_OURS[5], f"test_proxy.py::test_feature[{name}]"
     ours, older = ON_APACHES
     yield FEATURES["push"], ours, "test_smoke.py::test_send_consume_retry[apache-ours-ours]"
     yield FEATURES["retry"], ours, "test_smoke.py::test_send_consume_retry[apache-ours-ours]"
@@ -62,7 +86,7 @@ def _rows() -> Iterator[tuple[str, str, str]]:
         yield feature, ours, traced
         yield feature, older, "test_older.py::test_traces"
     timed = "test_timed.py::test_messages_come_when_they_are_due_and_recalled_ones_do_not[apache]"
-    yield "timer messages and recall", ours, timed
+    yield TIMED, ours, timed
     yield FEATURES["sql92"], ours, "test_consumers.py::test_our_sql_filters[apache]"
     yield FEATURES["transaction"], ours, "test_transactions.py::test_our_transactions[apache]"
     yield (
@@ -76,7 +100,8 @@ def _rows() -> Iterator[tuple[str, str, str]]:
     for version, name in (("5.5.0", "newest"), ("4.9.7", "older")):
         yield "ACL", f"Java {version}", f"test_access.py::test_javas_client_signs_in[{name}-plain]"
         yield "ACL and TLS", f"Java {version}", f"test_access.py::test_javas_client_signs_in[{name}-encrypted]"
-    yield "ACL", "Go 2.1.2", "test_access.py::test_gos_client_signs_in[signed]"
+    for client, peer in zip(("go", "cpp", "node"), ON_OURS[2:5], strict=True):
+        yield "ACL", peer, f"test_access.py::test_other_clients_sign_in[{client}-signed]"
     users = "test_access.py::test_mqadmin_manages_users_and_their_rights"
     yield "users and rights by mqadmin", "Java 5.5.0", users
     for peer, version in ((ours, "5.5.0"), (older, "4.9.7")):
@@ -101,6 +126,7 @@ def _rows() -> Iterator[tuple[str, str, str]]:
         yield TROUBLED, f"Java {version}", f"test_chaos.py::test_javas_client[{version}]"
     for client, peer in zip(("go", "cpp", "node"), ON_OURS[2:5], strict=True):
         yield TROUBLED, peer, f"test_chaos.py::test_other_clients[{client}]"
+    yield TROUBLED, ON_OURS[5], "test_chaos.py::test_the_grpc_client_and_apaches_proxy"
     for peer, version in ((ours, "5.5.0"), (older, "4.9.7")):
         test = f"test_cluster.py::test_members_of_a_cluster_go_away_and_come_back[{version}]"
         yield CLUSTER, peer, test

@@ -3,11 +3,12 @@
     smoke.py send    NAMESERVER TOPIC PREFIX COUNT
     smoke.py consume NAMESERVER TOPIC GROUP  TAG COUNT LIMIT_SECONDS
     smoke.py steady  NAMESERVER TOPIC SECONDS LIMIT_SECONDS
+    smoke.py features NAMESERVER BROKER PREFIX
 
 ``send`` makes bodies PREFIX-0, PREFIX-1 ..., the even ones with the tag "even" and the odd ones with "odd", then one
 batch of two. ``consume`` reads TAG until COUNT different bodies were consumed; the first of them fails once.
 ``steady`` sends for so long, whatever fails, while a consumer listens, and then waits until all that was acknowledged
-came.
+came. ``features`` is in features.py.
 """
 
 from __future__ import annotations
@@ -40,8 +41,15 @@ def message(topic: str, body: str, index: int) -> Any:
     return made
 
 
+def signing(client: Any) -> Any:
+    """Nobody, unless the environment says who."""
+    if key := os.environ.get("SMOKE_ACCESS_KEY"):
+        client.set_session_credentials(key, os.environ["SMOKE_SECRET_KEY"], "")
+    return client
+
+
 def send(nameserver: str, topic: str, prefix: str, count: int) -> None:
-    sender = Producer("cpp-sender", timeout=10_000)
+    sender = signing(Producer("cpp-sender", timeout=10_000))
     sender.set_namesrv_addr(nameserver)
     sender.start()
     for index in range(count):
@@ -78,7 +86,7 @@ def consume(nameserver: str, topic: str, group: str, tag: str, count: int, limit
         if len(consumed) == count:
             complete.set()
 
-    receiver = PushConsumer(group)
+    receiver = signing(PushConsumer(group))
     receiver.set_namesrv_addr(nameserver)
     receiver.set_thread_count(2)
     receiver.subscribe(topic, on_message, tag)
@@ -132,6 +140,10 @@ if __name__ == "__main__":
         send(*sys.argv[2:5], int(sys.argv[5]))
     elif sys.argv[1] == "steady":
         steady(*sys.argv[2:4], float(sys.argv[4]), float(sys.argv[5]))
+    elif sys.argv[1] == "features":
+        from features import features
+
+        features(sys.argv[2], sys.argv[4], show)
     else:
         consume(*sys.argv[2:6], int(sys.argv[6]), float(sys.argv[7]))
     show(event="done")

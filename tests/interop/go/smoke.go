@@ -4,11 +4,12 @@
 //	smoke consume NAMESERVER TOPIC GROUP  TAG COUNT LIMIT_SECONDS
 //	smoke steady  NAMESERVER TOPIC SECONDS LIMIT_SECONDS
 //	smoke load    NAMESERVER TOPIC WARM COUNT IN_FLIGHT SIZE
+//	smoke features NAMESERVER BROKER PREFIX
 //
 // "send" makes bodies PREFIX-0, PREFIX-1 ..., the even ones with the tag "even" and the odd ones with "odd", then one batch
 // of two. "consume" reads TAG from the first offset until COUNT different bodies were consumed; the first of them fails once.
 // "steady" sends for so long, whatever fails, while a consumer listens, and then waits until all that was acknowledged came.
-// "load" sends WARM and then COUNT messages of SIZE bytes, IN_FLIGHT at a time.
+// "load" sends WARM and then COUNT messages of SIZE bytes, IN_FLIGHT at a time. "features" is in features.go.
 package main
 
 import (
@@ -41,8 +42,10 @@ func main() {
 		steady(os.Args[2], os.Args[3], number(os.Args[4]), number(os.Args[5]))
 	case "load":
 		load(os.Args[2], os.Args[3], number(os.Args[4]), number(os.Args[5]), number(os.Args[6]), number(os.Args[7]))
+	case "features":
+		features(os.Args[2], os.Args[3], os.Args[4])
 	default:
-		fail(fmt.Errorf("send or consume, not %s", os.Args[1]))
+		fail(fmt.Errorf("send, consume, steady, load or features, not %s", os.Args[1]))
 	}
 	show(map[string]any{"event": "done"})
 }

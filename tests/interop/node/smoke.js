@@ -3,17 +3,22 @@
 //   smoke.js send    NAMESERVER TOPIC PREFIX COUNT
 //   smoke.js consume NAMESERVER TOPIC GROUP  TAG COUNT LIMIT_SECONDS
 //   smoke.js steady  NAMESERVER TOPIC SECONDS LIMIT_SECONDS
+//   smoke.js features NAMESERVER BROKER PREFIX
 //
 // "send" makes bodies PREFIX-0, PREFIX-1 ..., the even ones with the tag "even" and the odd ones with "odd". "consume" reads
 // TAG from the first offset until COUNT different bodies were consumed; the first of them fails once. "steady" sends for so
-// long, whatever fails, while a consumer listens, and then waits until all that was acknowledged came.
+// long, whatever fails, while a consumer listens, and then waits until all that was acknowledged came. "features" is in
+// features.js.
 'use strict';
 
 const { Consumer, Message, Producer } = require('ali-ons');
 
 const quiet = { info() {}, debug() {}, warn() {}, error: console.error };
 const show = fact => process.stdout.write(JSON.stringify(fact) + '\n');
-const options = nameSrv => ({ nameSrv, accessKeyId: 'none', accessKeySecret: 'none', logger: quiet, httpclient: {} });
+const options = nameSrv => ({
+  nameSrv, accessKeyId: process.env.SMOKE_ACCESS_KEY || 'none', accessKeySecret: process.env.SMOKE_SECRET_KEY || 'none',
+  logger: quiet, httpclient: {},
+});
 
 async function send(nameserver, topic, prefix, count) {
   const sender = new Producer({ ...options(nameserver), producerGroup: 'node-sender' });
@@ -93,6 +98,7 @@ async function steady(nameserver, topic, seconds, limit) {
 
 const [ what, nameserver, topic, name, ...rest ] = process.argv.slice(2);
 const run = what === 'send' ? send(nameserver, topic, name, Number(rest[0]))
+  : what === 'features' ? require('./features')(options(nameserver), name, show)
   : what === 'steady' ? steady(nameserver, topic, Number(name), Number(rest[0]))
   : consume(nameserver, topic, name, rest[0], Number(rest[1]), Number(rest[2]));
 run.then(() => {
