@@ -35,6 +35,8 @@ SCENARIOS = (
 )  # fmt: skip
 #: With --java only: Java's clients on our broker, ours beside Go's on Apache's.
 MIXED = ("java-on-ours", "java-backlog", "java-drains-ours", "ours-on-apache")
+#: What Java's clients reach on our broker of what they reach on Apache's: single sends, a drain.
+ON_OURS = {"java on pure": (0.9, 1.0), "java on fast": (1.2, 1.3)}
 #: Scenarios that Java runs too.
 JAVA = ("single", "single-sync", "batch", "batch-sync", "drain", "orderly")
 
@@ -124,20 +126,17 @@ def floors(results: dict[str, Any], ratios: dict[str, float | None]) -> list[Flo
         limit = ratios.get(name)
         if limit is not None:
             found.append(Floor(f"{name}: product / probe", result["ratios"]["pure"], limit, True, "x"))
-    if "java-on-ours" in results:
-        sends = results["java-on-ours"]["sends"]
-        name = "java-on-ours: Java's sends, of those on Apache's broker"
-        found.append(Floor(name, sends["java on pure"] / sends["java"], 0.8, True, "x"))
-    if "java-drains-ours" in results:
-        name = "java-drains-ours: of a drain of Apache's broker"
-        found.append(Floor(name, results["java-drains-ours"]["ratios"]["java on pure"], 0.8, True, "x"))
+    for side, (of_sends, of_drain) in ON_OURS.items():
+        if side in (sends := results.get("java-on-ours", {}).get("sends", {})):
+            found.append(Floor(f"{side}: sends, of those on Apache", sends[side] / sends["java"], of_sends, True, "x"))
+        if side in (ratios_of := results.get("java-drains-ours", {}).get("ratios", {})):
+            found.append(Floor(f"{side}: drain, of that on Apache", ratios_of[side], of_drain, True, "x"))
+        if side in (behind := results.get("java-backlog", {}).get("behind", {})):
+            found.append(Floor(f"{side}: its listener is behind", behind[side], 5_000, False, "msg"))
     if "ours-on-apache" in results:
         result = results["ours-on-apache"]
         found.append(Floor("ours-on-apache: single sends", result["rates"]["pure"], 25_000, True, "msg/s"))
         found.append(Floor("ours-on-apache: of Go's", result["ratios"]["pure"], 1.0, True, "x"))
-    if "java-backlog" in results:
-        behind = results["java-backlog"]["behind"]["java on pure"]
-        found.append(Floor("java-backlog: Java's listener on our broker", behind, 5_000, False, "msg"))
     if "single" in results:
         found.append(Floor("single: the probe itself", results["single"]["rates"]["probe"], 100_000, True, "msg/s"))
     if "latency" in results:
