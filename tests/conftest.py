@@ -45,8 +45,9 @@ _QUICK = {
     "storage",
 }  # fmt: skip
 _LONG = {
-    "client/test_cancellation.py", "client/test_sim_client.py", "integration/test_transactions.py",
-    "integration/test_consume.py", "storage/test_faults.py", "storage/test_retention.py",
+    "broker/test_life.py", "client/test_cancellation.py", "client/test_sim_client.py", "integration/test_consume.py",
+    "integration/test_transactions.py", "remoting/test_tls.py", "storage/test_faults.py", "storage/test_golden.py",
+    "storage/test_retention.py",
 }  # fmt: skip
 
 _PATIENCE = 100  # times 10 ms for closing sockets and ending threads to be gone

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import re
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from aiorocket.errors import ConfigError
 from aiorocket.load import Scenario, compare, html, verdict
 from aiorocket.load.run import _checked
-from aiorocket.load.worker import mark, packed
+from aiorocket.load.worker import _Worker, mark, packed
 
 # ---- scenarios
 
@@ -58,6 +61,36 @@ def test_what_cannot_be_is_refused(text: str, said: str) -> None:
 def test_who_set_the_limit(given: Any, limit: str) -> None:
     found = verdict(processes=1, **given)
     assert found.limit == limit and found.why
+
+
+# ---- latencies
+
+
+class Stalls:
+    """A producer whose first send takes half a second."""
+
+    stalled = False
+
+    async def send(self, *_args: Any, **_options: Any) -> None:
+        if not self.stalled:
+            self.stalled = True
+            await asyncio.sleep(0.5)
+
+
+async def test_what_waits_behind_a_stall_is_late_from_when_it_was_due() -> None:
+    """An open loop omits nothing: the hundred sends that the stall held up count with their waiting, although each by
+    itself took no time."""
+    scenario = dataclasses.asdict(Scenario(rate=200, seconds=0.6, warmup=0, producers=1, in_flight=1))
+    config = {"tls": False, "nameservers": ("127.0.0.1:1",)}
+    worker = _Worker({"scenario": scenario, "config": config, "number": 0, "brokers": [], "run": "0"})
+    worker.start = worker.measured_from = time.perf_counter_ns()
+    worker.measured_to = worker.start + 600_000_000
+    producer: Any = Stalls()
+    await worker.produce(producer, 0)
+    assert worker.acknowledged == worker.sends.get_total_count() == 120
+    from_due, from_call = (each.get_value_at_percentile(60) for each in (worker.sends, worker.services))
+    assert from_due > 150_000 > from_call
+    assert worker.behind > 400_000_000
 
 
 # ---- counts

@@ -301,8 +301,8 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         f"{_STORE}.append_batch", "at = places[taken] - start", "at = 0", store_days
     ),
     "a batch that rolls over with its old places": Breakage(
-        f"{_STORE}.append_batch", "records, sizes = encoded(physical_offset=start)\n    tail, group", "tail, group",
-        store_days,
+        f"{_STORE}.append_batch", "start = log.roll(total)\n        records, sizes = encoded(physical_offset=start)",
+        "start = log.roll(total)", store_days,
     ),
     "a record that rolls over with its old place": Breakage(
         f"{_STORE}.append", "record = _moved(record, physical)", "None", store_days
@@ -633,7 +633,7 @@ FOUND: Final[dict[str, int]] = {
     "a checkpoint that forgets where queues begin": 2,
     "a time that goes back with the clock": 10,
     "a batch that stands beside itself in memory": 28,
-    "a batch that rolls over with its old places": 1,
+    "a batch that rolls over with its old places": 4,
     "a record that rolls over with its old place": 1,
     "memory that forgets one message too few": 1,
     "a piece of the log as it was once": 1,

@@ -87,6 +87,7 @@ async def test_planned_faults_reach_the_client(rocketmq: LocalRocketMQ) -> None:
     with pytest.raises(SendError, match="planned by a test"):
         await rocketmq.send("t", b"refused", queue=(await rocketmq.send("u", b"x")).queue._replace(topic="t"))
     rocketmq.faults.clear()
+    await rocketmq.send("t", b"and known again, after a refusal")
     rocketmq.faults.next("SEND_MESSAGE_V2", lose_answer=True, times=10)
     with pytest.raises(SendError) as caught:
         await rocketmq.send("t", b"stored, and nobody says so", timeout=0.2)
