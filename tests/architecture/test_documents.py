@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aiorocket_protocol import RequestCode
 from tests.architecture.sources import ROOT, name_of, prose, text_of, tracked
 
 #: Where the modules of a folder are named: in its own README, else in the next one above.
@@ -50,6 +51,18 @@ def test_the_map_of_a_folder_names_every_module(folder: Path) -> None:
     modules = {path for path in folder.glob("*.py") if not re.match(r"__init__|conftest|test_", path.stem)}
     missing = sorted(path.name for path in modules - modules_named(readme))
     assert not missing, f"{name_of(readme)} does not name {missing} of {name_of(folder)}"
+
+
+def test_the_map_of_the_handlers_says_which_codes_each_serves() -> None:
+    handlers = ROOT / "aiorocket" / "broker" / "handlers"
+    rows = [line for line in text_of(handlers / "README.md").splitlines() if line.startswith("| `")]
+    missing = []
+    for path in handlers.glob("*.py"):
+        row = next((row for row in rows if f"`{path.name}`" in row), "")
+        for served in re.findall(r"^    def codes\(.*?\n\n", text_of(path), re.MULTILINE | re.DOTALL):
+            codes = [RequestCode[name] for name in re.findall(r"\bRequestCode\.(\w+):", served)]
+            missing += [f"{path.name}: {code:d} {code.name}" for code in codes if not re.search(rf"\b{code:d}\b", row)]
+    assert not missing, f"{name_of(handlers)}/README.md does not say {missing}"
 
 
 def test_the_map_of_the_tests_names_every_folder_and_every_story() -> None:
