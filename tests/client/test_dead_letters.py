@@ -19,6 +19,7 @@ from aiorocket import (
     Message,
     NotConnectedError,
     Producer,
+    Queue,
     RemoteError,
     TopicNotFoundError,
     UsageError,
@@ -28,7 +29,7 @@ from aiorocket.broker import Broker
 from aiorocket.client.admin.admin import Admin
 from aiorocket.client.admin.dead_letters import DeadMessage
 from aiorocket.client.admin.replay import REPLAY_ID, ReplayOutcome, ReplayReport
-from aiorocket.client.queue_scan import QueueScan
+from aiorocket.client.queue_scan import Bounds, QueueScan
 from aiorocket.config import BrokerConfig, NameServerConfig, StoreConfig
 from aiorocket.nameserver import NameServer
 from aiorocket.testing import Simulation, simulate
@@ -402,6 +403,43 @@ def test_whenever_a_replay_is_cut_off_at_most_one_message_is_sent_twice() -> Non
         repeated.append(len(bodies) - 4)
         after += 0.001
     assert 0 in repeated and 1 in repeated, repeated  # the cuts did hit the one place where it matters
+
+
+def show_late(patch: pytest.MonkeyPatch, delay: float) -> None:
+    """Marks can be read so many seconds after their receipt, as on a busy broker of Apache."""
+    shown: dict[Queue, list[tuple[float, Bounds]]] = {}
+    bounds = QueueScan.bounds
+
+    async def late(scan: QueueScan) -> Bounds:
+        real = await bounds(scan)
+        if not scan.queue.topic.startswith("%REPLAYED%"):
+            return real
+        now = asyncio.get_running_loop().time()
+        history = shown.setdefault(scan.queue, [(-delay, Bounds(0, 0))])
+        if real != history[-1][1]:
+            history.append((now, real))
+        return [each for at, each in history if at + delay <= now][-1]
+
+    patch.setattr(QueueScan, "bounds", late)
+
+
+def test_a_replay_ends_when_its_marks_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_late(monkeypatch, 0.3)
+
+    async def main(sim: Simulation) -> None:
+        first, second = await replay(sim, limit=2), await replay(sim)
+        assert (first.sent, first.stopped) == (2, None)
+        assert (second.sent, second.skipped, second.stopped) == (2, 2, None)
+        assert await sent(sim) == [b"0", b"1", b"2", b"3"]
+
+    scenario(main)
+
+
+def test_marks_that_stay_unreadable_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_late(monkeypatch, 60.0)
+    report = scenario(replay)
+    assert report.sent == 4
+    assert report.stopped is not None and "cannot be read yet" in report.stopped
 
 
 def test_each_broker_keeps_the_marks_of_its_own_dead_letters() -> None:

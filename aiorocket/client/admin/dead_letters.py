@@ -186,6 +186,7 @@ class DeadLetters:
                     work.skip(message)
                 elif (limit is not None and work.selected >= limit) or not await work.take(message):
                     break
+        await work.end()
         return work.report()
 
     async def _queues(self) -> list[QueueScan]:

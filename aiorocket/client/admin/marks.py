@@ -7,6 +7,7 @@ retention never removes them first.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -28,6 +29,8 @@ __all__ = ("Marks",)
 _PREFIX = "%REPLAYED%"
 #: Without its mark a message is sent again one day: worth waiting for a broker that restarts.
 _TIMEOUT = 15.0
+#: How often is looked whether a mark can be read.
+_LOOK = 0.02
 
 
 class Marks:
@@ -44,6 +47,8 @@ class Marks:
         self._attempts = Attempts(client, ProducerConfig(), self._look_up)
         self._publish: Publish | None = None
         self._opened: set[str] = set()
+        #: By broker: the offset behind its newest mark.
+        self._ends: dict[str, int] = {}
 
     async def on(self, broker_name: str) -> set[str]:
         """Replay ids of what was replayed of this broker's dead letters."""
@@ -80,7 +85,17 @@ class Marks:
         )  # fmt: skip
         publish = self._publish or await self._open(refresh=False)
         target = publish.pinned(Queue(self.topic, broker_name, 0))
-        await self._attempts.run(publish, target, mark, self._client.loop.time() + _TIMEOUT, moves=False)
+        receipt = await self._attempts.run(publish, target, mark, self._client.loop.time() + _TIMEOUT, moves=False)
+        self._ends[broker_name] = max(self._ends.get(broker_name, 0), receipt.offset + 1)
+
+    async def seen(self) -> None:
+        """Wait until what was stored can be read: Apache's brokers show a message a moment after its receipt, and who
+        replays once more until then sends it again. RocketError, and TimeoutError after 15 s."""
+        async with asyncio.timeout(_TIMEOUT):
+            for broker_name, end in self._ends.items():
+                scan = await self._scan(broker_name)
+                while (await scan.bounds()).end < end:  # noqa: ASYNC110 - a broker tells nobody
+                    await asyncio.sleep(_LOOK)
 
     async def _scan(self, broker_name: str) -> QueueScan:
         address = await self._ask.master(await self._client.route(self.dead_letters_topic), broker_name)

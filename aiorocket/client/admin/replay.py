@@ -181,6 +181,16 @@ class Replay:
         self._tell(ReplayOutcome(message, topic, "sent", self._stopped))
         return self._stopped is None
 
+    async def end(self) -> None:
+        """Come back when the next replay knows what this one sent."""
+        try:
+            await self._marks.seen()
+        except (RocketError, ProtocolError, TimeoutError) as error:
+            self._stopped = self._stopped or (
+                f"{self._sent} messages were sent and marked, but their marks cannot be read yet; a replay that begins "
+                f"before they can sends them again: {error}"
+            )
+
     def _topic(self, message: DeadMessage) -> str:
         return self._to or message.origin_topic
 
