@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aiorocket.client.pipeline.reading import Session
     from aiorocket.spark.options import ConnectionOptions
 
-__all__ = ("call", "client", "client_config", "close", "holding", "iterate")
+__all__ = ("begin", "call", "client", "client_config", "close", "holding", "iterate")
 
 T = TypeVar("T")
 
@@ -110,6 +110,11 @@ def call(function: Callable[..., Coroutine[Any, Any, T]], *args: Any, timeout: f
     except BaseException:
         future.cancel()
         raise
+
+
+def begin(function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Future[T]:
+    """Starts ``function(*args)`` in this process's loop; ``cancel`` of what is returned ends it, as does ``close``."""
+    return _bridge().submit(function(*args))
 
 
 async def _limited(function: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...], timeout: float | None) -> T:

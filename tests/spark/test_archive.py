@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from shutil import copy
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,16 @@ from aiorocket.client.queue_scan import Bounds
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.spark import DataLossError, cluster
-from aiorocket.spark.steps import Archive, ArchiveConflictError, Progress, StepReport, archive_rows, sample_lag, verify
+from aiorocket.spark.steps import (
+    Archive,
+    ArchiveConflictError,
+    Progress,
+    StepReport,
+    archive_rows,
+    archive_run,
+    sample_lag,
+    verify,
+)
 from aiorocket.spark.steps import archive as archive_step
 from aiorocket.spark.steps.hours import _hours
 from aiorocket.spark.steps.manifest import LAST_HOUR, partition_folder
@@ -27,6 +37,11 @@ if TYPE_CHECKING:
 
 
 END_OF_9999 = (LAST_HOUR + 1) * 3_600_000_000 - 1
+
+
+class Lost:
+    def check(self) -> None:
+        raise ArchiveConflictError("the claim was lost")
 
 
 class Lake:
@@ -154,11 +169,22 @@ def test_of_two_runs_one_archives(lake: Lake) -> None:
     lake.send(20)
 
     def other(at: str) -> None:
-        if at == "written":
-            assert lake.archive(mode="direct").rows_out == 20
+        with pytest.raises(ArchiveConflictError, match="another run is at work here"):
+            lake.archive(mode="direct")
 
-    with pytest.raises(ArchiveConflictError, match="another run"):
-        lake.archive(mode="direct", on_step=other)
+    assert lake.archive(mode="direct", on_step=other).rows_out == 20
+    lake.check()
+
+
+def test_a_run_that_lost_its_claim_archives_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that stood still in an object store, until another took it for dead."""
+    lake.send(20)
+    with monkeypatch.context() as losing:
+        losing.setattr(archive_run, "claim", lambda *_: nullcontext(Lost()))
+        with pytest.raises(ArchiveConflictError, match="lost"):
+            lake.archive(mode="direct")
+    assert lake.manifest_rows() == 0
+    assert lake.archive(mode="direct").rows_out == 20
     lake.check()
 
 

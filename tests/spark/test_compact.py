@@ -127,6 +127,19 @@ def test_nothing_is_replaced_when_a_row_is_lost_or_another_run_was_quicker(
         compact(spark, str(tmp_path), target_bytes=0)
 
 
+def test_a_compaction_leaves_alone_what_another_is_writing(spark: SparkSession, tmp_path: Path) -> None:
+    archive = make(tmp_path)
+    fill(archive)
+    before = rows(spark, tmp_path)
+
+    def other(at: str) -> None:
+        with pytest.raises(ArchiveConflictError, match="another run is at work here"):
+            compact(spark, str(tmp_path))
+
+    assert compact(spark, str(tmp_path), on_step=other).details["generations"] == 1
+    assert rows(spark, tmp_path) == before
+
+
 def test_what_a_failed_try_wrote_does_not_stay(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,8 @@ from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.runtime import run
 from aiorocket.spark.fetch import DataLossError
+from aiorocket.spark.steps import ArchiveConflictError, compact
+from aiorocket.spark.steps import table as table_module
 from aiorocket.spark.steps.analyses import run_decode, run_dedup
 from aiorocket.spark.steps.inputs import Input
 from aiorocket.spark.steps.latency import LatencyReport, latency_report
@@ -160,6 +162,30 @@ def test_what_is_gone_before_it_was_decoded_stops_the_run_or_counts_as_missing(
     assert (table.snapshot().ranges, table.snapshot().missing) == ({Q0: (0, 9)}, {Q0: 3})
     shown = lake("show", tmp_path / "out")
     assert (shown.exit_code, "INCOMPLETE: 3 rows were missing" in shown.output) == (1, True)
+
+
+def test_a_second_run_is_refused_and_takes_nothing_from_the_first(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would clear away what the first is writing, which then would note offsets and none of their rows."""
+    by_hand(tmp_path / "lake", {Q0: range(20)})
+    given, output = Input(archive=str(tmp_path / "lake")), Output(str(tmp_path / "out"))
+    real, refused = table_module._write_parquet, list[str]()
+
+    def and_others(*written: Any) -> None:
+        real(*written)
+        for other in (
+            lambda: run_decode(spark, given, output, using="text"),
+            lambda: compact(spark, output.path or ""),
+        ):
+            with pytest.raises(ArchiveConflictError, match="another run is at work here") as error:
+                other()
+            refused.append(str(error.value))
+
+    monkeypatch.setattr(table_module, "_write_parquet", and_others)
+    report = run_decode(spark, given, output, using="text")
+    assert (report.rows_in, report.rows_out, report.complete, len(refused)) == (20, 20, True, 4)
+    assert places(spark.read.parquet(str(tmp_path / "out" / "decoded"))) == [(0, n) for n in range(20)]
 
 
 def test_decode_refuses_a_table_of_other_arguments(spark: SparkSession, tmp_path: Path) -> None:

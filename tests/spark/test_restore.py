@@ -20,7 +20,7 @@ from aiorocket.spark.bridge import client as shared_client
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.partition import QueuePartition, read_partition
 from aiorocket.spark.planner import QueueRange
-from aiorocket.spark.steps import Progress, StepReport, archive, restore, topic_rows
+from aiorocket.spark.steps import ArchiveConflictError, Progress, StepReport, archive, restore, topic_rows
 from aiorocket.spark.steps.file_jobs import Held
 from tests.spark.lakes import NOON, CrashError, add, crash_at, make
 from tests.spark.producing import create_topic, send
@@ -105,6 +105,20 @@ def test_a_restore_selects_and_limits(spark: SparkSession, nameserver: str, topi
     # What the archive lacks is missing in what comes out of it.
     assert go(dry_run=True).missing == {Q: 3}
     assert go(topics=["none"]).rows_in == 0
+
+
+def test_a_second_run_of_a_restore_is_refused(spark: SparkSession, nameserver: str, topic: str, tmp_path: Path) -> None:
+    """Each would note its own offsets over the other's, and send all of it."""
+    path, target = str(tmp_path), f"{topic}-alone"
+    add(make(tmp_path), {Q: range(6)})
+    create_topic(nameserver, target, 1)
+
+    def second(at: str) -> None:
+        with pytest.raises(ArchiveConflictError, match="another run is at work here"):
+            restore(spark, path, nameserver, to_topic=target)
+
+    assert restore(spark, path, nameserver, to_topic=target, on_step=second).rows_out == 6
+    assert topic_rows(spark, nameserver, target).count() == 6
 
 
 def test_a_rate_is_kept_in_small_portions(

@@ -82,10 +82,11 @@ def archive(
     text = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
     text |= {"nameServer": name_server, **({"topic": topic} if topic else {})}
     run = Run(spark, path, text, format, max_rows, on_progress, on_step)
-    if mode == "direct":
-        Rounds(run).go(follow, interval, stop)
-    else:
-        _Stream(run).go(follow, interval, stop)
+    with run.alone():
+        if mode == "direct":
+            Rounds(run).go(follow, interval, stop)
+        else:
+            _Stream(run).go(follow, interval, stop)
     return run.report(mode)
 
 

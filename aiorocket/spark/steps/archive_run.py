@@ -3,8 +3,10 @@ what is said of it in the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,13 +20,16 @@ from aiorocket.spark.bridge import client as shared_client
 from aiorocket.spark.columns import selected_columns
 from aiorocket.spark.options import OffsetSpec, SourceOptions
 from aiorocket.spark.positions import starting_offsets
+from aiorocket.spark.steps.claims import Claim, claim
 from aiorocket.spark.steps.delta import sync_delta
+from aiorocket.spark.steps.folder import Folder
 from aiorocket.spark.steps.manifest import (
     STAGING,
     Archive,
     ArchiveConflictError,
     Commit,
     FileOrigin,
+    Snapshot,
     Span,
     lasting,
 )
@@ -77,15 +82,26 @@ class Run:
         if not self.options.decompress:
             raise UsageError("decompress=false: an archive holds bodies as they were sent, leave the option out")
         filtered = bool(self.options.tags or self.options.sql_filter)
-        self.archive = Archive.create(path, format=format, columns=columns, filtered=filtered)
-        self.before = self.snapshot = self.archive.snapshot()
+        self._create = partial(Archive.create, path, format=format, columns=columns, filtered=filtered)
+        self._folder = Folder(path)
+        self.archive: Archive
+        self.before = self.snapshot = Snapshot()
         self.goal = Goal({}, {})
         self.bounds: Mapping[Queue, Bounds] = {}
         self._looked = False
         self._on_progress = on_progress
         self._on_step = on_step
-        self._tidy()
-        self.sync()
+        self._claim: Claim
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it no other run writes commits here, and what those that crashed left is cleared away."""
+        with claim(self._folder, "archive") as self._claim:
+            self.archive = self._create()
+            self.before = self.snapshot = self.archive.snapshot()
+            self._tidy()
+            self.sync()
+            yield
 
     def _tidy(self) -> None:
         """Removes what crashed runs left in ``_staging``: of batches that are in the archive, or that come next."""
@@ -116,6 +132,7 @@ class Run:
         self._looked = True
         new = {queue: Span(at, at, 0) for queue, at in begins.items() if queue not in self.snapshot.queues}
         if note and new and options.starting is not None and options.starting.kind != "earliest":
+            self._claim.check()
             self.before = self.snapshot = self.archive.publish(self.snapshot, Commit([], new))
 
     def publish(self, staging: str, commit: Commit) -> None:
@@ -129,6 +146,7 @@ class Run:
                 "meanwhile: nothing of this batch is in the archive. Run one at a time"
             ) from error
         self.step("moved")
+        self._claim.check()
         self.snapshot = self.archive.publish(self.snapshot, replace(commit, files=placed))
         self.archive.folder.remove_tree(staging)
         self.step("published")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiorocket.errors import UsageError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.entropy import Entropy
+from aiorocket.spark.steps.claims import Claim, claim
 from aiorocket.spark.steps.delta import check_delta, sync_delta
 from aiorocket.spark.steps.file_jobs import files_of, run_tasks
 from aiorocket.spark.steps.manifest import (
@@ -68,13 +69,14 @@ def compact(
 ) -> StepReport:
     """Rewrites the files of each hour that are below half of ``target_bytes``, where there are two or more of them.
 
-    May run beside the archive step and beside readers, but not beside another ``compact`` (one of the two then fails
-    with ArchiveConflictError and has changed nothing). Replaced files stay for ``keep`` seconds, for queries that began
+    May run beside the archive step and beside readers, but not beside another ``compact``: the second fails with
+    ArchiveConflictError and has changed nothing. Replaced files stay for ``keep`` seconds, for queries that began
     before, and are removed by the next run after that. The rows of each queue and hour are counted in the new files
     and must be the same offsets as before, or nothing is replaced. ``on_step`` is called between the steps of a round
     ("written", "moved", "published", "synced", "cleaned") for tests that crash there.
 
-    At the path of a step's table the small files of each part are rewritten so, not beside a run of that step. There
+    At the path of a step's table the small files of each part are rewritten so, not beside a run of that step: the
+    second of the two fails. There
     replaced files stay in a Delta table only: in plain Parquet, where they would be read twice, they go at once.
 
     The report's ``ranges`` and ``missing`` are those of the whole archive: what was missing before is missing still.
@@ -85,9 +87,24 @@ def compact(
     if (table := Table.there(path)) is not None:
         if topics is not None:
             raise UsageError(f"{path} is a table of {table.step}: its files are not by topic, leave topics out")
-        return _compact_table(spark, table, target_bytes, keep, began)
-    step = on_step or (lambda name: None)
-    archive = Archive.open(path)
+        with claim(table.folder, "table") as table.claim:
+            return _compact_table(spark, table, target_bytes, keep, began)
+    archive, step = Archive.open(path), on_step or (lambda name: None)
+    with claim(archive.folder, "compact") as held:
+        return _compact_archive(spark, archive, target_bytes, topics, keep, held, on_progress, step, began)
+
+
+def _compact_archive(
+    spark: SparkSession,
+    archive: Archive,
+    target_bytes: int,
+    topics: Sequence[str] | None,
+    keep: float,
+    held: Claim,
+    on_progress: ProgressCall | None,
+    step: Callable[[str], object],
+    began: float,
+) -> StepReport:
     first = snapshot = archive.snapshot()
     _tidy(archive, snapshot)
     _sync(archive, snapshot)
@@ -95,7 +112,7 @@ def compact(
     rows, done, new = sum(group.rows for group in groups), 0, list[str]()
     for some in _rounds(groups, target_bytes):
         snapshot = archive.snapshot()  # the archive step may have gone on
-        snapshot, files = _rewrite(spark, archive, snapshot, some, step)
+        snapshot, files = _rewrite(spark, archive, snapshot, some, held, step)
         new += [file.path for file in files]
         done += sum(file.rows for file in files)
         _sync(archive, snapshot)
@@ -159,7 +176,12 @@ def _rounds(groups: Iterable[_FileGroup], target: int) -> Iterable[list[_FileGro
 
 
 def _rewrite(
-    spark: SparkSession, archive: Archive, snapshot: Snapshot, groups: list[_FileGroup], step: Callable[[str], object]
+    spark: SparkSession,
+    archive: Archive,
+    snapshot: Snapshot,
+    groups: list[_FileGroup],
+    held: Claim,
+    step: Callable[[str], object],
 ) -> tuple[Snapshot, list[DataFile]]:
     if archive.format == "delta":
         check_delta(archive, [file.path for group in groups for file in group.files])
@@ -183,6 +205,7 @@ def _rewrite(
             "meanwhile: nothing was replaced. Run one at a time"
         ) from error
     step("moved")
+    held.check()
     snapshot = archive.publish_generation(snapshot, [file.path for group in groups for file in group.files], placed)
     archive.folder.remove_tree(staging)
     step("published")
@@ -196,7 +219,7 @@ def _sync(archive: Archive, snapshot: Snapshot) -> None:
 
 def _tidy(archive: Archive, snapshot: Snapshot) -> None:
     """Removes what compactions that were killed left in ``_staging``: a service that is killed in each would fill the
-    disk. Another one that is on its way fails, with what it has published."""
+    disk."""
     for name in archive.folder.folders(STAGING):
         origin = FileOrigin.of(name)
         if origin is not None and origin.compacted and origin.number <= snapshot.generation + 1:

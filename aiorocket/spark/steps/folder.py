@@ -1,7 +1,7 @@
 """The files of an archive, through pyarrow's file systems: a path without a scheme is a folder of this machine.
 
 What must happen once (``create``) is exact on a local disk, where a hard link to a taken name fails. Object stores have
-no such call in pyarrow: there the name is looked up first, so one archive must not be written by two runs at a time.
+no such call in pyarrow: there the name is looked up first, and claims (``claims.py``) keep a second run away.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ class Folder:
         self._root = self._root.rstrip("/")
         #: What Spark takes as the same place: S3 has a name of its own there.
         self.location = self._root if self._local else f"{'s3a' if scheme == 's3' else scheme}://{path}".rstrip("/")
+
+    @property
+    def local(self) -> bool:
+        """Whether it is on a disk of this machine, or one that is mounted here."""
+        return self._local
 
     @property
     def filesystem(self) -> Any:
@@ -105,6 +110,13 @@ class Folder:
         temporary = f"{name}.{Entropy().token(6).hex()}"
         self.create(temporary, data)
         self.move({temporary: name})
+
+    def put(self, name: str, data: bytes) -> None:
+        """Gives a file bytes, in one request where it is an object; not durably."""
+        if self._local:
+            self.make(name.rpartition("/")[0])
+        with self._fs.open_output_stream(self.full(name)) as stream:
+            stream.write(data)
 
     def make(self, name: str) -> None:
         self._fs.create_dir(self.full(name), recursive=True)

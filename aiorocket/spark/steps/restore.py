@@ -26,6 +26,7 @@ from aiorocket.spark.bridge import call
 from aiorocket.spark.bridge import client as shared_client
 from aiorocket.spark.options import SinkOptions, SourceOptions
 from aiorocket.spark.planner import QueueRange, admit
+from aiorocket.spark.steps.claims import Claim, claim
 from aiorocket.spark.steps.file_counts import count_files_by_queue
 from aiorocket.spark.steps.file_jobs import run_tasks
 from aiorocket.spark.steps.manifest import Archive, spans
@@ -106,11 +107,15 @@ def restore(
         "where": None if where is None else str(where), "since": _text(since), "until": _text(until),
         "keep_queues": keep_queues, "name_server": name_server,
     }  # fmt: skip
-    selection = _Selection(spark, archive, topics, where, since, until)
-    job = _Restore(selection, text, to_topic, limit, keep_queues, name or _name(asked), asked, on_step)
+    selection, name = _Selection(spark, archive, topics, where, since, until), name or _name(asked)
+
+    def job() -> _Restore:
+        return _Restore(selection, text, to_topic, limit, keep_queues, name, asked, on_step)
+
     if dry_run:
-        return job.count()
-    return job.run(rate, max_rows, on_progress)
+        return job().count()
+    with claim(archive.folder, f"restore-{name}") as held:
+        return job().run(rate, max_rows, held, on_progress)
 
 
 class _Selection:
@@ -191,7 +196,7 @@ class _Restore:
             self._selected = min(self._selected, self._limit)
         return self._report(ranges, {"dry_run": True})
 
-    def run(self, rate: float | None, max_rows: int, on_progress: ProgressCall | None) -> StepReport:
+    def run(self, rate: float | None, max_rows: int, held: Claim, on_progress: ProgressCall | None) -> StepReport:
         checkpoint, ranges = self._checkpoint, self._selection.ranges
         targets = sorted({self._to_topic} if self._to_topic else {queue.topic for queue in ranges})
         if checkpoint.target is None:
@@ -208,6 +213,7 @@ class _Restore:
             if not part:
                 break
             self._pace(rate)
+            held.check()
             self._send(part)
             if on_progress is not None:
                 done = total - sum(ends[queue] - max(checkpoint.done.get(queue, 0), ranges[queue][0]) for queue in ends)

@@ -10,7 +10,8 @@ Either way the rows that were read are counted by queue, and have to be as many 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -22,6 +23,8 @@ from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.planner import QueueRange, admit
+from aiorocket.spark.steps.claims import claim
+from aiorocket.spark.steps.folder import Folder
 from aiorocket.spark.steps.inputs import Input, Rows, open_rows
 from aiorocket.spark.steps.proof import prove, total
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
@@ -86,68 +89,70 @@ def add(
     if max_rows < 1:
         raise UsageError(f"max_rows={max_rows}: 1 or more")
     began = perf_counter()
-    table = _table(step, given, output, settings)
-    rows = open_rows(spark, given)
-    snapshot = before = table.snapshot() if table else TableSnapshot()
-    begins, gaps = _begins(rows, snapshot, given)
-    ends = {queue: end for queue, (_, end) in rows.ranges.items()}
-    goal = sum(ends[queue] - begins[queue] for queue in ends)
-    first, missing = {queue: begin - gaps.get(queue, 0) for queue, begin in begins.items()}, dict[Queue, int]()
-    done = rows_in = 0
-    shows: dict[str, Shown] = {}
-    made_rows: dict[str, int] = {}
-    _tell(on_progress, step, 0, goal, "reading")
-    while not stop():
-        most = max(max_rows, snapshot.rows_in if grows else 0)
-        until = admit(begins, ends, most if table else max(goal, 1))
-        part = [QueueRange(queue, begins[queue], until[queue]) for queue in ends if begins[queue] < until[queue]]
-        if not part:
-            break
-        ranges = {each.queue: (each.begin, each.end) for each in part}
-        made = make(rows.read(part), table)
-        base = made.base
-        # Files are read again for the few columns that are counted: cheaper than to keep whole rows.
-        keeps = rows.costly or len(made.parts) > 1
-        if keeps:
-            base = base.persist()
-        try:
-            counts = rows.count(part, base)
-            lost = prove(counts, ranges) if rows.provable else {}
-            for queue in gaps.keys() & ranges.keys():
-                lost[queue] = lost.get(queue, 0) + gaps.pop(queue)
-            missing.update({queue: missing.get(queue, 0) + count for queue, count in lost.items()})
-            read = sum(each.rows for each in counts.values())
-            if table:
-                snapshot = table.append(made.parts, ranges, read, lost)
-                wrote = {name: _of_run(snapshot, name) for name in made.parts}
-            else:
-                wrote = {name: df.count() for name, df in made.parts.items()}
-                shows = _shows(made.parts, output.show, wrote)
-        finally:
+    with _table(step, given, output, settings) as table:
+        rows = open_rows(spark, given)
+        snapshot = before = table.snapshot() if table else TableSnapshot()
+        begins, gaps = _begins(rows, snapshot, given)
+        ends = {queue: end for queue, (_, end) in rows.ranges.items()}
+        goal = sum(ends[queue] - begins[queue] for queue in ends)
+        first, missing = {queue: begin - gaps.get(queue, 0) for queue, begin in begins.items()}, dict[Queue, int]()
+        done = rows_in = 0
+        shows: dict[str, Shown] = {}
+        made_rows: dict[str, int] = {}
+        _tell(on_progress, step, 0, goal, "reading")
+        while not stop():
+            most = max(max_rows, snapshot.rows_in if grows else 0)
+            until = admit(begins, ends, most if table else max(goal, 1))
+            part = [QueueRange(queue, begins[queue], until[queue]) for queue in ends if begins[queue] < until[queue]]
+            if not part:
+                break
+            ranges = {each.queue: (each.begin, each.end) for each in part}
+            made = make(rows.read(part), table)
+            base = made.base
+            # Files are read again for the few columns that are counted: cheaper than to keep whole rows.
+            keeps = rows.costly or len(made.parts) > 1
             if keeps:
-                base.unpersist()
-        if splits and sum(wrote.values()) != read:
-            raise RocketError(f"{step}: {read} rows were read and {wrote} written: they must be as many")
-        for name, count in wrote.items():
-            made_rows[name] = made_rows.get(name, 0) + count
-        rows_in += read
-        done += total(ranges.values())
-        begins.update(until)
-        _tell(on_progress, step, done, goal, f"{rows_in:,} rows")
-    if table:
-        shows = _kept_shows(spark, table, output.show)
-    missing.update(gaps)  # of queues that have nothing new
-    done_ranges = {queue: (first[queue], begins[queue]) for queue in ends if begins[queue] > first[queue]}
-    details: dict[str, object] = {
-        "proof": PROVED if rows.provable else UNPROVED,
-        "wrote": made_rows,
-        "parts": {name: snapshot.rows(name) for name in sorted({file.part for file in snapshot.files})},
-        "tables": shows,
-        "table": output.path,
-        "up_to_date": not goal,
-        "earlier_rows": before.rows_in,
-    }
-    return StepReport(step, rows_in, sum(made_rows.values()), done_ranges, (), perf_counter() - began, missing, details)
+                base = base.persist()
+            try:
+                counts = rows.count(part, base)
+                lost = prove(counts, ranges) if rows.provable else {}
+                for queue in gaps.keys() & ranges.keys():
+                    lost[queue] = lost.get(queue, 0) + gaps.pop(queue)
+                missing.update({queue: missing.get(queue, 0) + count for queue, count in lost.items()})
+                read = sum(each.rows for each in counts.values())
+                if table:
+                    snapshot = table.append(made.parts, ranges, read, lost)
+                    wrote = {name: _of_run(snapshot, name) for name in made.parts}
+                else:
+                    wrote = {name: df.count() for name, df in made.parts.items()}
+                    shows = _shows(made.parts, output.show, wrote)
+            finally:
+                if keeps:
+                    base.unpersist()
+            if splits and sum(wrote.values()) != read:
+                raise RocketError(f"{step}: {read} rows were read and {wrote} written: they must be as many")
+            for name, count in wrote.items():
+                made_rows[name] = made_rows.get(name, 0) + count
+            rows_in += read
+            done += total(ranges.values())
+            begins.update(until)
+            _tell(on_progress, step, done, goal, f"{rows_in:,} rows")
+        if table:
+            shows = _kept_shows(spark, table, output.show)
+        missing.update(gaps)  # of queues that have nothing new
+        done_ranges = {queue: (first[queue], begins[queue]) for queue in ends if begins[queue] > first[queue]}
+        details: dict[str, object] = {
+            "proof": PROVED if rows.provable else UNPROVED,
+            "wrote": made_rows,
+            "parts": {name: snapshot.rows(name) for name in sorted({file.part for file in snapshot.files})},
+            "tables": shows,
+            "table": output.path,
+            "up_to_date": not goal,
+            "earlier_rows": before.rows_in,
+        }
+        return StepReport(
+            step, rows_in, sum(made_rows.values()), done_ranges, (), perf_counter() - began, missing, details
+        )
 
 
 def whole(
@@ -168,53 +173,53 @@ def whole(
     With ``few`` the input is read once: ``make`` gets what it makes of each row, kept in memory and where that is short
     on disk. Parts that ``make`` keeps are let go."""
     began = perf_counter()
-    table = _table(step, given, output, settings)
-    rows = open_rows(spark, given)
-    ranges = {queue: each for queue, each in rows.ranges.items() if each[0] < each[1]}
-    snapshot = table.snapshot() if table else TableSnapshot()
-    goal = total(ranges.values())
-    fresh = always or table is None or snapshot.last < 0 or dict(snapshot.ranges) != ranges
-    missing: dict[Queue, int] = {}
-    shows: dict[str, Shown] = {}
-    rows_in = snapshot.rows_in
-    if fresh:
-        _tell(on_progress, step, 0, goal, "reading")
-        part = [QueueRange(queue, *each) for queue, each in ranges.items()]
-        df = rows.read(part) if few is None else few(rows.read(part))
-        keeps = rows.costly or few is not None
-        if keeps:
-            df = df.persist()
-        parts: Mapping[str, DataFrame] = {}
-        try:
-            counts = rows.count(part, df)
-            rows_in = sum(each.rows for each in counts.values())
-            if rows.provable:
-                missing = prove(counts, ranges)
-            _tell(on_progress, step, goal, goal, f"{rows_in:,} rows read; computing")
-            parts = make(df)
-            if table:
-                snapshot = table.replace(parts, ranges, rows_in, missing)
-            else:
-                shows = _shows(parts, output.show)
-        finally:
-            for each in parts.values():
-                each.unpersist()
+    with _table(step, given, output, settings) as table:
+        rows = open_rows(spark, given)
+        ranges = {queue: each for queue, each in rows.ranges.items() if each[0] < each[1]}
+        snapshot = table.snapshot() if table else TableSnapshot()
+        goal = total(ranges.values())
+        fresh = always or table is None or snapshot.last < 0 or dict(snapshot.ranges) != ranges
+        missing: dict[Queue, int] = {}
+        shows: dict[str, Shown] = {}
+        rows_in = snapshot.rows_in
+        if fresh:
+            _tell(on_progress, step, 0, goal, "reading")
+            part = [QueueRange(queue, *each) for queue, each in ranges.items()]
+            df = rows.read(part) if few is None else few(rows.read(part))
+            keeps = rows.costly or few is not None
             if keeps:
-                df.unpersist()
-    else:
-        missing = dict(snapshot.missing)
-    if table:
-        shows = _kept_shows(spark, table, output.show)
-    wrote = {name: snapshot.rows(name) for name in sorted({file.part for file in snapshot.files})}
-    details: dict[str, object] = {
-        "proof": PROVED if rows.provable else UNPROVED,
-        "parts": wrote,
-        "tables": shows,
-        "table": output.path,
-        "up_to_date": not fresh,
-    }
-    made = sum(wrote.values()) if table else sum(each.rows_in_all for each in shows.values())
-    return StepReport(step, rows_in, made, ranges, (), perf_counter() - began, missing, details)
+                df = df.persist()
+            parts: Mapping[str, DataFrame] = {}
+            try:
+                counts = rows.count(part, df)
+                rows_in = sum(each.rows for each in counts.values())
+                if rows.provable:
+                    missing = prove(counts, ranges)
+                _tell(on_progress, step, goal, goal, f"{rows_in:,} rows read; computing")
+                parts = make(df)
+                if table:
+                    snapshot = table.replace(parts, ranges, rows_in, missing)
+                else:
+                    shows = _shows(parts, output.show)
+            finally:
+                for each in parts.values():
+                    each.unpersist()
+                if keeps:
+                    df.unpersist()
+        else:
+            missing = dict(snapshot.missing)
+        if table:
+            shows = _kept_shows(spark, table, output.show)
+        wrote = {name: snapshot.rows(name) for name in sorted({file.part for file in snapshot.files})}
+        details: dict[str, object] = {
+            "proof": PROVED if rows.provable else UNPROVED,
+            "parts": wrote,
+            "tables": shows,
+            "table": output.path,
+            "up_to_date": not fresh,
+        }
+        made = sum(wrote.values()) if table else sum(each.rows_in_all for each in shows.values())
+        return StepReport(step, rows_in, made, ranges, (), perf_counter() - began, missing, details)
 
 
 def shown(df: DataFrame, limit: int, rows_in_all: int | None = None) -> Shown:
@@ -249,10 +254,15 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def _table(step: str, given: Input, output: Output, settings: Mapping[str, object]) -> Table | None:
+@contextmanager
+def _table(step: str, given: Input, output: Output, settings: Mapping[str, object]) -> Iterator[Table | None]:
     if output.path is None:
-        return None
-    return Table.open(output.path, step, {**given.settings(), **settings}, output.format)
+        yield None
+        return
+    with claim(Folder(output.path), "table") as held:
+        table = Table.open(output.path, step, {**given.settings(), **settings}, output.format)
+        table.claim = held
+        yield table
 
 
 def _begins(rows: Rows, snapshot: TableSnapshot, given: Input) -> tuple[dict[Queue, int], dict[Queue, int]]:

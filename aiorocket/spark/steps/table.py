@@ -22,6 +22,7 @@ from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.entropy import Entropy
+from aiorocket.spark.steps.claims import Claim
 from aiorocket.spark.steps.folder import Folder
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Table:
         self.step: str = about["step"]
         self.format: str = about["format"]
         self.settings: Mapping[str, Any] = about["settings"]
+        #: What a run holds, so that no other writes here.
+        self.claim: Claim | None = None
 
     @classmethod
     def there(cls, path: str) -> Table | None:
@@ -82,8 +85,9 @@ class Table:
 
     @classmethod
     def open(cls, path: str, step: str, settings: Mapping[str, object], format: str = "parquet") -> Table:
-        """Opens the table at ``path`` or begins one, and removes what runs left that were cut short. UsageError when
-        the one there is of another step, other arguments or another format: their rows would not go together."""
+        """Opens the table at ``path`` or begins one, and removes what runs left that were cut short, so whoever opens
+        it holds the claim "table". UsageError when the one there is of another step, other arguments or another format:
+        their rows would not go together."""
         if format not in _FORMATS:
             raise UsageError(f"format={format!r}: one of {', '.join(_FORMATS)}")
         plain = json.loads(json.dumps(settings))
@@ -219,6 +223,8 @@ class Table:
         if before is not None and kind == "append" and made.last % _WHOLE == 0:
             entry.update(_plain(_after(before, entry)), kind="replace")
         run = f"{made.last:010d}"
+        if self.claim is not None:
+            self.claim.check()
         try:
             self.folder.create(f"{_RUNS}/{run}.json", (json.dumps(entry, separators=(",", ":")) + "\n").encode())
         except FileExistsError:
