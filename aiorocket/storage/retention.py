@@ -342,7 +342,8 @@ class Retention:
     async def clean_queues(self) -> None:
         """Remove the files of queues that are all before their first message; those that a crash left too."""
         for queue in list(self._queues.values()):
-            await self._remove_units(queue)
+            if queue.min_offset * UNIT_SIZE >= FILE_SIZE:  # a job for the disk waits for the syncs before it
+                await self._remove_units(queue)
 
     async def _remove_units(self, queue: ConsumeQueue) -> None:
         if queue.deleted:

@@ -222,6 +222,22 @@ def test_files_of_units_go_with_their_messages(world: World, monkeypatch: pytest
     world.run(again)
 
 
+def test_queues_that_begin_in_their_first_file_cost_the_disk_nothing(world: World) -> None:
+    async def work(store: MessageStore) -> None:
+        await fill(store, 3)
+        jobs = []
+
+        def run(fn: Any, *args: Any) -> Any:
+            jobs.append(fn)
+            return world.disk.__class__.run(world.disk, fn, *args)
+
+        world.disk.run = run  # type: ignore[method-assign]  # what is asked of the disk
+        await store.retention.clean_queues()
+        assert jobs == []
+
+    world.run(work)
+
+
 def test_nothing_is_armed_while_nothing_could_go(world: World) -> None:
     async def work(store: MessageStore) -> None:
         assert store.retention._timer is None
