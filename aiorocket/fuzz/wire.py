@@ -136,9 +136,9 @@ class Wire(asyncio.Protocol):
         self._asked[drawn.opaque] = drawn
         self._pending = {drawn.opaque}
         self._changed = asyncio.get_running_loop().create_future()
-        self._transport.write(drawn.data)
         if self.lost:
-            self._wake()
+            return None
+        self._transport.write(drawn.data)
         await _done(self._changed, seconds)
         return self.answered.get(drawn.opaque)
 
@@ -146,9 +146,10 @@ class Wire(asyncio.Protocol):
         """It is done when everything that must be answered is, or the connection has ended."""
         self._pending.add(_LAST)
         self._changed = asyncio.get_running_loop().create_future()
-        self._transport.write(data + _BARRIER)
         if self.lost:
             self._wake()
+        else:
+            self._transport.write(data + _BARRIER)
         return self._changed
 
     async def _comes_late(self, begun: asyncio.Future[None], patience: float) -> bool:

@@ -177,6 +177,18 @@ def test_a_question_that_comes_after_the_end_of_what_is_sent_is_not_answered() -
     simulate(main)
 
 
+def test_a_connection_that_has_ended_is_not_written_to() -> None:
+    async def main(_sim: Simulation) -> None:
+        wire, transport = Wire(), _Ended()
+        wire.connection_made(transport)
+        wire.connection_lost(None)
+        transport.ended = True
+        drawn = Drawn(30, 0, BROKEN, "body", 1, True, b"x")
+        assert await wire.ask(drawn, 5.0) is None and not await wire.exchange([drawn], 5.0)
+
+    simulate(main)
+
+
 def test_two_servers_that_differ() -> None:
     def other(request: RemotingCommand) -> list[RemotingCommand | bytes]:
         return [RemotingCommand(17 if request.code == 105 else 3, request.opaque, 1)]
