@@ -69,11 +69,13 @@ def fuzz() -> None:
 @fuzz.command(hidden=True)
 @click.argument("server", metavar="HOST:PORT", callback=_server)
 @click.option("--against", metavar="HOST:PORT", callback=_server, help="Say the same to this server, and compare.")
+@click.option("--state", type=click.Path(dir_okay=False), metavar="FILE",
+              help="With --against: keep there what was found, and go on from it.")  # fmt: skip
 @click.option("--known", type=click.File("r", encoding="utf-8"), metavar="FILE", help="TOML: differences on purpose.")
 @click.option("--frames", type=click.IntRange(1), default=100_000, show_default=True, help="Requests in all.")
 @click.option("--seconds", type=click.FloatRange(0.1), default=None, help="No longer than this.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed sends other requests.")
-@click.option("--connections", type=click.IntRange(1, 1000), default=4, show_default=True, help="Side by side.")
+@click.option("--connections", type=click.IntRange(1, 1000), default=16, show_default=True, help="Side by side.")
 @click.option("--codes", metavar="CODE,...", default="", callback=_codes, help="These requests only.")
 @click.option("--role", type=click.Choice(["broker", "nameserver"]), help="What listens there. [default: asked]")
 @click.option("--pid", type=click.IntRange(1), help="The server's process, on this machine: its memory is watched.")

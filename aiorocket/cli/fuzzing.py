@@ -33,7 +33,7 @@ def run_fuzz(
     server: str, *, as_json: bool, out: str, role: str | None, seconds: float | None, json_only: bool, **options: Any
 ) -> int:
     """The exit code."""
-    for name in ("against", "known"):
+    for name in ("against", "known", "state"):
         del options[name]
 
     async def work() -> Report:
@@ -135,6 +135,8 @@ def run_compared(
     *,
     against: str,
     known: TextIO | None,
+    state: str | None,
+    connections: int,
     frames: int,
     seconds: float | None,
     seed: int,
@@ -150,24 +152,38 @@ def run_compared(
     except (ConfigError, UnicodeDecodeError) as error:
         raise BadInputError(f"{getattr(known, 'name', '')}: {error}") from None
 
+    shown = _progress()
+    kept = None if state is None else Path(state)
+
+    def keep(compared: Compared) -> None:
+        shown(compared.requests, sum(compared.unknown.values()))
+        if kept is not None:
+            new = kept.with_name(kept.name + ".new")
+            new.write_text(compared.to_text(), encoding="utf-8")
+            new.replace(kept)
+
     async def work() -> Compared:
-        return await compare(
-            (server, against), role or await role_of(server, patience), now=WallClock().wall_ms(), seed=seed,
-            requests=frames, seconds=float("inf") if seconds is None else seconds, codes=codes, rules=rules,
-            patience=patience, loop_time=asyncio.get_running_loop().time, progress=lambda count: shown(count, 0),
-        )  # fmt: skip
+        try:
+            return await compare(
+                (server, against), role or await role_of(server, patience), now=WallClock().wall_ms(), seed=seed,
+                requests=frames, seconds=float("inf") if seconds is None else seconds, codes=codes, rules=rules,
+                patience=patience, connections=connections,
+                before=kept.read_text(encoding="utf-8") if kept is not None and kept.exists() else None,
+                loop_time=asyncio.get_running_loop().time, progress=keep,
+            )  # fmt: skip
+        except ConfigError as error:
+            raise BadInputError(f"{state}: {error}") from None
 
     async def stopped() -> Compared | None:
         task = await until_stopped(work())
         return None if task.cancelled() else task.result()
 
-    shown = _progress()
     compared = run_loop(stopped())
     if compared is None:
         return INTERRUPTED
-    rows = [{"case": case, "what": what, "count": count, "known": tally is compared.known,
-             "example": compared.examples.get((case, what), "")}
-            for tally in (compared.unknown, compared.known) for (case, what), count in tally.most_common()]  # fmt: skip
+    rows = [{"case": case, "what": what, "count": count, "known": known, "example": compared.examples[case, what]}
+            for known, tally in ((False, compared.unknown), (True, compared.known))
+            for (case, what), count in tally.most_common()]  # fmt: skip
     if as_json:
         click.echo(json.dumps({
             "schema": SCHEMA, "kind": "fuzz-compared", "server": server, "against": against, "seed": seed, "rows": rows,

@@ -1,7 +1,8 @@
 """Fuzz a running RocketMQ server: ours, Apache's, one's own. ``aiorocket fuzz`` on the command line."""
 
+from aiorocket.fuzz.compared import Compared
 from aiorocket.fuzz.differences import Rule, differences, said
-from aiorocket.fuzz.differential import Compared, compare
+from aiorocket.fuzz.differential import compare
 from aiorocket.fuzz.findings import Finding, Sample
 from aiorocket.fuzz.run import Fuzzing, Report, fuzz, role_of
 from aiorocket.fuzz.shrinking import replay, shrink

@@ -3,41 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib.resources import files
 from random import Random
 from typing import NamedTuple
 
+from aiorocket.fuzz.compared import Compared
 from aiorocket.fuzz.coverage import Coverage
 from aiorocket.fuzz.differences import Rule, differences, said
 from aiorocket.fuzz.session import BROKER, Session
 from aiorocket.fuzz.wire import Wire, connect
-from aiorocket_protocol import JSON, LANGUAGE_JAVA, LANGUAGE_PYTHON, ROCKETMQ, ProtocolError, RemotingCommand, encode
+from aiorocket_protocol import (
+    JSON,
+    LANGUAGE_JAVA,
+    LANGUAGE_PYTHON,
+    ROCKETMQ,
+    ProtocolError,
+    RemotingCommand,
+    ResponseCode,
+    encode,
+)
 from aiorocket_protocol.fuzzing import LEGAL, Drawn
 
-__all__ = ("Compared", "apaches_rules", "compare")
+__all__ = ("apaches_rules", "compare")
 
 #: What both read.
 KINDS = (JSON, ROCKETMQ)
-#: Windows of one connection.
-_WINDOWS = 40
-#: Seconds for a code that one of the two has left unanswered before.
+#: Windows of one session, and requests of one window.
+_WINDOWS, _WINDOW = 10, 20
+#: Seconds for a code that one of the two has left unanswered before, on purpose.
 _SILENT = 0.2
+#: Seconds until a server that was busy is asked again.
+_BUSY = 0.2
 #: What a session makes is deleted at its end: topics, groups.
 _DELETES = (("topic", 215, "topic"), ("group", 207, "groupName"))
-
-
-class Compared(NamedTuple):
-    """``known`` and ``unknown``: (case, difference) -> how often. A case is code, form and the part that is odd or
-    broken, as in "310 broken queueId". ``examples``: what was asked, and both remarks, of the first of each unknown."""
-
-    requests: int
-    seconds: float
-    known: Counter[tuple[str, str]]
-    unknown: Counter[tuple[str, str]]
-    coverage: Coverage
-    examples: dict[tuple[str, str], str]
+#: Requests that change what is known of the topics, groups, brokers and clients in them. A send that only one of the
+#: two takes makes queues of another length.
+_CHANGES = frozenset((
+    10, 310, 320, 324, 325, 36, 37, 17, 18, 215, 353, 34, 35, 46, 200, 225, 207, 15, 222, 314, 41, 42, 401, 370, 11,
+    361, 200050, 200051, 200053, 200151, 100, 102, 103, 104, 205, 216, 217, 327, 904,
+))  # fmt: skip
+#: Never two of these at a time, of whatever sessions: Apache's broker dies when it cleans a queue (306) while a
+#: topic is deleted.
+_ALONE = frozenset((215, 306, 316, 329))
+#: Names of a session.
+_NAME = re.compile(rb"fuzz-\d+-\d+(?:[@-]\w+)?")
 
 
 class _Answer(NamedTuple):
@@ -62,66 +74,137 @@ async def compare(
     codes: Sequence[int] = (),
     rules: Sequence[Rule] = (),
     patience: float = 10.0,
+    connections: int = 1,
+    before: str | None = None,
     loop_time: Callable[[], float],
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Callable[[Compared], None] = lambda _: None,
 ) -> Compared:
-    """Each request goes to both at once, and is answered by both before the next is sent; what may hang a connection up
-    is left out. Each session has names of its own, so that what one server took and the other refused differs no longer
-    than it lasts. When the first server is ours and the second one of Apache's, ``apaches_rules`` hold too. OSError
-    when a server cannot be reached."""
-    began, count, number = loop_time(), 0, 0
-    known: Counter[tuple[str, str]] = Counter()
-    unknown: Counter[tuple[str, str]] = Counter()
-    examples: dict[tuple[str, str], str] = {}
-    coverage: Coverage | None = None
+    """Each request goes to both at once, and is answered by both before the next of its session is sent; what may hang
+    a connection up is left out. ``connections`` sessions are side by side, each with names of its own, so that what one
+    server took and the other refused differs no longer than it lasts. When the first server is ours and the second one
+    of Apache's, ``apaches_rules`` hold too.
+
+    ``before`` is what an earlier run of the same seed kept (``Compared.to_text``): this one goes on behind its
+    sessions, and ``requests`` counts both. ``progress`` is called after each session. OSError when a server cannot be
+    reached; ConfigError when ``before`` is no such text."""
     if await _are_ours_and_apaches(servers, patience):
         rules = (*rules, *apaches_rules())
-    allowed: dict[tuple[str, str], bool] = {}
-    silent: set[int] = set()
-    while count < requests and loop_time() - began < seconds:
-        session = Session(Random(f"{seed}/{number}"), role, now, codes=codes, kinds=KINDS)
-        for meaning in ("topic", "group"):
-            session.words[meaning] = [each.replace("fuzz", f"fuzz-{seed}-{number}") for each in session.words[meaning]]
-        coverage = coverage or Coverage(session.codes, KINDS)
-        number += 1
-        pair = [await connect(server, patience) for server in servers]
+    known_codes = Session(Random(0), role, now, codes=codes).codes
+    run = _Run(servers, role, now, seed, codes, patience, loop_time, Compared(Coverage(known_codes, KINDS), rules))
+    if before is not None:
+        run.compared.read(before)
+    end = loop_time() + seconds
+    try:
+        async with asyncio.TaskGroup() as side_by_side:
+            for _ in range(connections):
+                side_by_side.create_task(run.sessions(requests, end, progress))
+    except* OSError as errors:
+        raise errors.exceptions[0] from None
+    return run.compared
+
+
+class _Run:
+    def __init__(
+        self,
+        servers: tuple[str, str],
+        role: str,
+        now: int,
+        seed: int,
+        codes: Sequence[int],
+        patience: float,
+        loop_time: Callable[[], float],
+        compared: Compared,
+    ) -> None:
+        self._servers = servers
+        self._role = role
+        self._now = now
+        self._seed = seed
+        self._codes = codes
+        self._patience = patience
+        self._loop_time = loop_time
+        self._began = loop_time()
+        self._silent: set[int] = set()
+        self._alone = asyncio.Lock()
+        self.compared = compared
+
+    async def sessions(self, requests: int, end: float, progress: Callable[[Compared], None]) -> None:
+        compared = self.compared
+        earlier = compared.seconds
+        while compared.requests < requests and self._loop_time() < end:
+            number = compared.sessions
+            compared.sessions += 1
+            await self._one(number, requests, end)
+            compared.seconds = earlier + self._loop_time() - self._began
+            progress(compared)
+
+    async def _one(self, number: int, requests: int, end: float) -> None:
+        compared = self.compared
+        session = Session(Random(f"{self._seed}/{number}"), self._role, self._now, codes=self._codes, kinds=KINDS)
+        for meaning, values in session.words.items():
+            session.words[meaning] = [
+                each.replace("fuzz", f"fuzz-{self._seed}-{number}") if isinstance(each, str) else each
+                for each in values
+            ]
+        pair = [await connect(server, self._patience) for server in self._servers]
+        apart: set[bytes] = set()
         try:
             for _ in range(_WINDOWS):
+                passed = round((self._loop_time() - self._began) * 1000)
+                session.words["bornTime"] = [self._now + passed]  # old pops are not served
                 asked: list[Drawn] = []
-                session.words["bornTime"] = [now + round((loop_time() - began) * 1000)]  # old pops are not served
-                for drawn in session.steps(20):
-                    if not drawn.answered:
-                        continue
-                    asked.append(drawn)
-                    wait = min(patience, _SILENT) if drawn.code in silent else patience
-                    found = await asyncio.gather(*(wire.ask(drawn, wait) for wire in pair))
-                    if None in found:
-                        silent.add(drawn.code)
-                    case = f"{drawn.code} {drawn.form} {drawn.part}".strip()
-                    for what in differences(said(_plain(drawn, found[0])), said(_plain(drawn, found[1]))):
-                        pair_of = case, what
-                        if pair_of not in allowed:
-                            allowed[pair_of] = any(rule.allows(case, what) for rule in rules)
-                        (known if allowed[pair_of] else unknown)[pair_of] += 1
-                        if not allowed[pair_of] and pair_of not in examples:
-                            examples[pair_of] = _example(drawn, found)
-                    if found[0] is not None and drawn.form == LEGAL:
-                        session.learn(drawn, found[0])
-                    for at, wire in enumerate(pair):
-                        if wire.lost:
-                            pair[at] = await connect(servers[at], patience)
-                coverage.add(asked)
-                count += len(asked)
-                progress(count)
-                if count >= requests or loop_time() - began > seconds:
+                for drawn in session.steps(_WINDOW):
+                    if drawn.answered:
+                        asked.append(drawn)
+                        await self._ask(drawn, session, pair, apart)
+                compared.coverage.add(asked)
+                compared.requests += len(asked)
+                if compared.requests >= requests or self._loop_time() > end:
                     break
-            if role == BROKER:
-                await _forget(session, pair, patience)
+            if self._role == BROKER:
+                async with self._alone:
+                    await _forget(session, pair, self._patience)
         finally:
             for wire in pair:
                 wire.close()
-    assert coverage is not None
-    return Compared(count, loop_time() - began, known, unknown, coverage, examples)
+
+    async def _ask(self, drawn: Drawn, session: Session, pair: list[Wire], apart: set[bytes]) -> None:
+        """``apart``: names of which the two know different things by now."""
+        wait = min(self._patience, _SILENT) if drawn.code in self._silent else self._patience
+        async with self._alone if drawn.code in _ALONE else nullcontext():
+            ours, theirs = await asyncio.gather(*(self._answer(wire, drawn, wait) for wire in pair))
+        if drawn.form == LEGAL and ours is not None:
+            session.learn(drawn, ours)
+        if not _are_alike(ours, theirs):
+            names = set(_NAME.findall(drawn.data))
+            case = " ".join(
+                filter(None, (str(drawn.code), drawn.form, drawn.part, "apart" * (not apart.isdisjoint(names))))
+            )
+            for what in differences(said(_plain(ours)), said(_plain(theirs))):
+                self.compared.add(case, what, lambda: _example(drawn, (ours, theirs)))
+                if None in (ours, theirs) and self.compared.allows(case, what):
+                    self._silent.add(drawn.code)
+            codes = [None if answer is None else answer.code for answer in (ours, theirs)]
+            if drawn.code in _CHANGES and codes[0] != codes[1] and (0 in codes or None in codes):
+                apart |= names
+        for at, wire in enumerate(pair):
+            if wire.lost:
+                pair[at] = await connect(self._servers[at], self._patience)
+
+    async def _answer(self, wire: Wire, drawn: Drawn, wait: float) -> RemotingCommand | None:
+        """A server that is busy (flow control) has not looked at it, and is asked again."""
+        end = self._loop_time() + self._patience
+        while (answer := await wire.ask(drawn, wait)) is not None:
+            if answer.code != ResponseCode.SYSTEM_BUSY or self._loop_time() > end:
+                break
+            await asyncio.sleep(_BUSY)
+        return answer
+
+
+def _are_alike(ours: RemotingCommand | None, theirs: RemotingCommand | None) -> bool:
+    """Certainly; those of which this does not say so may be, too."""
+    if ours is None or theirs is None:
+        return ours is theirs
+    return ours.code == theirs.code and not ours.body and not theirs.body and not ours.ext and not theirs.ext
 
 
 async def _are_ours_and_apaches(servers: tuple[str, str], patience: float) -> bool:
@@ -149,7 +232,7 @@ def _request(code: int, fields: dict[str, str | None]) -> Drawn:
     return Drawn(code, JSON, LEGAL, "", 0, True, encode(RemotingCommand(code, 0, ext=fields), JSON))
 
 
-def _plain(drawn: Drawn, answer: RemotingCommand | None) -> _Answer | None:
+def _plain(answer: RemotingCommand | None) -> _Answer | None:
     if answer is None:
         return None
     try:

@@ -37,7 +37,7 @@ class Fuzzing(NamedTuple):
     frames: int = 100_000
     seconds: float = float("inf")
     seed: int = 0
-    connections: int = 4
+    connections: int = 16
     window: int = 50
     codes: Sequence[int] = ()
     kinds: Sequence[int] = (JSON, ROCKETMQ, MSGPACK)

@@ -40,6 +40,16 @@ def test_two_that_do_not_differ(server: RocketMQServer) -> None:
     assert "0 differences that no rule knows" in found.output
 
 
+def test_a_comparison_that_is_kept(server: RocketMQServer, tmp_path: Path) -> None:
+    address, state = server.embedded.nameserver_address, tmp_path / "state"
+    arguments = (address, "--against", address, "--codes", "105", "--state", str(state), "--connections", "1", "--json")
+    counts = [json.loads(call(*arguments, "--frames", str(frames)).stdout)["frames"] for frames in (50, 10, 300)]
+    assert 50 <= counts[0] == counts[1] < 300 <= counts[2]
+    state.write_text("{}")
+    found = call(*arguments)
+    assert found.exit_code == 2 and f"{state}: not what aiorocket fuzz --against keeps" in found.output
+
+
 @pytest.mark.parametrize("address", ["10.0.0.1:9876", "mq.example:10911"])
 def test_only_this_machine_without_a_word(address: str) -> None:
     for found in (call(address), call("127.0.0.1:1", "--against", address)):

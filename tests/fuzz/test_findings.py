@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiorocket.errors import ConfigError
-from aiorocket.fuzz import Finding, Fuzzing, Report, Sample, compare, fuzz, replay, role_of
+from aiorocket.fuzz import Compared, Finding, Fuzzing, Report, Rule, Sample, compare, fuzz, replay, role_of
 from aiorocket.fuzz.differential import apaches_rules
 from aiorocket.fuzz.neighbour import Neighbour
 from aiorocket.fuzz.wire import Wire
@@ -206,6 +206,72 @@ def test_two_servers_that_differ() -> None:
     assert {(case.split()[0], what) for case, what in compared.unknown} == {("105", "code 3/17")}
 
 
+def test_a_comparison_goes_on_where_another_ended() -> None:
+    def other(request: RemotingCommand) -> list[RemotingCommand | bytes]:
+        asked.append(request.ext_fields().get("topic") or "")
+        return [RemotingCommand(17, request.opaque, 1)]
+
+    async def main(sim: Simulation) -> None:
+        (one, first), (two, second) = await serve(Kept()), await serve(other, 9877)
+        kept: list[str] = []
+        known = [Rule((), ["105 *"], ["code 3/17"], "so it is")]
+
+        async def run(requests: int, before: str | None = None) -> Compared:
+            return await compare((one, two), "nameserver", now=1, requests=requests, codes=(105,), rules=known,
+                                 connections=3, before=before, loop_time=sim.loop.time,
+                                 progress=lambda found: kept.append(found.to_text()))  # fmt: skip
+
+        half = await run(600)
+        names = {name for name in asked if "fuzz-0-" in name}
+        asked.clear()
+        whole = await run(1200, kept[-1])
+        first.close()
+        second.close()
+        assert half.requests >= 600 and whole.requests >= 1200 and whole.sessions > half.sessions >= 3
+        assert whole.coverage.sent.total() == whole.requests
+        assert whole.known.total() > half.known.total() > 400 and whole.known.keys() >= half.known.keys()
+        assert whole.unknown == {} and names.isdisjoint(name for name in asked if "fuzz-0-" in name)
+        with pytest.raises(ConfigError, match="not what aiorocket fuzz"):
+            half.read("[]")
+
+    asked: list[str] = []
+    simulate(main)
+
+
+def test_a_server_that_is_busy_is_asked_again() -> None:
+    busy = [True] * 5
+
+    def other(request: RemotingCommand) -> list[RemotingCommand | bytes]:
+        return [RemotingCommand(2 if busy and busy.pop() else 3, request.opaque, 1)]
+
+    async def main(sim: Simulation) -> Compared:
+        (one, first), (two, second) = await serve(Kept()), await serve(other, 9877)
+        compared = await compare((one, two), "nameserver", now=1, requests=50, codes=(30,), loop_time=sim.loop.time)
+        first.close()
+        second.close()
+        return compared
+
+    assert simulate(main).differences == {} and busy == []
+
+
+def test_names_of_which_only_one_took_what_it_was_told_are_apart() -> None:
+    def other(request: RemotingCommand) -> list[RemotingCommand | bytes]:
+        return [RemotingCommand(17 if request.code == 105 else 3, request.opaque, 1)]
+
+    async def main(sim: Simulation) -> Compared:
+        (one, first), (two, second) = await serve(Kept()), await serve(other, 9877)
+        compared = await compare(
+            (one, two), "nameserver", now=1, requests=400, codes=(100, 105), loop_time=sim.loop.time
+        )
+        first.close()
+        second.close()
+        return compared
+
+    cases = {case for case, _ in simulate(main).differences}
+    assert {"100 legal", "100 legal apart"} <= cases  # only the first server keeps values
+    assert "105 legal" in cases
+
+
 def test_what_differs_from_apaches_on_purpose_is_known() -> None:
     def javas(request: RemotingCommand) -> list[RemotingCommand | bytes]:
         return [RemotingCommand(0, request.opaque, 1, LANGUAGE_JAVA)]
@@ -216,7 +282,7 @@ def test_what_differs_from_apaches_on_purpose_is_known() -> None:
             compared = await compare(pair, "nameserver", now=1, requests=100, codes=(30, 60), loop_time=sim.loop.time)
             assert {int(case.split()[0]) for case, _ in compared.known} == known
             assert {int(case.split()[0]) for case, _ in compared.unknown} == {30, 60} - known
-            assert compared.examples.keys() == compared.unknown.keys()
+            assert compared.examples.keys() == compared.differences.keys()
         first.close()
         second.close()
 
