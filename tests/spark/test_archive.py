@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from shutil import copy
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ from aiorocket.spark.steps import (
     StepReport,
     archive_rows,
     archive_run,
+    compact,
+    iceberg_table,
     sample_lag,
     verify,
 )
@@ -163,6 +165,31 @@ def test_direct_tasks_leave_nothing_visible_before_the_manifest(lake: Lake) -> N
     some = next(iter(Archive.open(str(lake.path)).snapshot().files)).path
     copy(lake.path / some, (lake.path / some).with_name("0000000000-retried-0000.parquet"))
     lake.check()
+
+
+def test_an_iceberg_table_has_each_row_once_through_crashes(lake: Lake) -> None:
+    concurrent = pytest.importorskip("pyiceberg.utils.concurrent")
+    lake.send(20)
+    lake.archive(mode="direct", format="iceberg")
+    for name in ("moved", "published"):  # the manifest has the second, the table does not
+        lake.send(20)
+        with pytest.raises(CrashError):
+            lake.archive(mode="direct", format="iceberg", max_rows=20, on_step=crash_at(name))
+    lake.archive(mode="direct", format="iceberg")
+    with pytest.raises(CrashError):
+        compact(lake.spark, str(lake.path), on_step=crash_at("published"))
+    compact(lake.spark, str(lake.path), keep=3600)
+    lake.check()
+    table = iceberg_table(Archive.open(str(lake.path)))
+    with closing(table.catalog):
+        rows = table.scan(selected_fields=("queueId", "queueOffset")).to_arrow().to_pylist()
+        assert sorted((row["queueId"], row["queueOffset"]) for row in rows) == [
+            (queue, offset) for queue in range(4) for offset in range(15)
+        ]
+        counts = [table.scan(snapshot_id=each.snapshot_id).count() for each in table.history()]
+        assert counts == sorted(counts) and counts[0] == 20 and counts[-1] == 60
+    concurrent.ExecutorFactory._instance.shutdown()
+    concurrent.ExecutorFactory._instance = None
 
 
 def test_of_two_runs_one_archives(lake: Lake) -> None:
@@ -309,7 +336,7 @@ def test_following_goes_on_until_it_is_stopped(lake: Lake, mode: str) -> None:
         ({"legacySchema": True}, "legacySchema=true"),
         ({"decompress": False}, "decompress=false"),
         ({"mode": "fast"}, "mode is 'spark' or 'direct'"),
-        ({"format": "orc"}, "format 'parquet' or 'delta'"),
+        ({"format": "orc"}, "format 'parquet', 'delta' or 'iceberg'"),
         ({"max_rows": 0}, "max_rows=0"),
         ({"endingOffsets": "latest", "mode": "direct"}, "a stream has no end"),
         ({"startingOfsets": "earliest"}, "startingOffsets"),

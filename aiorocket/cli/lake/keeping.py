@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from aiorocket.cli.lake.options import (
-    format_option,
+    archive_format_option,
     json_option,
     lake_nameserver,
     report_options,
@@ -43,7 +43,7 @@ _WORDS = ("earliest", "latest", "group")
     show_default=True,
     help="direct: tasks write Parquet as they decode, which is faster. spark: a streaming query with a checkpoint.",
 )
-@format_option
+@archive_format_option
 @click.option(
     "--from",
     "start",
@@ -84,7 +84,7 @@ def archive(
         tell(Progress("archive", 0, None, f"looking at {topic}"))
         return step(
             spark, path, name_server, topic, mode="spark" if mode == "spark" else "direct",
-            format="delta" if format == "delta" else "parquet", max_rows=max_rows, follow=follow, interval=interval,
+            format=cast(Any, format), max_rows=max_rows, follow=follow, interval=interval,
             stop=(lambda: interrupts.wanted) if follow else None, on_progress=tell, **_loose(options),
         )  # fmt: skip
 

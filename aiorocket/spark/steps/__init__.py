@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aiorocket.spark.steps.dedup import count_duplicates as count_duplicates
     from aiorocket.spark.steps.dedup import dedup as dedup
     from aiorocket.spark.steps.dedup import duplicates as duplicates
+    from aiorocket.spark.steps.iceberg import iceberg_table as iceberg_table
     from aiorocket.spark.steps.inputs import Input as Input
     from aiorocket.spark.steps.lag_samples import LagSample as LagSample
     from aiorocket.spark.steps.lag_samples import sample_lag as sample_lag
@@ -65,6 +66,7 @@ _HOMES = {
     "dead_letters": "describe make_readable top_causes triage",
     "decode": "Decoded decode",
     "dedup": "count_duplicates dedup duplicates",
+    "iceberg": "iceberg_table",
     "inputs": "Input",
     "lag_samples": "LagSample sample_lag",
     "latency": "LatencyReport lag_table latency latency_report",

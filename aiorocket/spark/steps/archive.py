@@ -53,7 +53,7 @@ def archive(
     topic: str | None = None,
     *,
     mode: Literal["spark", "direct"] = "spark",
-    format: Literal["parquet", "delta"] = "parquet",
+    format: Literal["parquet", "delta", "iceberg"] = "parquet",
     max_rows: int = 2_000_000,
     follow: bool = False,
     interval: float = 10.0,
@@ -77,8 +77,10 @@ def archive(
     """
     if max_rows < 1:
         raise UsageError(f"max_rows={max_rows}: 1 or more")
-    if mode not in ("spark", "direct") or format not in ("parquet", "delta"):
-        raise UsageError(f"mode={mode!r} format={format!r}: mode is 'spark' or 'direct', format 'parquet' or 'delta'")
+    if mode not in ("spark", "direct") or format not in ("parquet", "delta", "iceberg"):
+        raise UsageError(
+            f"mode={mode!r} format={format!r}: mode is 'spark' or 'direct', format 'parquet', 'delta' or 'iceberg'"
+        )
     text = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
     text |= {"nameServer": name_server, **({"topic": topic} if topic else {})}
     run = Run(spark, path, text, format, max_rows, on_progress, on_step)

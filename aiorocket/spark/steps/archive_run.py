@@ -23,6 +23,7 @@ from aiorocket.spark.positions import starting_offsets
 from aiorocket.spark.steps.claims import Claim, claim
 from aiorocket.spark.steps.delta import sync_delta
 from aiorocket.spark.steps.folder import Folder
+from aiorocket.spark.steps.iceberg import sync_iceberg
 from aiorocket.spark.steps.manifest import (
     STAGING,
     Archive,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from aiorocket.client.pipeline.reading import Bounds
 
-__all__ = ("Goal", "Hook", "Run")
+__all__ = ("Goal", "Hook", "Run", "sync")
 
 #: What the archive cannot do without: where a row belongs, and what proves that none is missing.
 _NEEDED = ("topic", "brokerName", "queueId", "queueOffset", "storeTimestamp")
@@ -155,8 +156,7 @@ class Run:
         self.tell()
 
     def sync(self) -> None:
-        if self.archive.format == "delta":
-            sync_delta(self.archive, self.snapshot)
+        sync(self.archive, self.snapshot)
 
     def tell(self) -> None:
         if self._on_progress is None:
@@ -202,6 +202,14 @@ class Run:
             "archive", total(ranges.values()), rows, ranges, tuple(file.path for file in new),
             perf_counter() - self.began, missing, details,
         )  # fmt: skip
+
+
+def sync(archive: Archive, snapshot: Snapshot) -> None:
+    """Brings the table over an archive's files, if it has one, to what the manifest says."""
+    if archive.format == "delta":
+        sync_delta(archive, snapshot)
+    elif archive.format == "iceberg":
+        sync_iceberg(archive, snapshot)
 
 
 async def _look(options: SourceOptions, known: Mapping[Queue, int]) -> tuple[dict[Queue, int], dict[Queue, Bounds]]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiorocket.errors import UsageError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.entropy import Entropy
+from aiorocket.spark.steps.archive_run import sync
 from aiorocket.spark.steps.claims import Claim, claim
-from aiorocket.spark.steps.delta import check_delta, sync_delta
+from aiorocket.spark.steps.delta import check_delta
 from aiorocket.spark.steps.file_jobs import files_of, run_tasks
 from aiorocket.spark.steps.manifest import (
     DATA,
@@ -107,7 +108,7 @@ def _compact_archive(
 ) -> StepReport:
     first = snapshot = archive.snapshot()
     _tidy(archive, snapshot)
-    _sync(archive, snapshot)
+    sync(archive, snapshot)
     groups = _groups(snapshot, target_bytes, topics)
     rows, done, new = sum(group.rows for group in groups), 0, list[str]()
     for some in _rounds(groups, target_bytes):
@@ -115,7 +116,7 @@ def _compact_archive(
         snapshot, files = _rewrite(spark, archive, snapshot, some, held, step)
         new += [file.path for file in files]
         done += sum(file.rows for file in files)
-        _sync(archive, snapshot)
+        sync(archive, snapshot)
         step("synced")
         if on_progress is not None:
             on_progress(Progress("compact", done, rows, f"{len(some)} hours in {len(files)} files"))
@@ -210,11 +211,6 @@ def _rewrite(
     archive.folder.remove_tree(staging)
     step("published")
     return snapshot, placed
-
-
-def _sync(archive: Archive, snapshot: Snapshot) -> None:
-    if archive.format == "delta":
-        sync_delta(archive, snapshot)
 
 
 def _tidy(archive: Archive, snapshot: Snapshot) -> None:
