@@ -21,8 +21,6 @@ __all__ = ("Finding", "examine")
 DISK_WARNS, DISK_FAILS = 0.75, 0.85
 #: Seconds that a broker's clock may differ from ours: it says its own to the second, and the answer took its time.
 SKEW = 5.0
-#: Messages behind which a group is said to lag.
-LAG = 10_000
 
 #: Alarms of our brokers whose matter is looked at here anyway, on every broker.
 _LOOKED_AT = ("disk_low", "subscriptions_differ", "write_dead")
@@ -40,7 +38,7 @@ class Finding(NamedTuple):
 
 
 async def examine(
-    client: Session, topics: Topics, groups: Groups, known: Brokers, *, lag: int = LAG
+    client: Session, topics: Topics, groups: Groups, known: Brokers, *, lag: int
 ) -> AsyncGenerator[Finding, None]:
     """Name servers, advertised addresses, permissions, clocks, disks, damage, subscriptions, lag, dead letters, routes;
     each as it is known. Ends early when there is nobody left to ask."""
