@@ -13,15 +13,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from aiorocket.client.answering import consumer_requests, producer_requests
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.retry import remote_error, unreached
 from aiorocket.client.core.routes import TopicRoute, parse_nameservers
-from aiorocket.client.middleware import Middleware
 from aiorocket.client.outage_log import OutageLog
-from aiorocket.client.registered import GroupMember, GroupProducer
 from aiorocket.client.route_table import RouteTable
 from aiorocket.config import ClientConfig
 from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, UsageError
@@ -42,6 +39,10 @@ from aiorocket_protocol import (
     UnregisterClientRequestHeader,
     encode_body,
 )
+
+if TYPE_CHECKING:
+    from aiorocket.client.middleware import Middleware
+    from aiorocket.client.registered import GroupMember, GroupProducer
 
 __all__ = ("Session", "HasSession")
 
@@ -96,21 +97,16 @@ class Session:
         self._heartbeat_due = asyncio.Event()
         self._scope = TaskScope("client")
         self._loop: asyncio.AbstractEventLoop | None = None
-        processors = ProcessorTable()
+        self._processors = ProcessorTable()
         #: Around what every producer and consumer of it sends and consumes.
         self.middleware: tuple[Middleware, ...] = ()
         #: What ``stop`` ends while there still are connections. Who registered leaves by itself.
         self.ends_first: Callable[[], Awaitable[None]] | None = None
         self.remoting = RemotingClient(
-            self.env, config.remoting, processors, on_close=self._on_close, address_map=config.address_map
+            self.env, config.remoting, self._processors, on_close=self._on_close, address_map=config.address_map
         )
         self.routes = RouteTable(config, self.remoting)
         self.outages = OutageLog(lambda: self.loop.time())
-        for code, handler in {
-            **consumer_requests.handlers(self.consumers, config, self.env.clock, self._scope),
-            **producer_requests.handlers(self.producers, config, self.env.clock, self.routes),
-        }.items():
-            processors.add(code, handler)
 
     # -- life --
 
@@ -205,6 +201,10 @@ class Session:
         """A member subscribes to something else: brokers have to be told before the next pull."""
         self._registration += 1
         self._heartbeat_due.set()
+        if not self._processors.codes():  # the first group of all, which an Admin never has
+            from aiorocket.client.answering import answer
+
+            answer(self._processors, self.producers, self.consumers, self.config, self.env, self._scope, self.routes)
 
     async def remove_producer(self, group: str) -> None:
         """Forget the group and tell the brokers, as far as they answer."""
