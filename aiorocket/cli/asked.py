@@ -65,7 +65,7 @@ def changes(function: Command) -> Callable[..., None]:
 
 
 async def _until_stopped(work: Coroutine[object, object, int]) -> int:
-    from aiorocket.cli.serving import until_stopped
+    from aiorocket.cli.stopping import until_stopped
 
     task = await until_stopped(work)
     return INTERRUPTED if task.cancelled() else task.result()

@@ -14,8 +14,8 @@ import aiorocket
 from aiorocket.cli.asked import SCHEMA
 from aiorocket.cli.running import INTERRUPTED
 from aiorocket.cli.running import run as run_loop
-from aiorocket.cli.serving import until_stopped
 from aiorocket.cli.show import table
+from aiorocket.cli.stopping import until_stopped
 from aiorocket.load import Scenario, compare, html, measure
 from aiorocket.load.machine import facts
 

@@ -15,7 +15,7 @@ from aiorocket import Client, Message
 from aiorocket.cli.counts import counted
 from aiorocket.cli.positions import Positions
 from aiorocket.cli.running import INTERRUPTED
-from aiorocket.cli.serving import stop_signals
+from aiorocket.cli.stopping import stop_signals
 from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.errors import RemoteError
 from aiorocket.model import Queue, check_group, check_topic

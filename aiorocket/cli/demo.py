@@ -21,8 +21,8 @@ from aiorocket.cli.ledger import GROUP, LINE, QUEUES, RETRY_TOPIC, TOPIC, Books,
 from aiorocket.cli.lines import Line, LineSource
 from aiorocket.cli.running import INTERRUPTED, run
 from aiorocket.cli.sending import send_lines
-from aiorocket.cli.serving import until_stopped
 from aiorocket.cli.show import Row, Update, progress, table
+from aiorocket.cli.stopping import until_stopped
 from aiorocket.cli.tally import Tally, percentile
 from aiorocket.config import ConsumerConfig
 from aiorocket.embedded import Embedded, embed

@@ -162,7 +162,7 @@ async def _replay(
     to: str | None,
     dry_run: bool,
 ) -> int:
-    from aiorocket.cli.serving import until_stopped
+    from aiorocket.cli.stopping import until_stopped
 
     outcomes: dict[str, int] = {}
 

@@ -1,4 +1,4 @@
-"""Stop signals, and the life of a server."""
+"""The life of a server, and its log."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import gc
 import json
 import logging
 import signal
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import click
 
 from aiorocket.cli.log_lines import NotTooMany, OneLine
 from aiorocket.cli.running import run
+from aiorocket.cli.stopping import stop_signals
 from aiorocket.runtime.open_files import allow_most_files
 from aiorocket.runtime.systemd import Notifier
 from aiorocket.runtime.tasks import TaskScope
@@ -29,55 +30,11 @@ __all__ = (
     "Ready",
     "serve",
     "spare_the_collector",
-    "stop_signals",
-    "until_stopped",
 )
-
-T = TypeVar("T")
 
 #: Where a command keeps what its options say of the log, in its context's ``meta``.
 LOG_LEVEL, LOG_JSON = "aiorocket.log_level", "aiorocket.log_json"
 LOG_FILE, LOG_ROTATE, LOG_KEEP = "aiorocket.log_file", "aiorocket.log_rotate", "aiorocket.log_keep"
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-@contextmanager
-def stop_signals(action: Callable[[], object]) -> Iterator[None]:
-    """Call ``action`` in the loop on the first Ctrl-C or SIGTERM. A second one ends the process the hard way."""
-    running = asyncio.get_running_loop()
-
-    def restore() -> None:
-        for number in _SIGNALS:
-            try:
-                running.remove_signal_handler(number)
-            except NotImplementedError:
-                signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
-
-    def first() -> None:
-        restore()
-        action()
-
-    for number in _SIGNALS:
-        try:
-            running.add_signal_handler(number, first)
-        except NotImplementedError:  # Windows: its loops take no handlers, the interpreter does
-            signal.signal(number, lambda *_: running.call_soon_threadsafe(first) and None)
-    try:
-        yield
-    finally:
-        restore()
-
-
-async def until_stopped(work: Coroutine[object, object, T]) -> asyncio.Task[T]:
-    """``work`` as a task that has ended: by itself, or cancelled by the first Ctrl-C or SIGTERM."""
-    task = asyncio.ensure_future(work)
-    with stop_signals(task.cancel):
-        try:
-            await asyncio.wait([task])
-        finally:
-            task.cancel()  # nothing to it when it has ended
-    return task
 
 
 class Ready(NamedTuple):

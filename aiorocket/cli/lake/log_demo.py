@@ -22,8 +22,8 @@ from aiorocket.cli.lake.running import Interrupts
 from aiorocket.cli.lake.telling import Teller, cell, plural, proof, show_tables
 from aiorocket.cli.lines import Line, LineSource
 from aiorocket.cli.running import run
-from aiorocket.cli.serving import until_stopped
 from aiorocket.cli.show import Row, table
+from aiorocket.cli.stopping import until_stopped
 from aiorocket.embedded import Embedded, embed
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.runtime.clock import WallClock
