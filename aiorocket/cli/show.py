@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from shutil import get_terminal_size
 
 import click
 
@@ -78,5 +77,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Row], *, pretty: bo
 
 def fitting_table(title: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
     """As wide as the terminal at most; elsewhere as wide as it is."""
-    width = get_terminal_size().columns if sys.stdout.isatty() else None
+    width = None
+    if sys.stdout.isatty():
+        from shutil import get_terminal_size  # with it come all kinds of archives
+
+        width = get_terminal_size().columns
     table(title, columns, rows, pretty=False, width=width)
