@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 import struct
+from itertools import accumulate, chain
 
 from aiorocket.errors import UsageError
 from aiorocket.runtime.disk import Disk
 from aiorocket.storage.block import Block
 from aiorocket.storage.files import FileCache
 from aiorocket_protocol import NAME_CHARACTER
+from aiorocket_protocol.fast import twin
 
 __all__ = (
     "FILE_SIZE",
@@ -26,6 +28,7 @@ __all__ = (
     "queue_directory",
     "remove_queue",
     "topic_directory",
+    "units_of",
     "write_units",
 )
 
@@ -41,6 +44,13 @@ MAX_QUEUE_ID = 65_535
 # A topic becomes a directory: nothing that could leave the store or exceed a file name gets through (CVE-2019-17572).
 # The plus stands in names of POP's retry topics.
 _TOPIC = re.compile(rf"(?:{NAME_CHARACTER}|\+){{1,255}}", re.ASCII)
+
+
+@twin
+def units_of(start: int, sizes: list[int], codes: list[int]) -> tuple[tuple[int, ...], bytes]:
+    """Where records of these sizes are that stand one behind the other from ``start`` on, and their units."""
+    places = tuple(accumulate(sizes[:-1], initial=start))
+    return places, struct.pack(">" + "qiq" * len(sizes), *chain.from_iterable(zip(places, sizes, codes, strict=True)))
 
 
 def topic_directory(root: str, topic: str) -> str:

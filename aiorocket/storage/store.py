@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, chain
-from struct import pack
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +23,7 @@ from aiorocket.storage.block import BLOCK_MASK
 from aiorocket.storage.checkpoint import QueueTable
 from aiorocket.storage.chunk_cache import ChunkCache
 from aiorocket.storage.commit_log import CommitGroup, CommitLog, Done, take_back
-from aiorocket.storage.consume_queue import UNIT, ConsumeQueue, queue_directory
+from aiorocket.storage.consume_queue import UNIT, ConsumeQueue, queue_directory, units_of
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.housekeeping import Housekeeping
 from aiorocket.storage.key_index import KeyIndex
@@ -297,9 +295,8 @@ class MessageStore:
         # The same as for one message, in a few steps for all of them.
         tail, group = self._tail, log.group
         count = len(sizes)
-        places = list(accumulate(sizes[:-1], initial=start))
-        result = PutResult(_OK, start, first, now, tuple(places))
-        units = pack(">" + "qiq" * count, *chain.from_iterable(zip(places, sizes, codes, strict=True)))
+        places, units = units_of(start, sizes, codes)
+        result = PutResult(_OK, start, first, now, places)
         end, pending = start + total, log.pending + total
         code = codes[0] if codes.count(codes[0]) == count else None
         offset, taken = first, 0

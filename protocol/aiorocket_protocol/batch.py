@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from struct import error as StructError
 
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.fast import twin
 from aiorocket_protocol.limits import MAX_PROPERTIES
+from aiorocket_protocol.properties import PROPERTY_UNIQ_KEY
 
-__all__ = ("BATCH_ITEM_OVERHEAD", "BatchItem", "decode_batch", "encode_batch")
+__all__ = ("BATCH_ITEM_OVERHEAD", "BatchItem", "decode_batch", "encode_batch", "encode_bodies")
 
 _pack_short = Struct(">H").pack
 #: Bytes of an item beside its body and properties.
 BATCH_ITEM_OVERHEAD = 22
 _BATCH_HEAD = Struct(">iiiii")  # size magic(0) crc(0) flag body_length
 _READ_HEAD = Struct(">i8xii")  # magic and crc are anything
+#: The property string of a message that has nothing but its id.
+_ID_ONLY = PROPERTY_UNIQ_KEY.encode() + b"\x01%b\x02"
 
 
 #: One message of a batch body: body, flag, property string.
@@ -43,6 +46,12 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
             last = form
         parts += (head, body, middle, properties)
     return b"".join(parts)
+
+
+@twin
+def encode_bodies(bodies: Sequence[bytes], ids: Sequence[str]) -> bytes:
+    """``encode_batch`` of messages with nothing but a body and an id (UNIQ_KEY)."""
+    return encode_batch([(body, 0, _ID_ONLY % msg_id.encode()) for body, msg_id in zip(bodies, ids, strict=True)])
 
 
 @twin

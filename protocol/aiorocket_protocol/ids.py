@@ -6,13 +6,15 @@ from __future__ import annotations
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from datetime import datetime
-from struct import Struct
+from itertools import chain, repeat
+from struct import Struct, pack
 from typing import NamedTuple
 
 from aiorocket_protocol.errors import ProtocolError
+from aiorocket_protocol.fast import twin
 from aiorocket_protocol.hosts import unpack_ip
 
-__all__ = ("RecallHandle", "UniqueIds", "offset_msg_id", "parse_offset_msg_id")
+__all__ = ("RecallHandle", "UniqueIds", "numbered_ids", "offset_msg_id", "offset_msg_ids", "parse_offset_msg_id")
 
 _LONG = Struct(">q")
 _PORT_AND_OFFSET = Struct(">iq")
@@ -24,6 +26,14 @@ _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 def offset_msg_id(host: bytes, physical_offset: int) -> str:
     """Upper-case hex of the broker's packed host (8 or 20 bytes) and the record's place in its commit log."""
     return (host + _LONG.pack(physical_offset)).hex().upper()
+
+
+@twin
+def offset_msg_ids(host: bytes, places: tuple[int, ...]) -> str:
+    """The ``offset_msg_id`` of each place, with commas between, as the answer to a batch has them."""
+    width = len(host)
+    packed = pack(">" + f"{width}sq" * len(places), *chain.from_iterable(zip(repeat(host), places)))
+    return packed.hex(",", width + 8).upper()
 
 
 def parse_offset_msg_id(msg_id: str) -> tuple[str, int, int]:
@@ -62,6 +72,12 @@ class RecallHandle(NamedTuple):
             return cls(topic, broker_name, int(deliver_ms), unique)
         except ValueError as error:
             raise ProtocolError(f"{text!r:.200} ({error})", where="recall handle") from error
+
+
+@twin
+def numbered_ids(prefix: str, first: int, count: int) -> list[str]:
+    """``count`` ids behind ``prefix``: four hex digits that count from ``first`` on."""
+    return [prefix + "%04X" % (number & 0xFFFF) for number in range(first, first + count)]
 
 
 class UniqueIds:
@@ -108,7 +124,7 @@ class UniqueIds:
             first = self._counter + 1
             self._counter = (self._counter + count) & 0xFFFF
             prefix = f"{self._prefix}{self._last - self._base & 0xFFFFFFFF:08X}"
-            return [prefix + "%04X" % (number & 0xFFFF) for number in range(first, first + count)]
+            return numbered_ids(prefix, first, count)
         return [self.next(now_ms) for _ in range(count)]
 
     def _begin_month(self, now_ms: int) -> None:

@@ -22,7 +22,7 @@ from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
 from aiorocket.runtime.env import memory_env, real_env
 from aiorocket.storage import Snapshot
 from aiorocket.testing import Simulation, simulate
-from aiorocket_protocol import CreateTopicRequestHeader, TopicRouteData, decode_body
+from aiorocket_protocol import CreateTopicRequestHeader, SendMessageResponseHeader, TopicRouteData, decode_body
 from tests.broker.peer import Peer, records, running
 from tests.broker.test_pop import pop_header
 from tests.broker.test_sim import SimPeer, config, started
@@ -314,6 +314,9 @@ async def test_ipv6_hosts_are_stored_and_shown() -> None:
             assert (await peer.send()).code == 0
             (record,) = records(await peer.pull())
             assert record.store_host == f"[::1]:{broker.port}" and record.born_host.startswith("[::1]:")
+            batch = (await peer.send_batch(b"one", b"two")).read(SendMessageResponseHeader)
+            stored = records(await peer.pull(offset=1))
+            assert batch.msg_id == ",".join(record.offset_msg_id for record in stored)
             await peer.close()
     except UsageError as error:
         pytest.skip(f"no IPv6 loopback here: {error}")

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,8 @@ from hypothesis import strategies as st
 
 from aiorocket.broker import plain_send
 from aiorocket.broker.broker import Broker
-from aiorocket.config import BrokerConfig, RemotingConfig, StoreConfig
+from aiorocket.broker.handlers import send
+from aiorocket.config import BrokerConfig, Limits, RemotingConfig, StoreConfig
 from aiorocket.remoting.connection import Connection, Frame
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket.storage.block import Block
@@ -37,6 +39,7 @@ from aiorocket_protocol import (
     RequestCode,
     SendMessageRequestHeaderV2,
     encode,
+    encode_batch,
 )
 from aiorocket_protocol.fast import compiled
 from tests.broker.peer import running, send_header
@@ -245,6 +248,41 @@ def test_of_damaged_headers_nothing_differs(good: bytes, at: int, value: int, ki
     elif kind == 2:  # a field of another type
         good = good.replace(b"\xa1T", bytes([value, 0x54]), 1)
     same([good])
+
+
+BATCHES = st.builds(
+    lambda items, queue, properties, at, kind: (
+        send_header("T", queue, properties=properties, batch=True), encode_batch(items), at, kind
+    ),
+    st.lists(
+        st.tuples(st.binary(max_size=20), NUMBER, PROPERTIES.map(lambda text: (text or "").encode())), max_size=4
+    ),
+    st.sampled_from([0, 1, 3, 4]), st.sampled_from([None, ID, "DELAY\x011\x02", ID + "TIMER_DELAY_SEC\x011\x02"]),
+    st.integers(0, 300), st.integers(0, 9),
+)  # fmt: skip
+
+
+@given(st.lists(BATCHES, min_size=1, max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_of_every_batch_nothing_differs(batches: list[Any]) -> None:
+    frames = []
+    for header, body, at, kind in batches:
+        at = min(at, len(body))
+        damaged = {1: body[:at], 2: body[:at] + b"\xff" + body[at + 1 :], 3: body + b"\0"}.get(kind, body)
+        frames.append(frame(header, damaged, RequestCode.SEND_BATCH_MESSAGE))
+    settings = {"limits": Limits(batch=3), "store": StoreConfig(segment_size=1 << 16)}
+    whole = outcome([b"".join(frames)], plain=True, seen=[], **settings)
+    with patch.object(send, "_plain_batch", None):
+        assert whole == outcome([b"".join(frames)], plain=True, seen=[], **settings)
+
+
+def test_a_batch_of_two_segments_and_of_two_blocks() -> None:
+    body = encode_batch([(b"x" * 400, number, ID.encode()) for number in range(100)])
+    frames = [frame(send_header("T", 1, properties=ID, batch=True), body, RequestCode.SEND_BATCH_MESSAGE)] * 4
+    settings = {"store": StoreConfig(segment_size=1 << 16)}
+    whole = outcome(frames, plain=True, seen=[], **settings)
+    with patch.object(send, "_plain_batch", None):
+        assert whole == outcome(frames, plain=True, seen=[], **settings)
 
 
 def test_a_burst_of_blocks_and_a_full_segment() -> None:

@@ -19,6 +19,7 @@ from aiorocket_protocol import (
     encode_properties,
     find_property,
     offset_msg_id,
+    offset_msg_ids,
     pack_host,
     parse_offset_msg_id,
     unpack_host,
@@ -105,6 +106,7 @@ def test_offset_ids_and_hosts_round_trip(ip: bytes, port: int, offset: int) -> N
     assert msg_id == msg_id.upper()
     found_ip, found_port, found_offset = parse_offset_msg_id(msg_id)
     assert (f"{found_ip}:{found_port}", found_offset) == (address, offset)
+    assert offset_msg_ids(host, (offset, 7, offset)).split(",") == [msg_id, offset_msg_id(host, 7), msg_id]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorocket.broker.core import send_checks
+from aiorocket.storage import consume_queue
 from aiorocket_protocol import (
     JSON,
     MSGPACK,
@@ -26,6 +27,7 @@ from aiorocket_protocol import (
     encode_batch,
     fast,
     frame,
+    ids,
     record_writer,
     records,
 )
@@ -38,6 +40,7 @@ if fast.SPEEDUPS is None:
 HOMES: dict[str, Any] = {
     "cut_frames": frame, "decode": codec, "encode_head": codec, "property_value": send_checks, "decode_batch": batch,
     "encode_record": record_writer, "encode_records": record_writer, "split_records": records,
+    "encode_bodies": batch, "numbered_ids": ids, "offset_msg_ids": ids, "units_of": consume_queue,
 }  # fmt: skip
 
 #: What nobody should pass, and somebody will.
@@ -121,6 +124,82 @@ def test_decode_batch(data: Any, most: Any) -> None:
     same("decode_batch", data)
     same("decode_batch", data, most)
     same("decode_batch", data, most=most)
+
+
+@given(st.lists(BYTES, max_size=4), st.lists(TEXT, max_size=4), st.none() | st.integers(0, 3), ODD, st.booleans())
+def test_encode_bodies(bodies: list[Any], names: list[Any], bad: int | None, odd: Any, of_ids: bool) -> None:
+    same("encode_bodies", bodies, names)
+    names = [*names, *["id"] * 4][: len(bodies)]
+    if bad is not None:
+        (names if of_ids else bodies)[bad:] = [odd]
+        names = [*names, *["id"] * 4][: len(bodies)]
+    same("encode_bodies", bodies, names)
+    same("encode_bodies", odd, names)
+    same("encode_bodies", bodies, odd)
+
+
+def test_ids_at_the_limit_of_properties() -> None:
+    for length in (32_756, 32_757, 32_758, 70_000):
+        same("encode_bodies", [b"body"], ["x" * length])
+        same("encode_bodies", [b"body"], ["é" * (length // 2)])
+
+
+@given(TEXT | ODD, INT64 | st.integers(65_500, 65_600) | ODD, st.integers(-1, 40) | ODD)
+def test_numbered_ids(prefix: Any, first: Any, count: Any) -> None:
+    if type(count) is not int or count < 1000:
+        same("numbered_ids", prefix, first, count)
+
+
+@given(HOST | BYTES | ODD, st.lists(INT64 | ODD, max_size=4), ODD)
+def test_offset_msg_ids(host: Any, places: list[Any], odd: Any) -> None:
+    same("offset_msg_ids", host, tuple(places))
+    same("offset_msg_ids", host, tuple(place for place in places if type(place) is int))
+    same("offset_msg_ids", host, places)
+    same("offset_msg_ids", host, odd)
+
+
+@given(INT64 | ODD, st.lists(st.tuples(INT32, INT64), max_size=4), st.none() | st.integers(0, 3), ODD, ODD)
+def test_units_of(start: Any, pairs: list[Any], bad: int | None, odd: Any, other: Any) -> None:
+    sizes: list[Any] = [size for size, _ in pairs]
+    codes: list[Any] = [code for _, code in pairs]
+    same("units_of", start, sizes, codes)
+    if bad is not None:
+        sizes[bad:] = [odd]
+        same("units_of", start, sizes, codes)
+        codes[bad:] = [other]
+    same("units_of", start, sizes, codes)
+    same("units_of", start, odd, codes)
+    same("units_of", start, sizes, odd)
+
+
+OWN = st.lists(
+    st.sampled_from([b"UNIQ_KEY\1id\2", b"DELAY\0013\2", b"XDELAY\1\2", b"DELAY", b"TAGS\1a\2", b"TAGS", b"\1", b"\2",
+                     b"TIMER_", b"TIMER", b"_"]), max_size=3,
+).map(b"".join)  # fmt: skip
+
+
+@given(
+    damaged(st.lists(st.tuples(BYTES, INT32, OWN), max_size=4).map(encode_batch)) | ODD,
+    st.integers(-1, 5) | ODD, RECORD, st.none() | st.integers(1, 11), ODD,
+)  # fmt: skip
+def test_a_batch_in_one_piece(data: Any, most: Any, record: list[Any], at: int | None, odd: Any) -> None:
+    try:
+        items = fast.PURE["decode_batch"](data, most)
+        every = b"\2".join(own for _, _, own in items)
+        plain = bool(items) and not any(mark in every for mark in (b"DELAY\1", b"TIMER_", b"TAGS\1"))
+    except Exception:  # noqa: BLE001 - whatever is no batch
+        items, plain = [], False
+    whole = fast.compiled("plain_batch")(data, most)
+    assert (whole is not None) == (plain and type(data) is bytes and type(most) is int and -(2**63) <= most < 2**63)
+    if whole is None:
+        return
+    assert list(whole) == list(whole) == items
+    assert len(whole) == len(items)
+    topic, _, extra, queue_id, queue_offset, physical, _, sys_flag, born, host, stored, store_host, times, *_ = record
+    arguments = [items, extra, topic, queue_id, queue_offset, physical, sys_flag, born, host, stored, store_host, times]
+    _, *others = replaced(arguments, at, odd)
+    encode_pure, encode_fast = fast.PURE["encode_records"], record_writer.encode_records
+    assert targets._outcome(encode_fast, (whole, *others)) == targets._outcome(encode_pure, (items, *others))
 
 
 class View(RecordView):

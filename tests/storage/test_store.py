@@ -467,8 +467,9 @@ async def test_without_memory_nothing_is_assigned_and_the_next_append_goes_on(
 ) -> None:
     """Each allocation of an append fails once."""
     memory = pytest.importorskip("_testcapi", reason="this interpreter has no allocator that fails when told to")
-    if "encode_records" in PURE:  # compiled code answers with an error of its own, before anything is touched
-        monkeypatch.setattr(store_module, "encode_records", PURE["encode_records"])
+    for name in {"encode_records", "units_of"} & PURE.keys():
+        # Compiled code answers with an error of its own, before anything is touched.
+        monkeypatch.setattr(store_module, name, PURE[name])
     more = {"sys_flag": 0, "born_timestamp": 7, "born_host": HOST}
     for allocation in count(5):
         env, done = memory_env(), list[PutResult]()

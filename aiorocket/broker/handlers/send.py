@@ -7,9 +7,7 @@ few substring scans of the property string, and one closure; everything rarer si
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import chain, repeat
-from struct import pack
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
@@ -63,8 +61,10 @@ from aiorocket_protocol import (
     decode_batch,
     decode_properties,
     encode_properties,
+    offset_msg_ids,
     tags_code,
 )
+from aiorocket_protocol.fast import compiled
 from aiorocket_protocol.limits import MAX_PROPERTIES
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ ROOM_FOR_TIMER = 128
 
 _new = tuple.__new__
 _OK = PutStatus.OK
-
+#: The messages of a batch body in one piece, where none has a tag, a delay or a timer, in compiled code.
+_plain_batch: Callable[[bytes, int], Sequence[BatchItem] | None] | None = compiled("plain_batch")
 
 PutDone = Callable[[PutResult], None]
 #: Stores an admitted message, whose topic, queue and properties are the last three, as a half message.
@@ -113,7 +114,7 @@ class AcceptedBatch(NamedTuple):
 
     topic: str
     queue_id: int
-    items: list[BatchItem]
+    items: Sequence[BatchItem]
     tags_codes: list[int]
     unique: str | None
 
@@ -386,15 +387,12 @@ class SendHandlers:
         if isinstance(accepted, Refusal):
             return refuse(accepted)
         topic, queue_id, items, codes, unique = accepted
-        host = self._store_host
 
         def done(result: PutResult) -> None:
             if result.status is not _OK:
                 connection.reply(command, refuse(put_refusal(result)))
                 return
-            places = result.physical_offsets
-            hosts_and_places = chain.from_iterable(zip(repeat(host), places))
-            ids = pack(">" + "8sq" * len(places), *hosts_and_places).hex(",", 16).upper()
+            ids = offset_msg_ids(self._store_host, result.physical_offsets)
             # No batchUniqId: with it a client would show one id for all of them.
             answer = SendMessageResponseHeader(
                 ids, queue_id, result.queue_offset, unique, None, None, DEFAULT_REGION, TRACE_ON
@@ -438,22 +436,24 @@ class SendHandlers:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"batch of {len(command.body)} bytes: this broker accepts {self._max_body}",
             )
+        # Properties of the batch itself are not its messages': each has its own, UNIQ_KEY among them.
+        of_batch = header.properties or ""
+        unique = property_value(of_batch, PROPERTY_UNIQ_KEY) if _UNIQ_KEY in of_batch else None
+        special = _DELAY in of_batch or TIMER_PREFIX in of_batch
+        if not special and _plain_batch is not None and (whole := _plain_batch(command.body, self._max_batch)):
+            return _new(AcceptedBatch, (topic.name, queue_id, whole, [0] * len(whole), unique))
         try:
             messages = decode_batch(command.body, self._max_batch)
         except ProtocolError as error:
             return Refusal(ResponseCode.MESSAGE_ILLEGAL, f"{error} (the broker's limit batch={self._max_batch})")
         if not messages:
             return Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch without a message")
-        # Properties of the batch itself are not its messages': each has its own, UNIQ_KEY among them.
-        of_batch = header.properties or ""
         # What is rare is looked for in all of them at once.
         every = b"\2".join([own for _, _, own in messages])
-        if _DELAY in of_batch or TIMER_PREFIX in of_batch or _DELAY_BYTES in every or _TIMER_BYTES in every:
-            refusal = _unserved_batch(messages, of_batch)
-            if refusal is not None:
-                return refusal
+        special = special or _DELAY_BYTES in every or _TIMER_BYTES in every
+        if special and (refusal := _unserved_batch(messages, of_batch)) is not None:
+            return refusal
         codes = self._batch_codes(topic, messages) if _TAGS_BYTES in every else [0] * len(messages)
-        unique = property_value(of_batch, PROPERTY_UNIQ_KEY) if _UNIQ_KEY in of_batch else None
         return _new(AcceptedBatch, (topic.name, queue_id, messages, codes, unique))
 
     def _batch_codes(self, topic: Topic, messages: list[BatchItem]) -> list[int]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple, cast
 
 from aiorocket.client.core.typed_body import Body
@@ -15,17 +17,24 @@ from aiorocket.client.sending.timed import not_timed
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket.runtime.tasks import TaskScope
-from aiorocket_protocol import BATCH_ITEM_OVERHEAD, PROPERTY_UNIQ_KEY, PROPERTY_WAIT, BatchItem, encode_batch
+from aiorocket_protocol import (
+    BATCH_ITEM_OVERHEAD,
+    PROPERTY_UNIQ_KEY,
+    PROPERTY_WAIT,
+    BatchItem,
+    encode_batch,
+    encode_bodies,
+)
 
 __all__ = ("Item", "SendOutcome", "send_batch", "send_many")
 
 #: A body, or a whole message.
 Item = Body | OutgoingMessage
 
-_new = tuple.__new__
+_receipt: Callable[[tuple[object, ...]], SendReceipt] = partial(tuple.__new__, SendReceipt)
 _BYTES = frozenset((bytes,))
-#: The property string of a message that has nothing but its id.
-_ID_ONLY = PROPERTY_UNIQ_KEY.encode() + b"\x01%b\x02"
+#: Bytes in a batch of a message with nothing but a body and an id, beside these.
+_BARE = BATCH_ITEM_OVERHEAD + len(PROPERTY_UNIQ_KEY) + 2
 
 
 class SendOutcome(NamedTuple):
@@ -45,7 +54,7 @@ async def send_batch(
     deadline = asyncio.get_running_loop().time() + timeout
     messages = list(messages)
     if not sender.steps and _BYTES.issuperset(map(type, messages)):
-        return await _send_batch(sender, topic, cast("list[bytes]", messages), queue, deadline)
+        return await _send_batch(sender, topic, cast("list[bytes]", messages), queue, deadline, bare=True)
     ready = [each if type(each) is bytes else _whole(topic, each, number) for number, each in enumerate(messages)]
     if sender.steps:
         return await _through(sender, topic, ready, queue, deadline)
@@ -84,19 +93,56 @@ async def _in_turn(
 
 
 async def _send_batch(
-    sender: Sender, topic: str, messages: Sequence[bytes | OutgoingMessage], queue: Queue | None, deadline: float
+    sender: Sender,
+    topic: str,
+    messages: Sequence[bytes | OutgoingMessage],
+    queue: Queue | None,
+    deadline: float,
+    *,
+    bare: bool = False,
 ) -> list[SendReceipt]:
+    """``bare``: all of them are bytes."""
     publish = await sender.open_topic(topic, max(0.001, deadline - asyncio.get_running_loop().time()))
     ids = sender.next_ids(len(messages))
+    if not ids:
+        return []
+    sharding_key: str | None = None
+    if bare and not sender.system and all(messages):
+        bodies = cast("list[bytes]", messages)
+        _check_size(sender, sum(map(len, bodies)) + len(ids) * (_BARE + len(ids[0])))
+        batch = encode_bodies(bodies, ids)
+    else:
+        items, sharding_key, keyed = _items(topic, messages, ids, sender.system)
+        _check_size(sender, sum([BATCH_ITEM_OVERHEAD + len(body) + len(properties) for body, _, properties in items]))
+        batch = encode_batch(items)
+        if queue is None and sharding_key is not None and keyed < len(items):
+            raise UsageError(
+                "the messages of the batch have different sharding keys, and a batch goes to one queue: a batch for "
+                "each key, or queue="
+            )
+    born = sender.client.env.clock.wall_ms()
+    wait = f"{PROPERTY_WAIT}\x01true\x02"
+    encoded = EncodedMessage(sender.wire_group, publish.name, batch, wait, ids[0], 0, 0, born, batch=True)
+    with sender.in_flight:
+        first = await sender.place(publish, queue, sharding_key, encoded, deadline)
+    offset_ids = first.offset_msg_id.split(",")
+    if len(offset_ids) != len(ids):
+        # Apache's brokers with batch queues answer with one id for all.
+        offset_ids = [offset_ids[0]] * len(ids)
+    _, queue, offset, _, status, _ = first
+    places = range(offset, offset + len(ids))
+    return list(map(_receipt, zip(ids, repeat(queue), places, offset_ids, repeat(status), repeat(None))))
+
+
+def _items(
+    topic: str, messages: Sequence[bytes | OutgoingMessage], ids: list[str], system: Mapping[str, str]
+) -> tuple[list[BatchItem], str | None, int]:
+    """What the batch is made of, the first sharding key in it and how many have that."""
     items: list[BatchItem] = []
-    system = sender.system
     keyed = 0
     sharding_key: str | None = None
     for msg_id, message in zip(ids, messages, strict=True):
         if isinstance(message, bytes):
-            if not system and message:
-                items.append((message, 0, _ID_ONLY % msg_id.encode()))
-                continue
             body, flag = message, 0
             text = property_text(msg_id, "", (), None, None, 0, system)
         else:
@@ -110,32 +156,12 @@ async def _send_batch(
         if not body:
             raise UsageError(f"message {len(items)} of the batch has an empty body")
         items.append((body, flag, text.encode()))
-    if not items:
-        return []
-    size = sum([BATCH_ITEM_OVERHEAD + len(body) + len(properties) for body, _, properties in items])
-    if size > sender.config.max_message_size:
-        limit = sender.config.max_message_size
+    return items, sharding_key, keyed
+
+
+def _check_size(sender: Sender, size: int) -> None:
+    if size > (limit := sender.config.max_message_size):
         raise UsageError(f"the batch takes {size} bytes, max_message_size is {limit}: send fewer at once")
-    batch = encode_batch(items)
-    if queue is None and sharding_key is not None and keyed < len(items):
-        raise UsageError(
-            "the messages of the batch have different sharding keys, and a batch goes to one queue: a batch for each "
-            "key, or queue="
-        )
-    born = sender.client.env.clock.wall_ms()
-    wait = f"{PROPERTY_WAIT}\x01true\x02"
-    encoded = EncodedMessage(sender.wire_group, publish.name, batch, wait, ids[0], 0, 0, born, batch=True)
-    with sender.in_flight:
-        first = await sender.place(publish, queue, sharding_key, encoded, deadline)
-    offset_ids = first.offset_msg_id.split(",")
-    if len(offset_ids) != len(ids):
-        # Apache's brokers with batch queues answer with one id for all.
-        offset_ids = [offset_ids[0]] * len(ids)
-    _, queue, offset, _, status, _ = first
-    return [
-        _new(SendReceipt, (msg_id, queue, place, offset_id, status, None))
-        for msg_id, place, offset_id in zip(ids, range(offset, offset + len(ids)), offset_ids, strict=True)
-    ]
 
 
 async def send_many(

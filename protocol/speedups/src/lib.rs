@@ -5,6 +5,7 @@
 //! all, so that there is one place where the rare is decided and where errors are made: Python.
 #![forbid(unsafe_code)]
 
+mod batch;
 mod checksums;
 mod cold_reads;
 mod frames;
@@ -21,7 +22,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyTuple};
 
 /// Raised by one with every change of what a twin takes, answers or calls.
-const INTERFACE: u32 = 5;
+const INTERFACE: u32 = 6;
 /// What nobody knows. The switch is read here because `aiorocket_protocol` reads no environment.
 const OFF: u32 = 0;
 
@@ -108,6 +109,8 @@ mod aiorocketmq_speedups {
     use super::*;
 
     #[pymodule_export]
+    use super::batch::{encode_bodies, numbered_ids, offset_msg_ids, plain_batch, units_of};
+    #[pymodule_export]
     use super::checksums::{cover, wrong_pages};
     #[pymodule_export]
     use super::cold_reads::{are_records, cut_units};
@@ -140,6 +143,10 @@ mod aiorocketmq_speedups {
             "cut_frames" => &frames::CUT_FRAMES,
             "decode" => &headers::DECODE,
             "encode_head" => &headers::ENCODE_HEAD,
+            "encode_bodies" => &batch::ENCODE_BODIES,
+            "numbered_ids" => &batch::NUMBERED_IDS,
+            "offset_msg_ids" => &batch::OFFSET_MSG_IDS,
+            "units_of" => &batch::UNITS_OF,
             "property_value" => &properties::PROPERTY_VALUE,
             "decode_batch" => &records::DECODE_BATCH,
             "encode_record" => &records::ENCODE_RECORD,

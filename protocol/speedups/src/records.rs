@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyList, PyTuple, PyType};
 
+use crate::batch::Batch;
 use crate::{bytes, int, int_at, long, short_at, Given, Pure};
 
 pub static ENCODE_RECORD: Pure = Pure::new();
@@ -210,6 +211,7 @@ pub fn encode_records<'py>(
             })
             .collect()
     });
+    let batch = items.downcast_exact::<Batch>().ok().map(Bound::get);
     let plain = || {
         let shared = Shared {
             topic: bytes(&topic)?,
@@ -225,12 +227,17 @@ pub fn encode_records<'py>(
         let extra = bytes(&extra_properties)?;
         let mut queue_offset = long(&queue_offset)?;
         let mut physical_offset = long(&physical_offset)?;
-        let mut owns = Vec::with_capacity(parts.as_ref()?.len());
-        for [body, flag, properties] in parts.as_ref()? {
-            let (body, properties) = (bytes(body)?, bytes(properties)?);
+        let mut found: Vec<(&[u8], i32, &[u8])> = batch.map_or(Vec::new(), |batch| batch.items(py).collect());
+        if batch.is_none() {
+            for [body, flag, own] in parts.as_ref()? {
+                found.push((bytes(body)?, int(flag)?, bytes(own)?));
+            }
+        }
+        let mut owns = Vec::with_capacity(found.len());
+        for (body, flag, properties) in found {
             let size = size_of(shared.topic, body, properties.len() + extra.len())?;
             let properties = [properties, extra];
-            owns.push(Own { size, body, properties, crc: crc(body), flag: int(flag)?, queue_offset, physical_offset });
+            owns.push(Own { size, body, properties, crc: crc(body), flag, queue_offset, physical_offset });
             queue_offset = queue_offset.checked_add(1)?;
             physical_offset = physical_offset.checked_add(size.into())?;
         }
@@ -336,10 +343,10 @@ pub fn decode_batch<'py>(
     Ok(items.into_any())
 }
 
-type Place = ((usize, usize), usize, i32);
+pub type Place = ((usize, usize), usize, i32);
 
 /// Of each item where its body begins and ends and where it ends itself, and its flag; None unless they fill `data`.
-fn batch_places(data: &[u8], limit: i64) -> Option<Vec<Place>> {
+pub fn batch_places(data: &[u8], limit: i64) -> Option<Vec<Place>> {
     let mut places = Vec::new();
     let mut start = 0;
     while start < data.len() {
