@@ -167,9 +167,8 @@ class NameServer:
         route = self.routes.topic_route(topic, order)
         if route is None and not self._heard:
             # Just (re)started: who is told "no such topic" gives up, and the brokers are about to register.
-            return RemotingCommand.response(
-                ResponseCode.SYSTEM_ERROR, remark="no broker has registered with this name server since it started"
-            )
+            remark = "no broker has registered with this name server since it started"
+            return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=remark)
         if route is None:
             return RemotingCommand.response(
                 ResponseCode.TOPIC_NOT_EXIST, remark=f"No topic route info in name server for the topic: {topic:.200}"
@@ -209,7 +208,7 @@ class NameServer:
             known = self.routes.holder(header.broker_name, header.broker_id)
             refusal = await in_turns(self.routes.registering(report, connection=connection, now=now))
         if connection.closed:  # it may have been while its topics were counted
-            self.routes.lost(connection)
+            self._lost(connection)
             return None
         self._heard = True
         if refusal is not None:
@@ -272,9 +271,8 @@ class NameServer:
         namespace = command.read(GetKVListByNamespaceRequestHeader).namespace
         table = self.kv.table(namespace)
         if table is None:
-            return RemotingCommand.response(
-                ResponseCode.QUERY_NOT_FOUND, remark=f"No config item, Namespace: {namespace:.200}"
-            )
+            remark = f"No config item, Namespace: {namespace:.200}"
+            return RemotingCommand.response(ResponseCode.QUERY_NOT_FOUND, remark=remark)
         return _body(connection, command, KVTable(table))
 
     def _kv_changed(self, changed: bool) -> Any:
@@ -298,9 +296,11 @@ class NameServer:
             _log.warning("broker at %s has not registered in time, its routes are dropped", address)
 
     def _lost(self, connection: Connection) -> None:
-        for address in self.routes.lost(connection):
+        for address in (gone := self.routes.lost(connection)):
             _log.info("broker at %s closed its connection, its routes are dropped", address)
         self._rearm()
+        if gone:  # there may be more
+            asyncio.get_running_loop().call_soon(self._lost, connection)
 
 
 def _body(connection: Connection, command: RemotingCommand, value: Any) -> RemotingCommand:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
 import pytest
 
 from aiorocket.broker.core.turns import whole
@@ -156,3 +161,60 @@ def test_a_broker_that_goes_while_its_topics_are_counted_passes_no_limit() -> No
     next(work)
     assert table.lost(1) == ["h:1"]
     assert "routes" in (whole(work) or "") and table._count == A_TURN - 1
+
+
+def steps(run: Callable[[], object]) -> int:
+    """Instructions of the interpreter that it takes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def crowd(brokers: int, topics: int = 1) -> RouteInfo:
+    table = RouteInfo(120.0)
+    for number in range(brokers):
+        names = [f"T{number}-{topic}" for topic in range(topics)]
+        report = registration(f"b{number}", f"h:{number}", "everywhere", *names)
+        assert table.register(report, connection=number, now=0) is None
+    return table
+
+
+@pytest.mark.parametrize("ask", [lambda table: table.topic_route("everywhere"), lambda table: table.brokers()])
+def test_ten_times_as_many_brokers_make_an_answer_ten_times_as_long(ask: Callable[[RouteInfo], object]) -> None:
+    """It was the square: a route of a topic that 900 brokers carry held the loop for 120 ms."""
+    few, many = (crowd(count) for count in (40, 400))
+    assert steps(lambda: ask(many)) < 13 * steps(lambda: ask(few))
+
+
+def test_a_broker_goes_whatever_others_carry() -> None:
+    """The end of a connection that 900 brokers had registered on held the loop for more than a minute."""
+    few, many = crowd(2, topics=10), crowd(20, topics=100)
+    assert steps(lambda: many.unregister("b0", 0, "h:0", "C")) < 12 * steps(lambda: few.unregister("b0", 0, "h:0", "C"))
+    many.delete_topic("T1-0")
+    assert many.lost(1) == ["h:1"] and many.lost(1) == []
+    assert many._count == len(many.topics()) - 1 + 18 == 18 * 101
+
+
+@pytest.mark.parametrize("end", [lambda table: table.lost(7), lambda table: table.expire(500)], ids=["lost", "expire"])
+def test_brokers_that_go_together_do_so_in_turns(end: Callable[[RouteInfo], list[str]]) -> None:
+    table = RouteInfo(120.0)
+    for name in ("a", "b", "c"):
+        names = [f"{name}{number}" for number in range(A_TURN)]
+        assert table.register(registration(name, f"h:{name}", *names), connection=7, now=0) is None
+    for number, name in enumerate(("a", "b", "c"), 1):
+        assert end(table) == [f"h:{name}"]
+        assert len(table.topics()) == table._count == (3 - number) * A_TURN
+        assert (table.next_deadline() is None) == (number == 3)
+    assert end(table) == []

@@ -8,7 +8,7 @@ was noticed to be dead.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterable, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
 from typing import NamedTuple
 
 from aiorocket.config import Limits
@@ -55,8 +55,11 @@ class RouteInfo:
         self._limits = limits or Limits()
         #: (topic, broker) that are kept.
         self._count = 0
-        self._brokers: dict[tuple[str, int], _Broker] = {}
+        #: By name and id. No name without a broker.
+        self._brokers: dict[str, dict[int, _Broker]] = {}
         self._topics: dict[str, dict[str, QueueData]] = {}
+        #: Of each name its topics: whoever goes is not looked for in those of others.
+        self._carried: dict[str, set[str]] = {}
 
     def register(self, what: BrokerReport, *, connection: Hashable, now: float) -> str | None:
         """None when accepted, else why not (for the remark of a SYSTEM_ERROR)."""
@@ -69,14 +72,13 @@ class RouteInfo:
             new_routes += what.name not in self._topics.get(topic, ())
             if number % A_TURN == 0:
                 yield
-        key = (what.name, what.broker_id)
-        known = self._brokers.get(key)
+        known = self._known(what.name, what.broker_id)
         if known is not None and known.address != what.address and known.connection != connection:
             return (
                 f"broker name {what.name} with id {what.broker_id} is held by {known.address}, still connected; "
                 f"{what.address} needs another name, or the other broker must stop first"
             )
-        other = next((held for (name, _), held in self._brokers.items() if name == what.name), None)
+        other = next(iter(self._brokers.get(what.name, {}).values()), None)
         if other is not None and other.cluster != what.cluster and other.connection != connection:
             # Who may register in one cluster has no say in another, not even about a broker at the address it gives.
             return (
@@ -88,25 +90,28 @@ class RouteInfo:
                 f"broker {what.name} is not registered and sends exactly one topic, which is an incremental update; "
                 "register with the whole topic table first"
             )
-        if not self._addresses(what.name):  # perhaps it had gone, and its topics with it, while they were counted
+        if what.name not in self._brokers:  # perhaps it had gone, and its topics with it, while they were counted
             new_routes = len(what.topics or ())
         if (over := self._over(what, known is None, new_routes)) is not None:
             return over
         if known is None:
-            known = self._brokers[key] = _Broker(what, connection, now, self._expiry)
+            known = _Broker(what, connection, now, self._expiry)
+            self._brokers.setdefault(what.name, {})[what.broker_id] = known
         known.cluster = what.cluster
         known.address = what.address
         known.connection = connection
         known.seen = now
         known.expiry = what.expiry or self._expiry
         if what.topics is not None and what.broker_id == 0 and known.version != what.version:
+            carried = self._carried.setdefault(what.name, set())
             for number, (topic, queues) in enumerate(what.topics.items(), 1):
+                carried.add(topic)
                 on = self._topics.setdefault(topic, {})
                 self._count += what.name not in on
                 on[what.name] = queues
                 if number % A_TURN == 0:
                     yield
-                    if self._brokers.get(key) is not known:  # it has gone, and its topics with it
+                    if self._known(what.name, what.broker_id) is not known:  # it has gone, and its topics with it
                         return None
             known.version = what.version
         return None
@@ -115,7 +120,7 @@ class RouteInfo:
         """Which of the limits the report would pass."""
         limits, topics = self._limits, what.topics or {}
         most = {
-            "brokers": (limits.brokers, len(self._brokers) + new),
+            "brokers": (limits.brokers, sum(map(len, self._brokers.values())) + new),
             "broker_topics": (limits.broker_topics, len(topics)),
             "routes": (limits.routes, self._count + new_routes),
         }
@@ -128,7 +133,7 @@ class RouteInfo:
 
     def renew(self, name: str, broker_id: int, version: DataVersion, now: float) -> DataVersion | None:
         """QUERY_DATA_VERSION: the version known here (None for an unknown broker); an equal one renews the lease."""
-        known = self._brokers.get((name, broker_id))
+        known = self._known(name, broker_id)
         if known is None:
             return None
         if known.version == version:
@@ -137,42 +142,44 @@ class RouteInfo:
 
     def touch(self, name: str, broker_id: int, now: float) -> None:
         """BROKER_HEARTBEAT renews the lease and nothing else."""
-        known = self._brokers.get((name, broker_id))
+        known = self._known(name, broker_id)
         if known is not None:
             known.seen = now
 
     def unregister(self, name: str, broker_id: int, address: str, cluster: str) -> bool:
         """A broker says goodbye; one that no longer holds the name changes nothing."""
-        known = self._brokers.get((name, broker_id))
+        known = self._known(name, broker_id)
         if known is None or (known.address, known.cluster) != (address, cluster):
             return False
-        self._remove((name, broker_id))
+        self._remove(name, broker_id)
         return True
 
     def lost(self, connection: Hashable) -> list[str]:
-        """A connection closed: the addresses of the brokers that went with it."""
-        return self._remove_all([key for key, broker in self._brokers.items() if broker.connection == connection])
+        """A connection closed: the addresses of the brokers that went with it. Of very many it is some: call it again
+        in the next turn, until there are none."""
+        return self._remove_some(lambda broker: broker.connection == connection)
 
     def expire(self, now: float) -> list[str]:
-        return self._remove_all([key for key, broker in self._brokers.items() if broker.seen + broker.expiry <= now])
+        """The addresses of brokers whose lease ends; when it is some of very many, ``next_deadline`` is over still."""
+        return self._remove_some(lambda broker: broker.seen + broker.expiry <= now)
 
     def next_deadline(self) -> float | None:
-        return min((broker.seen + broker.expiry for broker in self._brokers.values()), default=None)
+        return min((broker.seen + broker.expiry for _, _, broker in self._all()), default=None)
 
     def holder(self, name: str, broker_id: int) -> str | None:
-        known = self._brokers.get((name, broker_id))
+        known = self._known(name, broker_id)
         return None if known is None else known.address
 
     def topic_route(self, topic: str, order_conf: str | None = None) -> TopicRouteData | None:
         """Queues and brokers of ``topic``; None when no live broker carries it."""
-        queues = [data for name, data in sorted(self._topics.get(topic, {}).items()) if self._addresses(name)]
+        queues = [data for name, data in sorted(self._topics.get(topic, {}).items()) if name in self._brokers]
         if not queues:
             return None
         brokers = [self._broker_data(data.broker_name) for data in queues]
         return TopicRouteData(queue_datas=queues, broker_datas=brokers, order_topic_conf=order_conf)
 
     def brokers(self) -> list[BrokerData]:
-        return [self._broker_data(name) for name in sorted({name for name, _ in self._brokers})]
+        return [self._broker_data(name) for name in sorted(self._brokers)]
 
     def topics(self) -> list[str]:
         return sorted(self._topics)
@@ -201,6 +208,7 @@ class RouteInfo:
         for name in list(queues):
             if not cluster or self._broker_data(name).cluster == cluster:
                 del queues[name]
+                self._carried[name].discard(topic)
                 self._count -= 1
         if not queues:
             del self._topics[topic]
@@ -216,25 +224,42 @@ class RouteInfo:
                 count += 1
         return count
 
-    def _addresses(self, name: str) -> dict[int, str]:
-        return {broker_id: broker.address for (other, broker_id), broker in self._brokers.items() if other == name}
+    def _known(self, name: str, broker_id: int) -> _Broker | None:
+        return self._brokers.get(name, {}).get(broker_id)
+
+    def _all(self) -> Iterator[tuple[str, int, _Broker]]:
+        for name, brokers in self._brokers.items():
+            for broker_id, broker in brokers.items():
+                yield name, broker_id, broker
 
     def _broker_data(self, name: str) -> BrokerData:
-        cluster = next((broker.cluster for (other, _), broker in self._brokers.items() if other == name), "")
-        return BrokerData(cluster=cluster, broker_name=name, broker_addrs=dict(sorted(self._addresses(name).items())))
+        brokers = self._brokers.get(name, {})
+        cluster = next((broker.cluster for broker in brokers.values()), "")
+        addresses = {broker_id: broker.address for broker_id, broker in sorted(brokers.items())}
+        return BrokerData(cluster=cluster, broker_name=name, broker_addrs=addresses)
 
-    def _remove_all(self, keys: Iterable[tuple[str, int]]) -> list[str]:
-        return [self._remove(key).address for key in keys]
+    def _remove_some(self, gone: Callable[[_Broker], bool]) -> list[str]:
+        """One after the other, each with all its topics, until these are more than a turn is for."""
+        addresses: list[str] = []
+        before = self._count
+        for name, broker_id in [(name, broker_id) for name, broker_id, broker in self._all() if gone(broker)]:
+            addresses.append(self._remove(name, broker_id).address)
+            if before - self._count >= A_TURN:
+                break
+        return addresses
 
-    def _remove(self, key: tuple[str, int]) -> _Broker:
-        broker = self._brokers.pop(key)
-        name = key[0]
-        if not self._addresses(name):
-            mine = [topic for topic, queues in self._topics.items() if queues.pop(name, None) is not None]
-            self._count -= len(mine)
-            for topic in mine:
-                if not self._topics[topic]:
-                    del self._topics[topic]
+    def _remove(self, name: str, broker_id: int) -> _Broker:
+        brokers = self._brokers[name]
+        broker = brokers.pop(broker_id)
+        if brokers:
+            return broker
+        del self._brokers[name]
+        for topic in self._carried.pop(name, ()):
+            queues = self._topics[topic]
+            del queues[name]
+            self._count -= 1
+            if not queues:
+                del self._topics[topic]
         return broker
 
 
