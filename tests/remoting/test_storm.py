@@ -6,12 +6,16 @@ import asyncio
 import gc
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from aiorocket.config import RemotingConfig
 from aiorocket.remoting import Connection, ProcessorTable, RemotingServer
+from aiorocket.remoting.sweeper import A_TURN as sweeper_turn
+from aiorocket.remoting.sweeper import Sweeper
 from aiorocket.runtime import memory_env, new_event_loop
+from aiorocket.testing import Simulation, simulate
 
 #: More than one turn lets in, fewer than the kernel lets wait.
 COMING, A_TURN = 100, 4
@@ -61,3 +65,33 @@ def test_a_storm_is_let_in_little_by_little(make_loop: Callable[[], asyncio.Abst
     with asyncio.Runner(loop_factory=make_loop) as runner:
         runner.run(main())
     assert max(turns) <= A_TURN
+
+
+def test_connections_are_looked_at_in_turns() -> None:
+    """8,000 half frames that were all cut off at once held the loop for 0.13 s."""
+    looked: list[int] = [0]
+
+    class Link:
+        def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+            self.loop = loop
+
+        def sweep(self, now: float) -> None:
+            if not looked[-1]:
+                self.loop.call_soon(looked.append, 0)
+            looked[-1] += 1
+
+    async def main(sim: Simulation) -> None:
+        config = RemotingConfig(partial_frame_timeout=30.0)
+        sweeper = Sweeper(sim.loop, config)
+        links: list[Any] = [Link(sim.loop) for _ in range(2 * sweeper_turn + 1)]
+        for link in links:
+            sweeper.add(link)
+        await asyncio.sleep(10.5)
+        assert looked == [sweeper_turn, sweeper_turn, 1, 0]
+        await asyncio.sleep(10)
+        assert sum(looked) == 2 * len(links)
+        for link in links:
+            sweeper.discard(link)
+        sweeper.close()
+
+    simulate(main)
