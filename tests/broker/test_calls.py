@@ -318,6 +318,30 @@ async def test_members_that_subscribe_to_different_things_are_named_once_per_cha
     assert live is not None and live.difference() == ""
 
 
+async def test_members_that_change_their_minds_for_ever_do_not_fill_the_log(
+    broker: Broker, peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "aiorocket.broker")
+    other = await Peer.connect(broker.port)
+    await peer.call(34, body=beat("c1", "A"))
+    for number in range(40):
+        await other.call(34, body=beat("c2", f"B{number}"))
+    assert len([record for record in caplog.records if "subscribe to different" in record.getMessage()]) == 10
+    await other.close()
+
+
+def test_as_many_opinions_as_members_are_said_shortly() -> None:
+    groups = GroupTable(120)
+    for number in range(500):
+        wanted = [SubscriptionData.parse(f"T{number}-{topic}", "A") for topic in range(20)]
+        groups.register("g", connection=number, client_id=f"c{number:03}", now=0, subscriptions=wanted)
+    live = groups.get("g")
+    assert live is not None
+    text = live.difference()
+    assert "c000 subscribe to T0-0 (TAG A), T0-1 (TAG A), T0-10 (TAG A) and 17 more" in text
+    assert text.endswith("; 496 more subscribe to other things") and len(text) < 1000
+
+
 def test_a_large_disagreement_is_said_shortly() -> None:
     groups = GroupTable(120)
     for number in range(50):

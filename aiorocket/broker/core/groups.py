@@ -8,7 +8,9 @@ the first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from heapq import nsmallest
+from itertools import islice
 from typing import Generic, TypeVar
 
 from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, full, is_group_name
@@ -37,6 +39,8 @@ __all__ = (
 
 #: A connection: whoever makes the tables says of what kind. Here it is only told from others.
 C = TypeVar("C", bound=Hashable)
+#: Of clients, topics and differences so many are named in one line.
+_MANY = 4
 
 
 class Subscription:
@@ -148,10 +152,12 @@ class ConsumerGroup(Generic[C]):
         """
         if len(self._wishes) < 2:
             return ""
-        return "; ".join(
-            f"{_some(sorted({member.client_id for member in agreeing.values()}))} subscribe to {_said(wish)}"
-            for wish, agreeing in self._wishes.items()
-        )
+        texts = [
+            f"{_some({member.client_id for member in agreeing.values()})} subscribe to {_said(wish)}"
+            for wish, agreeing in islice(self._wishes.items(), _MANY)
+        ]
+        more = len(self._wishes) - len(texts)
+        return "; ".join([*texts, f"{more} more subscribe to other things"] if more else texts)
 
     def new_difference(self) -> str:
         """The same, once for each change of what they disagree about."""
@@ -355,9 +361,9 @@ def _wish(group: str, subscriptions: Iterable[SubscriptionData]) -> Wish:
 
 
 def _said(wish: Wish) -> str:
-    texts = [f"{topic} ({kind} {expression:.100})" for topic, kind, expression in sorted(wish)]
-    return _some(texts) if texts else "nothing"
+    return _some([f"{topic} ({kind} {expression:.100})" for topic, kind, expression in wish]) if wish else "nothing"
 
 
-def _some(texts: list[str]) -> str:
-    return ", ".join(texts) if len(texts) <= 4 else f"{', '.join(texts[:3])} and {len(texts) - 3} more"
+def _some(texts: Collection[str]) -> str:
+    first = nsmallest(_MANY, texts)
+    return ", ".join(first) if len(texts) <= _MANY else f"{', '.join(first[:-1])} and {len(texts) - _MANY + 1} more"

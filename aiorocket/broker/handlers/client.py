@@ -45,6 +45,10 @@ __all__ = ("ClientHandlers",)
 
 _log = logging.getLogger("aiorocket.broker")
 
+#: Lines a minute on what a group's members disagree about, and groups they are counted of: two members could else make
+#: one with each heartbeat.
+_REPORTS, _MAX_REPORTED = 10, 4096
+
 
 class ClientHandlers:
     """Keeps the group tables. ``topics_changed`` is called when a heartbeat made a retry topic."""
@@ -66,6 +70,8 @@ class ClientHandlers:
         self._producers: GroupTable[Connection] = tables.producers
         self._topics_changed = topics_changed
         self._to_notify: dict[str, None] = {}
+        #: Group → the end of its minute, and lines of what its members disagree about in it.
+        self._reported: dict[str, tuple[float, int]] = {}
         self._consumer_expiry = DeadlineDriver(loop, tables.consumers.next_deadline, self._consumers_expired)
         self._producer_expiry = DeadlineDriver(loop, tables.producers.next_deadline, self._producers_expired)
 
@@ -213,8 +219,15 @@ class ClientHandlers:
         return known is not None and known != fingerprint
 
     def _report(self, live: ConsumerGroup[Connection]) -> None:
+        now = self._loop.time()
+        until, lines = self._reported.get(live.name, (0.0, 0))
+        if now < until and lines >= _REPORTS:
+            return  # the next heartbeat behind it finds what is new
         difference = live.new_difference()
         if difference:
+            if len(self._reported) >= _MAX_REPORTED:
+                self._reported.clear()
+            self._reported[live.name] = (until, lines + 1) if now < until else (now + 60.0, 1)
             _log.warning(
                 "members of group %s subscribe to different things, so messages reach members that do not want them "
                 "and are lost: %s",
