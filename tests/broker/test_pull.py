@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -16,7 +17,7 @@ from aiorocket_protocol import (
     SubscriptionData,
     encode_body,
 )
-from tests.broker.peer import SUSPEND, Peer, heartbeat, pull_header, records, running, span
+from tests.broker.peer import SUSPEND, Peer, heartbeat, pull_header, records, running, send_header, span
 
 NO_WAIT = {"suspend_timeout_millis": 0}
 
@@ -248,3 +249,24 @@ async def test_an_answer_that_is_full_is_written_at_once(
     assert flushed == []
     await peer.pull("T", 0, 0)
     assert len(flushed) == 1
+
+
+async def test_those_who_wait_for_one_message_have_their_turns(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100,000 pulls that waited for one message held the loop for half a second when it came."""
+    monkeypatch.setattr("aiorocket.broker.handlers.pull._WAKES_PER_TURN", 8)
+    sender = await Peer.connect(broker.port)
+    await sender.create_topic("T")
+    for _ in range(100):
+        await peer.ask(11, pull_header())
+    while broker.parked_pulls < 100:
+        await asyncio.sleep(0)
+    left = [100]
+    await sender.ask(310, send_header(), b"news")
+    while left[-1]:
+        await asyncio.sleep(0)
+        left.append(broker.parked_pulls)
+    assert max(before - after for before, after in itertools.pairwise(left)) <= 16
+    assert [records(await peer.answer())[0].body for _ in range(100)] == [b"news"] * 100
+    await sender.close()

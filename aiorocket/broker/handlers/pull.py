@@ -68,6 +68,8 @@ _RETRY = frozenset({ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVI
 
 #: Ended holds that are answered in one turn of the loop.
 _ENDS_PER_TURN = 8
+#: Waiting pulls that are run again in one turn of the loop: some 5 ms.
+_WAKES_PER_TURN = 1024
 
 
 class _Waiting:
@@ -118,8 +120,8 @@ class PullHandlers:
         #: Bytes that these take, about.
         self._parsed_weight = 0
         self.polls = LongPolls(config.max_hold, config.limits)
-        #: Parked pulls whose SQL filters have news to look at, in the turns to come.
-        self._filtering: dict[ParkedPull, None] = {}
+        #: Parked pulls that have news to look at, in the turns to come.
+        self._later: dict[ParkedPull, None] = {}
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
         self._ending: deque[ParkedPull] = deque()
 
@@ -279,8 +281,8 @@ class PullHandlers:
         seen: tuple[object, ...] | None = None
         result: ReadResult | None = None
         spent = 0
-        for pull in pulls:
-            if spent > FILTER_WORK and type(pull.accept) is RecordFilter and not last:
+        for number, pull in enumerate(pulls):
+            if not last and (number >= _WAKES_PER_TURN or (spent > FILTER_WORK and type(pull.accept) is RecordFilter)):
                 self._defer(pull)
                 continue
             waiting: _Waiting = pull.request
@@ -323,13 +325,13 @@ class PullHandlers:
             waiting.connection.reply(waiting.command, answer, () if result is None else result.pieces)
 
     def _defer(self, pull: ParkedPull) -> None:
-        """One filter after the other, in turns: many may wait for the same queue, each with its own."""
-        if not self._filtering:
-            self._loop.call_soon(self._filter_some)
-        self._filtering[pull] = None
+        """Some after the others, in turns: many may wait for the same queue, each with a filter of its own."""
+        if not self._later:
+            self._loop.call_soon(self._resume_some)
+        self._later[pull] = None
 
-    def _filter_some(self) -> None:
-        pulls, self._filtering = self._filtering, {}
+    def _resume_some(self) -> None:
+        pulls, self._later = self._later, {}
         self._resume([pull for pull in pulls if self.polls.is_parked(pull)])
 
     def _select(
