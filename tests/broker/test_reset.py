@@ -294,6 +294,21 @@ def test_a_reset_is_taken_once_and_nothing_moves_the_offset_before(steps: list[t
         assert bool(table.resets) is (waiting is not None)
 
 
+async def test_who_learned_of_a_reset_and_went_is_not_kept(broker: Broker, peer: Peer) -> None:
+    """A reset waits for ever where nobody pulls."""
+    await filled(peer)
+    await commit(peer, 5)
+    await peer.call(222, header())
+    for _ in range(5):
+        other = await Peer.connect(broker.port)
+        assert await other.committed("g", "T") == 0
+        await other.close()
+    while len(broker.server.connections) > 1:
+        await asyncio.sleep(0)
+    assert not any(broker.offsets._told.values())
+    assert await peer.committed("g", "T") == 0
+
+
 def test_a_deleted_topic_takes_its_resets_along() -> None:
     table = ConsumerOffsets()
     table.reset("g", "T", 0, 5)

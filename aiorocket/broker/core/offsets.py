@@ -94,6 +94,11 @@ class ConsumerOffsets:
         told.add(who)
         return offset
 
+    def lost(self, who: Hashable) -> None:
+        """A connection closed: it asks no more."""
+        for told in self._told.values():
+            told.discard(who)
+
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The group is there, or somewhere else for a new reason: the reset that waited, which does no more."""
         waiting = self.resets.get((group, topic))

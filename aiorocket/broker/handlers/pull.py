@@ -237,6 +237,7 @@ class PullHandlers:
 
     def lost(self, connection: Connection) -> None:
         self.polls.lost(connection)
+        self._offsets.lost(connection)
 
     def withdraw(self, topic: str, queues: int) -> None:
         """A topic was deleted: its waiting pulls learn it now."""
