@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -231,6 +232,39 @@ async def test_a_parked_pop_is_answered_when_a_message_arrives_the_oldest_first(
     assert (await peer.call(200050, pop_header(poll_time=1))).code == 210
     for other in others[1:]:
         await other.close()
+
+
+async def test_groups_that_wait_for_one_message_have_their_turns(
+    peer: Peer, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3,000 groups that waited for one message held the loop for 0.2 s when it came."""
+    monkeypatch.setattr("aiorocket.broker.handlers.pop._WAKES_PER_TURN", 4)
+    assert broker.parts is not None
+    polls, sender = broker.parts.pops.polls, await Peer.connect(broker.port)
+    await sender.create_topic("T")
+    for number in range(60):
+        await peer.ask(200050, pop_header(consumer_group=f"g{number}", poll_time=60_000))
+    while polls.count < 60:
+        await asyncio.sleep(0)
+    left = [60]
+    await sender.ask(310, send_header(), b"news")
+    while left[-1]:
+        await asyncio.sleep(0)
+        left.append(polls.count)
+    assert max(before - after for before, after in itertools.pairwise(left)) <= 8
+    assert [split_records((await peer.answer()).body)[0].body for _ in range(60)] == [b"news"] * 60
+    await sender.close()
+
+
+async def test_a_pop_of_any_queue_is_for_topics_of_some_thousand(peer: Peer) -> None:
+    """The first of 65,536 queues held the loop for 0.6 s."""
+    await peer.create_topic("large", 5000)
+    answer = await peer.call(200050, pop_header("large"))
+    assert answer.code == 29 and "has 5000 queues: a pop of any looks at 4096 at most" in (answer.remark or "")
+    await peer.send(b"x", topic="large", queue_id=4999)
+    assert (await peer.call(200050, pop_header("large", 4999))).code == 0
+    await peer.create_topic("as-large-as-may-be", 4096)
+    assert (await peer.call(200050, pop_header("as-large-as-may-be"))).code == 210
 
 
 async def test_notifications_and_peeks_take_nothing(peer: Peer) -> None:

@@ -126,6 +126,10 @@ class LongPolls:
         """Those of a queue, the longest waiting first. They stay parked until ``answered``."""
         return list(self._by_queue.get(queue, {}).values())
 
+    def is_awaited(self, queue: tuple[str, Hashable]) -> bool:
+        """Whether there are any."""
+        return queue in self._by_queue
+
     def answered(self, pull: ParkedPull) -> None:
         """Take a pull out that was found by ``arrived`` or ``waiting``."""
         self._remove(pull)

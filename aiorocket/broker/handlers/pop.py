@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from aiorocket.runtime.clock import Clock
     from aiorocket.storage.store import MessageStore
 
-__all__ = ("MAX_PARKED", "MAX_PARKED_HERE", "PopHandlers")
+__all__ = ("MAX_PARKED", "MAX_PARKED_HERE", "MAX_QUEUES", "PopHandlers")
 
 #: Pops and notifications that may wait at once, in all and under one topic and group (maxPopPollingSize,
 #: popPollingSize).
@@ -66,8 +66,8 @@ _LONGEST_TOPIC = 255
 _RETRIES_FIRST = 5
 #: Reads of one queue in one pop: each looks at 800 messages for a tag filter.
 _READS = 4
-#: Parked pops that are run again in one turn of the loop.
-_WAKES_PER_TURN = 64
+#: Parked pops that are run again in one turn of the loop, and queues that one pop looks at, each for microseconds.
+_WAKES_PER_TURN, MAX_QUEUES = 64, 4096
 
 _MOVED = frozenset(
     {
@@ -119,6 +119,9 @@ class PopHandlers:
         self.awaited: dict[str, dict[tuple[str, str], None]] = {}
         #: How many were put there since the last look at all of them.
         self._marks = 0
+        #: (topic, group) and queue (-1: any) where something may be popped again, in this turn and those to come.
+        self._news: dict[tuple[tuple[str, str], int], None] = {}
+        self._waking = False
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
         revival.free = self.wake
 
@@ -212,17 +215,15 @@ class PopHandlers:
 
     def arrived(self, topic: str, queue_id: int) -> None:
         """A queue of ``topic``, which is in ``awaited``, has news."""
-        for key in list(self.awaited[topic]):
-            self._wake(key, queue_id if key[0] == topic else ANY_QUEUE)
-            if not self.polls.waiting(key):
-                del self.awaited[topic][key]
-        if not self.awaited[topic]:
+        keys = self.awaited[topic] = {key: None for key in self.awaited[topic] if self.polls.is_awaited(key)}
+        if not keys:
             del self.awaited[topic]
+        self._wake({(key, queue_id if key[0] == topic else ANY_QUEUE): None for key in keys})
 
     def wake(self, topic: str, group: str) -> None:
         """Something may be popped again."""
-        if self.polls.count:
-            self._wake((topic, group), ANY_QUEUE)
+        if self.polls.is_awaited((topic, group)):
+            self._wake({((topic, group), ANY_QUEUE): None})
 
     def lost(self, connection: Connection) -> None:
         self.polls.lost(connection)
@@ -278,19 +279,37 @@ class PopHandlers:
         self.awaited = {topic: dict.fromkeys(keys) for topic, keys in waiting.items() if keys}
         self._marks = sum(map(len, self.awaited.values()))
 
-    def _wake(self, key: tuple[str, str], queue_id: int) -> None:
-        """Run what waits under ``key`` and may take from ``queue_id`` (-1: from any), until nothing is found."""
+    def _wake(self, news: dict[tuple[tuple[str, str], int], None]) -> None:
+        self._news.update(news)
+        if not self._waking:
+            self._wake_some()
+
+    def _wake_some(self) -> None:
+        """Thousands of groups may wait for one message: some have their turn now."""
+        self._waking, left = True, _WAKES_PER_TURN
+        try:
+            while self._news and left > 0:
+                key, queue_id = next(iter(self._news))
+                del self._news[key, queue_id]
+                left = self._serve_waiting(key, queue_id, left)
+        finally:
+            self._waking = bool(self._news)
+            if self._news:
+                self._loop.call_soon(self._wake_some)
+
+    def _serve_waiting(self, key: tuple[str, str], queue_id: int, left: int) -> int:
+        """Run what waits under ``key`` and may take from ``queue_id`` (-1: from any), until nothing is found, but at
+        most ``left`` of them; how many are left then."""
         idle: set[int] = set()
-        turns = _WAKES_PER_TURN
         for pull in self.polls.waiting(key):
             parked: _Parked = pull.request
             asked = parked.wanted.queue_id
             if asked in idle or (queue_id >= 0 and asked not in (ANY_QUEUE, queue_id)):
                 continue
-            if not turns:
-                self._loop.call_soon(self._wake, key, queue_id)
-                return
-            turns -= 1
+            if not left:
+                self._news[key, queue_id] = None
+                return 0
+            left -= 1
             try:
                 served = self._serve(parked.connection, parked.command, parked.wanted)
             except (RocketError, OSError) as error:
@@ -300,9 +319,10 @@ class PopHandlers:
             if served:
                 self.polls.answered(pull)
             elif asked == ANY_QUEUE:
-                return
+                return left
             else:
                 idle.add(asked)
+        return left
 
     # ---- one pop
 
@@ -315,6 +335,11 @@ class PopHandlers:
         refusal = check_access(config, topic, name, max(queue_id, 0), self._configs.forbidden)
         if refusal is not None or topic is None:
             return refusal or Refusal(ResponseCode.TOPIC_NOT_EXIST, name)
+        if queue_id < 0 and topic.read_queues > MAX_QUEUES:
+            return Refusal(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {name} has {topic.read_queues} queues: a pop of any looks at {MAX_QUEUES} at most, name one",
+            )
         longest = _LONGEST_TOPIC - len(pop_retry_topic("", ""))
         if len(group) + len(name) > longest:
             return Refusal(
