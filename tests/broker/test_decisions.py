@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.group_configs import GroupConfig, GroupConfigs
 from aiorocket.broker.core.groups import ConsumerGroup, Subscription
-from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
+from aiorocket.broker.core.long_poll import A_TURN, LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.pull_checks import check_access, parse_subscription, registered_subscription
 from aiorocket.broker.core.retry_policy import after_failure, for_retry_send
@@ -280,6 +280,19 @@ def test_holds_end_at_their_deadline_and_the_longest_is_bounded() -> None:
     assert polls.expire(15.01) == [first]
     assert polls.expire(29.9) == [] and polls.expire(30.1) == [second]
     assert polls.next_deadline() is None and polls.count == 0
+
+
+def test_holds_that_end_together_do_so_in_turns() -> None:
+    """Whoever asks for one hold after the other can have all of theirs end in one tick, also 200,000."""
+    polls = LongPolls(30)
+    for number in range(2 * A_TURN + 500):
+        polls.park(pull(("T", number)), 30 - number % 250 / 10, number % 250 / 10)
+    ended = 0
+    for count in (A_TURN, A_TURN, 500):
+        assert (polls.next_deadline() or 99) <= 30.1
+        ended += len(over := polls.expire(30.2))
+        assert len(over) == count and polls.count == 2 * A_TURN + 500 - ended
+    assert polls.next_deadline() is None and polls.expire(30.2) == []
 
 
 def test_a_closed_connection_or_a_deleted_queue_takes_its_pulls_along() -> None:

@@ -17,7 +17,10 @@ from typing import Any
 from aiorocket.broker.core.names import Refusal, full
 from aiorocket.config import Limits
 
-__all__ = ("LongPolls", "ParkedPull")
+__all__ = ("A_TURN", "LongPolls", "ParkedPull")
+
+#: Pulls whose hold ends in one turn of the loop.
+A_TURN = 1000
 
 _INFINITY = float("inf")
 _TICK = 0.1
@@ -142,10 +145,11 @@ class LongPolls:
         return woken
 
     def expire(self, now: float) -> list[ParkedPull]:
-        """The pulls whose hold is over; they are no longer parked."""
+        """The pulls whose hold is over; they are no longer parked. Of very many it is some, and ``next_deadline`` is
+        over still: holds of all lengths may end together, as whoever asked for them meant."""
         over: list[ParkedPull] = []
         for held in self._by_hold.values():
-            while held:
+            while held and len(over) < A_TURN:
                 pull = next(iter(held.values()))
                 if pull.deadline > now:
                     break
