@@ -9,6 +9,7 @@ well, and no generated code. Use ``broker_thread()`` of ``aiorocket.testing`` as
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -60,6 +61,23 @@ def spark_for_tests(master: str = "local[2]", conf: Mapping[str, str] | None = N
             SparkContext._gateway = SparkContext._jvm = None
             del context, gateway, session
             gc.collect()
+
+
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
+    """A test that its time limit ended (pytest-timeout raises where the code happens to be) may have left an answer of
+    the JVM unread, and pytest keeps the frames: the next test would read it as the answer to its own first call."""
+    if call.excinfo is not None and not isinstance(call.excinfo.value, (Exception, pytest.skip.Exception)):
+        forget_answer()
+
+
+def forget_answer() -> None:
+    """Closes this thread's connection to the JVM; the next call opens another. py4j does so itself behind an Exception
+    and behind KeyboardInterrupt, not behind others."""
+    context: Any = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    if context is not None and context._gateway is not None:
+        connection = context._gateway._gateway_client.get_thread_connection()
+        if connection is not None:
+            connection.close()
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aiorocket.spark import bridge
+from aiorocket.spark.pytest_plugin import pytest_runtest_makereport as pytest_runtest_makereport
 from aiorocket.spark.pytest_plugin import spark_for_tests
 from aiorocket.testing import broker_thread
 
