@@ -23,6 +23,7 @@ from aiorocket.spark.steps import (
     archive_rows,
     archive_run,
     compact,
+    direct,
     iceberg_table,
     sample_lag,
     verify,
@@ -213,6 +214,21 @@ def test_a_run_that_lost_its_claim_archives_nothing(lake: Lake, monkeypatch: pyt
     assert lake.manifest_rows() == 0
     assert lake.archive(mode="direct").rows_out == 20
     lake.check()
+
+
+def test_a_round_has_tasks_for_all_executors(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the cluster, not the processors of the driver's machine."""
+    planned: list[int] = []
+    real = direct.plan
+
+    def plan(ranges: Any, *, cores: int, options: Any) -> Any:
+        planned.append(cores)
+        return real(ranges, cores=cores, options=options)
+
+    monkeypatch.setattr(direct, "plan", plan)
+    monkeypatch.setattr(type(lake.spark.sparkContext), "defaultParallelism", property(lambda _: 7))
+    lake.send(4)
+    assert lake.archive(mode="direct").rows_out == 4 and planned == [7]
 
 
 def test_what_comes_after_latest_is_archived(lake: Lake) -> None:

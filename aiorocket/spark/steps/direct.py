@@ -22,7 +22,7 @@ from aiorocket.spark.bridge import call
 from aiorocket.spark.bridge import client as shared_client
 from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.options import SourceOptions
-from aiorocket.spark.partition import QueuePartition, cores, read_partition
+from aiorocket.spark.partition import QueuePartition, read_partition
 from aiorocket.spark.planner import QueueRange, admit, plan
 from aiorocket.spark.steps.file_jobs import ANSWER_SQL, answer, answered, files_of, held_by
 from aiorocket.spark.steps.folder import Folder
@@ -143,7 +143,7 @@ class Rounds:
         run = self._run
         staging = run.staging()
         named = [each._replace(queue=self._name(each.queue)) for each in ranges]
-        parts = plan(named, cores=cores(), options=self._options)
+        parts = plan(named, cores=run.spark.sparkContext.defaultParallelism, options=self._options)
         job = {
             "path": run.archive.folder.location, "staging": staging, "columns": run.archive.columns,
             "options": self._text,
