@@ -48,6 +48,8 @@ class Neighbour:
         self._opaque = 0
         self._wire: Wire | None = None
         self.rounds = 0
+        #: Its first round is over.
+        self.began = asyncio.Event()
         #: Seconds.
         self.slowest = 0.0
         self.finding: Finding | None = None
@@ -65,8 +67,10 @@ class Neighbour:
                 if self.finding is None and slow == _SLOW:
                     self.finding = Finding("neighbour", f"rounds {self.rounds - 1} and {self.rounds} took {took:.1f} s")
                 self.rounds += 1
+                self.began.set()
                 await asyncio.sleep(_EVERY)
         finally:
+            self.began.set()
             if self._wire is not None:
                 self._wire.close()
 

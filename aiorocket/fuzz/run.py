@@ -129,6 +129,7 @@ class _Run:
         return not self._gone and not late and self._frames < self._wanted.frames and len(self._found) < _MOST_FOUND
 
     async def _sessions(self, number: int) -> None:
+        await self._neighbour.began.wait()
         turn = 0
         while self._goes_on():
             draw = Random(f"{self._wanted.seed}/{number}/{turn}")
