@@ -23,7 +23,9 @@ _Pair = tuple[str, str]
 @dataclass
 class Compared:
     """``differences``: (case, difference) -> how often. A case is code, form and the part that is odd or broken, as in
-    "310 broken queueId"; "apart" behind it says that the two had been told different things of a name in it.
+    "310 broken queueId"; "apart" behind it says that the two had been told different things of a name in it. Behind a
+    difference is the code that both refused with, as in "-MSG_REGION of 16", or the exception that one of them had, as
+    in "code 0/1 NullPointerException".
     ``examples``: what was asked, and both remarks, of the first of each. ``sessions``: so many have begun."""
 
     coverage: Coverage

@@ -16,16 +16,18 @@ from aiorocket.fuzz.differences import Rule, differences, said
 from aiorocket.fuzz.session import BROKER, Session
 from aiorocket.fuzz.wire import Wire, connect
 from aiorocket_protocol import (
+    AUTO_CREATE_TOPIC,
     JSON,
     LANGUAGE_JAVA,
     LANGUAGE_PYTHON,
     ROCKETMQ,
     ProtocolError,
     RemotingCommand,
+    RequestCode,
     ResponseCode,
     encode,
 )
-from aiorocket_protocol.fuzzing import LEGAL, Drawn
+from aiorocket_protocol.fuzzing import BROKEN, LEGAL, Drawn
 
 __all__ = ("apaches_rules", "compare")
 
@@ -48,8 +50,11 @@ _CHANGES = frozenset((
 #: Never two of these at a time, of whatever sessions: Apache's broker dies when it cleans a queue (306) while a
 #: topic is deleted.
 _ALONE = frozenset((215, 306, 316, 329))
-#: Names of a session.
+#: Names of a session, and of a topic that all sessions change.
 _NAME = re.compile(rb"fuzz-\d+-\d+(?:[@-]\w+)?")
+_SHARED = AUTO_CREATE_TOPIC.encode()
+_OF_SHARED = re.compile(rb"(?:topic|\bb)\W{3,5}(%b)" % _SHARED)
+_EXCEPTION = re.compile(r"\b\w+(?:Exception|Error)\b")
 
 
 class _Answer(NamedTuple):
@@ -146,7 +151,7 @@ class _Run:
                 for each in values
             ]
         pair = [await connect(server, self._patience) for server in self._servers]
-        apart: set[bytes] = set()
+        apart = {_SHARED}
         try:
             for _ in range(_WINDOWS):
                 passed = round((self._loop_time() - self._began) * 1000)
@@ -171,33 +176,53 @@ class _Run:
         """``apart``: names of which the two know different things by now."""
         wait = min(self._patience, _SILENT) if drawn.code in self._silent else self._patience
         async with self._alone if drawn.code in _ALONE else nullcontext():
-            ours, theirs = await asyncio.gather(*(self._answer(wire, drawn, wait) for wire in pair))
+            ours, theirs = await asyncio.gather(*(self._answer(pair, at, drawn, wait) for at in (0, 1)))
         if drawn.form == LEGAL and ours is not None:
             session.learn(drawn, ours)
+        names = {*_NAME.findall(drawn.data), *_OF_SHARED.findall(drawn.data)}
         if not _are_alike(ours, theirs):
-            names = set(_NAME.findall(drawn.data))
-            case = " ".join(
-                filter(None, (str(drawn.code), drawn.form, drawn.part, "apart" * (not apart.isdisjoint(names))))
-            )
-            for what in differences(said(_plain(ours)), said(_plain(theirs))):
+            form = drawn.form, drawn.part, "apart" * (not apart.isdisjoint(names))
+            case = " ".join(filter(None, (str(drawn.code), *form)))
+            for each in differences(said(_plain(ours)), said(_plain(theirs))):
+                what = each + _more(ours, theirs)
                 self.compared.add(case, what, lambda: _example(drawn, (ours, theirs)))
                 if None in (ours, theirs) and self.compared.allows(case, what):
                     self._silent.add(drawn.code)
-            codes = [None if answer is None else answer.code for answer in (ours, theirs)]
-            if drawn.code in _CHANGES and codes[0] != codes[1] and (0 in codes or None in codes):
-                apart |= names
-        for at, wire in enumerate(pair):
-            if wire.lost:
-                pair[at] = await connect(self._servers[at], self._patience)
+        differ = ours is None or theirs is None or ours.code != theirs.code
+        # A refused send may have made its topic, where that comes first. Each looks when it likes whose time is over.
+        if drawn.code in _CHANGES and (differ or drawn.form == BROKEN or drawn.part.startswith("heartbeatTimeout")):
+            apart |= names
+            if drawn.code == RequestCode.REGISTER_BROKER:  # its body may be compressed
+                apart.update(_NAME.findall(" ".join(session.words["topic"]).encode()))
 
-    async def _answer(self, wire: Wire, drawn: Drawn, wait: float) -> RemotingCommand | None:
-        """A server that is busy (flow control) has not looked at it, and is asked again."""
+    async def _answer(self, pair: list[Wire], at: int, drawn: Drawn, wait: float) -> RemotingCommand | None:
+        """A server that is busy (flow control) has not looked at it, and is asked again. So is, once, one that hung up:
+        Apache's name server does, some time after a broker's time is over."""
         end = self._loop_time() + self._patience
-        while (answer := await wire.ask(drawn, wait)) is not None:
-            if answer.code != ResponseCode.SYSTEM_BUSY or self._loop_time() > end:
-                break
-            await asyncio.sleep(_BUSY)
-        return answer
+        again = False
+        while True:
+            answer = await pair[at].ask(drawn, wait)
+            hung_up = pair[at].lost
+            if hung_up:
+                pair[at] = await connect(self._servers[at], self._patience)
+            if answer is None and hung_up and not again:
+                again = True
+            elif answer is None or answer.code != ResponseCode.SYSTEM_BUSY or self._loop_time() > end:
+                return answer
+            else:
+                await asyncio.sleep(_BUSY)
+
+
+def _more(ours: RemotingCommand | None, theirs: RemotingCommand | None) -> str:
+    """Of a failure with the same code that code; of one that an exception brought about its name."""
+    if ours is None or theirs is None:
+        return ""
+    if ours.code == theirs.code:
+        return f" of {ours.code}" if ours.code else ""
+    for answer in (ours, theirs):
+        if answer.code == ResponseCode.SYSTEM_ERROR and (found := _EXCEPTION.search(answer.remark or "")):
+            return f" {found[0]}"
+    return ""
 
 
 def _are_alike(ours: RemotingCommand | None, theirs: RemotingCommand | None) -> bool:

@@ -35,6 +35,7 @@ _SAME = {
     "logOffset": ("tranStateTableOffset", "commitLogOffset"),
     "msgId": ("originMsgId", "offsetMsgId"),
     "count": ("maxNum", "maxMsgNums"),
+    "heartbeatTimeout": ("heartbeatTimeoutMillis", "heartbeatTimeoutMills"),
     "hold": ("suspendTimeoutMillis", "pollTime"),
     "subject": ("subjectFilter", "resource", "resourceFilter"),
 }
@@ -89,6 +90,7 @@ _LEGAL: Words = {
     "key": ["k", "k2"],
     "value": ["v"],
     "brokerId": [0],
+    "heartbeatTimeout": [60_000],
     "username": ["fuzz-user"],
     "subject": ["User:fuzz-user", "Topic:fuzz"],
     "policyType": ["Custom"],
