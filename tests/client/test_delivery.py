@@ -56,6 +56,32 @@ def test_every_message_is_handled_once_by_so_many_at_a_time() -> None:
     run(scenario)
 
 
+def test_a_handler_that_never_waits_does_not_wake_all_workers() -> None:
+    async def scenario(world: World) -> None:
+        seen: list[str] = []
+
+        async def handler(message: Any) -> None:
+            seen.append(message.body.decode())
+
+        delivery = world.delivery(handler, concurrency=8)
+        await asyncio.sleep(1)
+        waits, idle = 0, delivery.workers.idle
+
+        def waiting() -> asyncio.Future[None]:
+            nonlocal waits
+            waits += 1
+            return idle()
+
+        delivery.workers.idle = waiting  # type: ignore[method-assign]
+        for _ in range(3):
+            delivery.put(Assigned().pull(range(50)))
+            await asyncio.sleep(1)
+        assert len(seen) == 150 and waits == 6
+        assert await delivery.drain(0)
+
+    run(scenario)
+
+
 class AtOnce(TaskScope):
     """Tasks begin while they are made, as with ``asyncio.eager_task_factory`` of Python 3.12."""
 

@@ -49,8 +49,8 @@ class Delivery:
         call: Callable[[Handler, list[Message]], Call] = SingleCall,
         one_queue: bool = False,
     ) -> None:
-        simple = call is SingleCall and batch_size == 1 and not surroundings.hooks and rate is None
-        work = self._work if simple else self._work_by_call
+        self._simple = call is SingleCall and batch_size == 1 and not surroundings.hooks and rate is None
+        work = self._work if self._simple else self._work_by_call
         self.workers = Workers(
             name, concurrency, work, scope=surroundings.scope, counters=surroundings.counters, timeout=timeout,
             rate=rate,
@@ -70,7 +70,8 @@ class Delivery:
     def put(self, messages: Sequence[Message]) -> None:
         """Hand over messages. Hot: one call per pull answer."""
         self._ready.extend(messages)
-        self.workers.wake((len(messages) + self._batch_size - 1) // self._batch_size)
+        # One wakes the next, see _work(): a handler that never waits leaves the others nothing to wake up for.
+        self.workers.wake(1 if self._simple else (len(messages) + self._batch_size - 1) // self._batch_size)
 
     @property
     def waiting(self) -> int:
@@ -155,6 +156,8 @@ class Delivery:
             if not worker.stop:
                 moved()
                 await workers.idle()
+                if len(ready) > 1:  # its handler may wait
+                    workers.wake(1)
         self._runs.remove(run)
 
     async def _work_by_call(self, worker: Worker) -> None:
