@@ -27,9 +27,11 @@ from aiorocket import (
 from aiorocket.broker import Broker
 from aiorocket.client.admin.asking import Missing, gathered, side_by_side
 from aiorocket.client.admin.pops import _replay
+from aiorocket.client.queue_scan import QueueScan
 from aiorocket.config import BrokerConfig, ConsumerConfig
 from aiorocket.errors import NotConnectedError
 from aiorocket.runtime.env import real_env
+from aiorocket_protocol import REVIVE_TOPIC_PREFIX, TIMER_TOPIC
 from tests.broker.test_calls import asked, consumer, reply
 
 
@@ -468,6 +470,20 @@ async def test_what_is_popped_and_by_whom(mq: Embedded, admin: Admin) -> None:
         for message in got:
             await message.ack()
         assert await admin.pops.checkpoints() == []
+
+
+async def test_timers_of_ours_are_not_read_for_pops(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only Apache's broker has pops among them, and there may be very many."""
+    read: set[str] = set()
+    bounds = QueueScan.bounds
+
+    async def noted(self: QueueScan) -> Any:
+        read.add(self.queue.topic)
+        return await bounds(self)
+
+    monkeypatch.setattr(QueueScan, "bounds", noted)
+    assert await admin.pops.checkpoints() == []
+    assert TIMER_TOPIC not in read and any(topic.startswith(REVIVE_TOPIC_PREFIX) for topic in read)
 
 
 def test_what_apaches_records_of_pops_say() -> None:

@@ -10,6 +10,7 @@ from aiorocket.client.queue_scan import QueueScan
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue, check_group
 from aiorocket_protocol import (
+    LANGUAGE_PYTHON,
     POP_MODE,
     PROPERTY_REAL_TOPIC,
     PROPERTY_TIMER_OUT_MS,
@@ -23,7 +24,9 @@ from aiorocket_protocol import (
     RequestCode,
     ResponseCode,
     TopicConfig,
+    decode_plain,
 )
+from aiorocket_protocol.plain import Plain
 
 __all__ = ("Checkpoint", "Pops")
 
@@ -77,14 +80,16 @@ class Pops:
         now = self._ask.client.env.clock.wall_ms()
 
         async def ask(broker: Broker) -> list[Checkpoint]:
-            plain = await self._ask.plain(broker.address, RequestCode.GET_ALL_TOPIC_CONFIG)
-            rows = plain.table("topicConfigTable").values() if plain is not None else ()
+            answer = await self._ask.call(broker.address, RequestCode.GET_ALL_TOPIC_CONFIG)
+            plain = Plain(decode_plain(answer.body, answer.serialize_type) if answer.body else {}, "topics")
+            rows = plain.table("topicConfigTable").values()
             out: _Out = {}
             for topic in map(TopicConfig.from_plain, rows):
                 if topic.topic_name.startswith(REVIVE_TOPIC_PREFIX):
                     for number in range(topic.read_queue_nums):
                         await self._read(Queue(topic.topic_name, broker.name, number), broker, newest, out)
-            await self._read_timers(broker, newest, now, out)
+            if answer.language != LANGUAGE_PYTHON:  # ours has no pops among its timers
+                await self._read_timers(broker, newest, now, out)
             pops: dict[Checkpoint, list[int]] = {}
             for (name, member, number), taken in out.items():
                 if wanted in (None, member):
