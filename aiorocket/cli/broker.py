@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,13 +18,13 @@ from aiorocket.cli.server_options import (
     SETTINGS,
     Listening,
     advertised,
+    check_place,
     server_options,
     settings_option,
     store_options,
 )
 from aiorocket.cli.serving import Ready, serve
 from aiorocket.config import BrokerConfig, RateLimits, ServerTlsConfig, StoreConfig, TlsConfig
-from aiorocket.errors import ConfigError
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import BROKER_PORT
 
@@ -51,7 +50,7 @@ __all__ = ("broker",)
 @click.option("--stop-at-end-of-input", is_flag=True, hidden=True, help="Stop when whoever started this is gone.")
 @store_options
 @metrics_options
-@settings_option
+@settings_option("broker")
 @click.pass_context
 def broker(
     ctx: click.Context,
@@ -133,16 +132,6 @@ async def _check(config: BrokerConfig) -> None:
     try:
         Broker(env, config)
         await advertised_address(config, config.port)
-        _check_place(config.data or "")
+        check_place(config.data or "")
     finally:
         await env.disk.close()
-
-
-def _check_place(data: str) -> None:
-    place = os.path.abspath(data)
-    while not os.path.lexists(place):
-        place = os.path.dirname(place)
-    if not os.path.isdir(place):
-        raise ConfigError(f"data={data!r}: {place} is no directory")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f"data={data!r}: {place} cannot be written by this user")

@@ -1,4 +1,4 @@
-"""``aiorocket config``: a broker's settings, as ``aiorocket broker --config`` would take them."""
+"""``aiorocket config``: the settings of a broker or name server, as its ``--config`` would take them."""
 
 from __future__ import annotations
 
@@ -6,36 +6,43 @@ import inspect
 import json
 from dataclasses import fields
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 import click
 
 from aiorocket.cli.running import told_in_a_line
-from aiorocket.config import BrokerConfig, ServerTlsConfig, TlsConfig
-from aiorocket.config.settings import BROKER_PREFIX, BROKER_SECTION, broker_settings, options, parts_of
+from aiorocket.config import ServerTlsConfig, TlsConfig
+from aiorocket.config.settings import SERVERS, Server, options, parts_of, server_settings
 
 __all__ = ("config",)
 
 _FILE = click.argument("file", required=False)
+_SERVER = click.option(
+    "--server", type=click.Choice(list(SERVERS)), default="broker", show_default=True, help="Whose settings.",
+    callback=lambda _ctx, _param, value: SERVERS[value],
+)  # fmt: skip
 
 
 @click.group()
 def config() -> None:
-    """Look at a broker's settings: what file and environment say.
+    """Look at a broker's or name server's settings: what file and environment say.
 
-    FILE is what `aiorocket broker --config` gets; variables that begin with AIOROCKET_BROKER_ come before it.
+    FILE is what `aiorocket broker --config` or `aiorocket nameserver --config` gets; variables that begin with
+    AIOROCKET_BROKER_ or AIOROCKET_NAMESERVER_ come before it.
     """
 
 
 @config.command()
 @_FILE
-def show(file: str | None) -> None:
+@_SERVER
+def show(file: str | None, server: Server) -> None:
     """Print every setting with its variable and where its value is from, itself a file of settings."""
-    said, where = _read(file)
+    said, where = _read(server, file)
     section = None
     # What is in no section of its own first, as TOML wants it.
-    for each in sorted(options(BrokerConfig), key=lambda each: len(each.path)):
-        above = ".".join((BROKER_SECTION, *each.path[:-1]))
+    for each in sorted(options(server.config), key=lambda each: len(each.path)):
+        above = ".".join((server.section, *each.path[:-1]))
         if above != section:
             section = above
             click.echo(f"[{section}]")
@@ -43,24 +50,25 @@ def show(file: str | None) -> None:
         line = f"{each.path[-1]} = {_toml(value)}" if found else f"# {each.path[-1]} is not set"
         if found and _secret(each.path):
             line = f"# {each.path[-1]} is set, and secret"
-        elif found and each.path[-1] in parts_of(BrokerConfig):
+        elif found and each.path[-1] in parts_of(server.config):
             line = f"# {line}"  # a switch, whose name is a section's further down
-        click.echo(f"{line}  # {BROKER_PREFIX}{each.variable}, {where.get(each.path, 'default')}")
+        click.echo(f"{line}  # {server.prefix}{each.variable}, {where.get(each.path, 'default')}")
 
 
 @config.command()
 @_FILE
-def check(file: str | None) -> None:
-    """Say whether a broker could start with these settings; 1 and the reason when it could not.
+@_SERVER
+def check(file: str | None, server: Server) -> None:
+    """Say whether a server could start with these settings; 1 and the reason when it could not.
 
     It is `aiorocket broker --config FILE --check`: files that are named are read, the host is resolved.
     """
-    _, where = _read(file)
-    # Imported here: a broker is much more than the other commands need.
-    from aiorocket.cli.broker import broker
+    _, where = _read(server, file)
+    # Imported here: a server is much more than the other commands need.
+    command = getattr(import_module(f"aiorocket.cli.{server.section}"), server.section)
 
     try:
-        broker.main(["--check", *(["--config", file] if file is not None else [])], standalone_mode=False)
+        command.main(["--check", *(["--config", file] if file is not None else [])], standalone_mode=False)
     except click.UsageError as error:
         raise click.ClickException(error.format_message()) from None
     click.echo(f"{len(where)} setting{'' if len(where) == 1 else 's'} given, nothing is wrong")
@@ -69,29 +77,32 @@ def check(file: str | None) -> None:
 @config.command()
 @click.argument("name")
 @_FILE
-def explain(name: str, file: str | None) -> None:
+@_SERVER
+def explain(name: str, file: str | None, server: Server) -> None:
     """Say what setting NAME (such as port or store.flush) means, and where its value is from."""
-    said, where = _read(file)
-    known = {".".join(each.path): each for each in options(BrokerConfig)}
+    said, where = _read(server, file)
+    known = {".".join(each.path): each for each in options(server.config)}
     if name not in known:
         near = get_close_matches(name, known, 1)
-        raise click.UsageError(f"{name} is no setting of a broker" + (f": is {near[0]} meant?" if near else ""))
+        raise click.UsageError(
+            f"{name} is no setting of a {server.section}" + (f": is {near[0]} meant?" if near else "")
+        )
     option = known[name]
-    for text in _comment(option.path):
+    for text in _comment(option.path, server.config):
         click.echo(text)
     value, found = _value(said, option.path)
     shown = "not set" if not found else "(secret)" if _secret(option.path) else _toml(value)
     click.echo(f"value     {shown}")
     click.echo(f"from      {where.get(option.path, 'default')}")
-    click.echo(f"variable  {BROKER_PREFIX}{option.variable}")
+    click.echo(f"variable  {server.prefix}{option.variable}")
 
 
-def _read(file: str | None) -> tuple[BrokerConfig, dict[tuple[str, ...], str]]:
+def _read(server: Server, file: str | None) -> tuple[Any, dict[tuple[str, ...], str]]:
     with told_in_a_line():
-        return broker_settings(file)
+        return server_settings(server, file)
 
 
-def _value(said: BrokerConfig, path: tuple[str, ...]) -> tuple[Any, bool]:
+def _value(said: Any, path: tuple[str, ...]) -> tuple[Any, bool]:
     """The value at ``path``; False when it has none, as what belongs to TLS that is off."""
     value: Any = said
     for name in path:
@@ -106,13 +117,13 @@ def _toml(value: Any) -> str:
 
 
 def _secret(path: tuple[str, ...]) -> bool:
-    kinds = (BrokerConfig, ServerTlsConfig, TlsConfig)
+    kinds = (*(each.config for each in SERVERS.values()), ServerTlsConfig, TlsConfig)
     return path[-1] in {each.name for kind in kinds for each in fields(kind) if not each.repr}
 
 
-def _comment(path: tuple[str, ...]) -> list[str]:
+def _comment(path: tuple[str, ...], config: type) -> list[str]:
     """What stands above a setting in its class: the ``#:`` lines."""
-    kind: type = BrokerConfig
+    kind = config
     for name in path[:-1]:
         kind = parts_of(kind)[name]
     lines = [line.strip() for line in inspect.getsource(kind).splitlines()]

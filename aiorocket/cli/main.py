@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Show a cluster in the browser: what is wrong now, topics, groups, messages, dead letters.",
     ),
     "dlq": ("aiorocket.cli.dlq", "List, show and replay the messages a consumer group gave up."),
-    "config": ("aiorocket.cli.config", "Look at a broker's settings: what file and environment say."),
+    "config": ("aiorocket.cli.config", "Look at a broker's or name server's settings: what file and environment say."),
     "store": (
         "aiorocket.cli.store",
         "Look through the data directory of a broker that is not running, and mend it.",

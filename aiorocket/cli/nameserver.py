@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import click
 
-from aiorocket.cli.server_options import Listening, advertised, host_port, server_options
+from aiorocket.cli.running import run
+from aiorocket.cli.server_options import (
+    SETTINGS,
+    Listening,
+    advertised,
+    check_place,
+    host_port,
+    server_options,
+    settings_option,
+)
 from aiorocket.cli.serving import Ready, serve
 from aiorocket.config import NameServerConfig
+from aiorocket.errors import ConfigError
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import NAMESERVER_PORT
@@ -23,7 +35,12 @@ __all__ = ("nameserver",)
     "--data", metavar="DIR", help="Directory for KV configuration; without it, it lives as long as the process."
 )
 @click.option("--open-registration", is_flag=True, help="Let brokers of other machines register, whoever they are.")
-def nameserver(listening: Listening, data: str | None, open_registration: bool) -> None:
+@click.option("--check", is_flag=True, help="Say what is wrong with options, settings and files, and do not start.")
+@settings_option("nameserver")
+@click.pass_context
+def nameserver(
+    ctx: click.Context, listening: Listening, data: str | None, open_registration: bool, check: bool
+) -> None:
     """Run a name server.
 
     Brokers register here and clients ask it which broker has a topic. It stops on Ctrl-C or SIGTERM. Routes are not
@@ -31,7 +48,9 @@ def nameserver(listening: Listening, data: str | None, open_registration: bool) 
     """
     bind, advertise = listening.bind, listening.advertise
     shown = bind if advertise is None else advertised(bind, advertise)  # nobody is told a name server's own address
-    config = NameServerConfig(
+    said: NameServerConfig = ctx.meta[SETTINGS]
+    config = replace(
+        said,
         host=bind,
         port=listening.port,
         data=data,
@@ -41,6 +60,10 @@ def nameserver(listening: Listening, data: str | None, open_registration: bool) 
         tls=listening.tls,
         open_registration=open_registration,
     )
+
+    if check:
+        run(_check(config))
+        return
 
     @asynccontextmanager
     async def server() -> AsyncIterator[Ready]:
@@ -58,3 +81,18 @@ def nameserver(listening: Listening, data: str | None, open_registration: bool) 
             await env.disk.close()
 
     serve(server)
+
+
+async def _check(config: NameServerConfig) -> None:
+    """Raise what a start would of these settings, of the files they name, of its host, and of a place for the data;
+    nothing is written, and a name server that runs with them is no reason."""
+    env = real_env()
+    try:
+        NameServer(env, config)
+        await asyncio.get_running_loop().getaddrinfo(config.host, config.port)
+        if config.data is not None:
+            check_place(config.data)
+    except OSError as error:
+        raise ConfigError(f"host={config.host!r} cannot be resolved: {error}") from None
+    finally:
+        await env.disk.close()

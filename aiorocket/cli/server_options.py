@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 from collections.abc import Callable
@@ -13,8 +14,8 @@ import click
 
 from aiorocket.cli.options import token_of
 from aiorocket.cli.serving import LOG_FILE, LOG_JSON, LOG_KEEP, LOG_LEVEL, LOG_ROTATE
-from aiorocket.config import BrokerConfig, Flush, RateLimits, ServerTlsConfig, StoreConfig
-from aiorocket.config.settings import broker_settings
+from aiorocket.config import BrokerConfig, Flush, NameServerConfig, RateLimits, ServerTlsConfig, StoreConfig
+from aiorocket.config.settings import SERVERS, Server, server_settings
 from aiorocket.errors import ConfigError
 from aiorocket_protocol import DEFAULT_CLUSTER
 
@@ -24,6 +25,7 @@ __all__ = (
     "SETTINGS_FILE",
     "Listening",
     "advertised",
+    "check_place",
     "host_port",
     "server_options",
     "settings_option",
@@ -35,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: Where broker and standalone keep messages when ``--data`` is not given: a name that says whose directory it is.
 DEFAULT_DATA = "aiorocket-data"
 
-#: Where a command keeps what file and environment say of a broker, and the file's name, in its context's ``meta``.
+#: Where a command keeps what file and environment say of a server, and the file's name, in its context's ``meta``.
 SETTINGS, SETTINGS_FILE = "aiorocket.broker_settings", "aiorocket.settings_file"
 
 _WILDCARDS = {"0.0.0.0", "::", "[::]", ""}
@@ -70,7 +72,7 @@ def server_options(port: int, port_help: str) -> Callable[[Callable[..., None]],
             admin_token: str | None, tls_cert: str | None, tls_key: str | None, tls_client_ca: str | None,
             tls_permissive: bool, **others: Any,
         ) -> None:  # fmt: skip
-            said: BrokerConfig | None = click.get_current_context().meta.get(SETTINGS)
+            said: BrokerConfig | NameServerConfig | None = click.get_current_context().meta.get(SETTINGS)
             tls: ServerTlsConfig | ssl.SSLContext | None
             tls = _tls(tls_cert, tls_key, tls_client_ca, tls_permissive, None if said is None else said.tls)
             if said is not None:
@@ -263,22 +265,28 @@ def _hours(text: str) -> tuple[int, ...]:
         raise click.BadParameter(f"{text!r}: hours such as 4;16", param_hint="--delete-when") from None
 
 
-def settings_option(function: F) -> F:
-    """``--config``: what options do not say is taken from AIOROCKET_BROKER_* and then from the file. The settings that
-    have no option are in ``meta[SETTINGS]``."""
+def settings_option(section: str) -> Callable[[F], F]:
+    """``--config``: what options do not say is taken from the server's variables and then from the file. The settings
+    that have no option are in ``meta[SETTINGS]``."""
+    server = SERVERS[section]
+
+    def read(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+        _read_settings(ctx, server, value)
+
     return click.option(
-        "--config", metavar="FILE", is_eager=True, expose_value=False, callback=_read_settings,
-        help="A broker's settings in TOML, section [broker]; options and variables come first (docs/operating.md).",
-    )(function)  # fmt: skip
+        "--config", metavar="FILE", is_eager=True, expose_value=False, callback=read,
+        help=f"Settings in TOML, section [{section}]; options and variables come first (docs/settings.md).",
+    )  # fmt: skip
 
 
-def _read_settings(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+def _read_settings(ctx: click.Context, server: Server, path: str | None) -> None:
     try:
-        said, _ = broker_settings(value)
+        said, _ = server_settings(server, path)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
-    ctx.meta[SETTINGS], ctx.meta[SETTINGS_FILE] = said, value
-    given = {name: given for name, given in _as_options(said).items() if given is not None}
+    ctx.meta[SETTINGS], ctx.meta[SETTINGS_FILE] = said, path
+    known = _as_options(said) if isinstance(said, BrokerConfig) else _of_nameserver(said)
+    given = {name: given for name, given in known.items() if given is not None}
     if any(each.name == "broker_port" for each in ctx.command.params):  # where --port is the name server's
         given["broker_port"] = given.pop("port")
     ctx.default_map = given
@@ -302,6 +310,23 @@ def _as_options(said: BrokerConfig) -> dict[str, Any]:
         "group_message_rate": said.rates.group_messages,
         "group_byte_rate": said.rates.group_bytes,
     }
+
+
+def _of_nameserver(said: NameServerConfig) -> dict[str, Any]:
+    """The same of a name server."""
+    same = ("port", "data", "acl", "admin_bind", "open_registration")
+    return {"bind": said.host, **{name: getattr(said, name) for name in same}}
+
+
+def check_place(data: str) -> None:
+    """ConfigError when this user cannot make the directory ``data``, or not write in it. Nothing is made."""
+    place = os.path.abspath(data)
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    if not os.path.isdir(place):
+        raise ConfigError(f"data={data!r}: {place} is no directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"data={data!r}: {place} cannot be written by this user")
 
 
 def _tls(

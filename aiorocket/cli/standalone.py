@@ -58,7 +58,7 @@ __all__ = ("standalone",)
 )
 @store_options
 @metrics_options
-@settings_option
+@settings_option("broker")
 @dashboard_options
 @click.pass_context
 def standalone(

@@ -1,4 +1,4 @@
-"""Settings of clients and brokers from the environment or from a TOML file, by the names of the dataclasses' fields."""
+"""Settings of clients and servers from the environment or from a TOML file, by the names of the dataclasses' fields."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from aiorocket.config.addresses import read_address_map
-from aiorocket.config.server import BrokerConfig
+from aiorocket.config.server import BrokerConfig, NameServerConfig
 from aiorocket.errors import ConfigError
 
 __all__ = (
     "BROKER_PREFIX",
-    "BROKER_SECTION",
+    "NAMESERVER_PREFIX",
+    "SERVERS",
     "Option",
+    "Server",
     "broker_settings",
     "from_env",
     "from_toml",
     "is_service_link",
     "options",
     "parts_of",
+    "server_settings",
 )
 
 _log = logging.getLogger("aiorocket.config")
 
 C = TypeVar("C")
 
-#: A broker's variables and its section have names of their own: a client beside it has other settings.
-BROKER_PREFIX, BROKER_SECTION = "AIOROCKET_BROKER_", "broker"
+#: The variables of a server, and its section, have names of their own: a client beside it has other settings.
+BROKER_PREFIX, NAMESERVER_PREFIX = "AIOROCKET_BROKER_", "AIOROCKET_NAMESERVER_"
 #: What the command line has always called it.
 _NAMESERVERS = "NAMESERVER"
 #: What Kubernetes tells a pod of a service NAME beside it: NAME_SERVICE_HOST, NAME_PORT=tcp://10.0.0.7:10911,
@@ -40,6 +43,24 @@ _NAMESERVERS = "NAMESERVER"
 _LINK = re.compile(r"(_SERVICE_(HOST|PORT(_\w+)?)|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
 _LINKS_TO = ("tcp://", "udp://", "sctp://")
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+class Server(NamedTuple):
+    """What runs with a ``config``: its section of a file, and the prefix of its variables."""
+
+    section: str
+    config: type[Any]
+    prefix: str
+
+
+#: By the command that runs it.
+SERVERS = {
+    each.section: each
+    for each in (
+        Server("broker", BrokerConfig, BROKER_PREFIX),
+        Server("nameserver", NameServerConfig, NAMESERVER_PREFIX),
+    )
+}
 
 
 class Option(NamedTuple):
@@ -51,7 +72,7 @@ class Option(NamedTuple):
 
 
 def options(config: type) -> Iterator[Option]:
-    """Every option of ``config``, a ClientConfig or BrokerConfig, that a text can say."""
+    """Every option of ``config``, a client's or a server's, that a text can say."""
     yield from _of(config, ())
 
 
@@ -91,13 +112,19 @@ def from_toml(config: type[C], path: str | os.PathLike[str], section: str) -> C:
 def broker_settings(
     path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None
 ) -> tuple[BrokerConfig, dict[tuple[str, ...], str]]:
-    """A broker's settings from the section ``[broker]`` of a file and from variables that begin with
-    ``AIOROCKET_BROKER_``, which come first; and where each that was given comes from. ConfigError as of
-    ``ClientConfig``."""
-    said = list(_of_toml(BrokerConfig, path, BROKER_SECTION)) if path is not None else []
-    said += _of_env(BrokerConfig, BROKER_PREFIX, environ)
+    """``server_settings`` of a broker."""
+    return server_settings(SERVERS["broker"], path, environ)
+
+
+def server_settings(
+    server: Server, path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None
+) -> tuple[Any, dict[tuple[str, ...], str]]:
+    """A server's settings from its section of a file and from its variables, which come first; and where each that was
+    given comes from. ConfigError as of ``ClientConfig``."""
+    said = list(_of_toml(server.config, path, server.section)) if path is not None else []
+    said += _of_env(server.config, server.prefix, environ)
     last = {each.path: each for each in said}
-    return _made(BrokerConfig, last.values()), {each.path: each.where for each in last.values()}
+    return _made(server.config, last.values()), {each.path: each.where for each in last.values()}
 
 
 class _Said(NamedTuple):
@@ -112,7 +139,8 @@ def _of_env(config: type, prefix: str, environ: Mapping[str, str] | None) -> Ite
     environ = os.environ if environ is None else environ
     known = {prefix + each.variable: each for each in options(config)}
     for name in sorted(environ):
-        if not name.startswith(prefix) or (name.startswith(BROKER_PREFIX) and prefix != BROKER_PREFIX):
+        others = any(each.prefix != prefix and name.startswith(each.prefix) for each in SERVERS.values())
+        if others or not name.startswith(prefix):
             continue
         option = known.get(name)
         if is_service_link(name, environ[name]):

@@ -1,4 +1,4 @@
-"""A broker's settings from a file, the environment and options, in the order of their weight."""
+"""A server's settings from a file, the environment and options, in the order of their weight."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from aiorocket.cli import broker as command
+from aiorocket.cli import nameserver as nameserver_command
 from aiorocket.cli.config import _comment
 from aiorocket.cli.main import cli
-from aiorocket.config import BrokerConfig, ClientConfig, ServerTlsConfig
-from aiorocket.config.settings import BROKER_PREFIX, broker_settings, options
+from aiorocket.config import BrokerConfig, ClientConfig, NameServerConfig, ServerTlsConfig
+from aiorocket.config.settings import SERVERS, Server, broker_settings, options, server_settings
 from aiorocket.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +107,8 @@ def others(kind: Any, value: Any) -> list[Any]:
     return [value + 1, value // 2, value - 2] if isinstance(value, int | float) else ["some-other"]
 
 
-def test_every_setting_of_a_broker_has_a_variable() -> None:
+@pytest.mark.parametrize("server", SERVERS.values(), ids=list(SERVERS))
+def test_every_setting_of_a_server_has_a_variable(server: Server) -> None:
     beside = {  # what it cannot be without
         ("tls",): {"TLS_CERT": "c.pem"},
         ("tls", "client_cert"): {"TLS_CLIENT_CA": "ca"},
@@ -117,14 +119,16 @@ def test_every_setting_of_a_broker_has_a_variable() -> None:
         ("secret_key",): {"ACCESS_KEY": "a"},
         ("security_token",): {"ACCESS_KEY": "a", "SECRET_KEY": "s"},
     }
-    for each in options(BrokerConfig):
-        default = _at(BrokerConfig(), each.path)
+    for each in options(server.config):
+        default = _at(server.config(), each.path)
         for wanted in others(each.kind, default):
             text = ",".join(map(str, wanted)) if isinstance(wanted, tuple) else str(wanted)
             given = {**beside.get(each.path[:1], {}), **beside.get(each.path, {}), each.variable: text}
             with suppress(ConfigError):
-                config, where = broker_settings(None, {BROKER_PREFIX + name: value for name, value in given.items()})
-                assert where[each.path] == BROKER_PREFIX + each.variable
+                said = {server.prefix + name: value for name, value in given.items()}
+                config, where = server_settings(server, None, said)
+                assert where[each.path] == server.prefix + each.variable
+                assert ClientConfig.from_env(environ=said) == ClientConfig(), "a client beside it has other settings"
                 assert _at(config, each.path) == wanted, each
                 break
         else:
@@ -234,24 +238,111 @@ def test_a_setting_is_explained() -> None:
     assert told("store.min_free").startswith("Free bytes below which messages are refused")
     assert "(secret)" in told("secret_key", "b.toml") and "hush" not in told("secret_key", "b.toml")
     assert "is port meant" in told("prot")
-    for each in options(BrokerConfig):
-        assert all(_comment(each.path)), each
+    for server in SERVERS.values():
+        for each in options(server.config):
+            assert all(_comment(each.path, server.config)), each
 
 
-def table() -> str:
-    """The table of docs/settings.md. ``python -m tests.cli.test_config`` prints it."""
-    rows = ["| setting of a broker | variable |", "| --- | --- |"]
+def nameserver_started(monkeypatch: pytest.MonkeyPatch, *arguments: str, **env: str) -> NameServerConfig:
+    """What `aiorocket nameserver` would have started."""
+    made: list[NameServerConfig] = []
+
+    class Stop(Exception):
+        pass
+
+    def nameserver(_env: Any, config: NameServerConfig) -> None:
+        made.append(config)
+        raise Stop
+
+    monkeypatch.setattr(nameserver_command, "NameServer", nameserver)
+    monkeypatch.setattr(nameserver_command, "serve", lambda server: _step(server, Stop))
+    result = CliRunner(env=env).invoke(cli, ["nameserver", *arguments])
+    assert result.exit_code == 0, result.output
+    return made[0]
+
+
+NAMESERVER_FILE = """
+[nameserver]
+port = 9955
+data = "names"
+broker_expiry = 60
+open_registration = true
+
+[nameserver.limits]
+key_values = 7
+
+[nameserver.tls]
+cert = "c.pem"
+"""
+
+
+def test_a_name_server_is_set_as_a_broker_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("n.toml").write_text(NAMESERVER_FILE)
+    plain = nameserver_started(monkeypatch)
+    assert (plain.host, plain.port, plain.data, plain.open_registration) == ("127.0.0.1", 9876, None, False)
+    config = nameserver_started(
+        monkeypatch, "--config", "n.toml", "--data", "there", AIOROCKET_NAMESERVER_PORT="9956",
+        AIOROCKET_NAMESERVER_HOST="::1", AIOROCKET_NAMESERVER_REMOTING_MAX_PER_HOST="8", AIOROCKET_NAMESERVER="a:1",
+        AIOROCKET_BROKER_PORT="1",
+    )  # fmt: skip
+    assert (config.host, config.port, config.data, config.broker_expiry) == ("::1", 9956, "there", 60)
+    assert config.open_registration and config.limits.key_values == 7 and config.remoting.max_per_host == 8
+    assert isinstance(config.tls, ServerTlsConfig) and config.tls.cert == "c.pem"
+    assert nameserver_started(monkeypatch, AIOROCKET_NAMESERVER_PORT="tcp://10.0.0.7:9876").port == 9876
+
+
+def test_a_name_servers_settings_are_shown_checked_and_explained() -> None:
+    def told(*arguments: str, **env: str) -> tuple[int, str]:
+        result = CliRunner(env=env).invoke(cli, ["config", *arguments, "--server", "nameserver"])
+        return result.exit_code, result.output
+
+    Path("n.toml").write_text(NAMESERVER_FILE.partition("[nameserver.tls]")[0])
+    code, shown = told("show", "n.toml", AIOROCKET_NAMESERVER_PORT="9956")
+    assert code == 0 and "port = 9956  # AIOROCKET_NAMESERVER_PORT, AIOROCKET_NAMESERVER_PORT\n" in shown
+    assert "key_values = 7  # AIOROCKET_NAMESERVER_LIMITS_KEY_VALUES, n.toml: limits.key_values\n" in shown
+    Path("shown.toml").write_text(shown)
+    first, _ = server_settings(SERVERS["nameserver"], "n.toml", {"AIOROCKET_NAMESERVER_PORT": "9956"})
+    assert server_settings(SERVERS["nameserver"], "shown.toml", {})[0] == first
+    assert told("check", "n.toml") == (0, "5 settings given, nothing is wrong\n")
+    assert told("explain", "broker_expiry")[1].startswith("A broker that has not registered for this long")
+    assert "no setting of a nameserver" in told("explain", "store.flush")[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("[nameserver]\nbroker_expiri = 1", "broker_expiri is no option: is broker_expiry meant"),
+        ("[broker]", r"no section \[nameserver\]"),
+        ("[nameserver]\nport = 70000", "70000 is not in the range"),
+        ("[nameserver]\nhost = 'no such host'", "cannot be resolved"),
+        ("[nameserver]\nacl = 'none.toml'", "none.toml"),
+        ("[nameserver.tls]\ncert = 'none.pem'", "none.pem"),
+        ("[nameserver]\ndata = 'x.toml/names'", "x.toml"),
+    ],
+)
+def test_what_a_name_server_cannot_be(given: str, said: str) -> None:
+    Path("x.toml").write_text(given)
+    for words in ("config check --server nameserver x.toml", "nameserver --check --config x.toml"):
+        checked = CliRunner().invoke(cli, words.split())
+        assert checked.exit_code in (1, 2) and re.search(said, " ".join(checked.output.split())), checked.output
+
+
+def table(server: Server) -> str:
+    """A table of docs/settings.md. ``python -m tests.cli.test_config`` prints them."""
+    name = {"nameserver": "name server"}.get(server.section, server.section)
+    rows = [f"| setting of a {name} | variable |", "| --- | --- |"]
     rows += [
-        f"| `{'.'.join(each.path)}` | `AIOROCKET_BROKER_{each.variable}` |"
-        for each in options(BrokerConfig)
+        f"| `{'.'.join(each.path)}` | `{server.prefix}{each.variable}` |"
+        for each in options(server.config)
         if each.path[0] not in ("limits", "remoting")
     ]
     return "\n".join(rows) + "\n"
 
 
-def test_the_page_has_every_setting() -> None:
-    assert table() in (ROOT / "docs" / "settings.md").read_text()
+@pytest.mark.parametrize("server", SERVERS.values(), ids=list(SERVERS))
+def test_the_page_has_every_setting(server: Server) -> None:
+    assert table(server) in (ROOT / "docs" / "settings.md").read_text()
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table())
+    sys.stdout.write("\n".join(map(table, SERVERS.values())))
