@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ __all__ = ("Door", "Doors", "ServerTls")
 
 _log = logging.getLogger("aiorocket.remoting")
 _HANDSHAKE = 0x16
+#: Handshakes that begin in one turn of the loop: each holds it for a quarter to a whole millisecond.
+_A_TURN = 4
 
 
 class ServerTls:
@@ -77,11 +80,13 @@ class Door(asyncio.Protocol):
         self._said += data
         if not first:
             return
+        if data[0] == _HANDSHAKE:
+            self._transport.pause_reading()  # it may have to wait, and keeps no more than this meanwhile
+            self._doors.in_turn(self._begin)
+            return
         if self._timer is not None:
             self._timer.cancel()
-        if data[0] == _HANDSHAKE:
-            self._tasks.start(self._shake_hands(self._transport), name="handshake")
-        elif self._tls.plain:
+        if self._tls.plain:
             self._hand_over(self._transport, data)
         else:
             self._doors.refused(self.peer, "it speaks no TLS")
@@ -96,6 +101,14 @@ class Door(asyncio.Protocol):
         """Nobody comes in here any more."""
         if self._transport is not None:
             self._transport.abort()
+
+    def _begin(self) -> None:
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tasks.start(self._shake_hands(self._transport), name="handshake")
 
     async def _shake_hands(self, transport: asyncio.Transport) -> None:
         loop = asyncio.get_running_loop()
@@ -154,6 +167,7 @@ class Doors:
         self._comes = comes
         self._goes = goes
         self._open: set[Door] = set()
+        self._waiting: deque[Callable[[], None]] = deque()
         self._refused = 0
 
     def enter(self, door: Door) -> bool:
@@ -166,6 +180,18 @@ class Doors:
         if door in self._open:
             self._open.remove(door)
             self._goes(door.peer)
+
+    def in_turn(self, begin: Callable[[], None]) -> None:
+        """Call it in the next turn of the loop or, behind all that came before it, in one to come."""
+        self._waiting.append(begin)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._begin_some)
+
+    def _begin_some(self) -> None:
+        for _ in range(min(_A_TURN, len(self._waiting))):
+            self._waiting.popleft()()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._begin_some)
 
     def close(self) -> None:
         for door in list(self._open):

@@ -17,7 +17,7 @@ import pytest
 from aiorocket.config import RemotingConfig, ServerTlsConfig, TlsConfig
 from aiorocket.errors import ConfigError, ConnectionLostError, NotConnectedError
 from aiorocket.remoting import Connection, ProcessorTable, RemotingClient, RemotingServer
-from aiorocket.remoting.door import ServerTls
+from aiorocket.remoting.door import Door, ServerTls
 from aiorocket.remoting.tls import client_context, server_context, tls_trouble
 from aiorocket.runtime import memory_env, new_event_loop
 from aiorocket_protocol import RemotingCommand
@@ -248,6 +248,42 @@ def test_a_directory_of_authorities_and_errors_that_are_not_of_tls(tmp_path: Pat
 
 
 # ---- what a server of its own settings does
+
+
+def test_handshakes_that_come_at_once_begin_little_by_little(
+    run: Callable[[Main], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 of them held the loop for 70 ms with the fastest of keys, and for 300 with RSA."""
+    begun = [0]
+    shake_hands = Door._shake_hands
+
+    def counted(self: Door, transport: asyncio.Transport) -> Coroutine[Any, Any, None]:
+        begun[-1] += 1
+        return shake_hands(self, transport)
+
+    monkeypatch.setattr(Door, "_shake_hands", counted)
+
+    async def main() -> None:
+        server = RemotingServer(memory_env(), ProcessorTable(), RemotingConfig(), tls=ServerTls(settings_of()))
+        await server.start()
+        context = ssl.create_default_context(cafile=str(DATA / "ca.pem"))
+        peers, ends = [], []
+        for _ in range(40):
+            peers.append(socket.create_connection(("127.0.0.1", server.port), 30))
+            ends.append(context.wrap_bio(ssl.MemoryBIO(), out := ssl.MemoryBIO(), server_hostname="localhost"))
+            with pytest.raises(ssl.SSLWantReadError):
+                ends[-1].do_handshake()
+            peers[-1].sendall(out.read())  # the loop stands
+        async with asyncio.timeout(30):
+            while sum(begun) < 40:
+                await asyncio.sleep(0)
+                begun.append(0)
+        assert max(begun) <= 4
+        for peer in peers:
+            peer.close()
+        await server.close(0.1)
+
+    run(main)
 
 
 def settings_of(name: str = "server", place: Path = DATA, **more: Any) -> ServerTlsConfig:
