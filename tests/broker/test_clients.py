@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from aiorocket.broker import Broker
+from aiorocket.remoting import Connection
 from aiorocket_protocol import (
     ConsumerConnection,
     GetConsumerConnectionListRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,
     GetMaxOffsetResponseHeader,
+    RemotingCommand,
     SearchOffsetResponseHeader,
     UpdateConsumerOffsetRequestHeader,
     decode_body,
@@ -145,3 +149,33 @@ async def test_bounds_and_times_of_a_queue(peer: Peer) -> None:
         assert answer.code == 0 and answer.ext_value("offset") == "0"
     assert (await peer.call(32, None, topic="Unknown", queueId="0")).code == 17
     assert (await peer.call(29, None, topic="Unknown", queueId="0", timestamp="0")).code == 17
+
+
+async def test_members_of_a_large_group_are_told_some_in_each_turn(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiorocket.broker.handlers.client._NOTICES_PER_TURN", 4)
+    peers = [await Peer.connect(broker.port) for _ in range(20)]
+    turns = [0]
+    oneway = Connection.oneway
+
+    def counted(self: Connection, command: RemotingCommand) -> None:
+        if not turns[-1]:
+            asyncio.get_running_loop().call_soon(turns.append, 0)
+        turns[-1] += 1
+        oneway(self, command)
+
+    monkeypatch.setattr(Connection, "oneway", counted)
+    for number, peer in enumerate(peers):
+        await peer.call(34, body=heartbeat(f"c{number}", "T"))
+    assert broker.parts is not None and max(turns) == 4
+    clients = broker.parts.clients
+    while clients._notices or clients._to_notify:
+        await asyncio.sleep(0)
+    told, turns[:] = sum(turns), [0]
+    await peers[0].call(34, body=heartbeat("another", "T"))
+    while clients._notices or clients._to_notify:
+        await asyncio.sleep(0)
+    assert sum(turns) == 20 and max(turns) == 4 and told < 20 * 20
+    for peer in peers:
+        await peer.close()

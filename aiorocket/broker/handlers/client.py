@@ -2,13 +2,15 @@
 cause.
 
 Who must rebalance is told by NOTIFY_CONSUMER_IDS_CHANGED (40), one-way, once per group and loop turn however many
-members came or went in it: a restart of a thousand consumers is then not a million notices.
+members came or went in it: a restart of a thousand consumers is then not a million notices. Of larger groups some are
+told in each turn, and again when all have been.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +47,8 @@ __all__ = ("ClientHandlers",)
 
 _log = logging.getLogger("aiorocket.broker")
 
+#: Members that are told of others in one turn of the loop: some 5 ms.
+_NOTICES_PER_TURN = 1000
 #: Lines a minute on what a group's members disagree about, and groups they are counted of: two members could else make
 #: one with each heartbeat.
 _REPORTS, _MAX_REPORTED = 10, 4096
@@ -70,6 +74,8 @@ class ClientHandlers:
         self._producers: GroupTable[Connection] = tables.producers
         self._topics_changed = topics_changed
         self._to_notify: dict[str, None] = {}
+        #: Members that are told in the turns to come, and of which group.
+        self._notices: deque[tuple[Connection, NotifyConsumerIdsChangedRequestHeader]] = deque()
         #: Group → the end of its minute, and lines of what its members disagree about in it.
         self._reported: dict[str, tuple[float, int]] = {}
         self._consumer_expiry = DeadlineDriver(loop, tables.consumers.next_deadline, self._consumers_expired)
@@ -247,27 +253,30 @@ class ClientHandlers:
         self._producers.expire(now)
 
     def _notify(self, group: str) -> None:
-        if not self._to_notify:
+        if not self._to_notify and not self._notices:
             self._loop.call_soon(self._send_notices)
         self._to_notify[group] = None
 
     def _send_notices(self) -> None:
-        groups, self._to_notify = self._to_notify, {}
-        for group in groups:
-            live = self._consumers.get(group)
-            config = self._configs.get(group)
-            if live is None or live.message_model == BROADCASTING or (config is not None and not config.notify_changes):
-                continue
-            self._send_notice(live)
-
-    def _send_notice(self, live: ConsumerGroup[Connection]) -> None:
-        header = NotifyConsumerIdsChangedRequestHeader(live.name)
-        for member in list(live.members.values()):
-            connection = member.connection
+        notices = self._notices
+        if not notices:
+            groups, self._to_notify = self._to_notify, {}
+            for group in groups:
+                live = self._consumers.get(group)
+                config = self._configs.get(group)
+                if live is None or live.message_model == BROADCASTING:
+                    continue
+                if config is None or config.notify_changes:
+                    header = NotifyConsumerIdsChangedRequestHeader(group)
+                    notices.extend((connection, header) for connection in live.members)
+        for _ in range(min(_NOTICES_PER_TURN, len(notices))):
+            connection, header = notices.popleft()
             try:
                 connection.oneway(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True))
             except RocketError:
                 continue  # closed or not reading: it will find out by itself within its 20 s
+        if notices or self._to_notify:
+            self._loop.call_soon(self._send_notices)
 
 
 def _few(plain: Any, most: int) -> Any:
