@@ -256,6 +256,30 @@ async def test_groups_that_wait_for_one_message_have_their_turns(
     await sender.close()
 
 
+async def test_waiting_pops_that_find_nothing_do_not_keep_those_behind_them_from_their_turn(
+    peer: Peer, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """65 of them, each with a queue of its own, had the first 64 tried again and again, for as long as they waited."""
+    monkeypatch.setattr("aiorocket.broker.handlers.pop._WAKES_PER_TURN", 4)
+    assert broker.parts is not None
+    pops, waiting = broker.parts.pops, await Peer.connect(broker.port)
+    await peer.create_topic("T", 12)
+    for body in (b"0", b"1"):
+        await peer.send(body, queue_id=11)
+    ordered = {"order": True, "max_msg_nums": 1}
+    (first,) = popped(await peer.call(200050, pop_header(queue_id=11, **ordered)))
+    for queue_id in range(12):
+        await waiting.ask(200050, pop_header(queue_id=queue_id, poll_time=60_000, **ordered))
+    while pops.polls.count < 12:
+        await asyncio.sleep(0)
+    assert (await peer.call(200051, first.ack)).code == 0
+    assert bodies(popped(await asyncio.wait_for(waiting.answer(), 5))) == [b"1"]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not pops._waking and pops.polls.count == 11
+    await waiting.close()
+
+
 async def test_a_pop_of_any_queue_is_for_topics_of_some_thousand(peer: Peer) -> None:
     """The first of 65,536 queues held the loop for 0.6 s."""
     await peer.create_topic("large", 5000)

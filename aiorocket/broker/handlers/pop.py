@@ -119,8 +119,9 @@ class PopHandlers:
         self.awaited: dict[str, dict[tuple[str, str], None]] = {}
         #: How many were put there since the last look at all of them.
         self._marks = 0
-        #: (topic, group) and queue (-1: any) where something may be popped again, in this turn and those to come.
-        self._news: dict[tuple[tuple[str, str], int], None] = {}
+        #: (topic, group) and queue (-1: any) where something may be popped again, in this turn and those to come, and
+        #: the last parked pop that had its turn (0: none yet).
+        self._news: dict[tuple[tuple[str, str], int, int], None] = {}
         self._waking = False
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
         revival.free = self.wake
@@ -208,7 +209,7 @@ class PopHandlers:
         """Code 200055: how many wait."""
         header = command.read(PollingInfoRequestHeader)
         parked = self.polls.waiting((header.topic, header.consumer_group))
-        count = sum(_wanted(pull).queue_id == header.queue_id for pull in parked)
+        count = sum(pull.request.wanted.queue_id == header.queue_id for pull in parked)
         return RemotingCommand.response(header=PollingInfoResponseHeader(count))
 
     # ---- waiting
@@ -218,12 +219,12 @@ class PopHandlers:
         keys = self.awaited[topic] = {key: None for key in self.awaited[topic] if self.polls.is_awaited(key)}
         if not keys:
             del self.awaited[topic]
-        self._wake({(key, queue_id if key[0] == topic else ANY_QUEUE): None for key in keys})
+        self._wake({(key, queue_id if key[0] == topic else ANY_QUEUE, 0): None for key in keys})
 
     def wake(self, topic: str, group: str) -> None:
         """Something may be popped again."""
         if self.polls.is_awaited((topic, group)):
-            self._wake({((topic, group), ANY_QUEUE): None})
+            self._wake({((topic, group), ANY_QUEUE, 0): None})
 
     def lost(self, connection: Connection) -> None:
         self.polls.lost(connection)
@@ -279,7 +280,7 @@ class PopHandlers:
         self.awaited = {topic: dict.fromkeys(keys) for topic, keys in waiting.items() if keys}
         self._marks = sum(map(len, self.awaited.values()))
 
-    def _wake(self, news: dict[tuple[tuple[str, str], int], None]) -> None:
+    def _wake(self, news: dict[tuple[tuple[str, str], int, int], None]) -> None:
         self._news.update(news)
         if not self._waking:
             self._wake_some()
@@ -289,27 +290,29 @@ class PopHandlers:
         self._waking, left = True, _WAKES_PER_TURN
         try:
             while self._news and left > 0:
-                key, queue_id = next(iter(self._news))
-                del self._news[key, queue_id]
-                left = self._serve_waiting(key, queue_id, left)
+                key, queue_id, after = next(iter(self._news))
+                del self._news[key, queue_id, after]
+                left = self._serve_waiting(key, queue_id, after, left)
         finally:
             self._waking = bool(self._news)
             if self._news:
                 self._loop.call_soon(self._wake_some)
 
-    def _serve_waiting(self, key: tuple[str, str], queue_id: int, left: int) -> int:
-        """Run what waits under ``key`` and may take from ``queue_id`` (-1: from any), until nothing is found, but at
-        most ``left`` of them; how many are left then."""
+    def _serve_waiting(self, key: tuple[str, str], queue_id: int, after: int, left: int) -> int:
+        """Run what waits under ``key``, behind the pop ``after``, and may take from ``queue_id`` (-1: from any), until
+        nothing is found, but at most ``left`` of them; how many are left then."""
         idle: set[int] = set()
         for pull in self.polls.waiting(key):
             parked: _Parked = pull.request
             asked = parked.wanted.queue_id
-            if asked in idle or (queue_id >= 0 and asked not in (ANY_QUEUE, queue_id)):
+            if pull.seq <= after or asked in idle or (queue_id >= 0 and asked not in (ANY_QUEUE, queue_id)):
                 continue
             if not left:
-                self._news[key, queue_id] = None
+                # Those before have found nothing, or wait no more: from the first on, it would be these again for ever.
+                self._news[key, queue_id, after] = None
                 return 0
             left -= 1
+            after = pull.seq
             try:
                 served = self._serve(parked.connection, parked.command, parked.wanted)
             except (RocketError, OSError) as error:
@@ -489,11 +492,6 @@ class PopHandlers:
         revive = ORDER_REVIVE_QUEUE if wanted.in_order else 0
         answer = PopMessageResponseHeader(self._clock.wall_ms(), wanted.invisible_ms, revive, 0)
         return RemotingCommand.response(code, answer, remark="NO_MESSAGE_IN_QUEUE")
-
-
-def _wanted(pull: ParkedPull) -> Wanted:
-    parked: _Parked = pull.request
-    return parked.wanted
 
 
 def _bad(why: str) -> RemotingCommand:
