@@ -325,6 +325,27 @@ def test_every_difference_from_apaches_has_requests_and_a_reason() -> None:
     assert len({rule.why for rule in rules}) == len(rules)
 
 
+@pytest.mark.parametrize(
+    ("case", "what", "allowed"),
+    [
+        ("105 legal", "code 0/17", False),
+        ("105 legal apart", "code 0/17", True),
+        ("11 legal", "code 0/19", False),
+        ("11 legal apart", "code 0/19", True),
+        ("14 legal", "code 22/0", False),
+        ("310 legal", "code 0/1", False),
+        ("310 legal", "code 0/1 NullPointerException", True),
+        ("310 legal", "-MSG_REGION", False),
+        ("310 legal", "-MSG_REGION of 29", True),
+        ("200050 legal", "-popTime", False),
+        ("12 legal", "code 22/0", False),
+        ("28 legal", "-body.table.msgPutTotalTodayNow", False),
+    ],
+)
+def test_what_differs_of_legal_requests_is_seen(case: str, what: str, allowed: bool) -> None:
+    assert any(rule.allows(case, what) for rule in apaches_rules()) == allowed
+
+
 def test_findings_with_other_numbers_are_one() -> None:
     one, two = (Finding("internal", f"KeyError: {number}", 10) for number in (17, 4))
     assert one.signature == two.signature != Finding("internal", "KeyError: 17", 11).signature
