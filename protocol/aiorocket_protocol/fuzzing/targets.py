@@ -9,7 +9,7 @@ from typing import Any
 
 import aiorocket_protocol as protocol
 from aiorocket_protocol import JSON, MSGPACK, ROCKETMQ, SPECS, FrameSplitter, ProtocolError, fastjson
-from aiorocket_protocol.fast import PURE
+from aiorocket_protocol.fast import PURE, compiled
 
 __all__ = ("TARGETS", "one_input")
 
@@ -88,10 +88,19 @@ def _targets() -> dict[str, Callable[[bytes], None]]:
         with contextlib.suppress(ProtocolError):  # a 0x01 inside a value is read, but never written
             assert protocol.decode_properties(protocol.encode_properties(found)) == found
 
+    plain_batch = compiled("plain_batch")
+
     def batch(data: bytes) -> None:
         same("decode_batch", data)
+        whole = None if plain_batch is None else plain_batch(data, 1 << 20)
+        if whole is not None:
+            assert _outcome(list, (whole,)) == _outcome(PURE["decode_batch"], (data,))
         items = protocol.decode_batch(data)
-        same("encode_records", items, b"A\x01b\x02", b"t", 1, 2, 3, 0, 4, bytes(8), 5, bytes(8))
+        more = (b"A\x01b\x02", b"t", 1, 2, 3, 0, 4, bytes(8), 5, bytes(8))
+        same("encode_records", items, *more)
+        if whole is not None:
+            assert protocol.encode_records(whole, *more) == protocol.encode_records(items, *more)
+        same("encode_bodies", [body for body, _, _ in items], [own.decode("latin-1") for _, _, own in items])
         for body, flag, properties in items:
             same("encode_record", b"t", body, properties, 1, 2, 3, flag, 0, 4, bytes(8), 5, bytes(8))
         again = protocol.encode_batch(items)
