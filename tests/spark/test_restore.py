@@ -20,10 +20,11 @@ from aiorocket.spark.bridge import client as shared_client
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.partition import QueuePartition, read_partition
 from aiorocket.spark.planner import QueueRange
-from aiorocket.spark.steps import ArchiveConflictError, Progress, StepReport, archive, restore, topic_rows
+from aiorocket.spark.steps import ArchiveConflictError, Progress, StepReport, archive, compact, restore, topic_rows
 from aiorocket.spark.steps.file_jobs import Held
 from tests.spark.lakes import NOON, CrashError, add, crash_at, make
 from tests.spark.producing import create_topic, send
+from tests.spark.writing import stored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,6 +106,39 @@ def test_a_restore_selects_and_limits(spark: SparkSession, nameserver: str, topi
     # What the archive lacks is missing in what comes out of it.
     assert go(dry_run=True).missing == {Q: 3}
     assert go(topics=["none"]).rows_in == 0
+
+
+@pytest.mark.spark_long
+def test_the_table_is_still_there_as_it_was_restored(
+    spark: SparkSession, nameserver: str, topic: str, tmp_path: Path
+) -> None:
+    """Time travel: more was archived, and the files were replaced."""
+    deltalake = pytest.importorskip("deltalake")
+    path, target = str(tmp_path), f"{topic}-then"
+    create_topic(nameserver, target, 4)
+
+    def ids(version: int | None = None) -> set[str]:
+        places = ["topic", "brokerName", "queueId", "queueOffset"]
+        rows = deltalake.DeltaTable(f"{path}/data", version=version).to_pyarrow_table(columns=places).to_pylist()
+        found = {"@".join(str(row[name]) for name in places) for row in rows}
+        assert len(found) == len(rows)
+        return found
+
+    def restored() -> set[str]:
+        return {view.properties["RESTORE_ID"] for view in stored(nameserver, target)}
+
+    def go_on(count: int) -> None:
+        send(nameserver, topic, [message(topic, number) for number in range(count)])
+        assert archive(spark, path, nameserver, topic, mode="direct", format="delta").rows_out == count
+
+    go_on(12)
+    then = deltalake.DeltaTable(f"{path}/data").version()
+    restore(spark, path, nameserver, to_topic=target)
+    go_on(8)
+    assert compact(spark, path, keep=3600).details["generations"] == 1
+    assert ids(then) == restored() and len(ids()) == 20
+    assert restore(spark, path, nameserver, to_topic=target).rows_out == 8
+    assert ids() == restored() and len(ids(then)) == 12
 
 
 def test_a_second_run_of_a_restore_is_refused(spark: SparkSession, nameserver: str, topic: str, tmp_path: Path) -> None:
