@@ -97,6 +97,17 @@ spark.stop()
 """
 
 
+def jars() -> str:
+    """Hadoop's s3a in pyspark's own version of Hadoop, for ``spark.jars``."""
+    lib = fetch_jars(pom=_POM)
+    [ours] = lib.glob("hadoop-aws-*.jar")
+    hadoop = ours.name.replace("aws", "client-api")
+    assert (Path(pyspark.__path__[0]) / "jars" / hadoop).exists(), (
+        f"pyspark has another Hadoop than {_POM}: set it there"
+    )
+    return ",".join(str(each) for each in sorted(lib.glob("*.jar")) if not each.name.startswith("slf4j"))
+
+
 @contextmanager
 def s3(bucket: str, log: Path) -> Iterator[str]:
     """``http://host:port`` of a server in a process of its own (deltalake holds Python's lock while it waits)."""
@@ -130,19 +141,13 @@ def test_the_way_of_rows_through_s3_with_crashes(nameserver: str, tmp_path: Path
     pytest.importorskip("deltalake")
     if missing := missing_programs():
         pytest.skip(missing)
-    lib = fetch_jars(pom=_POM)
-    [ours] = lib.glob("hadoop-aws-*.jar")
-    hadoop = ours.name.replace("aws", "client-api")
-    assert (Path(pyspark.__path__[0]) / "jars" / hadoop).exists(), (
-        f"pyspark has another Hadoop than {_POM}: set it there"
-    )
-    jars = ",".join(str(each) for each in sorted(lib.glob("*.jar")) if not each.name.startswith("slf4j"))
+    found = jars()
     send(nameserver, "orders", [json.dumps({"id": number}) for number in range(400)])
     create_topic(nameserver, "once", 4)
     paths = [str(_ROOT), str(_ROOT / "protocol"), str(_ROOT / "aiorocket/spark/autoload")]
     with s3("lake", tmp_path / "moto") as address:
         done = subprocess.run(
-            [sys.executable, "-c", JOB, nameserver, jars], cwd=tmp_path, capture_output=True, text=True, timeout=500,
+            [sys.executable, "-c", JOB, nameserver, found], cwd=tmp_path, capture_output=True, text=True, timeout=500,
             env={
                 **os.environ, "PYTHONPATH": os.pathsep.join(paths), "AWS_ENDPOINT_URL": address,
                 "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1",

@@ -1,0 +1,32 @@
+"""A few random kills, with what ``kills.py`` counts after each; hundreds by its command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aiorocket.spark import bridge
+from aiorocket.testing import broker_thread
+from tests.interop.peers import missing_programs
+from tests.spark.kills import ASKING, Killing, s3_environment, s3a_conf
+from tests.spark.test_object_store import jars, s3
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(900)
+def test_no_row_is_lost_or_doubled_by_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Delta archive in S3: the claim of who was killed is taken over as well."""
+    pytest.importorskip("moto", reason="the extra dev is not installed")
+    if missing := missing_programs():
+        pytest.skip(missing)
+    with s3("lake", tmp_path / "moto") as address, broker_thread(broker=ASKING) as server:
+        environment = s3_environment(address)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        try:
+            killing = Killing(server.nameserver_address, "s3://lake", "delta", environment, s3a_conf(address, jars()))
+            found = killing.run(2, seed=1, took=9.0)
+        finally:
+            bridge.close()
+    assert found["kills"] == 2 and found["once"] == found["archived"] == 3 * 40
