@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -85,6 +87,88 @@ def test_a_disk_locks_until_its_process_is_gone(tmp_path: Path) -> None:
             refuse(folder, f"process {os.getpid()}")  # a thread's, of this process
     with claim(folder, "table"):
         pass
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of a fork beside threads
+def test_a_child_of_a_fork_has_no_part_in_a_lock(tmp_path: Path) -> None:
+    """It neither keeps the lock when its parent is done, nor gives it away when it leaves the block itself."""
+    folder = Folder(str(tmp_path))
+    with ExitStack() as stack:
+        held = stack.enter_context(claim(folder, "table"))
+        assert isinstance(held, claims._Locked)
+        begun, ends = os.pipe(), os.pipe()
+        if (child := os.fork()) == 0:
+            held.release()
+            os.write(begun[1], b"!")
+            os.read(ends[0], 1)
+            os._exit(0)
+        os.read(begun[0], 1)
+        refuse(folder, f"process {os.getpid()}")
+        os.write(ends[1], b"!")
+        os.waitpid(child, 0)
+        if (child := os.fork()) == 0:
+            os.read(ends[0], 1)
+            os._exit(0)
+        stack.close()
+        try:
+            with claim(folder, "table"):
+                pass
+        finally:
+            os.write(ends[1], b"!")
+            os.waitpid(child, 0)
+            for each in (*begun, *ends):
+                os.close(each)
+
+
+def test_a_disk_without_locks_is_as_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(claims, "_RENEW", 0.1)
+    monkeypatch.setattr(claims, "_LOOK", 0.02)
+    folder = Folder(str(tmp_path))
+    for _ in range(2):
+        with claim(folder, "table") as held:
+            held.check()
+            refuse(folder, f"process {os.getpid()}")
+    bridge.close()
+
+
+@pytest.mark.parametrize("kind", ["disk", "store"])
+def test_a_restore_may_have_any_name(tmp_path: Path, kind: str) -> None:
+    folder = Folder(str(tmp_path))
+    folder.make("_claims/restore-a%2Fb")
+    folder._local = kind == "disk"
+    with claim(folder, "restore-a/b") as held, claim(Folder(str(tmp_path)), "restore-a"):
+        held.check()
+    bridge.close()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_renewal_that_comes_too_late_brings_no_claim_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store was away for long, and the renewal that got through was on the way for long."""
+    taken_over, put, began = threading.Event(), Folder.put, time.monotonic()
+
+    def late(self: Folder, name: str, data: bytes) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            if time.monotonic() - began < 0.8:
+                raise OSError("the store is away")
+            assert taken_over.wait(20)
+        put(self, name, data)
+
+    with claim(store(tmp_path), "table") as held:
+        [own] = tmp_path.glob("_claims/table/*")
+        monkeypatch.setattr(Folder, "put", late)
+        with claim(store(tmp_path), "table") as other:
+            assert not own.exists()
+            taken_over.set()
+            assert isinstance(held, claims._Renewed)
+            with held._busy:  # until it got through
+                assert own.exists()
+            with pytest.raises(ArchiveConflictError, match="another run may be at work"):
+                held.check()
+            other.check()
 
 
 @pytest.mark.usefixtures("quick")

@@ -1,9 +1,10 @@
 """One run at a time: what a step holds while it writes to a folder, so that a second run of it is refused.
 
-On local and mounted disks it is a lock of the operating system on ``_claims/NAME``, which ends with its process. Object
-stores have none: there each run puts a file of its own below ``_claims/NAME``, then looks who else has one. Whoever
-sees another's that is renewed gives way; one that nobody renews for ``_TAKE`` seconds is of a run that died, and
-is removed. An owner that could not renew for ``_TRUST`` seconds does not write any more. Ages are by the store's clock.
+On local and mounted disks it is a lock of the operating system on ``_claims/NAME.lock``, which ends with its process.
+Object stores, and some mounted disks, have none: there each run puts a file of its own below ``_claims/NAME``, then
+looks who else has one. Whoever sees another's that is renewed gives way; one that nobody renews for ``_TAKE`` seconds
+is of a run that died, and is removed. An owner that could not renew for ``_TRUST`` seconds does not write any more.
+Ages are by the store's clock.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Lock
 from time import perf_counter
 from typing import Protocol
+from urllib.parse import quote
 
 from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.threads import in_thread
@@ -43,6 +46,7 @@ def claim(folder: Folder, name: str) -> Iterator[Claim]:
     """Holds ``name`` in ``folder`` for as long as the block runs. ArchiveConflictError when another run, a thread's or
     any process's, holds it: at once on a disk, within ``_RENEW`` seconds in an object store. There it waits, up to
     ``_TAKE`` seconds, when the owner of a claim seems to be dead."""
+    name = quote(name, safe="")
     taken: _Locked | _Renewed | None = _Locked.take(folder, name) if folder.local else None
     if taken is None:
         taken = _Renewed(folder, f"{_CLAIMS}/{name}")
@@ -67,8 +71,10 @@ def _refused(folder: Folder, name: str, by: str) -> ArchiveConflictError:
 class _Locked:
     """A lock on a file, which stays: to remove it would let two runs lock two files of one name."""
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, file: int, unlock: Callable[[], object]) -> None:
         self._file = file
+        self._unlock = unlock
+        self._pid = os.getpid()
 
     @classmethod
     def take(cls, folder: Folder, name: str) -> _Locked | None:
@@ -78,7 +84,7 @@ class _Locked:
         except ImportError:  # Windows
             return None
         folder.make(_CLAIMS)
-        file = os.open(folder.full(f"{_CLAIMS}/{name}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = os.open(folder.full(f"{_CLAIMS}/{name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -91,12 +97,14 @@ class _Locked:
         with suppress(OSError):  # a full disk: then it does not say who
             os.ftruncate(file, 0)
             os.pwrite(file, _who(), 0)
-        return cls(file)
+        return cls(file, partial(fcntl.flock, file, fcntl.LOCK_UN))
 
     def check(self) -> None:
         """It is held until it is released."""
 
     def release(self) -> None:
+        if self._pid == os.getpid():  # a child of a fork has the same lock: it would keep it, or give it away
+            self._unlock()
         os.close(self._file)
 
 
@@ -171,8 +179,14 @@ class _Renewed:
 
     def _again(self) -> None:
         with self._busy:
-            if not self._over and perf_counter() - self._at <= _TRUST and self._folder.exists(self._file):
-                self._put()
+            if self._over or perf_counter() - self._at > _TRUST or not (before := self._folder.changed_ms(self._file)):
+                return
+            at = perf_counter()
+            self._folder.put(self._file, _who())
+            # One that took so long may have brought back a file that another run had removed.
+            if self._folder.changed_ms(self._file) - before > _TAKE * 1000:
+                self._over = True
+            self._at = at
 
     def _put(self) -> None:
         at = perf_counter()
