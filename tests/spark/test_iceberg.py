@@ -127,3 +127,22 @@ def test_a_store_needs_a_catalogue(tmp_path: Path) -> None:
     archive.folder._local = False
     with pytest.raises(UsageError, match="PYICEBERG_CATALOG__AIOROCKET__URI"):
         sync_iceberg(archive)
+
+
+@pytest.mark.parametrize("name", ["a b", "a%20b", "заказы'"])
+def test_a_folder_may_have_an_odd_name(tmp_path: Path, name: str) -> None:
+    archive = make(tmp_path / name / "orders", format="iceberg")
+    add(archive, {Q0: range(3)})
+    sync_iceberg(archive)
+    table = iceberg_table(archive)
+    with closing(table.catalog):
+        assert table.scan().to_arrow().num_rows == 3
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b"])
+def test_what_pyiceberg_would_take_for_the_end_of_a_path_is_refused(tmp_path: Path, name: str) -> None:
+    archive = make(tmp_path / name / "orders", format="iceberg")
+    add(archive, {Q0: range(3)})
+    with pytest.raises(UsageError, match="use another folder"):
+        sync_iceberg(archive)
+    assert [each.name for each in tmp_path.iterdir()] == [name]  # and nothing beside it

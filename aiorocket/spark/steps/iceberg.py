@@ -145,11 +145,16 @@ def _create(catalog: Any, name: str, archive: Archive) -> Any:
 
 def _catalog(archive: Archive) -> Any:
     try:
-        import sqlalchemy  # noqa: F401 - what pyiceberg's SQL catalogue needs
         from pyiceberg.catalog import load_catalog
         from pyiceberg.utils.config import Config
+        from sqlalchemy import URL  # what pyiceberg's SQL catalogue needs
     except ImportError as error:
         raise UsageError(f"{error}: format='iceberg' needs pip install 'aiorocketmq[spark,iceberg]'") from error
+    if odd := set("?#") & set(archive.folder.location):
+        raise UsageError(
+            f"format='iceberg' at {archive.folder.location}: pyiceberg writes elsewhere when a folder's name has "
+            f"{' or '.join(sorted(odd))} in it: use another folder"
+        )
     configured: Any = Config().get_catalog_config(CATALOG)
     if configured is not None:
         return load_catalog(CATALOG, **configured)
@@ -159,9 +164,8 @@ def _catalog(archive: Archive) -> Any:
             f"{CATALOG!r} for pyiceberg: PYICEBERG_CATALOG__{CATALOG.upper()}__URI in the environment, or "
             "~/.pyiceberg.yaml"
         )
-    return load_catalog(
-        CATALOG, type="sql", uri=f"sqlite:///{archive.folder.full(_FILE)}", warehouse=_address(archive, "")
-    )
+    uri = URL.create("sqlite", database=archive.folder.full(_FILE)).render_as_string()
+    return load_catalog(CATALOG, type="sql", uri=uri, warehouse=_address(archive, ""))
 
 
 def _address(archive: Archive, name: str) -> str:
