@@ -146,3 +146,17 @@ def test_what_pyiceberg_would_take_for_the_end_of_a_path_is_refused(tmp_path: Pa
     with pytest.raises(UsageError, match="use another folder"):
         sync_iceberg(archive)
     assert [each.name for each in tmp_path.iterdir()] == [name]  # and nothing beside it
+
+
+def test_old_metadata_goes(tmp_path: Path) -> None:
+    archive = make(tmp_path / "orders", format="iceberg")
+    table = iceberg_table(archive)
+    with closing(table.catalog), table.transaction() as change:
+        change.set_properties({"write.metadata.previous-versions-max": "2"})
+    for number in range(5):
+        add(archive, {Q0: range(number, number + 1)})
+        sync_iceberg(archive)
+    assert len(list(tmp_path.glob("orders/data/metadata/*.metadata.json"))) == 3
+    table = iceberg_table(archive)
+    with closing(table.catalog):
+        assert table.scan(snapshot_id=table.history()[1].snapshot_id).to_arrow().num_rows == 2

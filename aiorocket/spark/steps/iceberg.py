@@ -128,7 +128,11 @@ def _create(catalog: Any, name: str, archive: Archive) -> Any:
     schema = arrow_schema([column for column in archive.columns if column != "topic"])
     for column in _PARTITIONS:
         schema = schema.append(pa.field(column, pa.string()))
-    properties = {_ID: archive.id, _COMMIT: "-1", _GENERATION: "0", "commit.retry.num-retries": "0"}
+    # Each commit writes all of the table's metadata anew: whoever follows a topic would fill the disk with old ones.
+    properties = {
+        _ID: archive.id, _COMMIT: "-1", _GENERATION: "0", "commit.retry.num-retries": "0",
+        "write.metadata.delete-after-commit.enabled": "true",
+    }  # fmt: skip
     try:
         transaction = catalog.create_table_transaction(
             name, schema=schema, location=_address(archive, "data"), properties=properties
