@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -20,6 +22,12 @@ def processors() -> ProcessorTable:
     table.add(ECHO, lambda connection, request: RemotingCommand.response(0, body=request.body))
     table.add(PARK, lambda connection, request: None)
     return table
+
+
+def test_the_package_tells_all_its_names() -> None:
+    """Before they are imported, which is when they are first used."""
+    told = "import aiorocket.remoting as it; print(sorted(set(it.__all__) - set(dir(it))))"
+    assert subprocess.check_output([sys.executable, "-c", told], text=True) == "[]\n"
 
 
 @pytest.mark.parametrize(
