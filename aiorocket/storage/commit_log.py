@@ -25,17 +25,16 @@ from aiorocket.config import StoreConfig
 from aiorocket.errors import StoreError, StoreFullError
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.runtime.env import Env
-from aiorocket.storage.consume_queue import UNIT_SIZE, ConsumeQueue
+from aiorocket.storage.consume_queue import ConsumeQueue
 from aiorocket.storage.damage import DamagedRanges
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.results import PutResult, PutStatus, StoreBrokenError, StoreBusyError
 from aiorocket.storage.segment import Segment
-from aiorocket.storage.tail_cache import TailCache
 from aiorocket.storage.walk import Bad
 from aiorocket.storage.written import WrittenLog
 from aiorocket_protocol import BLANK_SIZE, encode_blank
 
-__all__ = ("CommitGroup", "CommitLog", "take_back")
+__all__ = ("CommitGroup", "CommitLog")
 
 #: Messages after which a group of flush="async" is written at once instead of at the end of the loop turn: a full
 #: read holds a producer's whole window, and answering it in one piece makes producer and broker wait for each other.
@@ -93,6 +92,21 @@ class CommitGroup:
         for queue in self.touched:
             queue.marked = False
             marks.append((queue, queue.next_offset, queue.code))
+
+
+def _or_broken(step: Callable[..., None]) -> Callable[..., None]:
+    """A ``step`` of the log after whose MemoryError it is broken: nobody would go on with what it stopped at."""
+
+    def guarded(log: CommitLog, *args: object) -> None:
+        try:
+            step(log, *args)
+        except MemoryError as error:
+            log.broken(error if error.args else MemoryError("no memory"))
+            log.flushing, log.scheduled = None, False
+            log._wake()
+            raise
+
+    return guarded
 
 
 class CommitLog(WrittenLog):
@@ -283,6 +297,7 @@ class CommitLog(WrittenLog):
             self.group = CommitGroup(self.end, [run])
             self.buffers = run.buffers
 
+    @_or_broken
     def flush(self) -> None:
         """Write what has gathered. Called once per loop turn with appends, unless a flush is running."""
         group = self.group
@@ -301,7 +316,7 @@ class CommitLog(WrittenLog):
         if not self._sync_mode and len(group.runs) == 1 and group.runs[0].segment.file is not None:
             try:
                 self._write(group)
-            except (OSError, _SyncError) as error:
+            except (OSError, MemoryError, _SyncError) as error:
                 self._ended(error)
             else:
                 self._ended(None)
@@ -332,13 +347,14 @@ class CommitLog(WrittenLog):
                     segment.failed = error
                     raise _SyncError from error
 
+    @_or_broken
     def _written(self, future: asyncio.Future[None]) -> None:
         self._ended(asyncio.CancelledError() if future.cancelled() else future.exception())
 
     def _ended(self, error: BaseException | None) -> None:
-        group = self.flushing
-        assert group is not None
-        self.flushing = None
+        group, self.flushing = self.flushing, None
+        if group is None:  # given up before it came to its end
+            return
         if error is not None:
             self._flush_failed(group, error)
             return
@@ -399,8 +415,7 @@ class CommitLog(WrittenLog):
 
     def _rolled_back(self, future: asyncio.Future[None]) -> None:
         self._rolling_back = False
-        error = None if future.cancelled() else future.exception()
-        if error is not None:
+        if not future.cancelled() and (error := future.exception()) is not None:
             self.broken(error)
         self._wake()
 
@@ -434,8 +449,7 @@ class CommitLog(WrittenLog):
     def _synced(self, upto: int, future: asyncio.Future[None]) -> None:
         if future.cancelled():
             return
-        error = future.exception()
-        if error is not None:
+        if (error := future.exception()) is not None:
             self.broken(error)
             return
         self.synced = max(self.synced, upto)
@@ -464,18 +478,6 @@ class CommitLog(WrittenLog):
             self.broken(error)
         else:
             self.synced = max(self.synced, upto)
-
-
-def take_back(log: CommitLog, tail: TailCache, queue: ConsumeQueue, records: bytes) -> None:
-    """What an append has left before it found no memory: nothing was assigned, the next one takes its place."""
-    tail.forget(queue, queue.next_offset)
-    del queue.tail[(queue.next_offset - queue.tail_first) * UNIT_SIZE :]
-    group = log.group
-    if log.buffers and log.buffers[-1] is records:
-        log.buffers.pop()
-    if not queue.marked and group.touched and group.touched[-1] is queue:
-        group.touched.pop()
-    del group.dones[len(group.results) :]
 
 
 def _nothing() -> None:

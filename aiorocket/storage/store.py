@@ -22,7 +22,7 @@ from aiorocket.runtime.env import Env
 from aiorocket.storage.block import BLOCK_MASK
 from aiorocket.storage.checkpoint import QueueTable
 from aiorocket.storage.chunk_cache import ChunkCache
-from aiorocket.storage.commit_log import CommitGroup, CommitLog, Done, take_back
+from aiorocket.storage.commit_log import CommitGroup, CommitLog, Done
 from aiorocket.storage.consume_queue import UNIT, ConsumeQueue, queue_directory, units_of
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.housekeeping import Housekeeping
@@ -35,6 +35,7 @@ from aiorocket.storage.results import Damage, PutResult, PutStatus, ReadResult, 
 from aiorocket.storage.retention import Retention
 from aiorocket.storage.scrub import Scrub
 from aiorocket.storage.tail_cache import TailCache
+from aiorocket.storage.take_back import take_back
 from aiorocket_protocol import PHYSICAL_OFFSET_AT, SYS_FLAG_AT, BatchItem, encode_record, encode_records
 
 __all__ = ("Arrival", "MessageStore")
@@ -167,7 +168,8 @@ class MessageStore:
 
     def appending(self) -> dict[str, Any]:
         """What the compiled way of a plain append works with: all that ``append`` does, in the same fields."""
-        return {name: getattr(self, f"_{name}") for name in ("log", "tail", "queues", "wall_ms", "max_pending")}
+        fields = {name: getattr(self, f"_{name}") for name in ("log", "tail", "queues", "wall_ms", "max_pending")}
+        return fields
 
     def append(
         self,
@@ -235,7 +237,7 @@ class MessageStore:
             group.dones.append(done)
             group.results.append(result)
         except MemoryError:
-            take_back(log, tail, queue, record)
+            take_back(log, tail, (queue,), record)
             raise
         log.end = end
         log.pending = pending
@@ -324,7 +326,7 @@ class MessageStore:
             group.dones.append(done)
             group.results.append(result)
         except MemoryError:
-            take_back(log, tail, queue, records)
+            take_back(log, tail, (queue,), records)
             raise
         log.end = end
         log.pending = pending
@@ -481,8 +483,7 @@ class MessageStore:
         """
         doomed = [queue for (name, _), queue in self._queues.items() if name == topic]
         if not doomed:
-            nothing: asyncio.Future[None] = self._loop.create_future()
-            nothing.set_result(None)
+            (nothing := self._loop.create_future()).set_result(None)
             return nothing
         for queue in doomed:
             queue.deleted = True

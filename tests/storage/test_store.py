@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import os
 import threading
 from itertools import count
 from pathlib import Path
@@ -459,6 +461,58 @@ async def test_open_files_are_bounded() -> None:
     assert len(everything(store)) == 200
     assert 100 < len(store._files._files) <= 128
     await store.close()
+
+
+@pytest.mark.parametrize("step", ["_new_group", "_write", "_committed"])
+async def test_a_group_without_memory_breaks_the_store(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would write or acknowledge what it stopped at: appends are refused, and a close does not wait for it."""
+    env = memory_env()
+    store = await opened(env, flush="async")
+    await put(store, body=b"before")
+    log = store._log
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, step, fail)
+        future = put(store)
+        with contextlib.suppress(MemoryError):
+            log.flush()
+    assert future.done() == (step == "_write")
+    if future.done():
+        assert future.result().status is PutStatus.BROKEN
+    assert "look at the disk" in (store.problem or "")
+    with pytest.raises(StoreError):
+        await put(store)
+    await store.close()
+    store = await opened(env)
+    assert bodies(store)[:1] == [b"before"]
+    await store.close()
+
+
+async def test_segments_are_preallocated(tmp_path: Path) -> None:
+    """A full disk shows when a segment is made, not in the middle of it; the next one stands there before it is
+    needed."""
+    env = real_env()
+    store = await opened(env, str(tmp_path / "store"))
+    directory = tmp_path / "store" / "commitlog"
+
+    def sizes() -> list[int]:
+        files = sorted(path for path in directory.iterdir() if path.name.isdigit())
+        if hasattr(os, "posix_fallocate"):
+            assert all(path.stat().st_blocks * 512 >= 65_536 for path in files)
+        return [path.stat().st_size for path in files]
+
+    await env.disk.run(int)  # behind what opening left to its thread
+    assert sizes() == [65_536]
+    await put(store, body=b"x" * 10_000)
+    assert sizes() == [65_536]
+    await put(store, body=b"x" * 30_000)
+    await env.disk.run(int)
+    assert store.max_physical < 65_536 and sizes() == [65_536, 65_536]
+    await store.close()
+    await env.disk.close()
 
 
 @pytest.mark.parametrize("many, before", [(0, 0), (0, 5), (0, 128), (0, 704), (5, 125), (2, 703)])
