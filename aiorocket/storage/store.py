@@ -169,7 +169,7 @@ class MessageStore:
     def appending(self) -> dict[str, Any]:
         """What the compiled way of a plain append works with: all that ``append`` does, in the same fields."""
         fields = {name: getattr(self, f"_{name}") for name in ("log", "tail", "queues", "wall_ms", "max_pending")}
-        return fields
+        return {**fields, "take_back": take_back}
 
     def append(
         self,

@@ -14,7 +14,7 @@ __all__ = ("PURE", "SPEEDUPS", "compiled", "twin")
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: What a twin takes, answers and calls: those of another version are not used.
-_INTERFACE = 6
+_INTERFACE = 7
 
 
 def _found() -> Any:

@@ -40,6 +40,7 @@ from aiorocket_protocol import (
     SendMessageRequestHeaderV2,
     encode,
     encode_batch,
+    split_records,
 )
 from aiorocket_protocol.fast import compiled
 from tests.broker.peer import running, send_header
@@ -339,6 +340,101 @@ async def test_without_memory_for_it_nothing_is_stored(lacking: str, monkeypatch
             assert body in (store.read_record(place) or b"")
         connection.close("done")
         connection.connection_lost(None)
+
+
+@pytest.mark.parametrize("lacking", [1, 2])
+@pytest.mark.parametrize("before, burst", [(0, 48), (5, 48), (126, 48), (5, 3)])
+async def test_without_memory_a_run_is_stored_whole_or_not_at_all(before: int, burst: int, lacking: int) -> None:
+    """Each allocation of a run fails once, alone and with the one behind it."""
+    memory = pytest.importorskip("_testcapi", reason="this interpreter has no allocator that fails when told to")
+    allocation = 0
+    while True:  # once more for each broker that will write no more
+        async with running(store=StoreConfig(segment_size=1 << 24)) as broker, TaskScope("test") as tasks:
+            store, log, plain = broker.store, broker.store._log, broker.server.processors.plain
+            assert plain is not None
+            connection = Connection(
+                asyncio.get_running_loop(), broker.server.config, broker.server.processors.dispatch, tasks,
+                is_client=False, shared=memoryview(bytearray(READ_SIZE)),
+            )  # fmt: skip
+            connection.connection_made(Pipe())
+            expected: dict[int, list[bytes]] = {0: [], 1: []}
+            for queue_id in expected:
+                for way in (None, plain):  # the compiled one makes what it makes once
+                    connection.plain = way
+                    feed(connection, frame(send_header("T", queue_id, properties=ID, batch=False), b"first"))
+                    expected[queue_id].append(b"first")
+            await quiet(broker)
+            log.burst = burst
+            while store.problem is None:
+                while len(expected[0]) % 128 != before % 128:
+                    append(broker, 0, b"fill", expected)
+                await quiet(broker)
+                taken = [(0, b"one %d" % allocation), (1, b"two"), (0, b"three")]
+                frames: list[Frame] = []
+                for queue_id, body in reversed(taken):
+                    data = frame(send_header("T", queue_id, properties=ID, batch=False), body)
+                    split = 8 + int.from_bytes(data[5:8], "big")
+                    frames.append((MSGPACK, data[8:split], data[split:]))
+                given = sum(queue.next_offset for queue in store._queues.values())
+                failed = False
+                gc.disable()
+                memory.set_nomemory(allocation, allocation + lacking)
+                try:
+                    plain(connection, frames)
+                except MemoryError:
+                    failed = True
+                finally:
+                    memory.remove_mem_hooks()
+                    gc.enable()
+                if store.problem is not None:
+                    allocation += 1
+                    assert lacking > 1 or burst == 3
+                    break
+                given = sum(queue.next_offset for queue in store._queues.values()) - given
+                assert given in (0, len(taken) - len(frames))  # what was complete before one failed is stored
+                for queue_id, body in taken[:given]:
+                    expected[queue_id].append(body)
+                for queue_id in expected:
+                    append(broker, queue_id, b"behind", expected)
+                await quiet(broker)
+                for cached in (True, False):
+                    found = {queue_id: read(broker, queue_id) for queue_id in expected}
+                    assert found == expected, (allocation, cached)
+                    budget, store._tail.budget = store._tail.budget, 0
+                    store._tail.evict()
+                    assert store._tail.size == 0
+                    store._tail.budget = budget
+                assert (log.pending, connection._in_flight, log.group.touched) == (0, 0, []), allocation
+                allocation += 1
+                if not failed:
+                    break
+            connection.close("done")
+            connection.connection_lost(None)
+        if not failed:
+            assert allocation > 20
+            return
+
+
+def append(broker: Broker, queue_id: int, body: bytes, expected: dict[int, list[bytes]]) -> None:
+    broker.store.append(
+        "T", queue_id, body, b"", flag=0, sys_flag=0, born_timestamp=0, born_host=bytes(8), tags_code=0,
+        done=lambda result: None,
+    )  # fmt: skip
+    expected[queue_id].append(body)
+
+
+async def quiet(broker: Broker) -> None:
+    """Return when the log writes nothing more."""
+    while broker.store._log.scheduled:
+        await asyncio.sleep(0)
+
+
+def read(broker: Broker, queue_id: int) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < broker.store.max_offset("T", queue_id):
+        result = broker.store.read("T", queue_id, len(found), 1000, 1 << 24)
+        found += [view.raw_body for view in split_records(b"".join(result.pieces))]
+    return found
 
 
 def test_limits_of_size() -> None:

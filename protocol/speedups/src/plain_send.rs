@@ -1,14 +1,18 @@
 //! A broker's plainest sends in two calls: from their frames to the store's lists, and from the commit to their answers.
 //!
 //! What it does is what `Connection`, `ProcessorTable`, `SendHandlers` and `MessageStore.append` of aiorocket do, in
-//! their fields. Everything is looked at before anything is changed: whatever is not plain leaves no trace.
+//! their fields. Everything is looked at before anything is changed: whatever is not plain leaves no trace. Without
+//! memory nothing is stored: of a run all objects are made first, then the lists grow, which can be taken back, and
+//! numbers are set last, which needs none.
 
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::OnceLock;
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyMemoryError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::IntoPyObjectExt;
 
 use crate::headers::{envelope, pack_number, pack_text, take, Value};
 use crate::properties::find;
@@ -130,6 +134,8 @@ pub struct PlainSends {
     tail: Py<PyAny>,
     queues: Py<PyDict>,
     wall_ms: Py<PyAny>,
+    /// Takes back what a run left in log, tail cache and queues before it found no memory.
+    take_back: Py<PyAny>,
     /// Of (status, physical offset, queue offset, store timestamp, ()) makes a PutResult.
     result: Py<PyAny>,
     ok: Py<PyAny>,
@@ -148,7 +154,7 @@ pub struct PlainSends {
 #[pymethods]
 impl PlainSends {
     #[new]
-    #[pyo3(signature = (*, running_loop, served_by, handler, topic, store, log, tail, queues, wall_ms, result, ok, refused, max_pending,
+    #[pyo3(signature = (*, running_loop, served_by, handler, topic, store, log, tail, queues, wall_ms, take_back, result, ok, refused, max_pending,
         max_body, max_properties, store_host, added, region, trace, version))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -161,6 +167,7 @@ impl PlainSends {
         tail: Py<PyAny>,
         queues: Py<PyDict>,
         wall_ms: Py<PyAny>,
+        take_back: Py<PyAny>,
         result: Py<PyAny>,
         ok: Py<PyAny>,
         refused: Py<PyAny>,
@@ -190,6 +197,7 @@ impl PlainSends {
             tail,
             queues,
             wall_ms,
+            take_back,
             result,
             ok,
             refused,
@@ -209,10 +217,10 @@ impl PlainSends {
         frames: &Bound<'py, PyList>,
     ) -> PyResult<bool> {
         let mut run = None;
-        let filled = PlainSends::fill(slf, &mut run, connection, frames);
+        let filled = unwound(|| PlainSends::fill(slf, &mut run, connection, frames));
         let Some(run) = run else { return filled.map(|()| false) };
         let (taken, count) = (run.answers.len(), frames.len());
-        // What was appended is kept whatever came behind it.
+        // What is complete is stored whatever came behind it.
         frames.del_slice(count - taken, count)?;
         run.end(slf, connection)?;
         filled.map(|()| taken > 0)
@@ -294,6 +302,7 @@ impl PlainSends {
             tail_budget: number(tail, intern!(py, "budget"))?,
             queues: Vec::new(),
             done: None,
+            records: Vec::new(),
             answers: Vec::new(),
         }))
     }
@@ -326,7 +335,7 @@ impl PlainSends {
     }
 }
 
-/// Sends of one connection to one topic that came behind each other: read once, written back once.
+/// Sends of one connection to one topic that came behind each other: read once, written once, at its end.
 struct Run<'py> {
     said: Box<str>,
     name: Bound<'py, PyAny>,
@@ -348,8 +357,21 @@ struct Run<'py> {
     queues: Vec<Queue<'py>>,
     /// What the group will hold of it; made before the first is stored.
     done: Option<Done<'py>>,
+    records: Vec<Record<'py>>,
     answers: Vec<Stored>,
 }
+
+/// One that is not in the store's lists yet.
+struct Record<'py> {
+    queue: usize,
+    bytes: Bound<'py, PyBytes>,
+    offset: i64,
+    size: i64,
+    code: i64,
+}
+
+/// A field and its new value, both made: to set it takes no memory.
+type Change<'py> = (Bound<'py, PyAny>, Bound<'py, PyString>, Bound<'py, PyAny>);
 
 /// Who answers, and with what.
 type Done<'py> = (Bound<'py, Answers>, Bound<'py, PyAny>);
@@ -454,11 +476,11 @@ impl<'py> Run<'py> {
         Ok(Some(self.queues.len() - 1))
     }
 
-    /// As MessageStore.append does.
+    /// The record as MessageStore.append makes it; the store has nothing of it before the run ends.
     fn append(&mut self, sends: &PlainSends, send: &Send<'_>, body: &[u8], place: Place) -> PyResult<()> {
         let py = self.name.py();
-        let Place { queue, properties, unique, code, size } = place;
-        let queue = &mut self.queues[queue];
+        let Place { queue: at, properties, unique, code, size } = place;
+        let queue = &mut self.queues[at];
         let (physical, offset) = (self.end, queue.next);
         let shared = Shared {
             topic: queue.topic.as_bytes(),
@@ -480,86 +502,130 @@ impl<'py> Run<'py> {
             queue_offset: offset,
             physical_offset: physical,
         };
-        let record = PyBytes::new_with(py, size as usize, |to| {
+        let bytes = PyBytes::new_with(py, size as usize, |to| {
             write(to, &shared, &own);
             Ok(())
         })?;
-        // Without memory for a block nothing of it is in the log either.
-        if queue.block.is_none() || offset & BLOCK_MASK == 0 {
-            if let Some(block) = queue.block.take() {
-                block.end()?;
-            }
-            let started = sends.tail.bind(py).call_method1(intern!(py, "start"), (&queue.object, offset))?;
-            queue.block = Some(Block::of(started)?);
-        }
         queue.units.extend_from_slice(&physical.to_be_bytes());
         queue.units.extend_from_slice(&size.to_be_bytes());
         queue.units.extend_from_slice(&code.to_be_bytes());
         let size = i64::from(size);
-        self.buffers.append(&record)?;
         self.end += size;
         self.pending += size;
         self.tail_size += size;
         queue.next += 1;
         queue.code = Some(queue.code.map_or(Some(code), |others| others.filter(|other| *other == code)));
-        if let Some(block) = &mut queue.block {
-            block.records.append(record)?;
-            block.sizes.append(size)?;
-            block.codes.append(code)?;
-            block.more += size;
-        }
+        self.records.push(Record { queue: at, bytes, offset, size, code });
         self.answers.push(Stored { opaque: send.opaque, queue_id: send.queue_id, physical, offset, unique });
         Ok(())
     }
 
-    /// Everything to where `MessageStore.append` would have left it.
-    fn end(self, slf: &Bound<'py, PlainSends>, connection: &Bound<'py, PyAny>) -> PyResult<()> {
-        let py = slf.py();
+    /// Everything to where `MessageStore.append` would have left it, or nothing.
+    fn end(mut self, slf: &Bound<'py, PlainSends>, connection: &Bound<'py, PyAny>) -> PyResult<()> {
         let sends = slf.get();
-        let (store, log, tail) = (sends.store.bind(py), sends.log.bind(py), sends.tail.bind(py));
-        let (Some((answers, result)), false) = (self.done, self.answers.is_empty()) else { return Ok(()) };
-        add(connection, intern!(py, "_in_flight"), self.answers.len() as i64)?;
-        store.setattr(intern!(py, "_timestamp"), self.now)?;
-        log.setattr(intern!(py, "end"), self.end)?;
-        log.setattr(intern!(py, "pending"), self.pending)?;
-        tail.setattr(intern!(py, "size"), self.tail_size)?;
-        for queue in self.queues {
-            queue.end(&self.group)?;
-        }
+        let (log, tail) = (sends.log.bind(slf.py()), sends.tail.bind(slf.py()));
+        let (Some((answers, result)), false) = (self.done.take(), self.answers.is_empty()) else { return Ok(()) };
         let full = self.answers.len() as i64 >= self.room;
-        push(&self.group, intern!(py, "dones"), answers.as_any())?;
-        push(&self.group, intern!(py, "results"), &result)?;
+        let changes = match unwound(|| self.enter(sends, connection, &answers, &result)) {
+            Ok(changes) => changes,
+            Err(error) => {
+                if unwound(|| self.leave(sends)).is_err() && unwound(|| broken(log, &error)).is_err() {
+                    std::process::abort(); // not even an alarm: what starts again serves what is right
+                }
+                return Err(error);
+            }
+        };
         answers.get().stored.get_or_init(|| self.answers);
-        if self.tail_size > self.tail_budget {
-            tail.call_method0(intern!(py, "evict"))?;
+        for (object, name, value) in changes {
+            if let Err(error) = object.setattr(name, value) {
+                broken(log, &error)?;
+                return Err(error);
+            }
         }
+        if self.tail_size > self.tail_budget {
+            tail.call_method0(intern!(slf.py(), "evict"))?;
+        }
+        if full {
+            log.call_method0(intern!(slf.py(), "flush"))?;
+        }
+        Ok(())
+    }
+
+    /// Fill the lists; what is to be set then.
+    fn enter(
+        &mut self,
+        sends: &PlainSends,
+        connection: &Bound<'py, PyAny>,
+        answers: &Bound<'py, Answers>,
+        result: &Bound<'py, PyAny>,
+    ) -> PyResult<Vec<Change<'py>>> {
+        let py = self.name.py();
+        let (store, log, tail) = (sends.store.bind(py), sends.log.bind(py), sends.tail.bind(py));
         if !log.getattr(intern!(py, "scheduled"))?.is_truthy()? {
             let flush = log.getattr(intern!(py, "flush"))?;
             sends.running_loop.bind(py).call_method1(intern!(py, "call_soon"), (flush,))?;
             log.setattr(intern!(py, "scheduled"), true)?;
         }
-        if full {
-            log.call_method0(intern!(py, "flush"))?;
+        let begun = number(connection, intern!(py, "_in_flight"))? + self.answers.len() as i64;
+        let mut changes = vec![
+            change(connection, intern!(py, "_in_flight"), begun)?,
+            change(store, intern!(py, "_timestamp"), self.now)?,
+            change(log, intern!(py, "end"), self.end)?,
+            change(log, intern!(py, "pending"), self.pending)?,
+            change(tail, intern!(py, "size"), self.tail_size)?,
+        ];
+        for Record { queue, bytes, offset, size, code } in &self.records {
+            let queue = &mut self.queues[*queue];
+            if queue.block.is_none() || offset & BLOCK_MASK == 0 {
+                if let Some(block) = queue.block.take() {
+                    changes.push(block.end()?);
+                }
+                let started = tail.call_method1(intern!(py, "start"), (&queue.object, offset))?;
+                queue.block = Some(Block::of(started)?);
+            }
+            if let Some(block) = &mut queue.block {
+                block.records.append(bytes)?;
+                block.sizes.append(size)?;
+                block.codes.append(code)?;
+                block.more += size;
+            }
+            self.buffers.append(bytes)?;
         }
-        Ok(())
+        for queue in &mut self.queues {
+            queue.enter(&self.group, &mut changes)?;
+        }
+        push(&self.group, intern!(py, "dones"), answers.as_any())?;
+        push(&self.group, intern!(py, "results"), result)?;
+        Ok(changes)
+    }
+
+    /// Empty them of what `enter` has put there.
+    fn leave(&self, sends: &PlainSends) -> PyResult<()> {
+        let py = self.name.py();
+        let queues = PyList::new(py, self.queues.iter().map(|queue| &queue.object))?;
+        let first = self.records.first().map(|record| &record.bytes);
+        sends.take_back.bind(py).call1((&sends.log, &sends.tail, queues, first)).map(drop)
     }
 }
 
 impl<'py> Queue<'py> {
-    fn end(self, group: &Bound<'py, PyAny>) -> PyResult<()> {
+    fn enter(&mut self, group: &Bound<'py, PyAny>, changes: &mut Vec<Change<'py>>) -> PyResult<()> {
         let py = group.py();
         if self.units.is_empty() {
             return Ok(());
         }
         if !self.was_marked {
-            self.object.setattr(intern!(py, "marked"), true)?;
             push(group, intern!(py, "touched"), &self.object)?;
+            changes.push(change(&self.object, intern!(py, "marked"), true)?);
         }
-        self.object.setattr(intern!(py, "code"), self.code.flatten())?;
-        self.object.setattr(intern!(py, "next_offset"), self.next)?;
+        changes.push(change(&self.object, intern!(py, "code"), self.code.flatten())?);
+        changes.push(change(&self.object, intern!(py, "next_offset"), self.next)?);
         let units = PyBytes::new(py, &self.units);
         self.object.getattr(intern!(py, "tail"))?.call_method1(intern!(py, "extend"), (units,))?;
-        self.block.map_or(Ok(()), Block::end)
+        if let Some(block) = self.block.take() {
+            changes.push(block.end()?);
+        }
+        Ok(())
     }
 }
 
@@ -575,9 +641,28 @@ impl<'py> Block<'py> {
         })
     }
 
-    fn end(self) -> PyResult<()> {
-        add(&self.object, intern!(self.object.py(), "size"), self.more).map(drop)
+    fn end(self) -> PyResult<Change<'py>> {
+        let name = intern!(self.object.py(), "size");
+        change(&self.object, name, number(&self.object, name)? + self.more)
     }
+}
+
+fn change<'py>(
+    of: &Bound<'py, PyAny>,
+    name: &Bound<'py, PyString>,
+    value: impl IntoPyObject<'py>,
+) -> PyResult<Change<'py>> {
+    Ok((of.clone(), name.clone(), value.into_bound_py_any(of.py())?))
+}
+
+/// The store takes no more appends and says so.
+fn broken(log: &Bound<'_, PyAny>, error: &PyErr) -> PyResult<()> {
+    log.call_method1(intern!(log.py(), "broken"), (error.value(log.py()),)).map(drop)
+}
+
+/// What `work` gives; without memory for an object PyO3 panics, which is MemoryError here.
+fn unwound<T>(work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(PyMemoryError::new_err(())))
 }
 
 /// What the store calls when the messages of a run are as durable as was asked for.
@@ -591,6 +676,12 @@ struct Answers {
 #[pymethods]
 impl Answers {
     fn __call__<'py>(&self, py: Python<'py>, result: &Bound<'py, PyAny>) -> PyResult<()> {
+        unwound(|| self.answer(py, result))
+    }
+}
+
+impl Answers {
+    fn answer<'py>(&self, py: Python<'py>, result: &Bound<'py, PyAny>) -> PyResult<()> {
         let sends = self.sends.get();
         let connection = self.connection.bind(py);
         let all = self.stored.get().map_or(&[][..], |stored| stored);
