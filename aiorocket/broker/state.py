@@ -137,7 +137,11 @@ class BrokerState:
             return None
 
     def save(self, name: str) -> asyncio.Future[None]:
-        """Begin to save ``name`` now; await the result to know that it is durable (OSError). Nothing to do is done."""
+        """Begin to save ``name`` now; await the result to know that it is durable (OSError). Nothing to do is done. Who
+        is cancelled waits no longer; the save goes on, for it is others' too."""
+        return asyncio.shield(self._save(name))
+
+    def _save(self, name: str) -> asyncio.Future[None]:
         saved = self._saved[name]
         version = saved.table.version
         if version == saved.version:
@@ -168,7 +172,7 @@ class BrokerState:
             if saved.waits:  # still: it has not looked
                 saved.version = saved.table.version
                 return
-        self.save(name)
+        self._save(name)
 
     async def save_all(self) -> None:
         """Save whatever changed; an OSError is logged and tried again with the next save."""

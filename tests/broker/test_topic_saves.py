@@ -41,16 +41,42 @@ async def test_what_comes_before_a_save_begins_goes_with_it(tmp_path: Path, fail
     for number in range(50):
         topics.put(Topic(f"t{number}", 4, 4))
         saves.append(state.save("topics"))
-    assert state.save("topics") is saves[-1]
+    begun = state._saved["topics"].running
+    saves.append(state.save("topics"))
+    assert state._saved["topics"].running is begun
     free.set()
     await busy
     outcomes = await asyncio.gather(*saves, return_exceptions=True)
     # Whose own save failed is told so; the next one had the same to write.
-    assert [isinstance(each, OSError) for each in outcomes] == [True] * failing + [False] * (50 - failing)
+    assert [isinstance(each, OSError) for each in outcomes] == [True] * failing + [False] * (51 - failing)
     assert disk.replaced == 1 + failing
     assert Snapshot(disk, f"{tmp_path}/topics").load() == topics.to_dict()
     topics.delete("t0")
     await state.save("topics")
+    assert Snapshot(disk, f"{tmp_path}/topics").load() == topics.to_dict()
+    await disk.close()
+
+
+async def test_who_is_cancelled_takes_nobodys_save_along(tmp_path: Path) -> None:
+    disk, topics = _Disk(), TopicTable(broker="b", cluster="c", auto_create=True, default_queues=4)
+    state = BrokerState(disk, str(tmp_path), {"topics": topics})
+    await state.load()
+    free = threading.Event()
+    busy = disk.run(free.wait, 10)
+    topics.put(Topic("t", 4, 4))
+
+    async def waiter() -> None:
+        await state.save("topics")
+
+    waiters = [asyncio.create_task(waiter()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for each in waiters[:2]:  # who began it, and one that waits with others
+        each.cancel()
+    await asyncio.wait(waiters[:2])
+    free.set()
+    await busy
+    await waiters[2]
+    assert [each.cancelled() for each in waiters] == [True, True, False]
     assert Snapshot(disk, f"{tmp_path}/topics").load() == topics.to_dict()
     await disk.close()
 

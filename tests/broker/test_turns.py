@@ -53,8 +53,10 @@ async def test_a_large_table_is_saved_in_turns_and_small_ones_meanwhile() -> Non
     assert not first.done()
     table.commit("g", "t0", 0, 4711)  # into the same file or the next
     second = state.save("offsets")
-    assert state.save("offsets") is second
-    await asyncio.gather(first, second)
+    begun = state._saved["offsets"].running
+    third = state.save("offsets")
+    assert state._saved["offsets"].running is begun
+    await asyncio.gather(first, second, third)
     saved = Snapshot(disk, "d/offsets").load()
     assert saved == table.to_dict() and saved["offsetTable"]["t0@g"]["0"] == 4711
     await state.save_all()
