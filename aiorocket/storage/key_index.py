@@ -221,6 +221,10 @@ class KeyIndex:
             at = max(at, part.end)
         yield at, max(at, self._log.written)
 
+    def _covers(self, upto: int) -> bool:
+        """Is all of the log below an offset indexed?"""
+        return self._growing.end >= upto and sum(start < upto for start, _ in self._gaps()) <= 1
+
     def _begin(self) -> None:
         start, _ = next(self._gaps())
         self._growing = _Growing(start)
@@ -295,10 +299,11 @@ class KeyIndex:
         order of the log; at most ``max_bytes`` of them, but at least one. OSError when a file cannot be read,
         StoreCorruptedError when the disk does not keep what is written."""
         wanted = (b"T#" if tag else b"") + key.encode()
+        upto = self._log.written  # no more: senders may be as fast as the index
         damaged = 0
         while True:
             async with self._one_at_a_time:
-                if await self._step():
+                if not self._covers(upto) and await self._step():
                     continue
             try:
                 return await self._search(topic.encode(), wanted, begin, end, limit, max_bytes)

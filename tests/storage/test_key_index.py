@@ -81,6 +81,21 @@ async def test_the_newest_are_found_and_told_oldest_first() -> None:
     await store.close()
 
 
+async def test_a_lookup_ends_although_messages_come_as_fast_as_they_are_indexed() -> None:
+    store = await opened()
+    await keep(store, b"one", KEYS="k")
+    step = store.keys._step
+
+    async def slow() -> bool:
+        await keep(store, b"more")
+        return await step()
+
+    store.keys._step = slow  # type: ignore[method-assign]  # what is indexed comes again meanwhile
+    async with asyncio.timeout(5):
+        assert await found(store, "k") == [b"one"]
+    await store.close()
+
+
 async def test_a_rollback_has_no_keys_and_a_half_message_has() -> None:
     store = await opened()
     await keep(store, b"half", sys_flag=SYS_FLAG_TRANSACTION_PREPARED, KEYS="k")
