@@ -49,7 +49,7 @@ class Rule(NamedTuple):
 
 def matches(pattern: str, text: str) -> bool:
     """``*`` stands for anything."""
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text) is not None
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text, re.DOTALL) is not None
 
 
 #: Members that are tables: their keys are names of topics, groups and brokers, and masked like values.

@@ -12,6 +12,7 @@ import pytest
 
 from aiorocket.errors import ConfigError
 from aiorocket.fuzz import Compared, Finding, Fuzzing, Report, Rule, Sample, compare, fuzz, replay, role_of
+from aiorocket.fuzz.differences import matches
 from aiorocket.fuzz.differential import apaches_rules
 from aiorocket.fuzz.neighbour import Neighbour
 from aiorocket.fuzz.wire import Wire
@@ -376,3 +377,7 @@ def test_memory_that_is_not_given_back_is_a_finding() -> None:
     flat, grown = simulate(main)
     assert flat.found == [] and [sample.finding.kind for sample in grown.found] == ["growth"]
     assert grown.memory is not None and grown.memory[1] - grown.memory[0] > 16
+
+
+def test_a_star_of_a_rule_stands_for_names_with_line_feeds_too() -> None:
+    assert matches("201 *", "201 -subscriptionGroupTable.a\nb") and not matches("201 *", "202 a\nb")

@@ -46,7 +46,7 @@ from aiorocket.spark.pytest_plugin import TEST_CONF
 from aiorocket.spark.steps import claims
 
 nameserver, lake, format, conf = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
-claims._RENEW, claims._TRUST, claims._TAKE, claims._LOOK = 0.5, 20.0, 3.0, 0.2  # in a store whoever is next waits
+claims._RENEW, claims._TRUST, claims._TAKE, claims._LOOK = 0.5, 8.0, 12.0, 0.2  # in a store whoever is next waits
 spark = spark_session(master="local[2]", conf={**TEST_CONF, **conf})
 tables = "parquet" if format == "iceberg" else format
 source = dict(nameServer=nameserver, topic="orders", startingOffsets="earliest")
