@@ -61,6 +61,7 @@ class Sweeper:
             self._handle = self._loop.call_later(self._interval, self._sweep)
 
     def close(self) -> None:
+        self._left = []
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

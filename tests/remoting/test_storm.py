@@ -90,8 +90,10 @@ def test_connections_are_looked_at_in_turns() -> None:
         assert looked == [sweeper_turn, sweeper_turn, 1, 0]
         await asyncio.sleep(10)
         assert sum(looked) == 2 * len(links)
+        sweeper._sweep()
         for link in links:
             sweeper.discard(link)
+        assert not sweeper._left  # who goes before its turn is not kept
         sweeper.close()
 
     simulate(main)
