@@ -52,7 +52,7 @@ class Repetitions:
         meanwhile."""
         store, table = self._store, self._table
         # What is stored does not say whether its producer is idempotent: those that are known to be come first.
-        known, others = table.producers(), SentTable()
+        known, others = table.producers(), SentTable(most=table.most)
         at = max(table.at or 0, store.max_physical - _SINCE)
         if (table.at is None or table.used) and at < store.max_physical:
             queues = [(topic.name, queue_id) for topic in topics for queue_id in range(topic.max_queues)]

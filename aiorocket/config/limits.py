@@ -21,6 +21,9 @@ class Limits:
 
     #: Topics of a broker. Those of retries and dead letters count, but are made above it too: two for a group.
     topics: int = 50_000
+    #: Characters of the attributes of all topics, names and values, and of those of all groups as many again: name
+    #: servers are told of all topics in 16 MiB.
+    attributes: int = 2 * MIB
     #: Consumer groups that a broker knows, also those that came into being by being used.
     groups: int = 20_000
     #: Committed offsets: (group, topic, queue).
@@ -42,6 +45,9 @@ class Limits:
     #: Pulls that wait at a broker, in all and of one connection on one queue.
     parked_pulls: int = 200_000
     parked_per_queue: int = 256
+    #: Pops that wait at a broker, in all and of one group for one topic.
+    parked_pops: int = 100_000
+    parked_pops_per_group: int = 1_024
     #: Messages that are with consumers that popped them.
     popped: int = 500_000
     #: Pairs of topic and group that a message request mode was set for.
@@ -50,6 +56,11 @@ class Limits:
     deliveries: int = 50_000
     #: Characters of a client id.
     client_id: int = 1_024
+    #: Timer messages that wait; each takes 56 bytes of memory.
+    timers: int = 10_000_000
+    #: Messages of idempotent producers that are known, lest a repeated one is stored twice: those of who was quiet
+    #: longest are forgotten above it.
+    sent_once: int = 65_536
     #: Messages in one batch.
     batch: int = 8_192
     #: Brokers (name and id) of a name server, topics of one of them, and both together.

@@ -167,8 +167,6 @@ class BrokerConfig:
     delay_levels: tuple[float, ...] = DELAY_LEVELS
     #: Seconds that a timer message may wait at most (RocketMQ's timerMaxDelaySec, which is three days there).
     timer_max_delay: float = 40 * 86_400
-    #: Timer messages that may wait at one time; each takes 56 bytes of memory.
-    max_timers: int = 10_000_000
     #: Deliveries after which a message goes to the dead letters, when client and group say nothing (retryMaxTimes).
     retry_max_times: int = 16
     register_interval: float = 30.0
@@ -212,7 +210,7 @@ class BrokerConfig:
         check_positive(
             self, "default_topic_queues", "max_message_size", "register_interval", "channel_expiry",
             "max_pull_messages", "lock_lease", "lock_grace", "client_call_timeout", "transaction_timeout",
-            "transaction_check_interval", "transaction_check_max", "timer_max_delay", "max_timers",
+            "transaction_check_interval", "transaction_check_max", "timer_max_delay",
         )  # fmt: skip
         check_nameservers(self.nameservers)
         if self.permission not in (PERM_READ, PERM_READ_WRITE):

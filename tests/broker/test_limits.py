@@ -19,12 +19,16 @@ from aiorocket.nameserver import NameServer
 from aiorocket.remoting import ProcessorTable
 from aiorocket.runtime.env import memory_env
 from aiorocket_protocol import (
+    EXT_ONCE,
     JSON,
     MAX_CONTROL_BODY,
     MAX_HEADER,
     MSGPACK,
     ConsumerData,
+    CreateTopicRequestHeader,
     DataVersion,
+    DeleteSubscriptionGroupRequestHeader,
+    DeleteTopicRequestHeader,
     FrameSplitter,
     HeartbeatData,
     LockBatchBody,
@@ -53,7 +57,8 @@ from tests.broker.test_pop import popped as messages
 SMALL = Limits(
     topics=40, groups=5, offsets=3, locks=3, members=4, groups_per_connection=3, subscriptions=3, filter_length=200,
     filter_tags=5, filter_memory=20_000, parked_pulls=6, parked_per_queue=4, popped=4, modes=3, deliveries=3,
-    client_id=20, batch=10, brokers=3, broker_topics=4, routes=7, key_values=2_000, route_queues=100,
+    client_id=20, batch=10, attributes=1_000, parked_pops=6, parked_pops_per_group=4, timers=3, sent_once=8,
+    brokers=3, broker_topics=4, routes=7, key_values=2_000, route_queues=100,
 )  # fmt: skip
 #: A limit -> a program that goes on until it is refused, and says by which answer.
 ATTACKS: dict[str, Callable[[int], Awaitable[str]]] = {}
@@ -97,6 +102,43 @@ async def topics(count: int) -> str:
         assert len(server.topics) <= SMALL.topics
         assert "topics=40" in ((await peer.create_topic("one-more")).remark or "")
         return said
+
+
+@attack
+async def attributes(count: int) -> str:
+    def topic(name: str, size: int) -> tuple[int, Any]:
+        return 17, CreateTopicRequestHeader(
+            name, "TBW102", 1, 1, 6, "SINGLE_TAG", order=False, attributes=f"+a={'x' * size}"
+        )
+
+    def group(name: str, size: int) -> tuple[int, None, bytes]:
+        return 200, None, encode_body({"groupName": name, "attributes": {"a": "x" * size}}, 0)
+
+    makes: list[Callable[[str, int], tuple[Any, ...]]] = [topic, group]
+    for make in makes:
+        async with broker(topics=1000, groups=1000) as (server, peer):
+            assert [(await peer.call(*make(f"t{n}", 450))).code for n in range(2)] == [0, 0]
+            answer = await peer.call(*make("t2", 450))
+            said = answer.remark or ""
+            assert answer.code and "attributes=1000" in said
+            # All of a list or nothing.
+            items = [{"topicName": f"l{n}", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6,
+                      "attributes": {"+a": "x" * 40}} for n in range(3)]  # fmt: skip
+            if make is topic:
+                assert (await peer.call(18, None, encode_body({"topicConfigList": items}, 0))).code
+                assert "l0" not in server.topics
+            # What has them may lose them, and others get them then; what goes takes its own along.
+            assert (await peer.call(*make("t0", 50))).code == 0
+            assert (await peer.call(*make("t3", 400))).code == 0
+            assert (await peer.call(*make("t4", 400))).code
+            if make is topic:
+                assert (await peer.call(215, DeleteTopicRequestHeader("t1"))).code == 0
+            else:
+                assert (await peer.call(207, DeleteSubscriptionGroupRequestHeader("t1"))).code == 0
+            assert (await peer.call(*make("t4", 400))).code == 0
+            one = await peer.call(*make("big", 5_000))
+            assert "4096 are allowed" in (one.remark or "")
+    return said
 
 
 @attack
@@ -234,6 +276,28 @@ async def parked_per_queue(count: int) -> str:
 
 
 @attack
+async def parked_pops(count: int) -> str:
+    async with broker(offsets=1000, parked_pops_per_group=1000, parked_per_queue=1000) as (server, peer):
+        return await _parked_pops(server, peer, count, SMALL.parked_pops)
+
+
+@attack
+async def parked_pops_per_group(count: int) -> str:
+    async with broker(offsets=1000) as (server, peer):
+        return await _parked_pops(server, peer, count, SMALL.parked_pops_per_group)
+
+
+async def _parked_pops(server: Broker, peer: Peer, count: int, most: int) -> str:
+    await peer.create_topic("T")
+    for _ in range(count):
+        await peer.ask(200050, pop_header(poll_time=60_000))
+    answers = [await peer.answer() for _ in range(count - most)]
+    assert {answer.code for answer in answers} == {209} and server._parts is not None
+    assert server._parts.pops.polls.count == most
+    return answers[0].remark or ""
+
+
+@attack
 async def popped(count: int) -> str:
     async with broker(offsets=1000, groups=1000) as (server, peer):
         await peer.send()
@@ -271,6 +335,26 @@ async def client_id(count: int) -> str:
         asked = LockBatchBody("c" * 30, "g", [MessageQueue("T", "broker-a", 0)])
         assert "client_id=20" in await refused(peer, 1, lambda n: (41, None, encode_body(asked, 0)))
         return await refused(peer, 1, lambda n: (34, None, heartbeat("c" * count, "g")))
+
+
+@attack
+async def timers(count: int) -> str:
+    async with broker() as (_, peer):
+        header = send_header(properties="TIMER_DELAY_SEC\x0160\x02")
+        return await refused(peer, count, lambda n: (310, header, b"x"))
+
+
+@attack
+async def sent_once(count: int) -> str:
+    """They are not refused: those of who was quiet longest are forgotten."""
+    async with broker() as (server, peer):
+        await peer.create_topic("T")
+        for n in range(count):
+            own = f"UNIQ_KEY\x01{n:020X}{n:012X}\x02"  # a producer and its number there
+            assert (await peer.call(310, send_header(properties=own), b"x", **{EXT_ONCE: "broker-a"})).code == 0
+        assert server._parts is not None
+        assert len(server._parts.repetitions._table) == SMALL.sent_once
+        return "sent_once=8"
 
 
 @attack
@@ -423,7 +507,9 @@ async def test_a_group_whose_offset_would_not_be_kept_cannot_pop() -> None:
 
 
 async def test_of_pops_that_wait_their_filters_are_counted_and_nothing_else_is_kept() -> None:
-    async with broker(parked_pulls=999, parked_per_queue=999, offsets=999) as (server, peer):
+    async with broker(
+        parked_pulls=999, parked_per_queue=999, parked_pops=999, parked_pops_per_group=999, offsets=999
+    ) as (server, peer):
         await peer.create_topic("T")
         await peer.ask(200050, pop_header(poll_time=60_000), body=bytes(1_000_000), junk="j" * 10_000)
         await peer.call(28)
@@ -438,7 +524,7 @@ async def test_of_pops_that_wait_their_filters_are_counted_and_nothing_else_is_k
 
 
 async def test_pops_that_waited_once_leave_nothing_behind() -> None:
-    async with broker(offsets=5000, groups=5000, topics=100) as (server, peer):
+    async with broker(offsets=5000, groups=5000, topics=100, parked_pops=5000) as (server, peer):
         await peer.send()
         for number in range(700):
             await peer.ask(200050, pop_header(consumer_group=f"g{number}", poll_time=60_000, exp="none"))

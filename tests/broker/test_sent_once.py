@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorocket.broker import Broker
-from aiorocket.broker.core.sent_once import MOST, PER_PRODUCER, SentOnce, SentTable
+from aiorocket.broker.core.sent_once import PER_PRODUCER, SentOnce, SentTable
 from aiorocket.broker.core.turns import whole
 from aiorocket.broker.repetitions import Repetitions
-from aiorocket.config import ProducerConfig
+from aiorocket.config import Limits, ProducerConfig
 from aiorocket.errors import UsageError
 from aiorocket.model import SendReceipt
 from aiorocket.testing import SimCluster, Simulation, simulate
@@ -60,9 +59,10 @@ def test_others_do_not_push_a_message_out() -> None:
     assert table.offset("t", 0, key("quiet", 0)) == 5
     assert table.offset("t", 0, key("busy", 2 * PER_PRODUCER - 1)) is None
     assert table.offset("t", 0, key("busy", 2 * PER_PRODUCER)) == 2 * PER_PRODUCER
-    for number in range(MOST):
+    most = Limits().sent_once
+    for number in range(most):
         table.keep("t", 1, key(f"other{number}", 0), number)
-    assert len(table) == MOST and table.offset("t", 0, key("quiet", 0)) is None  # it was quiet for too long
+    assert len(table) == most and table.offset("t", 0, key("quiet", 0)) is None  # it was quiet for too long
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.integers(0, 9)), max_size=60))
@@ -149,14 +149,13 @@ def test_a_repetition_behind_many_of_others_is_stored_once(end: str) -> None:
     simulate(main)
 
 
-def test_a_start_after_a_kill_lets_others_push_no_producer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_after_a_kill_lets_others_push_no_producer_out() -> None:
     """What was stored since it was saved does not say who was idempotent."""
-    monkeypatch.setattr("aiorocket.broker.core.tables.SentTable", partial(SentTable, PER_PRODUCER, 50))
 
     async def main(sim: Simulation) -> None:
         disk = sim.disk()
         env = sim.env(disk=disk)
-        host, broker = await started(sim, env, config())
+        host, broker = await started(sim, env, config(limits=Limits(sent_once=50)))
         peer = SimPeer(sim, broker.address)
         places = [(await send(peer, key("mine", 1))).read(SendMessageResponseHeader)[:3]]
         await asyncio.sleep(6)  # it is saved
@@ -166,7 +165,7 @@ def test_a_start_after_a_kill_lets_others_push_no_producer_out(monkeypatch: pyte
         await peer.close()
         host.kill(power_cut=False)
         disk.process_died()
-        host, broker = await started(sim, env, config())
+        host, broker = await started(sim, env, config(limits=Limits(sent_once=50)))
         peer = SimPeer(sim, broker.address)
         for number, place in enumerate(places, 1):
             assert (await send(peer, key("mine", number))).read(SendMessageResponseHeader)[:3] == place

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.timers import ROLL, TimerSchedule, deletes, due_of, is_rolled, wait_code
-from aiorocket.config import StoreConfig
+from aiorocket.config import Limits, StoreConfig
 from aiorocket.testing import SimDisk, Simulation, simulate
 from aiorocket_protocol import (
     RecallHandle,
@@ -468,11 +468,11 @@ def test_timers_wait_for_room_on_a_full_disk_and_have_a_limit() -> None:
     async def main(sim: Simulation) -> None:
         disk: SimDisk = sim.disk(capacity=1_000_000)
         store = StoreConfig(segment_size=64 * 1024, min_free=64 * 1024)
-        host, broker = await started(sim, sim.env(disk=disk), config(store=store, max_timers=1))
+        host, broker = await started(sim, sim.env(disk=disk), config(store=store, limits=Limits(timers=1)))
         peer = SimPeer(sim, broker.address)
         assert (await peer.send(b"later", properties="TIMER_DELAY_SEC\x0160\x02")).code == 0
         refused = await peer.send(b"more", properties="TIMER_DELAY_SEC\x0160\x02")
-        assert refused.code == 1 and "max_timers" in (refused.remark or "")
+        assert refused.code == 1 and "timers=1 " in (refused.remark or "")
         while (await peer.send(bytes(10_000), queue_id=1)).code == 0:
             pass
         full = 0

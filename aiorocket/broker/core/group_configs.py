@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from aiorocket.broker.core.attributes import AttributeRoom
 from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, full, is_group_name
 from aiorocket.broker.core.topics import MAX_QUEUES
 from aiorocket.config import Limits
@@ -68,8 +69,15 @@ class GroupConfigs:
     """Name → GroupConfig; an unknown group is made with defaults on first use, unless ``auto_create`` is off
     (autoCreateSubscriptionGroup)."""
 
-    def __init__(self, retry_max_times: int, auto_create: bool = True, most: int = Limits().groups) -> None:
+    def __init__(
+        self,
+        retry_max_times: int,
+        auto_create: bool = True,
+        most: int = Limits().groups,
+        most_attributes: int = Limits().attributes,
+    ) -> None:
         self._most = most
+        self._attributes = AttributeRoom(most_attributes)
         self.auto_create = auto_create
         self._retry_max_times = retry_max_times
         self._configs: dict[str, GroupConfig] = {}
@@ -114,14 +122,22 @@ class GroupConfigs:
             )
         if config.name not in self._configs and len(self._configs) >= self._most:
             return full("groups", self._most, f"group {config.name} is not made")
-        if self._configs.get(config.name) != config:
+        known = self._configs.get(config.name)
+        had = None if known is None else known.attributes
+        refusal = self._attributes.refusal([(f"group {config.name}", had, config.attributes)])
+        if refusal is not None:
+            return refusal
+        if known != config:
+            self._attributes.replaced(had, config.attributes)
             self._configs[config.name] = config
             self.version += 1
         return None
 
     def delete(self, group: str) -> bool:
-        if group in SYSTEM_GROUPS or self._configs.pop(group, None) is None:
+        config = None if group in SYSTEM_GROUPS else self._configs.pop(group, None)
+        if config is None:
             return False
+        self._attributes.replaced(config.attributes, None)
         self.forbidden.difference_update([pair for pair in self.forbidden if pair[0] == group])
         self.version += 1
         return True
@@ -160,6 +176,7 @@ class GroupConfigs:
         for item in data.get("groups", ()):
             config = GroupConfig.from_dict(item)
             if is_group_name(config.name) and _in_range(config):
+                self._attributes.replaced(None, config.attributes)
                 self._configs[config.name] = config
         for group, topics in data.get("forbiddenTable", {}).items():
             self.forbidden.update((group, topic) for topic, bits in topics.items() if bits & _READ)

@@ -15,11 +15,12 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any, Generic, TypeVar
 
 from aiorocket.broker.core.turns import A_TURN, whole
+from aiorocket.config import Limits
 
-__all__ = ("MOST", "PER_PRODUCER", "SentOnce", "SentTable", "producer_of")
+__all__ = ("PER_PRODUCER", "SentOnce", "SentTable", "producer_of")
 
-#: Messages that are known of one producer in one queue, and of all in all: 15 MB.
-PER_PRODUCER, MOST = 1024, 65_536
+#: Messages that are known of one producer in one queue.
+PER_PRODUCER = 1024
 #: What of a UNIQ_KEY is the number at its producer: milliseconds and counter.
 _NUMBER = 12
 
@@ -36,9 +37,9 @@ def producer_of(unique: str) -> str:
 class SentTable:
     """By topic, queue id and UNIQ_KEY the queue offset of messages that are stored."""
 
-    def __init__(self, per_producer: int = PER_PRODUCER, most: int = MOST) -> None:
+    def __init__(self, per_producer: int = PER_PRODUCER, most: int = Limits().sent_once) -> None:
         self._per_producer = per_producer
-        self._most = most
+        self.most = most
         #: By topic, queue id and producer; what was quiet longest is first.
         self._stored: OrderedDict[tuple[str, int, str], dict[str, int]] = OrderedDict()
         self._count = 0
@@ -80,7 +81,7 @@ class SentTable:
         if len(stored) > self._per_producer:
             del stored[next(iter(stored))]
             self._count -= 1
-        while self._count > self._most:
+        while self._count > self.most:
             self._count -= len(self._stored.popitem(last=False)[1])
         self.version += 1
         self.use()
@@ -91,7 +92,7 @@ class SentTable:
     def fill(self, others: SentTable) -> None:
         """Take what there is room for of ``others``, which are of other producers: they are the first to go."""
         for key, stored in reversed(others._stored.items()):
-            if self._count + len(stored) > self._most:
+            if self._count + len(stored) > self.most:
                 break
             self._stored[key] = stored
             self._stored.move_to_end(key, last=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from aiorocket.broker.core.attributes import AttributeRoom
 from aiorocket.broker.core.names import Refusal, full, is_forbidden, is_system_topic, is_topic_name
 from aiorocket.config import DELAY_LEVELS, Limits
 from aiorocket_protocol import (
@@ -44,8 +45,6 @@ UNIT_SUB = 2
 
 #: More queues than this in one topic is a typing error, and each costs a file.
 MAX_QUEUES = 65_536
-#: Characters of one topic's attributes, names and values: updates add to them, and name servers are told of all.
-MAX_ATTRIBUTES = 4_096
 
 
 class Topic:
@@ -139,8 +138,10 @@ class TopicTable:
         default_queues: int,
         delay_levels: int = len(DELAY_LEVELS),
         most: int = Limits().topics,
+        most_attributes: int = Limits().attributes,
     ) -> None:
         self._most = most
+        self._attributes = AttributeRoom(most_attributes)
         self.auto_create = auto_create
         self._default_queues = default_queues
         self.version = 0
@@ -163,15 +164,22 @@ class TopicTable:
         """Create or replace; False when nothing changed, and then the version stays."""
         if self._topics.get(topic.name) == topic:
             return False
+        self._attributes.replaced(self._attributes_of(topic.name), topic.attributes)
         self._topics[topic.name] = topic
         self.version += 1
         return True
 
     def delete(self, name: str) -> bool:
-        if self._topics.pop(name, None) is None:
+        topic = self._topics.pop(name, None)
+        if topic is None:
             return False
+        self._attributes.replaced(topic.attributes, None)
         self.version += 1
         return True
+
+    def _attributes_of(self, name: str) -> Mapping[str, str] | None:
+        topic = self._topics.get(name)
+        return None if topic is None else topic.attributes
 
     def check(self, topic: Topic) -> Refusal | None:
         """Why an administrator may not have it so."""
@@ -181,15 +189,15 @@ class TopicTable:
             return Refusal(ResponseCode.INVALID_PARAMETER, f"The topic[{topic.name}] is conflict with system topic.")
         if topic.name not in self._topics and (refusal := self._full(topic.name)) is not None:
             return refusal
-        size = sum(len(key) + len(value) for key, value in topic.attributes.items())
-        if size > MAX_ATTRIBUTES:
-            text = f"{size} characters of attributes for topic {topic.name}: {MAX_ATTRIBUTES} are allowed"
-            return Refusal(ResponseCode.INVALID_PARAMETER, text)
         return _out_of_range(topic)
 
     def configure(self, *topics: Topic) -> Refusal | bool:
         """An administrator's create or update, of all or none; the bool says whether anything changed."""
         refusal = next(filter(None, map(self.check, topics)), None)
+        if refusal is None:
+            refusal = self._attributes.refusal(
+                (f"topic {topic.name}", self._attributes_of(topic.name), topic.attributes) for topic in topics
+            )
         return True in [self.put(topic) for topic in topics] if refusal is None else refusal
 
     def create_on_send(self, name: str, default_topic: str, queues: int, *, unit_mode: bool = False) -> Topic | Refusal:
@@ -268,6 +276,7 @@ class TopicTable:
         for item in data.get("topics", ()):
             topic = Topic.from_dict(item)
             if topic.name not in built_in and is_topic_name(topic.name) and _out_of_range(topic) is None:
+                self._attributes.replaced(None, topic.attributes)
                 self._topics[topic.name] = topic
         self.version = max(self.version, int(data.get("version", 0)))
 

@@ -54,12 +54,8 @@ if TYPE_CHECKING:
     from aiorocket.runtime.clock import Clock
     from aiorocket.storage.store import MessageStore
 
-__all__ = ("MAX_PARKED", "MAX_PARKED_HERE", "MAX_QUEUES", "PopHandlers")
+__all__ = ("MAX_QUEUES", "PopHandlers")
 
-#: Pops and notifications that may wait at once, in all and under one topic and group (maxPopPollingSize,
-#: popPollingSize).
-MAX_PARKED = 100_000
-MAX_PARKED_HERE = 1024
 #: A directory, which a topic becomes, has a name of at most this many bytes.
 _LONGEST_TOPIC = 255
 #: One pop in so many looks at retries first, so that neither they nor new messages wait for ever.
@@ -112,6 +108,7 @@ class PopHandlers:
         self._read_matching = read
         self._subscription = subscription
         self._max_bytes = config.max_pull_bytes
+        self._limits = config.limits
         self._most = config.limits.popped
         self._turn = 0
         self.polls = LongPolls(config.max_hold, config.limits)
@@ -257,8 +254,11 @@ class PopHandlers:
         if hold_ms <= 0:
             return self._nothing(wanted)
         key = (wanted.topic.name, wanted.group)
-        if self.polls.count >= MAX_PARKED or len(self.polls.waiting(key)) >= MAX_PARKED_HERE:
-            return self._nothing(wanted, full=True)
+        limits = self._limits
+        if self.polls.count >= limits.parked_pops:
+            return self._nothing(wanted, full=f"parked_pops={limits.parked_pops}")
+        if len(self.polls.waiting(key)) >= limits.parked_pops_per_group:
+            return self._nothing(wanted, full=f"parked_pops_per_group={limits.parked_pops_per_group}")
         # It may wait for half a minute: nothing is kept of it that is not needed.
         command.body, command.fields = b"", None
         command.ext = {EXT_ACCEPT: accepts} if (accepts := command.ext_value(EXT_ACCEPT)) else None
@@ -485,13 +485,15 @@ class PopHandlers:
                 return True
         return False
 
-    def _nothing(self, wanted: Wanted, *, full: bool = False) -> RemotingCommand:
+    def _nothing(self, wanted: Wanted, *, full: str = "") -> RemotingCommand:
+        """``full`` is the limit for which it may not wait."""
         if not wanted.most:
-            return RemotingCommand.response(header=NotificationResponseHeader(False, full))
+            return RemotingCommand.response(header=NotificationResponseHeader(False, bool(full)))
         code = ResponseCode.POLLING_FULL if full else ResponseCode.POLLING_TIMEOUT
         revive = ORDER_REVIVE_QUEUE if wanted.in_order else 0
         answer = PopMessageResponseHeader(self._clock.wall_ms(), wanted.invisible_ms, revive, 0)
-        return RemotingCommand.response(code, answer, remark="NO_MESSAGE_IN_QUEUE")
+        remark = f"the broker's limit {full} is reached" if full else "NO_MESSAGE_IN_QUEUE"
+        return RemotingCommand.response(code, answer, remark=remark)
 
 
 def _bad(why: str) -> RemotingCommand:

@@ -145,7 +145,7 @@ class SendHandlers:
         self._delays = tables.delays
         self._once = once
         self._timers = tables.timers
-        self._max_timers = config.max_timers
+        self._max_timers = config.limits.timers
         self._max_delay = round(config.timer_max_delay * 1000)
         self._name = config.name
         self._counters = tables.counters
@@ -372,7 +372,7 @@ class SendHandlers:
         if due and not isinstance(due, Refusal) and len(self._timers) >= self._max_timers:
             return Refusal(
                 ResponseCode.SYSTEM_ERROR,
-                f"timer message is under flow control: {self._max_timers} wait already (max_timers)",
+                f"timer message is under flow control: the broker's limit timers={self._max_timers} is reached",
             )
         return due
 
