@@ -188,10 +188,12 @@ class Doors:
             asyncio.get_running_loop().call_soon(self._begin_some)
 
     def _begin_some(self) -> None:
-        for _ in range(min(_A_TURN, len(self._waiting))):
-            self._waiting.popleft()()
-        if self._waiting:
-            asyncio.get_running_loop().call_soon(self._begin_some)
+        try:
+            for _ in range(min(_A_TURN, len(self._waiting))):
+                self._waiting.popleft()()
+        finally:  # one that fails does not keep the others out
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._begin_some)
 
     def close(self) -> None:
         for door in list(self._open):

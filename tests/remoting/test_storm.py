@@ -12,6 +12,7 @@ import pytest
 
 from aiorocket.config import RemotingConfig
 from aiorocket.remoting import Connection, ProcessorTable, RemotingServer
+from aiorocket.remoting.door import Doors
 from aiorocket.remoting.sweeper import A_TURN as sweeper_turn
 from aiorocket.remoting.sweeper import Sweeper
 from aiorocket.runtime import memory_env, new_event_loop
@@ -97,3 +98,24 @@ def test_connections_are_looked_at_in_turns() -> None:
         sweeper.close()
 
     simulate(main)
+
+
+async def test_a_handshake_that_cannot_begin_does_not_keep_the_others_out() -> None:
+    doors, begun, failed = Doors(lambda _: True, lambda _: None), [0], [0]
+
+    def fail() -> None:
+        raise MemoryError
+
+    def begin() -> None:
+        begun[0] += 1
+
+    def note(_loop: asyncio.AbstractEventLoop, _context: dict[str, object]) -> None:
+        failed[0] += 1
+
+    asyncio.get_running_loop().set_exception_handler(note)
+    doors.in_turn(fail)
+    for _ in range(10):
+        doors.in_turn(begin)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (begun, failed) == ([10], [1])
