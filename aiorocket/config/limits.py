@@ -50,6 +50,8 @@ class Limits:
     parked_pops_per_group: int = 1_024
     #: Messages that are with consumers that popped them.
     popped: int = 500_000
+    #: Transactions whose outcome is not known yet.
+    transactions: int = 200_000
     #: Pairs of topic and group that a message request mode was set for.
     modes: int = 100_000
     #: Pairs of topic and group whose deliveries are counted; those of further ones are counted for the group alone.

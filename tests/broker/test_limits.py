@@ -58,7 +58,7 @@ SMALL = Limits(
     topics=40, groups=5, offsets=3, locks=3, members=4, groups_per_connection=3, subscriptions=3, filter_length=200,
     filter_tags=5, filter_memory=20_000, parked_pulls=6, parked_per_queue=4, popped=4, modes=3, deliveries=3,
     client_id=20, batch=10, attributes=1_000, parked_pops=6, parked_pops_per_group=4, timers=3, sent_once=8,
-    brokers=3, broker_topics=4, routes=7, key_values=2_000, route_queues=100,
+    transactions=3, brokers=3, broker_topics=4, routes=7, key_values=2_000, route_queues=100,
 )  # fmt: skip
 #: A limit -> a program that goes on until it is refused, and says by which answer.
 ATTACKS: dict[str, Callable[[int], Awaitable[str]]] = {}
@@ -303,6 +303,15 @@ async def popped(count: int) -> str:
         await peer.send()
         said = await refused(peer, count, lambda n: (200050, pop_header(consumer_group=f"g{n}", max_msg_nums=1)))
         return said if server.popped <= SMALL.popped else "more are kept"
+
+
+@attack
+async def transactions(count: int) -> str:
+    async with broker() as (server, peer):
+        half = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01U\x02"
+        said = await refused(peer, count, lambda n: (310, send_header(properties=half), b"half"))
+        await peer.send()  # what is no transaction is taken
+        return said if len(server.transactions) <= SMALL.transactions else "more are kept"
 
 
 @attack

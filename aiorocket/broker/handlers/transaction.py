@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.copies import Copy, store_copy
-from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.names import Refusal, full
 from aiorocket.broker.core.send_checks import SendHeader, added_properties, check_sizes
 from aiorocket.broker.core.transactions import HalfState, immunity
 from aiorocket.broker.transaction_check import TransactionChecks, name_of
@@ -88,6 +88,9 @@ class TransactionHandlers:
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{self._config.name}] sending transaction message is forbidden (reject_transactions)",
             )
+        most = self._config.limits.transactions
+        if len(self._checks.table) >= most:
+            return refuse(full("transactions", most, f"a transaction of topic {topic}"))
         # A delay is dropped, as Java's producer does; what names an earlier check is the broker's own.
         for name in (PROPERTY_DELAY, PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET):
             values.pop(name, None)
