@@ -122,6 +122,8 @@ async def _list(
                 click.echo(json.dumps(_as_dict(message), ensure_ascii=False))
             else:
                 rows.append(_row(message))
+        if not found:
+            await admin.groups.check(group)
     if rows:
         fitting_table(f"Dead letters of group {group}", _COLUMNS, rows)
     click.echo(f"{counted(found, 'dead letter')} of group {group}", err=as_json)

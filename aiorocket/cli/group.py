@@ -72,6 +72,8 @@ def lag(name: str, topic: str | None) -> Work:
 
     async def work(admin: Admin) -> int:
         rows = await admin.groups.lag(name, topic)
+        if not any(each.offset for each in rows):
+            await admin.groups.check(name)
         return told("lag", f"Group {name}, {sum(each.lag for each in rows)} messages wait", rows, rows.missing)
 
     return work

@@ -55,7 +55,7 @@ def test_list_and_show_tell_what_there_is(
     standalone: str, dlq_command: Callable[..., Any], aiorocket: Any, tmp_path: Path
 ) -> None:
     nothing = dlq_command("list", "billing")
-    assert (nothing.code, nothing.out) == (0, "0 dead letters of group billing\n")
+    assert (nothing.code, nothing.out) == (1, "") and "no broker knows a group 'billing'" in nothing.err
     bury(standalone, "42 EUR", tag="paid", keys=["o-1"], properties={"tenant": "acme"})
     listed = dlq_command("list", "billing")
     assert listed.code == 0 and listed.out.endswith("\n1 dead letter of group billing\n"), listed

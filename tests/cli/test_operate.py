@@ -121,6 +121,12 @@ def test_a_group_is_put_somewhere_else(ask: Run) -> None:
         assert ask("offsets", "reset", "auditors", "orders", *wrong).exit_code == 2
 
 
+@pytest.mark.parametrize("command", ["group lag billin", "group lag billin orders", "dlq list billin"])
+def test_a_group_that_nobody_knows_is_no_group_without_messages(ask: Run, command: str) -> None:
+    said = ask(*command.split())
+    assert said.exit_code == 1 and "no broker knows a group 'billin'" in said.output, said.output
+
+
 def test_people_get_a_table_in_which_ids_are_whole(ask: Run) -> None:
     (message,) = rows(ask("message", "key", "orders", "o-2", "--json"), "message")
     shown = ask("message", "key", "orders", "o-2").output

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from aiorocket.client.admin.asking import ABSENT, Answers, Asking, Broker, Missing
 from aiorocket.client.admin.topics import by_queue, once
-from aiorocket.errors import UsageError
+from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import check_group
 from aiorocket_protocol import (
     ConsumerConnection,
@@ -112,6 +112,13 @@ class Groups:
         answers = await self._ask.each(ask, cluster=cluster)
         answers.sort()
         return answers
+
+    async def check(self, group: str) -> None:
+        """RocketError when every master was asked and none knows the group; many of its questions are answered with
+        nothing then, as if nothing waited."""
+        every = await self.all()
+        if not every.missing and all(each.group != group for each in every):
+            raise RocketError(f"no broker knows a group {group!r}: `aiorocket group list` names those there are")
 
     async def create(
         self, group: str, *, enabled: bool = True, broadcasting: bool = True, retries: int = 16, retry_queues: int = 1,
