@@ -112,9 +112,9 @@ class _Swarm:
                 self.struck[name] += 1
                 await FAULTS[name](self)
         await asyncio.gather(*sending)
-        await self._heal_all()
+        back = await self._heal_all()
         await asyncio.gather(*self._sends)
-        await cluster.settled({GROUP: (TOPIC,)}, within=3600.0 + 3.0 * self._count * self.work)
+        await cluster.settled({GROUP: (TOPIC,)}, within=3600.0 + 3.0 * self._count * self.work + back)
         await asyncio.sleep(_QUIET)
         violations = self._ownership()
         since = loop.time()
@@ -174,12 +174,15 @@ class _Swarm:
 
     # -- the end --
 
-    async def _heal_all(self) -> None:
+    async def _heal_all(self) -> float:
+        """How many seconds timers wait for a clock that was set back."""
         cluster = self.cluster
         cluster.heal()
-        for machine in (*cluster.brokers, *cluster.nameservers, *cluster.clients):
+        machines = (*cluster.brokers, *cluster.nameservers, *cluster.clients)
+        back = max(0, *(machine.clock.skew_ms for machine in machines)) / 1000
+        for machine in machines:
             machine.disk.latency = _FAST
-            machine.clock.skew_ms = 0  # a timer waits for a clock that was set back
+            machine.clock.skew_ms = 0
         for broker in cluster.brokers:
             broker.faults.clear()
             if not broker.running:
@@ -187,6 +190,7 @@ class _Swarm:
         for member in cluster.members:
             if not member.running:
                 await member.start_again()
+        return back
 
     def _ownership(self) -> list[Violation]:
         return [
