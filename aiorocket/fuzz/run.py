@@ -102,7 +102,9 @@ class _Run:
         began = self._began = loop.time()
         (await connect(self._wanted.server, self._wanted.patience)).close()
         neighbour = asyncio.ensure_future(self._neighbour.run())
-        sessions = [asyncio.ensure_future(self._sessions(number)) for number in range(self._wanted.connections)]
+        # Each sends a window at least: no more of them than windows are wanted.
+        count = min(self._wanted.connections, -(-self._wanted.frames // self._wanted.window))
+        sessions = [asyncio.ensure_future(self._sessions(number)) for number in range(count)]
         interrupted = False
         try:
             await asyncio.gather(*sessions)

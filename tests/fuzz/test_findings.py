@@ -78,6 +78,16 @@ def test_what_is_planted_is_found_and_made_small(answers: Any, kind: str, said: 
     simulate(main)
 
 
+def test_a_few_frames_are_no_more_because_many_connections_are_allowed() -> None:
+    async def main(_sim: Simulation) -> Report:
+        address, server = await serve(Kept())
+        report = await run(address, frames=120, connections=16)
+        server.close()
+        return report
+
+    assert 120 <= simulate(main).frames < 170
+
+
 def test_a_machine_that_stands_still_once_is_no_finding() -> None:
     async def main(sim: Simulation) -> Report:
         count, until = 0, 0.0
