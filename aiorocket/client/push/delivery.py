@@ -49,8 +49,8 @@ class Delivery:
         call: Callable[[Handler, list[Message]], Call] = SingleCall,
         one_queue: bool = False,
     ) -> None:
-        self._simple = call is SingleCall and batch_size == 1 and not surroundings.hooks and rate is None
-        work = self._work if self._simple else self._work_by_call
+        simple = call is SingleCall and batch_size == 1 and not surroundings.hooks and rate is None
+        work = self._work if simple else self._work_by_call
         self.workers = Workers(
             name, concurrency, work, scope=surroundings.scope, counters=surroundings.counters, timeout=timeout,
             rate=rate,
@@ -70,8 +70,8 @@ class Delivery:
     def put(self, messages: Sequence[Message]) -> None:
         """Hand over messages. Hot: one call per pull answer."""
         self._ready.extend(messages)
-        # One wakes the next, see _work(): a handler that never waits leaves the others nothing to wake up for.
-        self.workers.wake(1 if self._simple else (len(messages) + self._batch_size - 1) // self._batch_size)
+        # It wakes the next if it leaves something: a handler that never waits leaves the others nothing to wake up for.
+        self.workers.wake(1)
 
     @property
     def waiting(self) -> int:
@@ -172,6 +172,8 @@ class Delivery:
             if not messages:
                 moved()
                 await self.workers.idle()
+                if len(self._ready) > self._batch_size:
+                    self.workers.wake(1)
                 continue
             await caller.settle(messages, await caller.call(worker, messages))
             worker.left -= 1
