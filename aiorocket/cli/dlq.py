@@ -186,6 +186,8 @@ async def _replay(
                 where=where, limit=limit, rate=rate, to=to, dry_run=dry_run, confirm=not dry_run, on_outcome=tell
             )
         )
+        if not outcomes and not work.cancelled():
+            await admin.groups.check(group)
     if work.cancelled():
         done = counted(outcomes.get("sent", 0), "dead letter")
         click.echo(f"interrupted after {done} of group {group}; the next replay goes on behind them", err=True)

@@ -121,7 +121,9 @@ def test_a_group_is_put_somewhere_else(ask: Run) -> None:
         assert ask("offsets", "reset", "auditors", "orders", *wrong).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["group lag billin", "group lag billin orders", "dlq list billin"])
+@pytest.mark.parametrize(
+    "command", ["group lag billin", "group lag billin orders", "dlq list billin", "dlq replay billin"]
+)
 def test_a_group_that_nobody_knows_is_no_group_without_messages(ask: Run, command: str) -> None:
     said = ask(*command.split())
     assert said.exit_code == 1 and "no broker knows a group 'billin'" in said.output, said.output
