@@ -36,6 +36,8 @@ from tests.spark.writing import stored
 
 _ROOT = Path(__file__).parents[2]
 _QUEUES, _ROWS = 4, 40
+#: What a process says as it begins each: a kill falls into one of them, however fast the machine is.
+_STEPS = ("archive", "decode", "compact", "restore", "sink")
 #: Of the broker: it asks often, and for as long as a slow machine needs.
 ASKING = {"transaction_check_interval": 1.0, "transaction_check_max": 1000}
 
@@ -57,18 +59,23 @@ sink = dict(
 
 def round():
     given, modes = steps.Input(lake + "/archive"), ["direct", "spark"]
+    print("archive", flush=True)
     for mode in modes[: 1 if lake.startswith("s3") else 2]:
         assert steps.archive(
             spark, lake + "/archive", nameserver, "orders", mode=mode, format=format, max_rows=100
         ).complete
+    print("decode", flush=True)
     assert steps.run_decode(
         spark, given, steps.Output(lake + "/decoded", tables), schema="id LONG", max_rows=100
     ).complete
+    print("compact", flush=True)
     steps.compact(spark, lake + "/archive", keep=0)
     steps.compact(spark, lake + "/decoded", keep=0)
+    print("restore", flush=True)
     assert steps.restore(
         spark, lake + "/archive", nameserver, to_topic="again", keep_queues=True, max_rows=100
     ).complete
+    print("sink", flush=True)
     query = spark.readStream.format("rocketmq").options(**source).load().select("body").writeStream
     query = query.format("rocketmq").options(**sink).trigger(availableNow=True).start()
     assert query.awaitTermination(300)
@@ -125,13 +132,16 @@ class Killing:
                 worker, waiting = waiting, self._begin(stack)  # the next comes up meanwhile
                 self.send()
                 self._say(worker, "on")
-                moment = chance.uniform(0, 1.3 * took)
+                step = chance.choice(_STEPS)
+                while (line := self._line(worker)) != step:
+                    assert line in _STEPS, self._log(worker)
+                moment = chance.uniform(0, 2 * took / len(_STEPS))
                 time.sleep(moment)
                 os.killpg(worker.pid, signal.SIGKILL)
                 assert worker.wait(30) == -signal.SIGKILL, f"it ended by itself: {self._log(worker)}"
                 rounds = (worker.stdout.read() if worker.stdout else "").count("round")
                 done = number + 1
-                self._tell(f"kill {done} after {moment:.2f} s and {rounds} rounds: {self.check()}")
+                self._tell(f"kill {done} {moment:.2f} s into {step}, after {rounds} rounds: {self.check()}")
                 self._ready(waiting)
             self._whole(waiting)
         return {"format": self.format, "kills": done, "rows": self.sent, **self.check(whole=True)}
@@ -141,8 +151,8 @@ class Killing:
         self.send()
         began = time.monotonic()
         self._say(worker, "once")
-        line = worker.stdout.readline() if worker.stdout else ""
-        assert line == "round\n", self._log(worker)
+        while (line := self._line(worker)) != "round":
+            assert line in _STEPS, self._log(worker)
         return time.monotonic() - began
 
     def send(self) -> None:
@@ -228,8 +238,12 @@ class Killing:
         return process
 
     def _ready(self, process: subprocess.Popen[str]) -> None:
+        assert self._line(process) == "ready", self._log(process)
+
+    def _line(self, process: subprocess.Popen[str]) -> str:
+        """The next one; nothing when it has ended."""
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n", self._log(process)
+        return process.stdout.readline().strip()
 
     def _say(self, process: subprocess.Popen[str], word: str) -> None:
         assert process.stdin is not None

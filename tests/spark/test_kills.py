@@ -25,8 +25,11 @@ def test_no_row_is_lost_or_doubled_by_kills(tmp_path: Path, monkeypatch: pytest.
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         try:
-            killing = Killing(server.nameserver_address, "s3://lake", "delta", environment, s3a_conf(address, jars()))
-            found = killing.run(2, seed=1, took=9.0)
+            told: list[str] = []
+            conf = s3a_conf(address, jars())
+            killing = Killing(server.nameserver_address, "s3://lake", "delta", environment, conf, told.append)
+            found = killing.run(2, seed=5, took=9.0)  # in the sink, and in a compaction
         finally:
             bridge.close()
+    assert all("'archived': 0" not in each for each in told), told
     assert found["kills"] == 2 and found["once"] == found["archived"] == 3 * 40
