@@ -82,6 +82,25 @@ def test_a_handler_that_never_waits_does_not_wake_all_workers() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize(("batch_size", "rate"), [(4, None), (1, 100.0)], ids=["batches", "a rate"])
+def test_workers_that_were_idle_work_side_by_side(batch_size: int, rate: float | None) -> None:
+    """Each that was woken wakes the next as long as there is more than its own share."""
+
+    async def scenario(world: World) -> None:
+        async def handler(messages: Any) -> None:
+            await asyncio.sleep(10)
+
+        call = SingleCall if batch_size == 1 else Call
+        delivery = world.delivery(handler, call=call, concurrency=3, batch_size=batch_size, rate=rate)
+        await asyncio.sleep(1)
+        delivery.put(Assigned().pull(range(3 * batch_size)))
+        await asyncio.sleep(1)
+        assert (delivery.workers.in_work, delivery.waiting) == (3 * batch_size, 0)
+        assert not await delivery.drain(0)
+
+    run(scenario)
+
+
 class AtOnce(TaskScope):
     """Tasks begin while they are made, as with ``asyncio.eager_task_factory`` of Python 3.12."""
 
