@@ -13,8 +13,8 @@ million. One JVM on local[2] with Spark's default memory, 1 GiB, whatever the nu
     latency   by topic, by queue and over time with exact percentiles, and the histogram; by hand a query for each
     order     gaps, repeats and clocks of each queue, beside lag() over each queue
     dedup     by id, beside dropDuplicates
-    report    windows, latency, order and counted repeats of one reading, beside the queries of the first three and a
-              count of ids
+    report    windows, latency, order and counted repeats in one run, beside the queries of the first three and a count
+              of ids
     verify    counts by queue against the manifest, beside a count of distinct offsets
     compact   MB/s of records; no query does it, so the other side is Spark's own repartition, sort and write
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner, Result
 
+from aiorocket import Admin
 from aiorocket.cli.main import cli
 from aiorocket.client.exits import DeadLetter
 from aiorocket.client.message import Message
@@ -233,9 +233,27 @@ def test_dedup_drops_what_an_earlier_run_has_kept(spark: SparkSession, tmp_path:
 
 
 @pytest.mark.spark_long
-def test_a_report_is_what_the_steps_say_of_one_reading(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_report_of_a_topic_reads_it_once(
+    spark: SparkSession, nameserver: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    send(nameserver, topic, [f"row {number}" for number in range(8)])
+
+    async def delete() -> None:
+        async with Admin(nameservers=nameserver) as admin:
+            await admin.topics.delete(topic)
+
+    def measure(df: DataFrame, **more: Any) -> LatencyReport:
+        run(delete())  # whoever reads a second time finds nothing
+        return latency_report(df, **more)
+
+    monkeypatch.setattr("aiorocket.spark.steps.analyses.latency_report", measure)
+    found = report("report", "--topic", topic, "--nameserver", nameserver)
+    assert (found["rows_in"], found["complete"]) == (8, True)
+    assert (found["details"]["in_windows"], found["details"]["findings"], found["details"]["repeated"]) == (8, 0, 0)
+
+
+@pytest.mark.spark_long
+def test_a_report_is_what_the_steps_say(spark: SparkSession, tmp_path: Path) -> None:
     other = Queue("orders", "broker-b", 0)
     archive = lakes.make(tmp_path / "lake")
     lakes.add(archive, {Q0: range(40), other: range(5)})  # the ids of the second are there in the first
@@ -244,11 +262,6 @@ def test_a_report_is_what_the_steps_say_of_one_reading(
     windows = report("windows", *options)["details"]["tables"]["windows"]
     latency = report("latency", *options)["details"]["tables"]
 
-    def measure(df: DataFrame, **more: Any) -> LatencyReport:
-        shutil.rmtree(tmp_path / "lake" / "data")  # whoever reads a second time finds nothing
-        return latency_report(df, **more)
-
-    monkeypatch.setattr("aiorocket.spark.steps.analyses.latency_report", measure)
     kept: Any = spark.sparkContext._jsc
     before = set(kept.getPersistentRDDs())
     found = report("report", *options, "--out", tmp_path / "out", "--html", tmp_path / "report.html")

@@ -287,7 +287,7 @@ def run_report(
     exact: bool = True,
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
-    """What ``run_windows``, ``run_latency``, ``run_order`` (of queues) and ``run_dedup`` (by id) find, of one reading:
+    """What ``run_windows``, ``run_latency``, ``run_order`` (of queues) and ``run_dedup`` (by id) find, in one run:
     parts ``windows``, ``by_topic``, ``by_queue``, ``over_time``, ``histogram``, ``findings`` and their ``summary``, and
     ``repeats``, how many rows there are, and repeat the id of another. ``details`` has ``in_windows``, ``findings`` and
     ``repeated``; pictures go to the folder ``plots``."""

@@ -170,8 +170,8 @@ def whole(
     """Computes the parts over all of the input. When the table was made of the same offsets nothing is computed (unless
     ``always``), and ``details["up_to_date"]`` says so; ``rows_in`` is then what was counted when it was made.
 
-    With ``few`` the input is read once: ``make`` gets what it makes of each row, kept in memory and where that is short
-    on disk. Parts that ``make`` keeps are let go."""
+    ``few`` makes of each row what ``make`` gets. A topic's rows are kept in memory, and where that is short on disk; an
+    archive's are not, as to read the columns of a query again costs less. Parts that ``make`` keeps are let go."""
     began = perf_counter()
     with _table(step, given, output, settings) as table:
         rows = open_rows(spark, given)
@@ -186,7 +186,7 @@ def whole(
             _tell(on_progress, step, 0, goal, "reading")
             part = [QueueRange(queue, *each) for queue, each in ranges.items()]
             df = rows.read(part) if few is None else few(rows.read(part))
-            keeps = rows.costly or few is not None
+            keeps = rows.costly
             if keeps:
                 df = df.persist()
             parts: Mapping[str, DataFrame] = {}
