@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiorocket.broker.core.tables import Tables
+from aiorocket.storage.retention import Retention
 from aiorocket_protocol import HALF_TOPIC, OP_TOPIC, REVIVE_GROUP, SCHEDULE_TOPIC, TIMER_TOPIC, revive_topic
 
-__all__ = ("RESERVE_TIME", "needed", "reserved")
+__all__ = ("RESERVE_TIME", "keep", "needed", "reserved")
 
 #: Topic attribute: hours that its messages are kept; without it, or when it is not above 0, as long as the broker's
 #: fileReservedTime says. (RocketMQ has the attribute for its tiered store.)
 RESERVE_TIME = "reserve.time"
+
+
+def keep(retention: Retention, tables: Tables, cluster: str) -> None:
+    """Have the store keep what these say, from now on."""
+    retention.rules = lambda: tables.settings.config.store
+    retention.reserved = partial(reserved, tables)
+    retention.needed = partial(needed, tables, cluster)
 
 
 def reserved(tables: Tables, topic: str) -> float | None:

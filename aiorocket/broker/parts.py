@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 
 from aiorocket.access.handlers import AccessHandlers
 from aiorocket.access.security import Security
@@ -32,7 +31,7 @@ from aiorocket.broker.handlers.settings import SettingsHandlers
 from aiorocket.broker.handlers.statistics import StatisticsHandlers
 from aiorocket.broker.handlers.topic import TopicHandlers
 from aiorocket.broker.handlers.transaction import TransactionHandlers
-from aiorocket.broker.keeping import needed, reserved
+from aiorocket.broker.keeping import keep
 from aiorocket.broker.plain_send import plain_sends
 from aiorocket.broker.registration import Registration
 from aiorocket.broker.repetitions import Repetitions
@@ -90,8 +89,7 @@ class Parts:
             permission=lambda: tables.settings.config.permission,
             security=security,
         )
-        store.retention.reserved = partial(reserved, tables)
-        store.retention.needed = partial(needed, tables, config.cluster)
+        keep(store.retention, tables, config.cluster)
         self.delivery = DelayDelivery(loop, env.clock, tables.delays, store)
         self.timers = TimerDelivery(loop, env.clock, tables.timers, store)
         self.checks = TransactionChecks(

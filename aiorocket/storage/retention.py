@@ -45,8 +45,9 @@ _LOG = logging.getLogger("aiorocket.storage")
 class Retention:
     """``save`` makes the queues' new bounds durable and tells whether it did.
 
-    The broker sets ``reserved`` (hours that a topic keeps its messages, None for the store's own) and ``needed`` (the
-    first offset of each queue that somebody still waits for).
+    The broker sets ``rules`` (what is old now; that of the configuration unless somebody changes it), ``reserved``
+    (hours that a topic keeps its messages, None for the store's own) and ``needed`` (the first offset of each queue
+    that somebody still waits for).
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Retention:
         self._kept: dict[str, int] | None = None
         #: How many messages a segment had to keep when it was looked at last.
         self._looked_at: dict[int, int] = {}
+        self.rules: Callable[[], StoreConfig] = lambda: config
         self.reserved: Callable[[str], float | None] = lambda topic: None
         self.needed: Callable[[], Mapping[tuple[str, int], int]] = dict
 
@@ -142,7 +144,7 @@ class Retention:
 
     def _old(self, *, by_hand: bool) -> tuple[int, int]:
         """Log offsets up to which messages are too old, and up to which there is no room for them."""
-        config, log = self._config, self._log
+        config, log = self.rules(), self._log
         now, used = self._wall_ms(), self.used() or 0.0
         pressed = used > config.disk_max_used_space_ratio / 100
         hours = config.delete_when

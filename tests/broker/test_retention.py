@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from aiorocket_protocol import (
     EndTransactionRequestHeader,
     SendMessageResponseHeader,
     UpdateConsumerOffsetRequestHeader,
+    encode_configuration,
     encode_properties,
     parse_offset_msg_id,
 )
@@ -78,6 +80,49 @@ def test_what_waits_outlives_the_age_of_others(restarts: bool) -> None:
             await peer.send(FILLER)
         await asyncio.sleep(2 * HOUR)
         assert broker.store.min_physical > place, "now nobody waits for it"
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_hours_and_shares_of_the_disk_change_while_it_runs() -> None:
+    """By RocketMQ's names, and over a restart."""
+    config = BrokerConfig(
+        host="127.0.0.1", advertise="10.0.0.1", port=10911, data="store", default_topic_queues=1,
+        store=replace(STORE, file_reserved_time=72, delete_when=(23,)),
+    )  # fmt: skip
+
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+
+        async def start() -> tuple[Any, Broker]:
+            host = sim.host("10.0.0.1")
+            broker = Broker(env, config)
+            await host.run(broker.start())
+            return host, broker
+
+        host, broker = await start()
+        peer = SimPeer(sim, broker.address)
+
+        async def change(**values: str) -> None:
+            assert (await peer.call(25, None, encode_configuration(values))).code == 0
+
+        for _ in range(20):
+            await peer.send(FILLER)
+        await asyncio.sleep(2 * HOUR)
+        await change(fileReservedTime="1")
+        await asyncio.sleep(120)
+        assert broker.store.min_offset("T", 0) == 0, "not at this hour"
+        await change(deleteWhen="")
+        await asyncio.sleep(120)
+        assert broker.store.min_offset("T", 0) == 20 - 20 % 3
+        await change(fileReservedTime="0", diskMaxUsedSpaceRatio="60", cleanFileForciblyEnable="true")
+        await host.run(broker.close())
+        host, broker = await start()
+        rules = broker.store.retention.rules()
+        assert (rules.file_reserved_time, rules.delete_when) == (0, ())
+        assert (rules.disk_max_used_space_ratio, rules.clean_file_forcibly) == (60, True)
         await peer.close()
         await host.run(broker.close())
 

@@ -112,6 +112,10 @@ async def test_a_broker_that_is_only_read_tells_the_name_server() -> None:
         ({"transactionCheckMax": "-1"}, 29),
         ({"transactionTimeOut": "1e3"}, 29),
         ({"brokerPermission": "2"}, 29),
+        ({"fileReservedTime": "-1"}, 29),
+        ({"fileReservedTime": "nan"}, 29),
+        ({"diskMaxUsedSpaceRatio": "5"}, 29),
+        ({"diskMaxUsedSpaceRatio": "60", "deleteWhen": "24"}, 29),
         ({"autoCreateTopicEnable": "false", "rocketmqHome": "1"}, 29),
     ],
 )

@@ -43,21 +43,28 @@ def _rate(text: str) -> float:
         raise ValueError("a number is needed, 0 for no limit") from None
 
 
+def _hours(text: str) -> tuple[int, ...]:
+    return tuple(_number(hour) for hour in text.split(";")) if text else ()
+
+
 #: RocketMQ's name -> the field of BrokerConfig and how its text is read, for what may change while the broker runs.
-_CHANGEABLE: dict[str, tuple[str, Callable[[str], bool | int | float]]] = {
+_CHANGEABLE: dict[str, tuple[str, Callable[[str], bool | int | float | tuple[int, ...]]]] = {
     "autoCreateTopicEnable": ("auto_create_topics", _flag),
     "autoCreateSubscriptionGroup": ("auto_create_groups", _flag),
     "brokerPermission": ("permission", _number),
     "transactionTimeOut": ("transaction_timeout", _seconds),
     "transactionCheckInterval": ("transaction_check_interval", _seconds),
     "transactionCheckMax": ("transaction_check_max", _number),
+    "fileReservedTime": ("store.file_reserved_time", _number),
+    "deleteWhen": ("store.delete_when", _hours),
+    "diskMaxUsedSpaceRatio": ("store.disk_max_used_space_ratio", _number),
+    "cleanFileForciblyEnable": ("store.clean_file_forcibly", _flag),
     # Ours; Apache's broker has no such limits.
     "topicMessageRate": ("rates.topic_messages", _rate),
     "topicByteRate": ("rates.topic_bytes", _rate),
     "groupMessageRate": ("rates.group_messages", _rate),
     "groupByteRate": ("rates.group_bytes", _rate),
 }
-_RATES = "rates."
 
 
 class Settings:
@@ -122,7 +129,8 @@ class Settings:
     def change(self, properties: Mapping[str, str]) -> Refusal | bool:
         """All of them or none; the bool says whether anything changed."""
         shown = self.properties()
-        fields: dict[str, Any] = {}
+        #: By the part of the configuration they are in.
+        fields: dict[str, dict[str, Any]] = {"": {}, "rates": {}, "store": {}}
         changed: dict[str, str] = {}
         for name, text in properties.items():
             if shown.get(name) == text:
@@ -133,14 +141,15 @@ class Settings:
                     return Refusal(ResponseCode.NO_PERMISSION, f"{name} is fixed when the broker starts; {these}")
                 return Refusal(ResponseCode.INVALID_PARAMETER, f"{name:.100} is no setting of this broker; {these}")
             field, read = _CHANGEABLE[name]
+            part, _, field = field.rpartition(".")
             try:
-                fields[field] = read(text)
+                fields[part][field] = read(text)
             except ValueError as error:
                 return Refusal(ResponseCode.INVALID_PARAMETER, f"{name}={text:.100}: {error}")
             changed[name] = text
         try:
-            rates = {name[len(_RATES) :]: fields.pop(name) for name in [*fields] if name.startswith(_RATES)}
-            self.config = replace(self.config, **fields, rates=replace(self.config.rates, **rates))
+            parts = {name: replace(getattr(self.config, name), **fields[name]) for name in ("rates", "store")}
+            self.config = replace(self.config, **fields[""], **parts)
         except ConfigError as error:
             return Refusal(ResponseCode.INVALID_PARAMETER, f"{changed}: {error}")
         self.changed.update(changed)
