@@ -14,6 +14,7 @@ from aiorocket.cli.main import cli
 from aiorocket.runtime.disk import RealDisk
 from aiorocket.runtime.env import real_env
 from aiorocket.storage import Snapshot
+from aiorocket.storage.checksums import FORMAT
 from tests.storage.stores import bodies, intact, opened, put
 
 
@@ -69,6 +70,20 @@ def test_a_whole_store(data: Path) -> None:
     assert [row["offset"] for row in shown] == list(range(30))
     assert shown[0]["body"] == "1." * 800 and shown[0]["properties"] == {"TAGS": "A"}
     assert len(called("dump", data, "--limit", 3).output.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["store verify", "store repair", "broker --port 0 --nameserver 127.0.0.1:1 --data"],
+    ids=lambda words: words[:12],
+)
+def test_a_newer_store_is_refused_in_words_and_left_as_it_is(data: Path, words: str) -> None:
+    checkpoint = Snapshot(RealDisk(), str(data / "checkpoint"))
+    checkpoint.save({**(checkpoint.load() or {}), "format": FORMAT + 1})
+    before = {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != "lock"}
+    result = CliRunner().invoke(cli, [*words.split(), str(data)])
+    assert result.exit_code == 1 and f"the store has format {FORMAT + 1}, this program knows up to" in result.output
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_damage_is_named_and_what_is_lost(data: Path) -> None:
