@@ -304,14 +304,38 @@ def dead_letters_exact(history: History, group: str, max_attempts: int) -> list[
     return found
 
 
-def attempts_kept(history: History, group: str, max_attempts: int) -> list[Violation]:
-    """Nothing is tried more often. For listeners that are not orderly and whose failed messages are taken back: who
-    cannot get rid of one tries it again."""
-    return [
-        Violation("attempts_kept", f"{event.key} was delivered as attempt {event.attempt}", (event,))
-        for event in history.of("delivered")
-        if event.group == group and event.attempt > max_attempts
-    ]
+def attempts_kept(
+    history: History, group: str, max_attempts: int, troubled: Iterable[tuple[float, float]] = (), tail: float = 30.0
+) -> list[Violation]:
+    """For listeners that are not orderly. Nothing is stored for more than ``max_attempts``. What is delivered as a
+    later attempt than it was stored for is a message that could not be sent back: its attempt before failed in the same
+    process, and at some moment between the broker was out of reach. ``troubled`` are the times, from and until, at
+    which it may be; whoever looks for its route afterwards may need ``tail`` seconds more."""
+    stored: dict[tuple[Queue | None, int], int] = {}
+    failed: defaultdict[str, dict[tuple[Queue | None, int, int], float]] = defaultdict(dict)
+    found = []
+    for event in history.of("joined", "delivered", "finished"):
+        place = (event.queue, event.offset)
+        if event.what == "joined":
+            failed[event.host].clear()
+        elif event.group != group:
+            continue
+        elif event.what == "finished":
+            if event.outcome in ("retry", "dead"):
+                failed[event.host][*place, event.attempt] = event.time
+        elif event.attempt <= stored.setdefault(place, event.attempt):
+            stored[place] = event.attempt
+            if event.attempt > max_attempts:
+                text = f"{event.key} was stored for attempt {event.attempt} of {max_attempts}"
+                found.append(Violation("attempts_kept", text, (event,)))
+        else:
+            text = f"{event.key} was delivered as attempt {event.attempt}, stored for {stored[place]}, and"
+            since = failed[event.host].get((*place, event.attempt - 1))
+            if since is None:
+                found.append(Violation("attempts_kept", f"{text} had not failed there before", (event,)))
+            elif not any(begin <= event.time and since <= end + tail for begin, end in troubled):
+                found.append(Violation("attempts_kept", f"{text} nothing had kept it from being sent back", (event,)))
+    return found
 
 
 def settled_for_good(history: History, since: float) -> list[Violation]:

@@ -91,6 +91,8 @@ class _Swarm:
         self.cluster = SimCluster(sim, brokers=1 + (draw.random() < 0.1), broker=BrokerConfig(store=_STORE))
         self.history = self.cluster.history
         self.struck: Counter[str] = Counter()
+        #: From when until when each fault lasted.
+        self.troubled: list[tuple[float, float]] = []
         self._count = 0
         self._sends: list[asyncio.Task[object]] = []
 
@@ -110,7 +112,9 @@ class _Swarm:
             if loop.time() < end:
                 name = self.draw.choice(self.names)
                 self.struck[name] += 1
+                began = loop.time()
                 await FAULTS[name](self)
+                self.troubled.append((began, loop.time()))
         await asyncio.gather(*sending)
         back = await self._heal_all()
         await asyncio.gather(*self._sends)
@@ -131,8 +135,8 @@ class _Swarm:
             if not self.struck["pause"]:  # the listener of a process that is stopped goes on behind its lease
                 violations += checkers.one_at_a_time(history, GROUP)
             violations += checkers.commits_never_back(history, GROUP)
-        elif not (self.struck["refuse"] or self.struck["wire"]):
-            violations += checkers.attempts_kept(history, GROUP, MAX_ATTEMPTS)
+        else:
+            violations += checkers.attempts_kept(history, GROUP, MAX_ATTEMPTS, self.troubled)
         for checker in checkers.CLUSTER:
             violations += checker(history)
         if violations:

@@ -122,8 +122,24 @@ BAD: dict[str, tuple[Checker, list[Event]]] = {
     "a call under somebody else's lease": (
         partial(checkers.leases_in_time, group="g"), [granted(0, "B@1", 60), given(1, "a", 0)]
     ),
-    "one attempt too many": (
+    "a message stored for one attempt too many": (
         partial(checkers.attempts_kept, group="g", max_attempts=2), [given(1, "a", 0, attempt=3)]
+    ),
+    "a message kept back although nothing stood between it and the broker": (
+        partial(checkers.attempts_kept, group="g", max_attempts=2, troubled=[(40, 50)]),
+        [given(1, "a", 0), ended(2, "a", 0, "retry"), given(7, "a", 0, attempt=2)],
+    ),
+    "an attempt more that no failure asked for": (
+        partial(checkers.attempts_kept, group="g", max_attempts=2, troubled=[(0, 9)]),
+        [given(1, "a", 0), ended(2, "a", 0), given(7, "a", 0, attempt=2)],
+    ),
+    "an attempt more for what failed at somebody else": (
+        partial(checkers.attempts_kept, group="g", max_attempts=2, troubled=[(0, 9)]),
+        [given(1, "a", 0), ended(2, "a", 0, "retry"), given(7, "a", 0, "B", attempt=2)],
+    ),
+    "an attempt more for what failed in the process before": (
+        partial(checkers.attempts_kept, group="g", max_attempts=2, troubled=[(0, 9)]),
+        [given(1, "a", 0), ended(2, "a", 0, "retry"), ev(3, "joined", "t"), given(7, "a", 0, attempt=2)],
     ),
     "a call that outlasts its lease": (
         partial(checkers.calls_end_in_time, group="g"),
@@ -214,6 +230,13 @@ EXCUSED: dict[str, tuple[Checker, list[Event]]] = {
         [granted(0, "A@1", 60), given(29.9, "a", 0), granted(35, "A@1", 95), given(60, "b", 1)],
     ),
     "the last attempt": (partial(checkers.attempts_kept, group="g", max_attempts=2), [given(1, "a", 0, attempt=2)]),
+    "attempts more while the broker is out of reach, and the first again at another member": (
+        partial(checkers.attempts_kept, group="g", max_attempts=2, troubled=[(5, 8)]),
+        [
+            given(1, "a", 0), ended(2, "a", 0, "retry"), given(7, "a", 0, attempt=2),
+            ended(8, "a", 0, "retry", attempt=2), given(13, "a", 0, attempt=3), given(40, "a", 0, "B"),
+        ],
+    ),
     "a call that goes on under a renewed lease": (
         partial(checkers.calls_end_in_time, group="g"),
         [granted(0, "A@1", 60), given(1, "a", 0), granted(20, "A@1", 80), ended(50.4, "a", 0)],
