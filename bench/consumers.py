@@ -1,6 +1,6 @@
-"""What consumers cost: many queues, orderly delivery, a fresh start, ten thousand parked pulls.
+"""What consumers cost: many queues, many groups, orderly delivery, a fresh start, ten thousand parked pulls.
 
-python -m bench.run orderly orderly-single queues first parked
+python -m bench.run orderly orderly-single queues fan-out first parked
 """
 
 from __future__ import annotations
@@ -37,6 +37,21 @@ def queues(
         runs.append(costs)
     middle = {str(number): median(costs[str(number)] for costs in runs) for number in numbers}
     return {"cpu_us_by_queues": middle, "runs": runs, "worst": round(max(middle.values()) / middle["1"], 2)}
+
+
+def fan_out(
+    count: int = 512_000, groups: int = 10, *, rounds: int = 3, size: int = 1024, data: str | None = None
+) -> dict[str, Any]:
+    """CPU µs per delivery (broker + consumer) of a drain by one group and by many that each get everything; both in
+    turn, then again; the medians."""
+    runs = [
+        {str(number): drain(count, size=size, groups=number, data=data) for number in (1, groups)}
+        for _ in range(rounds)
+    ]
+    middle = {
+        number: round(median(sum(run[number]["cpu_us"].values()) for run in runs), 2) for number in ("1", str(groups))
+    }
+    return {"cpu_us_by_groups": middle, "runs": runs, "worst": round(middle[str(groups)] / middle["1"], 2)}
 
 
 def first(repeat: int = 20, *, data: str | None = None) -> dict[str, Any]:

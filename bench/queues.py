@@ -1,12 +1,14 @@
 """What messages and topics cost a store: memory, loop time and open files with few and with many of both.
 
-    python -m bench.queues                                       10^5 messages in one topic, 10^6 in 5,000
+    python -m bench.queues                                       10^5 in one topic to 10^7 messages in 1,000 topics
+    python -m bench.queues --long                                and 10^8 in 5,000
     python -m bench.queues --messages 10000000 --topics 5000     one of one's own
 
     python -m bench.queues --broker                              the same as sends to a broker, 10^5 and 10^6
 
 Each case has a process of its own. The store is in a temporary directory (--data: elsewhere), ``flush="async"``,
-messages of 100 bytes, a queue for each topic, a checkpoint every 5 s. With ``--broker`` a client has 256 single sends
+messages of 100 bytes, a queue for each topic, a checkpoint every 5 s. None may cost 1.3 times the CPU or memory of the
+first, which is a floor. With ``--broker`` a client has 256 single sends
 under way, and CPU and memory are those of the broker's process, once it knows the topics.
 """
 
@@ -21,6 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+from rich.console import Console
 
 from aiorocket.broker import Broker
 from aiorocket.cli.serving import spare_the_collector
@@ -37,6 +41,7 @@ from aiorocket_protocol import (
     encode_properties,
 )
 from bench.processes import Child
+from bench.report import Floor, table_of
 
 HOST = bytes((127, 0, 0, 1, 0, 0, 42, 159))
 BODY = bytes(100)
@@ -61,11 +66,7 @@ async def run(directory: str, messages: int, topics: int) -> None:
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     await store.close()
     await env.disk.close()
-    print(
-        f"{messages:>10,} messages, {topics:>6,} topics: {busy * 1e6 / messages:6.2f} us of CPU and"
-        f" {took * 1e6 / messages:6.2f} us a message, {rss:6.1f} MiB, {files} open files",
-        flush=True,
-    )
+    _say(messages, busy, took, rss, open_files=files)
 
 
 async def serve(directory: str) -> None:
@@ -100,12 +101,13 @@ async def send(broker: Child, messages: int, topics: int) -> None:
         begun, busy = time.perf_counter(), broker.cpu()
         await asyncio.gather(*(one_after_the_other(last) for _ in range(256)))
     took, busy = time.perf_counter() - begun, broker.cpu() - busy
-    print(
-        f"{messages:>10,} messages, {topics:>6,} topics: {busy * 1e6 / messages:6.2f} us of the broker's CPU and"
-        f" {took * 1e6 / messages:6.2f} us a message, {broker.rss_mib('VmHWM'):6.1f} MiB",
-        flush=True,
-    )
+    _say(messages, busy, took, broker.rss_mib("VmHWM"))
     await client.close()
+
+
+def _say(messages: int, busy: float, took: float, rss: float, **more: int) -> None:
+    cost = {"cpu_us": round(busy * 1e6 / messages, 2), "us": round(took * 1e6 / messages, 2)}
+    print(json.dumps({**cost, "rss_mib": round(rss, 1), **more}), flush=True)
 
 
 def _ignore(result: object) -> None:
@@ -118,6 +120,8 @@ def main() -> None:
     parser.add_argument("--topics", type=int, default=1)
     parser.add_argument("--data", help="directory for the store; made and removed")
     parser.add_argument("--broker", action="store_true", help="sends to a broker")
+    parser.add_argument("--long", action="store_true", help="10^8 messages too: half an hour, 25 GB of disk")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a floor is missed")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -134,10 +138,21 @@ def main() -> None:
             else:
                 asyncio.run(run(directory, options.messages, options.topics))
         return
-    for messages, topics in ((100_000, 1), (100_000, 5_000), (1_000_000, 1), (1_000_000, 5_000)):
+    cases = [(100_000, 1), (100_000, 1_000), (1_000_000, 5_000), (10_000_000, 1_000)]
+    cases += [(100_000_000, 5_000)] * options.long
+    floors, first = [], dict[str, float]()
+    for messages, topics in cases:
         command = [sys.executable, "-m", "bench.queues", "--messages", str(messages), "--topics", str(topics)]
         more = ["--broker"] * options.broker + (["--data", options.data] if options.data else [])
-        subprocess.run([*command, *more], check=True)
+        found = json.loads(subprocess.run([*command, *more], check=True, stdout=subprocess.PIPE).stdout)
+        name = f"{messages:,} messages, {topics:,} topics"
+        print(f"{name:>36}: {found}", flush=True)
+        first = first or found
+        for figure, unit in (("cpu_us", "us of CPU"), ("rss_mib", "MiB")):
+            floors.append(Floor(name, found[figure], round(1.3 * first[figure], 2), False, unit))
+    Console().print(table_of(floors[2:]))
+    if options.check and not all(floor.met for floor in floors):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -191,9 +191,15 @@ def percentiles(times: list[float]) -> dict[str, float]:
     return {name: round(times[int(last * part)], 3) for name, part in parts.items()}
 
 
+def groups_of(name: str, count: int) -> list[str]:
+    """The groups of a consumer process: one with this name, or so many with names of their own."""
+    return [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
+
+
 async def consumer(options: argparse.Namespace, instrument: Instrument) -> None:
     loop = asyncio.get_running_loop()
-    rocket = aiorocket.Consumer(options.group, nameservers=options.nameserver)
+    names = groups_of(options.group, options.groups)
+    rockets = [aiorocket.Consumer(name, nameservers=options.nameserver) for name in names]
     consumed, target, first = 0, -1, 0.0
     arrived = asyncio.Event()
     times: list[float] = []
@@ -221,19 +227,20 @@ async def consumer(options: argparse.Namespace, instrument: Instrument) -> None:
         if consumed == target:
             arrived.set()
 
-    if options.orderly:
-        handler = count_batch if options.orderly > 1 else count
-        rocket.orderly(options.topic, batch_size=options.orderly, start_from="first")(handler)
-    else:
-        rocket.listener(options.topic, start_from="first")(measure if options.stamped else count)
-    if options.paused:
-        rocket.pause()
+    for rocket in rockets:
+        if options.orderly:
+            handler = count_batch if options.orderly > 1 else count
+            rocket.orderly(options.topic, batch_size=options.orderly, start_from="first")(handler)
+        else:
+            rocket.listener(options.topic, start_from="first")(measure if options.stamped else count)
+        if options.paused:
+            rocket.pause()
     cpu = time.process_time()
     starting = loop.time()
     if options.wait and not options.paused:
         say(ready=True)
     else:
-        await rocket.start()
+        await asyncio.gather(*(rocket.start() for rocket in rockets))
         instrument.enable()
         say(ready=True)
     async for command in commands(instrument):
@@ -243,9 +250,10 @@ async def consumer(options: argparse.Namespace, instrument: Instrument) -> None:
                 cpu, starting = time.process_time(), time.monotonic()
                 instrument.enable()
                 if options.paused:
-                    rocket.resume()
+                    for rocket in rockets:
+                        rocket.resume()
                 else:
-                    await rocket.start()
+                    await asyncio.gather(*(rocket.start() for rocket in rockets))
             if consumed < target:
                 await arrived.wait()
             arrived.clear()
@@ -256,7 +264,7 @@ async def consumer(options: argparse.Namespace, instrument: Instrument) -> None:
         elif command["do"] == "latencies":
             say(consumed=consumed, **percentiles(sorted(times[command["skip"] :])))
         elif command["do"] == "stop":
-            await rocket.stop()
+            await asyncio.gather(*(rocket.stop() for rocket in rockets))
             say(consumed=consumed)
 
 
@@ -304,6 +312,7 @@ def main() -> None:
     parser.add_argument("--nameserver")
     parser.add_argument("--topic", default="bench")
     parser.add_argument("--group", default="bench-consumer")
+    parser.add_argument("--groups", type=int, default=1, help="so many groups, each of which gets everything")
     parser.add_argument("--data")
     parser.add_argument("--flush", default="async")
     parser.add_argument("--wait", action="store_true", help="start the consumer at the first 'expect', not at once")

@@ -27,11 +27,11 @@ from bench import ceiling, consumers, scenarios
 from bench.machine import facts
 from bench.processes import BenchError
 from bench.report import Floor, arguments, finish, table_of
-from bench.sides import FULL, SMOKE, Runner, Sizes, products
+from bench.sides import FULL, SMOKE, SWITCHES, Runner, Sizes, lane, products
 
 SCENARIOS = (
     "single", "single-sync", "batch", "batch-sync", "drain", "orderly", "orderly-single", "latency", "latency-sync",
-    "start", "first", "queues", "parked",
+    "durable", "start", "first", "queues", "fan-out", "parked",
 )  # fmt: skip
 #: With --java only: Java's clients on our broker, ours beside Go's on Apache's.
 MIXED = ("java-on-ours", "java-backlog", "java-drains-ours", "ours-on-apache")
@@ -150,6 +150,12 @@ def floors(results: dict[str, Any], ratios: dict[str, float | None]) -> list[Flo
         found.append(Floor("first: the slowest fresh start", results["first"]["worst_ms"], 100, False, "ms"))
     if "queues" in results:
         found.append(Floor("queues: cost, the worst of them / one", results["queues"]["worst"], 1.3, False, "x"))
+    if "fan-out" in results:
+        found.append(Floor("fan-out: cost of a delivery, of one group's", results["fan-out"]["worst"], 1.3, False, "x"))
+    for name in ("durable", "durable-fast"):
+        if name in results:
+            kept = results[name]["ratios"]["sync"]
+            found.append(Floor(f"{name}: single sends, of those that are not", kept, 0.8, True, "x"))
     if "parked" in results:
         parked = results["parked"]
         found.append(Floor("parked: growth of the broker", parked["growth_mib"], 114.4, False, "MiB"))  # 120 MB
@@ -186,6 +192,9 @@ def show(results: dict[str, Any], reached: list[Floor], console: Console) -> Non
         elif "cpu_us_by_queues" in result:
             costs = ", ".join(f"{number}: {cost}" for number, cost in result["cpu_us_by_queues"].items())
             console.print(f"{name}: CPU µs per message by number of queues: {costs}", highlight=False)
+        elif "cpu_us_by_groups" in result:
+            costs = ", ".join(f"{number}: {cost}" for number, cost in result["cpu_us_by_groups"].items())
+            console.print(f"{name}: CPU µs per delivery by number of groups: {costs}", highlight=False)
         elif "growth_mib" in result:
             waiting = f"+{result['growth_mib']} MiB, {result['idle_cores']} cores"
             text = f"{result['connections']} pulls parked: {waiting}"
@@ -220,11 +229,20 @@ def main() -> None:
 
                         sides |= beside.sides(name, sizes, options.data, stack)
                     results[name] = interleaved(name, sides, repeat, console)
+            elif name == "durable":
+                send = partial(scenarios.end_to_end, sizes.single, warm=sizes.warm, data=options.data)
+                for side, switch in SWITCHES.items():
+                    flushes = {flush: partial(lane, switch, partial(send, flush=flush)) for flush in ("async", "sync")}
+                    of = name if side == "pure" else f"{name}-{side}"
+                    results[of] = interleaved(of, flushes, 1 if options.smoke else options.repeat, console)
             elif name == "first":
                 results[name] = consumers.first(sizes.firsts, data=options.data)
             elif name == "queues":
                 rounds = 1 if options.smoke else 3
                 results[name] = consumers.queues(sizes.queued, sizes.queues, rounds=rounds, data=options.data)
+            elif name == "fan-out":
+                rounds = 1 if options.smoke else 3
+                results[name] = consumers.fan_out(sizes.drain, sizes.groups, rounds=rounds, data=options.data)
             elif name == "parked":
                 results[name] = consumers.parked(sizes.parked, wakes=sizes.wakes, idle=sizes.idle, data=options.data)
             elif name == "start":

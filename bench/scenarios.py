@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from bench import wire
 from bench.processes import BenchError, Child
+from bench.roles import groups_of
 from tests.ports import free_port
 
 QUEUES = 4
@@ -66,15 +67,18 @@ def client(role: str, server: Known, *options: str) -> Child:
     return Child(role, "-m", "bench.roles", role, "--nameserver", f"127.0.0.1:{server.nameserver}", *options)
 
 
-def check(server: Server, count: int, consumer: Child, queues: int = QUEUES, **reported: int) -> None:
+def check(
+    server: Server, count: int, consumer: Child, queues: int = QUEUES, groups: int = 1, **reported: float
+) -> None:
     """Stop the consumer, then compare every count with ``count``; BenchError names those that differ."""
     stopped = consumer.ask(do="stop")
     counts = {
         **reported,
-        "consumed after stop": stopped["consumed"],
+        "consumed after stop": stopped["consumed"] / groups,
         "stored": sum(wire.stored(server.broker, TOPIC, queues)),
-        "committed": sum(wire.committed(server.broker, TOPIC, queues, GROUP)),
     }
+    for group in groups_of(GROUP, groups):
+        counts[f"committed by {group}"] = sum(wire.committed(server.broker, TOPIC, queues, group))
     if wrong := {name: value for name, value in counts.items() if value != count}:
         raise BenchError(f"{count} messages were due: {wrong}")
 
@@ -119,14 +123,17 @@ def drain(
     size: int = 1024,
     queues: int = QUEUES,
     orderly: int = 0,
+    groups: int = 1,
     assigned_first: bool = False,
     data: str | None = None,
 ) -> dict[str, Any]:
     """Messages that wait in the broker, taken by one consumer whose listener does nothing. ``orderly`` is the batch
-    size of an orderly listener; with ``assigned_first`` nothing counts before the queues are assigned and the load is
-    digested."""
+    size of an orderly listener; ``groups`` are in the consumer's process, each gets everything; with
+    ``assigned_first`` nothing counts before the queues are assigned and the load is digested."""
     count -= count % 32
-    options = ["--wait", *(["--orderly", str(orderly)] if orderly else []), *(["--paused"] if assigned_first else [])]
+    options = ["--wait", "--groups", str(groups), "--orderly", str(orderly)]
+    options += ["--paused"] if assigned_first else []
+    due = count * groups
     with standalone("async", data, queues=queues) as server:
         with client("producer", server) as sends:
             sends.answer()
@@ -136,17 +143,17 @@ def drain(
             if assigned_first:
                 rest(server)
             before = server.child.cpu()
-            taken = takes.ask(do="expect", count=count)
+            taken = takes.ask(do="expect", count=due)
             cpu = {"broker": server.child.cpu() - before, "consumer": taken["cpu"]}
             check(
-                server, count, takes, queues,
-                sent=sent["sent"], acknowledged=sent["acknowledged"], consumed=taken["consumed"],
+                server, count, takes, queues, groups,
+                sent=sent["sent"], acknowledged=sent["acknowledged"], consumed=taken["consumed"] / groups,
             )  # fmt: skip
     return {
-        "rate": round(count / (taken["ended"] - taken["first"])),
+        "rate": round(due / (taken["ended"] - taken["first"])),
         "first_message_ms": round((taken["first"] - taken["started"]) * 1e3, 1),
         "count": count,
-        "cpu_us": {name: round(used / count * 1e6, 2) for name, used in cpu.items()},
+        "cpu_us": {name: round(used / due * 1e6, 2) for name, used in cpu.items()},
     }
 
 

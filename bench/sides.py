@@ -25,6 +25,7 @@ class Sizes(NamedTuple):
     firsts: int = 20
     queues: tuple[int, ...] = (1, 10, 100, 1000)
     queued: int = 2_048_000
+    groups: int = 10
     parked: int = 10_000
     wakes: int = 1_000
     idle: float = 15.0
@@ -36,7 +37,7 @@ class Sizes(NamedTuple):
 FULL = Sizes()
 SMOKE = Sizes(
     single=2_000, batch=6_400, drain=6_400, seconds=0.5, backlog=0.5, starts=1, warm=320, firsts=2, queues=(1, 10),
-    queued=6_400, parked=200, wakes=20, idle=1.0, warm_java=3_200,
+    queued=6_400, groups=3, parked=200, wakes=20, idle=1.0, warm_java=3_200,
 )  # fmt: skip
 
 

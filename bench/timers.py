@@ -16,10 +16,13 @@ import tempfile
 import time
 from datetime import UTC, datetime, timedelta
 
+from rich.console import Console
+
 from aiorocket import embed
 from aiorocket.broker.core.timers import TimerSchedule
 from aiorocket.testing.stored import stored_messages
 from aiorocket_protocol import PROPERTY_TIMER_OUT_MS
+from bench.report import Floor, table_of
 
 #: Forty days.
 _SPREAD_MS = 40 * 86_400_000
@@ -29,15 +32,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.timers", description=__doc__)
     parser.add_argument("--pending", type=int, default=1_000_000, help="messages that wait (default: a million)")
     parser.add_argument("--seconds", type=int, default=20, help="how long 1,000 a second are due (default: 20)")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a floor is missed")
     options = parser.parse_args(arguments)
-    print(f"{options.pending:,} pending: {_memory(options.pending):.0f} MB")
+    memory = _memory(options.pending)
+    print(f"{options.pending:,} pending: {memory:.0f} MB")
     late, loop, machine = (sorted(each) for each in asyncio.run(_lateness(options.seconds)))
     print(f"{len(late):,} due at 1,000 a second: late by {_percentiles(late)}")
     print(f"a timer of the same loop: {_percentiles(loop)}; a process that sleeps: {_percentiles(machine)}")
-    if late[0] < 0:
-        print(f"early by {-late[0]} ms", file=sys.stderr)
-        return 1
-    return 0
+    floors = [
+        Floor(f"{options.pending:,} pending", memory, 200.0, False, "MB"),
+        Floor("late, p99", late[len(late) * 99 // 100], 20.0, False, "ms"),
+        Floor("the earliest", late[0], 0.0, True, "ms"),
+    ]
+    Console().print(table_of(floors))
+    return int(late[0] < 0 or (options.check and not all(floor.met for floor in floors)))
 
 
 def _percentiles(late: list[float]) -> str:
