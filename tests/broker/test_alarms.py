@@ -19,8 +19,10 @@ from aiorocket.broker.lags import lags
 from aiorocket.client.admin.brokers import BrokerRuntime
 from aiorocket.client.admin.doctor import _of_runtime
 from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import KVTable, decode_body
 from tests.broker.peer import Peer, heartbeat, running
+from tests.broker.test_sim import SimPeer, config, started
 
 
 def table() -> str:
@@ -166,3 +168,33 @@ async def test_pairs_that_nobody_asks_the_lag_of_are_counted_in_turns() -> None:
     found = [lag async for _, lag in lags(broker, 3)]
     counting.cancel()
     assert found == [4] * 3 + [0] * 9_997 and turns >= 15
+
+
+def test_a_sync_that_fails_ends_writing_until_a_restart_and_raises_an_alarm() -> None:
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        host, broker = await started(sim, sim.env(disk=disk), config())
+        peer = SimPeer(sim, broker.address)
+        assert (await peer.send(b"kept")).code == 0
+        watch = asyncio.ensure_future(watching.keep_watching(broker))
+        await asyncio.sleep(30)
+        assert not broker.alarms.raised["write_dead"]
+        disk.fail(3)  # the record, its checksum, then the sync
+        assert [(await peer.send(b"unknown")).code for _ in range(3)] == [1, 14, 14]
+        await asyncio.sleep(30)
+        assert "restart" in str(broker.alarms.raised["write_dead"])
+        assert await peer.drain() == [b"kept"] and (await peer.send()).code == 14
+        watch.cancel()
+        await peer.close()
+        host.kill(power_cut=True)
+        disk.crash()
+        disk.clear_failures()
+        host, broker = await started(sim, sim.env(disk=disk), config())
+        peer = SimPeer(sim, broker.address)
+        assert (await peer.send(b"more")).code == 0
+        found = await peer.drain()
+        assert found[0] == b"kept" and found[-1] == b"more" and len(found) <= 3
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
