@@ -104,6 +104,18 @@ def test_an_unchanged_version_renews_the_lease_without_touching_permissions() ->
     assert table.renew("nobody", 0, DataVersion(1, 1), 90) is None
 
 
+def test_a_topic_that_is_not_known_is_taken_of_an_unchanged_version_too() -> None:
+    """New ones, and those that were deleted here and not at the broker; what is no longer named stays."""
+    table = RouteInfo(120)
+    table.register(registration(), connection=1, now=0)
+    table.set_writable("a", False)
+    table.delete_topic("U")
+    table.register(registration("a", "10.0.0.1:10911", "U", "V"), connection=1, now=50)
+    perms = {topic: route.queue_datas[0].perm for topic in table.topics() if (route := table.topic_route(topic))}
+    assert perms == {"T": 4, "U": 6, "V": 6} and table._count == 3
+    assert table.lost(1) == ["10.0.0.1:10911"] and table.topics() == [] and table._count == 0
+
+
 def test_only_the_holder_can_unregister() -> None:
     table = RouteInfo(120)
     table.register(registration(), connection=1, now=0)

@@ -102,13 +102,16 @@ class RouteInfo:
         known.connection = connection
         known.seen = now
         known.expiry = what.expiry or self._expiry
-        if what.topics is not None and what.broker_id == 0 and known.version != what.version:
+        changed = known.version != what.version
+        if what.topics is not None and what.broker_id == 0 and (changed or new_routes):
             carried = self._carried.setdefault(what.name, set())
             for number, (topic, queues) in enumerate(what.topics.items(), 1):
                 carried.add(topic)
                 on = self._topics.setdefault(topic, {})
-                self._count += what.name not in on
-                on[what.name] = queues
+                new = what.name not in on
+                self._count += new
+                if new or changed:  # without a change it keeps what 205 made of its permissions
+                    on[what.name] = queues
                 if number % A_TURN == 0:
                     yield
                     if self._known(what.name, what.broker_id) is not known:  # it has gone, and its topics with it
