@@ -74,7 +74,10 @@ def lag(name: str, topic: str | None) -> Work:
         rows = await admin.groups.lag(name, topic)
         if not any(each.offset for each in rows):
             await admin.groups.check(name)
-        return told("lag", f"Group {name}, {sum(each.lag for each in rows)} messages wait", rows, rows.missing)
+        title = f"Group {name}, {sum(each.lag for each in rows)} messages wait"
+        if not rows:
+            title = f"Offsets of group {name}, which has committed none (members that broadcast keep theirs)"
+        return told("lag", title, rows, rows.missing)
 
     return work
 

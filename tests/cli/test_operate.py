@@ -121,6 +121,13 @@ def test_a_group_is_put_somewhere_else(ask: Run) -> None:
         assert ask("offsets", "reset", "auditors", "orders", *wrong).exit_code == 2
 
 
+def test_of_a_group_that_has_committed_nothing_it_is_not_said_that_nothing_waits(ask: Run) -> None:
+    assert ask("group", "create", "newcomers").exit_code == 0
+    said = ask("group", "lag", "newcomers")
+    assert said.exit_code == 0 and "has committed none" in said.output and "wait" not in said.output, said.output
+    assert rows(ask("group", "lag", "newcomers", "--json"), "lag") == []
+
+
 @pytest.mark.parametrize(
     "command", ["group lag billin", "group lag billin orders", "dlq list billin", "dlq replay billin"]
 )
