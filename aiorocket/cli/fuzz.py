@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from aiorocket.cli.options import BadInputError, parse_nameservers
 
@@ -48,6 +49,10 @@ class _WithServer(click.Group):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
+
+#: Options that only a comparison has, and that only a run at one server has.
+_COMPARED = ("state", "known")
+_ALONE = ("pid", "growth", "json_only", "out")
 
 _OWN = click.option("--i-own-this-host", "owned", is_flag=True, help="Servers that are not on this machine.")
 _PATIENCE = click.option(
@@ -93,9 +98,13 @@ def run(server: str, owned: bool, **options: Any) -> None:
     register, send, pull and acknowledge. Watched: crashes, hangs, memory, wrong answers, and a healthy client beside.
     """
     _owned((server, options["against"]), owned)
+    alone = options["against"] is None
+    for name in _COMPARED if alone else _ALONE:
+        if click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{name.replace('_', '-')} means nothing with{'out' * alone} --against")
     from aiorocket.cli.fuzzing import run_compared, run_fuzz
 
-    sys.exit(run_fuzz(server, **options) if options["against"] is None else run_compared(server, **options))
+    sys.exit(run_fuzz(server, **options) if alone else run_compared(server, **options))
 
 
 @fuzz.command()

@@ -171,7 +171,7 @@ def run_compared(
                 before=kept.read_text(encoding="utf-8") if kept is not None and kept.exists() else None,
                 loop_time=asyncio.get_running_loop().time, progress=keep,
             )  # fmt: skip
-        except ConfigError as error:
+        except (ConfigError, UnicodeDecodeError) as error:
             raise BadInputError(f"{state}: {error}") from None
 
     async def stopped() -> Compared | None:

@@ -89,13 +89,15 @@ async def compare(
     server took and the other refused differs no longer than it lasts. When the first server is ours and the second one
     of Apache's, ``apaches_rules`` hold too.
 
-    ``before`` is what an earlier run of the same seed kept (``Compared.to_text``): this one goes on behind its
-    sessions, and ``requests`` counts both. ``progress`` is called after each session. OSError when a server cannot be
-    reached; ConfigError when ``before`` is no such text."""
+    ``before`` is what an earlier run of the same seed, role and codes kept (``Compared.to_text``): this one goes on
+    behind its sessions, and ``requests`` counts both. ``progress`` is called after each session. OSError when a server
+    cannot be reached; ConfigError when ``before`` is no such text."""
     if await _are_ours_and_apaches(servers, patience):
         rules = (*rules, *apaches_rules())
     known_codes = Session(Random(0), role, now, codes=codes).codes
-    run = _Run(servers, role, now, seed, codes, patience, loop_time, Compared(Coverage(known_codes, KINDS), rules))
+    drawn_from = {"seed": seed, "role": role, "codes": list(codes)}
+    compared = Compared(Coverage(known_codes, KINDS), rules, drawn_from=drawn_from)
+    run = _Run(servers, role, now, seed, codes, patience, loop_time, compared)
     if before is not None:
         run.compared.read(before)
     end = loop_time() + seconds

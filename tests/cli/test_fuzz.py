@@ -45,9 +45,18 @@ def test_a_comparison_that_is_kept(server: RocketMQServer, tmp_path: Path) -> No
     arguments = (address, "--against", address, "--codes", "105", "--state", str(state), "--connections", "1", "--json")
     counts = [json.loads(call(*arguments, "--frames", str(frames)).stdout)["frames"] for frames in (50, 10, 300)]
     assert 50 <= counts[0] == counts[1] < 300 <= counts[2]
-    state.write_text("{}")
-    found = call(*arguments)
-    assert found.exit_code == 2 and f"{state}: not what aiorocket fuzz --against keeps" in found.output
+    for other, told in (
+        (("--seed", "1"), "seed 1"),
+        (("--codes", "101"), "codes [101]"),
+        (("--role", "broker"), "broker"),
+    ):
+        found = call(*arguments, *other)
+        assert found.exit_code == 2 and "it is of another comparison: seed 0, role nameserver" in found.output
+        assert told in found.output.partition("this one has ")[2], found.output
+    for kept, why in ((b"{}", "not what aiorocket fuzz --against keeps"), (b"\xff\xfe", "'utf-8' codec can't decode")):
+        state.write_bytes(kept)
+        found = call(*arguments)
+        assert found.exit_code == 2 and f"{state}: {why}" in found.output, found.output
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:9876", "mq.example:10911"])
@@ -55,6 +64,19 @@ def test_only_this_machine_without_a_word(address: str) -> None:
     for found in (call(address), call("127.0.0.1:1", "--against", address)):
         assert found.exit_code == 2
         assert f"{address} is not this machine" in found.output and "--i-own-this-host" in found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--state", "kept"], "--state means nothing without --against"),
+        (["--against", "127.0.0.1:2", "--pid", "1"], "--pid means nothing with --against"),
+        (["--against", "127.0.0.1:2", "--json-only"], "--json-only means nothing with --against"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(arguments: list[str], why: str) -> None:
+    found = call("127.0.0.1:1", *arguments)
+    assert found.exit_code == 2 and why in found.output, found.output
 
 
 @pytest.mark.parametrize("arguments", [["here"], ["127.0.0.1:x"], ["127.0.0.1:1", "--codes", "a"]])
