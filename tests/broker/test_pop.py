@@ -210,6 +210,18 @@ async def test_an_attempt_may_have_any_name(peer: Peer, broker: Broker) -> None:
     assert len(popped(await asyncio.wait_for(peer.answer(), 30))) == 1
 
 
+async def test_how_many_wait_is_said_of_what_could_be_popped(peer: Peer) -> None:
+    await peer.create_topic("T")
+    for group, topic, queue_id, code in (
+        ("g", "T", -1, 0),
+        ("g", "T", 0, 0),
+        ("g", "Unknown", 0, 17),
+        ("g", "T", 99, 29),
+        ("no group", "T", 0, 26),
+    ):
+        assert (await peer.call(200055, PollingInfoRequestHeader(group, topic, queue_id))).code == code, (group, topic)
+
+
 async def test_a_parked_pop_is_answered_when_a_message_arrives_the_oldest_first(peer: Peer, broker: Broker) -> None:
     await peer.send()
     (one,) = popped(await peer.call(200050, pop_header()))

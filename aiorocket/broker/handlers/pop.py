@@ -136,8 +136,7 @@ class PopHandlers:
     def pop(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Code 200050: None when it is parked or answered already."""
         header = command.read(PopMessageRequestHeader)
-        checked = self._check(header.consumer_group, header.topic, header.queue_id)
-        if isinstance(checked, Refusal):
+        if isinstance(checked := self._check(header.consumer_group, header.topic, header.queue_id), Refusal):
             return refuse(checked)
         count, invisible = header.max_msg_nums, header.invisible_time
         if not 1 <= count <= MAX_POP:
@@ -164,8 +163,7 @@ class PopHandlers:
     def notification(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Code 200054: says when a pop would find something."""
         header = command.read(NotificationRequestHeader)
-        checked = self._check(header.consumer_group, header.topic, header.queue_id)
-        if isinstance(checked, Refusal):
+        if isinstance(checked := self._check(header.consumer_group, header.topic, header.queue_id), Refusal):
             return refuse(checked)
         wanted = Wanted(
             header.consumer_group, checked, header.queue_id, 0, 0, INIT_MIN,
@@ -178,8 +176,7 @@ class PopHandlers:
     def peek(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Code 200052: what the next pop would get; nothing goes out."""
         header = command.read(PeekMessageRequestHeader)
-        checked = self._check(header.consumer_group, header.topic, header.queue_id)
-        if isinstance(checked, Refusal):
+        if isinstance(checked := self._check(header.consumer_group, header.topic, header.queue_id), Refusal):
             return refuse(checked)
         if not 1 <= header.max_msg_nums <= MAX_POP:
             return _bad(f"maxMsgNums is {header.max_msg_nums}: a peek is for 1 to {MAX_POP} messages")
@@ -205,6 +202,8 @@ class PopHandlers:
     def polling_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 200055: how many wait."""
         header = command.read(PollingInfoRequestHeader)
+        if isinstance(checked := self._check(header.consumer_group, header.topic, header.queue_id), Refusal):
+            return refuse(checked)
         parked = self.polls.waiting((header.topic, header.consumer_group))
         count = sum(pull.request.wanted.queue_id == header.queue_id for pull in parked)
         return RemotingCommand.response(header=PollingInfoResponseHeader(count))
