@@ -39,6 +39,7 @@ _OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("warmup", float, "Seconds before that, in no figure."),
     ("drain", float, "Seconds without a message after which consumers are given up."),
     ("processes", int, "Processes of the load."),
+    ("flush", click.Choice(["sync", "async"]), "Refuse brokers that flush otherwise."),
 )
 
 

@@ -97,3 +97,5 @@ def tell_difference(first: Mapping[str, Any], second: Mapping[str, Any], as_json
         click.echo("these were different scenarios")
     if first["machine"].get("processor") != second["machine"].get("processor"):
         click.echo("these were different machines")
+    if first["runs"][-1].get("brokers") != second["runs"][-1].get("brokers"):
+        click.echo("these were different brokers, or ones that flush otherwise")

@@ -81,17 +81,32 @@ async def measure(
     run = f"{WallClock().wall_ms() & 0x7FFFFFFF:08x}"
     named = replace(scenario, topic=f"{scenario.topic}-{run}")
     async with aiorocket.Admin(config=config) as admin:
+        about = await _brokers(admin, scenario.flush)
         brokers: list[str] = []
         for topic in named.topic_names():
             await admin.create_topic(topic, named.queues)
             brokers += [entry.addresses[0] for entry in await admin.topics.route(topic) if 0 in entry.addresses]
         try:
-            return await _measure(named, run, sorted(set(brokers)), config, progress)
+            return {**await _measure(named, run, sorted(set(brokers)), config, progress), "brokers": about}
         finally:
             for topic in named.topic_names():
                 await admin.topics.delete(topic)
             for number in range(named.groups if named.consumers else 0):
                 await admin.groups.delete(f"{named.topic}-group-{number}")
+
+
+async def _brokers(admin: aiorocket.Admin, flush: str) -> list[dict[str, Any]]:
+    """Each master's version, and how it flushes: None when it does not say. RocketError when that is not ``flush``."""
+    found = []
+    for each in await admin.brokers.runtime():
+        try:
+            mode = (await admin.brokers.config(each.address)).get("flushDiskType", "").partition("_")[0].lower()
+        except aiorocket.RemoteError:  # administrators may ask that
+            mode = ""
+        if flush and mode != flush:
+            raise aiorocket.RocketError(f"broker {each.name} flushes {mode or 'as it does not say'}, not {flush}")
+        found.append({"broker": each.name, "version": each.version, "flush": mode or None})
+    return found
 
 
 async def _measure(

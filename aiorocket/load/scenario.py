@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import asdict, dataclass, fields
+from math import inf
 from typing import Any, Self
 
 from aiorocket.errors import ConfigError
@@ -16,6 +17,7 @@ _AT_LEAST: dict[str, float] = {
     "topics": 1, "queues": 1, "producers": 0, "consumers": 0, "groups": 1, "idle": 0, "size": HEAD, "batch": 1,
     "keys": 0, "tags": 0, "rate": 0, "in_flight": 1, "seconds": 0.1, "warmup": 0, "processes": 1, "drain": 0,
 }  # fmt: skip
+FLUSH = ("", "sync", "async")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,8 @@ class Scenario:
     loop); 0: each producer keeps ``in_flight`` sends on their way (closed loop). ``keys``, ``tags``: how many
     different ones; ``idle``: connections that do nothing; ``consumers``: members of each group, over all processes;
     ``size``: bytes of a body; seconds of warm-up come before ``seconds`` and are in no figure; ``drain``: seconds that
-    consumers get after the last send. ConfigError for what cannot be."""
+    consumers get after the last send; ``flush``: "sync" or "async" when the figures are to be of brokers that flush so,
+    which a broker decides when it starts. ConfigError for what cannot be."""
 
     topic: str = "bench"
     topics: int = 1
@@ -44,12 +47,15 @@ class Scenario:
     warmup: float = 2.0
     processes: int = 1
     drain: float = 30.0
+    flush: str = ""
 
     def __post_init__(self) -> None:
         for name, least in _AT_LEAST.items():
             value = getattr(self, name)
-            if value < least:
-                raise ConfigError(f"{name}={value}: at least {least:g} is needed")
+            if not least <= value < inf:
+                raise ConfigError(f"{name}={value}: at least {least:g} is needed, and a finite number")
+        if self.flush not in FLUSH:
+            raise ConfigError(f"flush={self.flush!r}: sync or async is needed, or nothing for either")
         if self.producers + self.consumers + self.idle == 0:
             raise ConfigError("nothing to do: producers, consumers and idle are all 0")
         if self.size * self.batch > 4 << 20:

@@ -34,12 +34,18 @@ def test_a_run_a_comparison_and_a_page(server: RocketMQServer, tmp_path: Path) -
     checks = result["runs"][0]["checks"]
     assert checks["acknowledged"] == checks["received"] == 100
     assert result["machine"]["cores"] and result["runs"][0]["figures"]["send_p99_ms"] > 0
-    assert "<svg" in page.read_text()
+    assert [each["flush"] for each in result["runs"][0]["brokers"]] == ["sync"]
+    assert "<svg" in page.read_text() and "<td>sync</td>" in page.read_text()
     compared = call("compare", str(file), str(file))
     assert compared.exit_code == 0 and "one run" in compared.output
     assert call("report", str(file), str(tmp_path / "b.html")).exit_code == 0
     topics = CliRunner().invoke(cli, ["topic", "list", "--nameserver", server.embedded.nameserver_address])
     assert "bench-" not in topics.output  # nothing is left behind
+
+
+def test_brokers_that_flush_otherwise_are_not_measured(server: RocketMQServer) -> None:
+    found = call("run", "--nameserver", server.embedded.nameserver_address, "--flush", "async")
+    assert found.exit_code == 1 and "flushes sync, not async" in found.output, found.output
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
+import struct
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from aiorocket.errors import ConfigError
 from aiorocket.load import Scenario, compare, html, verdict
 from aiorocket.load.run import _checked
 from aiorocket.load.worker import _Worker, mark, packed
+from aiorocket_protocol import MessageQueue
 
 # ---- scenarios
 
@@ -34,6 +37,8 @@ def test_a_scenario_is_read_and_options_win() -> None:
         ("seconds = 0", "seconds=0: at least 0.1"),
         ("producers = 0\nconsumers = 0", "nothing to do"),
         ("size = 4000000\nbatch = 2", "more than a broker takes"),
+        ("rate = nan", "a finite number"),
+        ("flush = 'os'", "flush='os': sync or async"),
         ("=", "not TOML"),
     ],
 )
@@ -122,6 +127,30 @@ def test_what_is_lost_or_comes_twice_is_counted(results: list[dict[str, Any]], l
     assert (found["acknowledged"], found["lost"], found["duplicates"]) == (10, lost, duplicates)
 
 
+def test_what_comes_twice_or_out_of_order_is_seen_when_it_comes() -> None:
+    """By the offsets of a queue, and of each group by itself; what another run sent is not counted."""
+    scenario = dataclasses.asdict(Scenario(orderly=True, groups=2))
+    config = {"tls": False, "nameservers": ("127.0.0.1:1",)}
+    worker = _Worker({"scenario": scenario, "config": config, "number": 0, "brokers": [], "run": "0f"})
+
+    def take(group: int, number: int, *, queue_id: int = 0, run: int = 0xF) -> None:
+        body = struct.pack(">QQQ", run << 32 | 3, number, 0)
+        message: Any = SimpleNamespace(
+            body=body, queue=MessageQueue("bench-0", "b", queue_id), queue_offset=number >> queue_id
+        )
+        worker.take(group, message)
+
+    for number in (0, 1, 4, 3, 5):
+        take(0, number)
+    assert (worker.received, worker.out_of_order, worker.duplicates) == (5, 1, 0)
+    take(0, 4)
+    take(0, 2, queue_id=1)
+    take(1, 0)
+    take(1, 1)
+    take(1, 6, run=0xE)
+    assert (worker.received, worker.out_of_order, worker.duplicates) == (9, 1, 1)
+
+
 def test_every_group_must_get_every_message() -> None:
     assert _checked(Scenario(groups=2), [one(10, list(range(10)))])["lost"] == 10
     assert _checked(Scenario(consumers=0), [one(10, [])])["lost"] == 0
@@ -163,8 +192,9 @@ def test_the_page_is_static_and_escapes() -> None:
         "verdict": {"limit": "none", "why": "<script>"},
         "percentiles": {"send": [[0, 0.1], [50, 1], [99.99, 20], [100, 21]], "lag": []},
         "seconds": [[0, 10, 9, 1500], [1, 12, 12, 900]],
+        "brokers": [{"broker": "<i>", "version": "V5", "flush": None}],
     }
     page = html({"runs": [run], "scenario": {"topic": "<b>"}, "machine": {"processor": "&"}})
-    assert "<script" not in page and "&lt;b&gt;" in page and page.count("<svg") == 3
+    assert "<script" not in page and "&lt;b&gt;" in page and "&lt;i&gt;" in page and page.count("<svg") == 3
     assert "1,234" in page and "default-src 'none'" in page
     assert not re.search(r"https?://|src=|href=", page)
