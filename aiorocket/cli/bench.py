@@ -51,13 +51,22 @@ def _scenario_options(function: Any) -> Any:
     )
 
 
+def _file(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """Refused before the run, not after it."""
+    if value is not None and not Path(value).absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {Path(value).absolute().parent}")
+    return value
+
+
 @bench.command()
 @click.option("--scenario", "file", type=click.File("r", encoding="utf-8"), metavar="FILE",
               help="TOML with the options below by name (in_flight = 8); options win.")  # fmt: skip
 @_scenario_options
 @click.option("--runs", type=click.IntRange(1, 1000), default=1, show_default=True, help="The same again and again.")
-@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write the JSON result here too.")
-@click.option("--html", type=click.Path(dir_okay=False), metavar="FILE", help="Write a page with plots.")
+@click.option("--out", type=click.Path(dir_okay=False, writable=True), metavar="FILE", callback=_file,
+              help="Write the JSON result here too.")  # fmt: skip
+@click.option("--html", type=click.Path(dir_okay=False, writable=True), metavar="FILE", callback=_file,
+              help="Write a page with plots.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @client_options
 def run(config: ClientConfig, file: Any, **options: Any) -> None:
@@ -82,6 +91,11 @@ def run(config: ClientConfig, file: Any, **options: Any) -> None:
     sys.exit(run_bench(scenario, config, **own))
 
 
+#: What a result has, and each of its runs.
+_PARTS = {"scenario", "machine"}
+_RUN = {"figures", "checks", "verdict", "percentiles", "seconds"}
+
+
 def _result(_ctx: click.Context, _param: click.Parameter, value: str) -> dict[str, Any]:
     import json
 
@@ -89,7 +103,9 @@ def _result(_ctx: click.Context, _param: click.Parameter, value: str) -> dict[st
         found = json.loads(Path(value).read_text(encoding="utf-8"))
         if found["kind"] != "bench" or not found["runs"]:
             raise ValueError("of another kind")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not found.keys() >= _PARTS or not all(run.keys() >= _RUN for run in found["runs"]):
+            raise ValueError("not whole")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInputError(f"{value}: not a result of aiorocket bench: {error}") from None
     return dict(found)
 
@@ -107,7 +123,7 @@ def compare(first: dict[str, Any], second: dict[str, Any], as_json: bool) -> Non
 
 @bench.command()
 @click.argument("result", metavar="FILE", callback=_result)
-@click.argument("page", type=click.Path(dir_okay=False))
+@click.argument("page", type=click.Path(dir_okay=False, writable=True), callback=_file)
 def report(result: dict[str, Any], page: str) -> None:
     """A result as an HTML page with plots."""
     from aiorocket.load.report import html

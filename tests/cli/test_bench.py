@@ -27,7 +27,8 @@ def test_a_run_a_comparison_and_a_page(server: RocketMQServer, tmp_path: Path) -
     file, page = tmp_path / "a.json", tmp_path / "a.html"
     (tmp_path / "scenario.toml").write_text("rate = 200\nseconds = 0.5\nqueues = 2\n")
     found = call("run", "--nameserver", server.embedded.nameserver_address, "--scenario", f"{tmp_path}/scenario.toml",
-                 "--warmup", "0", "--tags", "2", "--idle", "2", "--out", str(file), "--html", str(page))  # fmt: skip
+                 "--warmup", "0", "--tags", "2", "--idle", "2", "--processes", "2",
+                 "--out", str(file), "--html", str(page))  # fmt: skip
     assert found.exit_code == 0, found.output
     assert "lost 0, duplicates 0, out of order 0" in found.output and "limit: " in found.output
     result = json.loads(file.read_text())
@@ -50,8 +51,22 @@ def test_brokers_that_flush_otherwise_are_not_measured(server: RocketMQServer) -
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["run", "--size", "3"], "size=3: at least 24"), (["compare", "none.json", "none.json"], "not a result")],
+    [
+        (["run", "--size", "3"], "size=3: at least 24"),
+        (["run", "--rate", "nan"], "rate=nan: at least 0 is needed"),
+        (["run", "--seconds", "inf"], "a finite number"),
+        (["run", "--out", "/no/such/folder/a.json"], "there is no folder /no/such/folder"),
+        (["compare", "none.json", "none.json"], "not a result"),
+    ],
 )
 def test_what_cannot_be(arguments: list[str], said: str) -> None:
     found = call(*arguments)
     assert found.exit_code == 2 and said in found.output
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"kind": "bench", "runs": [{}], "scenario": {}, "machine": {}}', "\xff"])
+def test_a_file_that_is_no_result(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(text, encoding="latin-1")
+    for found in (call("report", str(file), str(tmp_path / "a.html")), call("compare", str(file), str(file))):
+        assert found.exit_code == 2 and "not a result of aiorocket bench" in found.output, found.output
