@@ -35,8 +35,13 @@ __all__ = ("apaches_rules", "compare")
 KINDS = (JSON, ROCKETMQ)
 #: Windows of one session, and requests of one window.
 _WINDOWS, _WINDOW = 10, 20
-#: Seconds for a code that one of the two has left unanswered before, on purpose.
+#: Seconds for a code that a server has left unanswered before, on purpose.
 _SILENT = 0.2
+#: Requests that store messages. Apache's broker shows them some time after their receipt: seconds in which it should,
+#: seconds until it is looked at again, and where it says how much it does not show yet (28).
+_STORES = frozenset((10, 36, 37, 310, 320, 324, 325))
+_SHOWN, _LOOK = 2.0, 0.005
+_BEHIND = re.compile(rb'"dispatchBehindBytes":"[1-9]')
 #: Seconds until a server that was busy is asked again.
 _BUSY = 0.2
 #: What a session makes is deleted at its end: topics, groups.
@@ -130,7 +135,8 @@ class _Run:
         self._patience = patience
         self._loop_time = loop_time
         self._began = loop_time()
-        self._silent: set[int] = set()
+        #: Which of the two has left which code unanswered before, on purpose.
+        self._silent: set[tuple[int, int]] = set()
         self._alone = asyncio.Lock()
         self.compared = compared
 
@@ -176,28 +182,45 @@ class _Run:
 
     async def _ask(self, drawn: Drawn, session: Session, pair: list[Wire], apart: set[bytes]) -> None:
         """``apart``: names of which the two know different things by now."""
-        wait = min(self._patience, _SILENT) if drawn.code in self._silent else self._patience
+        waits = [min(self._patience, _SILENT) if (at, drawn.code) in self._silent else self._patience for at in (0, 1)]
         async with self._alone if drawn.code in _ALONE else nullcontext():
-            ours, theirs = await asyncio.gather(*(self._answer(pair, at, drawn, wait) for at in (0, 1)))
+            ours, theirs = await asyncio.gather(*(self._answer(pair, at, drawn, waits[at]) for at in (0, 1)))
         if drawn.form == LEGAL and ours is not None:
             session.learn(drawn, ours)
         names = {*_NAME.findall(drawn.data), *_OF_SHARED.findall(drawn.data)}
-        if not _are_alike(ours, theirs):
-            form = drawn.form, drawn.part, "apart" * (not apart.isdisjoint(names))
-            case = " ".join(filter(None, (str(drawn.code), *form)))
-            for each in differences(said(_plain(ours)), said(_plain(theirs))):
-                what = each + _more(ours, theirs)
-                self.compared.add(case, what, lambda: _example(drawn, (ours, theirs)))
-                if None in (ours, theirs) and self.compared.allows(case, what):
-                    self._silent.add(drawn.code)
+        form = drawn.form, drawn.part, "apart" * (not apart.isdisjoint(names))
+        case = " ".join(filter(None, (str(drawn.code), *form)))
+        for what in _found(ours, theirs):
+            self.compared.add(case, what, lambda: _example(drawn, (ours, theirs)))
+            if None in (ours, theirs) and self.compared.allows(case, what):
+                self._silent.add((0 if ours is None else 1, drawn.code))
+        stored = theirs is not None and theirs.code == ResponseCode.SUCCESS
+        if drawn.code in _STORES and stored:
+            await self._until_shown(pair[1])
         differ = ours is None or theirs is None or ours.code != theirs.code
-        # A refused send may have made its topic, where that comes first. Each looks when it likes whose time is over.
-        # Apache's reads the body of a registration of an old version (odd header) as it was then.
-        doubtful = drawn.form == BROKEN or drawn.part == "header" or drawn.part.startswith("heartbeatTimeout")
+        # A refused send may have made its topic, where that comes first, or been stored. Each looks when it likes whose
+        # time is over.
+        # Apache's reads the body of a registration of an old version (odd header) as it was then. A group to which
+        # offsets are copied is made here, and a commit below 0 is kept there.
+        doubtful = (
+            drawn.form == BROKEN
+            or (drawn.code in _STORES and not stored)
+            or drawn.part in ("header", "commitOffset")
+            or drawn.part.startswith("heartbeatTimeout")
+            or drawn.code == RequestCode.CLONE_GROUP_OFFSET
+        )
         if drawn.code in _CHANGES and (differ or doubtful):
             apart |= names
             if drawn.code == RequestCode.REGISTER_BROKER:  # its body may be compressed
                 apart.update(_NAME.findall(" ".join(session.words["topic"]).encode()))
+
+    async def _until_shown(self, wire: Wire) -> None:
+        end = self._loop_time() + _SHOWN
+        while self._loop_time() < end:
+            answer = await wire.ask(_request(int(RequestCode.GET_BROKER_RUNTIME_INFO), {}), self._patience)
+            if answer is None or not _BEHIND.search(answer.body):
+                return
+            await asyncio.sleep(_LOOK)
 
     async def _answer(self, pair: list[Wire], at: int, drawn: Drawn, wait: float) -> RemotingCommand | None:
         """A server that is busy (flow control) has not looked at it, and is asked again. So is, once, one that hung up:
@@ -215,6 +238,14 @@ class _Run:
                 return answer
             else:
                 await asyncio.sleep(_BUSY)
+
+
+def _found(ours: RemotingCommand | None, theirs: RemotingCommand | None) -> list[str]:
+    """Where they differ, as ``Compared`` counts it."""
+    if _are_alike(ours, theirs):
+        return []
+    more = _more(ours, theirs)
+    return [each + more for each in differences(said(_plain(ours)), said(_plain(theirs)))]
 
 
 def _more(ours: RemotingCommand | None, theirs: RemotingCommand | None) -> str:

@@ -265,6 +265,51 @@ def test_a_server_that_is_busy_is_asked_again() -> None:
     assert simulate(main).differences == {} and busy == []
 
 
+def test_what_was_stored_is_asked_for_when_it_is_shown() -> None:
+    """Some time after its receipt, as at Apache's."""
+
+    def server(shows: int) -> Answers:
+        behind = 0
+
+        def answers(request: RemotingCommand) -> list[RemotingCommand | bytes]:
+            nonlocal behind
+            if request.code == 28:
+                behind = max(0, behind - 1)
+                body = b'{"table":{"dispatchBehindBytes":"%d"}}' % behind
+                return [RemotingCommand(0, request.opaque, 1, body=body)]
+            if request.code == 310:
+                behind = shows
+            return [RemotingCommand(19 if request.code == 11 and behind else 0, request.opaque, 1)]
+
+        return answers
+
+    async def main(sim: Simulation) -> Compared:
+        (one, first), (two, second) = await serve(server(0)), await serve(server(9), 9877)
+        compared = await compare((one, two), "broker", now=1, requests=100, codes=(310, 11), loop_time=sim.loop.time)
+        first.close()
+        second.close()
+        return compared
+
+    assert simulate(main).differences == {}
+
+
+def test_who_answers_late_is_waited_for_when_the_other_left_that_unanswered() -> None:
+    def quiet(_: RemotingCommand) -> list[RemotingCommand | bytes]:
+        return []
+
+    async def main(sim: Simulation) -> Compared:
+        (one, first), (two, second) = await serve(Kept(), late=lambda _: 0.5), await serve(quiet, 9877)
+        known = [Rule((), ["30 *"], ["code 3/none"], "so it is")]
+        compared = await compare(
+            (one, two), "nameserver", now=1, requests=30, codes=(30,), rules=known, loop_time=sim.loop.time
+        )
+        first.close()
+        second.close()
+        return compared
+
+    assert {what for _, what in simulate(main).differences} == {"code 3/none"}
+
+
 def test_a_server_that_hung_up_is_asked_again_once() -> None:
     bad = b"\xff" * 8
 
@@ -344,6 +389,17 @@ def test_every_difference_from_apaches_has_requests_and_a_reason() -> None:
         ("11 legal", "code 0/19", False),
         ("11 legal apart", "code 0/19", True),
         ("14 legal", "code 22/0", False),
+        ("15 legal", "code 29/0", True),
+        ("15 legal", "code 17/0", False),
+        ("15 legal apart", "code 17/0", True),
+        ("18 legal", "code 29/1", False),
+        ("33 legal", "code 0/1", False),
+        ("200055 legal", "code 0/17", False),
+        ("222 legal", "code 26/0", False),
+        ("222 legal apart", "code 26/0", True),
+        ("317 legal", "-body.totalDiff", False),
+        ("321 legal", "-body.queueData[]", False),
+        ("345 legal", "+body.subscriptionData.topic", False),
         ("310 legal", "code 0/1", False),
         ("310 legal", "code 0/1 NullPointerException", True),
         ("310 legal", "-MSG_REGION", False),
