@@ -204,7 +204,7 @@ class NameServer:
             expiry, now = header.heartbeat_timeout_millis, asyncio.get_running_loop().time()
             lease = expiry / 1000 if expiry and expiry > 0 else None
             who = header.cluster_name, header.broker_name, header.broker_id, header.broker_addr
-            report = BrokerReport(*who, topics=topics, version=version, expiry=lease)
+            report = BrokerReport(*who, topics, version, lease, header.enable_acting_master)
             known = self.routes.holder(header.broker_name, header.broker_id)
             refusal = await in_turns(self.routes.registering(report, connection=connection, now=now))
         if connection.closed:  # it may have been while its topics were counted

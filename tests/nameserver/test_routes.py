@@ -116,6 +116,23 @@ def test_a_topic_that_is_not_known_is_taken_of_an_unchanged_version_too() -> Non
     assert table.lost(1) == ["10.0.0.1:10911"] and table.topics() == [] and table._count == 0
 
 
+@pytest.mark.parametrize(("acting", "perms"), [(None, {}), (False, {"T": 6, "U": 6}), (True, {"T": 4, "U": 4})])
+def test_the_first_slave_speaks_for_a_master_that_is_away(acting: bool | None, perms: dict[str, int]) -> None:
+    """Of the brokers that can say so, which those before 5.0 cannot."""
+
+    def seen() -> dict[str, int]:
+        return {topic: route.queue_datas[0].perm for topic in table.topics() if (route := table.topic_route(topic))}
+
+    table = RouteInfo(120)
+    slave = registration(address="10.0.0.2:10911", broker_id=1, acting=acting)
+    assert table.register(slave, connection=2, now=0) is None and seen() == perms
+    second = registration("a", "10.0.0.3:10911", "T", "W", broker_id=2, acting=acting)
+    assert table.register(second, connection=3, now=0) is None and seen() == perms
+    assert table.register(registration(), connection=1, now=1) is None and seen() == {"T": 6, "U": 6}
+    changed = registration("a", "10.0.0.2:10911", "T", "V", broker_id=1, acting=acting, version=DataVersion(1, 2))
+    assert table.register(changed, connection=2, now=2) is None and seen() == {"T": 6, "U": 6}
+
+
 def test_only_the_holder_can_unregister() -> None:
     table = RouteInfo(120)
     table.register(registration(), connection=1, now=0)

@@ -24,7 +24,8 @@ LONGEST_NAME = 255
 
 
 class BrokerReport(NamedTuple):
-    """What a broker says of itself. ``topics`` is None when it only renews its lease."""
+    """What a broker says of itself. ``topics`` is None when it only renews its lease; ``acting``: as a slave it acts as
+    master while there is none, None for brokers that know nothing of that (before 5.0)."""
 
     cluster: str
     name: str
@@ -33,6 +34,7 @@ class BrokerReport(NamedTuple):
     topics: Mapping[str, QueueData] | None = None
     version: DataVersion = DataVersion(0, 0)
     expiry: float | None = None
+    acting: bool | None = None
 
 
 class _Broker:
@@ -103,7 +105,10 @@ class RouteInfo:
         known.seen = now
         known.expiry = what.expiry or self._expiry
         changed = known.version != what.version
-        if what.topics is not None and what.broker_id == 0 and (changed or new_routes):
+        # While there is no master, the word of its first slave counts; who acts as master takes no messages.
+        leads = what.broker_id == 0 or (what.acting is not None and what.broker_id == min(self._brokers[what.name]))
+        acts = what.broker_id != 0 and what.acting
+        if what.topics is not None and leads and (changed or new_routes):
             carried = self._carried.setdefault(what.name, set())
             for number, (topic, queues) in enumerate(what.topics.items(), 1):
                 carried.add(topic)
@@ -111,7 +116,7 @@ class RouteInfo:
                 new = what.name not in on
                 self._count += new
                 if new or changed:  # without a change it keeps what 205 made of its permissions
-                    on[what.name] = queues
+                    on[what.name] = queues._replace(perm=queues.perm & ~PERM_WRITE) if acts else queues
                 if number % A_TURN == 0:
                     yield
                     if self._known(what.name, what.broker_id) is not known:  # it has gone, and its topics with it
