@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from math import log10
+from math import ceil, inf, log10
 from typing import Any
 
 __all__ = ("html",)
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 240, 64, 28
+_MOST_NINES = 5
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#9333ea")
 _STYLE = """
 :root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
@@ -40,7 +41,7 @@ def html(result: Mapping[str, Any]) -> str:
                                  if name != "errors") for run in runs)  # fmt: skip
     parts.append(f'<h2>Checks</h2><p class="{"bad" if bad else ""}">{escape(checks)}</p>')
     for run, title in ((runs[-1], "the last run"),):
-        seconds = run["seconds"]
+        seconds = _whole(run["seconds"], result["scenario"])
         if len(seconds) > 1:
             sent = [(row[0], row[1]) for row in seconds]
             came = [(row[0], row[2]) for row in seconds]
@@ -76,8 +77,15 @@ def html(result: Mapping[str, Any]) -> str:
     )
 
 
+def _whole(seconds: Sequence[Sequence[int]], scenario: Mapping[str, Any]) -> list[Sequence[int]]:
+    """Those that were measured from their beginning to their end: what comes late would look like a fall."""
+    begins = scenario.get("warmup", 0)
+    ends = begins + scenario.get("seconds", inf)
+    return [row for row in seconds if begins <= row[0] <= ends - 1]
+
+
 def _said(scenario: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in scenario.items())
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in scenario.items() if value != "")
 
 
 def _number(value: float | None) -> str:
@@ -87,8 +95,8 @@ def _number(value: float | None) -> str:
 
 
 def _nines(percentile: float) -> float:
-    """90 is 1, 99 is 2, 99.9 is 3: what is left is a power of ten."""
-    return min(5.0, -log10(max(1e-5, 1 - percentile / 100)))
+    """90 is 1, 99 is 2, 99.9 is 3: what is left is a power of ten; 100 is the most."""
+    return min(float(_MOST_NINES), -log10(max(1e-5, 1 - percentile / 100)))
 
 
 def _plot(series: Mapping[str, Sequence[tuple[float, float]]], across: str, up: str, *, nines: bool = False) -> str:
@@ -109,10 +117,11 @@ def _plot(series: Mapping[str, Sequence[tuple[float, float]]], across: str, up: 
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{level}" y2="{level}" stroke="#8884"/>')
         label = _number(number * step)
         parts.append(f'<text x="{_LEFT - 6}" y="{float(level) + 4}" text-anchor="end">{label}</text>')
-    ticks = [(n, f"{100 - 10 ** (2 - n):g} %") for n in range(int(high) + 1)] if nines else [
-        (low + (high - low) * n / 6, f"{low + (high - low) * n / 6:.0f} {across}") for n in range(7)]  # fmt: skip
+    ticks = [(n, f"{100 - 10 ** (2 - n) * (n < _MOST_NINES):g} %") for n in range(int(high) + 1)] if nines else [
+        (n, f"{n} {across}") for n in range(int(low), int(high) + 1, max(1, ceil((high - low) / 6)))]  # fmt: skip
     for x, text in ticks:
-        parts.append(f'<text x="{place(x, 0).split(",")[0]}" y="{_HEIGHT - 8}" text-anchor="middle">{text}</text>')
+        anchor = "end" if x == high else "middle"
+        parts.append(f'<text x="{place(x, 0).split(",")[0]}" y="{_HEIGHT - 8}" text-anchor="{anchor}">{text}</text>')
     for number, (name, each) in enumerate(series.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         line = " ".join(place(x, y) for x, y in each)

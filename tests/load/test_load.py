@@ -185,6 +185,16 @@ def test_what_is_no_result_is_refused() -> None:
 # ---- the page
 
 
+def test_the_page_shows_whole_seconds_and_names_each_once() -> None:
+    run = {
+        "figures": {}, "verdict": {"limit": "none", "why": ""}, "percentiles": {}, "brokers": [],
+        "checks": dict.fromkeys(("lost", "duplicates", "out_of_order", "failed_sends"), 0),
+        "seconds": [[1, 7, 7, 1], *([second, 500, 500, 1000] for second in range(2, 6)), [6, 7, 7, 1]],
+    }  # fmt: skip
+    page = html({"runs": [run], "scenario": {"warmup": 1.5, "seconds": 4.6, "flush": ""}, "machine": {}})
+    assert "flush ," not in page and re.findall(r">(\d+) s<", page) == [*"2345"] * 2
+
+
 def test_the_page_is_static_and_escapes() -> None:
     run = {
         "figures": {"acknowledged_per_s": 1234.5, "send_p99_ms": None},
