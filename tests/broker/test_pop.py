@@ -210,6 +210,12 @@ async def test_an_attempt_may_have_any_name(peer: Peer, broker: Broker) -> None:
     assert len(popped(await asyncio.wait_for(peer.answer(), 30))) == 1
 
 
+async def test_a_pop_of_no_topic_makes_no_group(peer: Peer, broker: Broker) -> None:
+    for code, header in ((200050, pop_header("Unknown")), (200055, PollingInfoRequestHeader("g", "Unknown", 0))):
+        assert (await peer.call(code, header)).code == 17
+    assert broker.configs.get("g") is None
+
+
 async def test_how_many_wait_is_said_of_what_could_be_popped(peer: Peer) -> None:
     await peer.create_topic("T")
     for group, topic, queue_id, code in (

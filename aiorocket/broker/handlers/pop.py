@@ -12,8 +12,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.broker.answers import refuse
-from aiorocket.broker.core.group_configs import GroupConfig
+from aiorocket.broker.answers import refuse, unknown_topic
 from aiorocket.broker.core.groups import Subscription, weight_of
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal, full
@@ -330,13 +329,13 @@ class PopHandlers:
 
     def _check(self, group: str, name: str, queue_id: int) -> Topic | Refusal:
         """Apache's checks, in its order."""
-        config: GroupConfig | Refusal = self._configs.ensure(group)
-        if isinstance(config, Refusal):
-            return config
         topic = self._topics.get(name)
-        refusal = check_access(config, topic, name, max(queue_id, 0), self._configs.forbidden)
-        if refusal is not None or topic is None:
-            return refusal or Refusal(ResponseCode.TOPIC_NOT_EXIST, name)
+        if topic is None:  # before its group is made
+            return unknown_topic(name)
+        if isinstance(config := self._configs.ensure(group), Refusal):
+            return config
+        if refusal := check_access(config, topic, name, max(queue_id, 0), self._configs.forbidden):
+            return refusal
         if queue_id < 0 and topic.read_queues > MAX_QUEUES:
             return Refusal(
                 ResponseCode.INVALID_PARAMETER,
