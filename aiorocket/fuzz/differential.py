@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from importlib.resources import files
 from random import Random
 from typing import NamedTuple
@@ -20,11 +20,15 @@ from aiorocket_protocol import (
     JSON,
     LANGUAGE_JAVA,
     LANGUAGE_PYTHON,
+    PROPERTY_TRAN_MSG,
     ROCKETMQ,
+    SYS_FLAG_TRANSACTION_PREPARED,
+    FrameSplitter,
     ProtocolError,
     RemotingCommand,
     RequestCode,
     ResponseCode,
+    decode,
     encode,
 )
 from aiorocket_protocol.fuzzing import BROKEN, LEGAL, Drawn
@@ -42,6 +46,9 @@ _SILENT = 0.2
 _STORES = frozenset((10, 36, 37, 310, 320, 324, 325))
 _SHOWN, _LOOK = 2.0, 0.005
 _BEHIND = re.compile(rb'"dispatchBehindBytes":"[1-9]')
+#: Properties and system flag of a send, in its long and its short header; properties for which a message comes later.
+_FIELDS = (("properties", "i"), ("sysFlag", "f"))
+_LATER = re.compile("TIMER_D|DELAY\x01")
 #: Seconds until a server that was busy is asked again.
 _BUSY = 0.2
 #: What a session makes is deleted at its end: topics, groups.
@@ -187,7 +194,8 @@ class _Run:
             ours, theirs = await asyncio.gather(*(self._answer(pair, at, drawn, waits[at]) for at in (0, 1)))
         if drawn.form == LEGAL and ours is not None:
             session.learn(drawn, ours)
-        names = {*_NAME.findall(drawn.data), *_OF_SHARED.findall(drawn.data)}
+        header, body = _cut(drawn.data)
+        names = {*_NAME.findall(header), *_NAME.findall(body), *_OF_SHARED.findall(drawn.data)}
         form = drawn.form, drawn.part, "apart" * (not apart.isdisjoint(names))
         case = " ".join(filter(None, (str(drawn.code), *form)))
         for what in _found(ours, theirs):
@@ -197,6 +205,7 @@ class _Run:
         stored = theirs is not None and theirs.code == ResponseCode.SUCCESS
         if drawn.code in _STORES and stored:
             await self._until_shown(pair[1])
+            apart |= _shown_apart(drawn)
         differ = ours is None or theirs is None or ours.code != theirs.code
         # A refused send may have made its topic, where that comes first, or been stored. Each looks when it likes whose
         # time is over.
@@ -238,6 +247,30 @@ class _Run:
                 return answer
             else:
                 await asyncio.sleep(_BUSY)
+
+
+def _cut(frame: bytes) -> tuple[bytes, bytes]:
+    """Header and body."""
+    end = 8 + int.from_bytes(frame[5:8], "big")
+    return frame[:end], frame[end:]
+
+
+def _shown_apart(drawn: Drawn) -> set[bytes]:
+    """The topic of a stored message that Apache's shows later, to the second (timers, delays), or never (system flags
+    of a half transaction, or one rolled back, without TRAN_MSG), or as one (a batch that its header calls none)."""
+    with suppress(ProtocolError):
+        fields = next(decode(*frame).ext_fields() for frame in FrameSplitter().feed(drawn.data))
+        properties, flag = (fields.get(long) or fields.get(short) or "" for long, short in _FIELDS)
+        hidden = (
+            flag.isdigit()
+            and int(flag) & SYS_FLAG_TRANSACTION_PREPARED
+            and f"{PROPERTY_TRAN_MSG}\x01" not in properties
+        )
+        one = drawn.code == RequestCode.SEND_BATCH_MESSAGE and (fields.get("batch") or fields.get("m")) != "true"
+        if hidden or one or _LATER.search(properties) or drawn.code == RequestCode.CONSUMER_SEND_MSG_BACK:
+            topic = fields.get("topic") or fields.get("b") or fields.get("group") or ""
+            return set(_NAME.findall(topic.encode()))
+    return set()
 
 
 def _found(ours: RemotingCommand | None, theirs: RemotingCommand | None) -> list[str]:
