@@ -282,9 +282,12 @@ def _found(ours: RemotingCommand | None, theirs: RemotingCommand | None) -> list
 
 
 def _more(ours: RemotingCommand | None, theirs: RemotingCommand | None) -> str:
-    """Of a failure with the same code that code; of one that an exception brought about its name."""
+    """Of a failure with the same code that code; of one that an exception brought about its name; of a pop that was on
+    its way for too long that."""
     if ours is None or theirs is None:
         return ""
+    if "timeout too much" in (theirs.remark or ""):
+        return " too late"
     if ours.code == theirs.code:
         return f" of {ours.code}" if ours.code else ""
     for answer in (ours, theirs):

@@ -426,6 +426,8 @@ def test_every_difference_from_apaches_has_requests_and_a_reason() -> None:
         ("310 legal", "-MSG_REGION", False),
         ("310 legal", "-MSG_REGION of 29", True),
         ("200050 legal", "-popTime", False),
+        ("200050 legal", "code 0/210", False),
+        ("200050 legal", "code 0/210 too late", True),
         ("12 legal", "code 22/0", False),
         ("28 legal", "-body.table.msgPutTotalTodayNow", False),
     ],
