@@ -19,11 +19,12 @@ _TURN = 512
 
 async def lags(broker: Broker, most: int) -> AsyncIterator[tuple[tuple[str, str], int]]:
     """(group, topic) and how many messages it has not consumed, of pairs in which it has an offset and that its
-    members, if any, subscribe to. What they do not have any more, because it was too old, is not counted. Beyond
-    ``most`` pairs the number is 0."""
+    members, if any, subscribe to, and of those that they subscribe to and have none in. What they do not have any more,
+    because it was too old, is not counted. Beyond ``most`` pairs the number is 0."""
     store, looked, given = broker.store, 0, 0
     groups = {each.name for each in broker.configs}
-    for group, name in broker.offsets.pairs():
+    begun = [(live.name, name) for live in broker.consumers for name in live.without_offset(broker.offsets)]
+    for group, name in (*broker.offsets.pairs(), *begun):
         looked += 1
         if not looked % _TURN:
             await asyncio.sleep(0)

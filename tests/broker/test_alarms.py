@@ -154,7 +154,7 @@ async def test_pairs_that_nobody_asks_the_lag_of_are_counted_in_turns() -> None:
         configs=[SimpleNamespace(name="g")],
         offsets=SimpleNamespace(pairs=lambda: [("g", f"t{number}") for number in range(10_000)], query=lambda *_: 1),
         topics=SimpleNamespace(get=lambda name: topic),
-        consumers=SimpleNamespace(get=lambda group: None),
+        consumers={},
     )
     turns = 0
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aiorocket.broker import Broker
+from aiorocket.broker.lags import lags
 from aiorocket.runtime.disk import MemoryDisk
 from aiorocket_protocol import MSGPACK, MessageQueue, UpdateConsumerOffsetRequestHeader, encode_body
 from tests.broker.peer import Peer, heartbeat, records, running
@@ -126,8 +127,23 @@ async def test_how_far_every_group_of_the_broker_is(broker: Broker, peer: Peer) 
         "brokerAddr": broker.address, "consumeStatsList": [{"g": []}, {"h": []}], "totalDiff": 0,
     }  # fmt: skip
     assert (await peer.call(34, body=heartbeat("c1", "Other"))).code == 0
-    expected["consumeStatsList"][0]["g"] = []
+    retries = {queue(0, "%RETRY%g"): other[queue(0, "Other")]}
+    expected["consumeStatsList"][0]["g"] = [{"offsetTable": other}, {"offsetTable": retries}]
     assert await table(peer, 317, isOrder="false") == encode_body({**expected, "totalDiff": 0}, 0)
+
+
+async def test_a_group_that_hangs_on_its_first_message_is_behind(broker: Broker, peer: Peer) -> None:
+    """It subscribes and has no offset yet; a group whose members keep their offsets has none here."""
+    await filled(peer)
+    assert (await peer.call(34, body=heartbeat("c1", "T", "Unknown"))).code == 0
+    assert (await peer.call(34, body=heartbeat("c1", "T", group="b", message_model="BROADCASTING"))).code == 0
+    row = b'"brokerOffset":3,"consumerOffset":0'
+    assert row in await table(peer, 208, consumerGroup="g")
+    assert await table(peer, 208, consumerGroup="b") == offsets({})
+    assert row in await table(peer, 317, isOrder="false")
+    assert {pair: lag async for pair, lag in lags(broker, 9)} == {("g", "T"): 3, ("g", "%RETRY%g"): 0}
+    await commit(peer, 2)
+    assert {pair: lag async for pair, lag in lags(broker, 9)} == {("g", "T"): 1, ("g", "%RETRY%g"): 0}
 
 
 async def test_who_consumes_a_topic(peer: Peer) -> None:

@@ -91,7 +91,8 @@ async def test_names_are_bounded_and_the_rest_is_counted() -> None:
             for sample in families["aiorocket_broker_series_left_out"]
             if sample.value
         }
-        assert left_out == {"aiorocket_broker_stored_messages": 3, "aiorocket_broker_lag_messages": 3}
+        retries = 1  # a topic that its members subscribe to as well
+        assert left_out == {"aiorocket_broker_stored_messages": 3, "aiorocket_broker_lag_messages": 3 + retries}
         await peer.close()
 
 

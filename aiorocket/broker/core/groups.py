@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, full, is_group_name
+from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.record_filter import RecordFilter
 from aiorocket.config import Limits
 from aiorocket_protocol import (
@@ -143,6 +144,13 @@ class ConsumerGroup(Generic[C]):
         if wish is not None:
             self._wishes.setdefault(wish, {})[member.connection] = member
         member.wish = wish
+
+    def without_offset(self, offsets: ConsumerOffsets) -> list[str]:
+        """What its members subscribe to and have no offset in: who hangs on the first message has none yet. Those of a
+        broadcasting group keep theirs."""
+        if self.message_model != CLUSTERING:
+            return []
+        return [name for name in self.subscriptions if not offsets.queues(self.name, name)]
 
     def difference(self) -> str:
         """Who subscribes to what where members of the group disagree, "" when they do not.

@@ -108,13 +108,13 @@ class StatisticsHandlers:
 
     async def consume_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 208: how far the group is in each queue of one topic, of several (``topicList``) or of all it has
-        offsets in. A group without any has an empty table. Topics that its members no longer subscribe to are left out,
-        unless ``topicList`` names them."""
+        offsets in or subscribes to. A group without any has an empty table. Topics that its members no longer subscribe
+        to are left out, unless ``topicList`` names them."""
         header = command.read(GetConsumeStatsRequestHeader)
         group = header.consumer_group
         named = [name for name in (header.topic_list or "").split(";") if name]
-        topics = named or ([header.topic] if header.topic else self._offsets.topics(group))
         live = self._consumers.get(group)
+        topics = named or ([header.topic] if header.topic else self._topics_of(group, live))
         table: dict[MessageQueue, Any] = {}
         rate = 0.0
         for name in topics:
@@ -133,7 +133,7 @@ class StatisticsHandlers:
         for config in list(self._configs):
             group, live = config.name, self._consumers.get(config.name)
             found: list[dict[str, Any]] = []
-            for number, name in enumerate(self._offsets.topics(group)):
+            for number, name in enumerate(self._topics_of(group, live)):
                 await _turn(number)
                 topic = self._topics.get(name)
                 if topic is None or (order_only and not topic.order) or not _is_wanted(live, name):
@@ -145,6 +145,10 @@ class StatisticsHandlers:
             groups.append({group: found})
         address = unpack_host(self._store.store_host)
         return _answer(connection, command, {"brokerAddr": address, "consumeStatsList": groups, "totalDiff": behind})
+
+    def _topics_of(self, group: str, live: ConsumerGroup[Connection] | None) -> list[str]:
+        """Those it has offsets in, and those that its members subscribe to."""
+        return [*self._offsets.topics(group), *(live.without_offset(self._offsets) if live is not None else ())]
 
     async def _progress(self, group: str, topic: str, queues: int) -> dict[MessageQueue, Any]:
         """How far a group is in each queue of a topic."""
