@@ -204,7 +204,7 @@ class RemotingClient:
             cause = f"no connection{with_tls} within {self.config.connect_timeout:g} s"
         except OSError as error:
             cause = (tls_trouble(error) if self._tls else None) or _cause(error)
-        except RocketError as error:
+        except (RocketError, UnicodeError) as error:  # the latter: a name that no resolver can be asked for
             cause = str(error)
         if cause and dialled != address:
             cause = f"as {dialled} (address_map): {cause}"

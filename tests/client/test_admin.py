@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -26,7 +27,15 @@ from aiorocket import (
 )
 from aiorocket.broker import Broker
 from aiorocket.client.admin.asking import Missing, gathered, side_by_side
-from aiorocket.client.admin.pops import _replay
+from aiorocket.client.admin.brokers import Brokers
+from aiorocket.client.admin.groups import Groups
+from aiorocket.client.admin.messages import Messages
+from aiorocket.client.admin.names import NameServers
+from aiorocket.client.admin.offsets import Offsets
+from aiorocket.client.admin.pops import Pops, _replay
+from aiorocket.client.admin.timers import Timers
+from aiorocket.client.admin.topics import Topics
+from aiorocket.client.admin.users import Users
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.config import BrokerConfig, ConsumerConfig
 from aiorocket.errors import NotConnectedError
@@ -65,6 +74,15 @@ async def consumed(mq: Embedded, count: int, group: str = "billing") -> None:
 
     async with consumer:
         await asyncio.wait_for(done.wait(), 30)
+
+
+def test_every_method_is_tried_on_apaches_brokers() -> None:
+    interop = Path(__file__).parents[1] / "interop"
+    tried = (interop / "test_admin.py").read_text(encoding="utf-8")
+    for part in (Topics, Groups, Offsets, Messages, Brokers, NameServers, Users, Timers, Pops):
+        for name in (each for each in vars(part) if not each.startswith("_")):
+            asks = callable(vars(part)[name])
+            assert not asks or re.search(rf"\w\.{name}\b", tried), f"{part.__name__}.{name}"
 
 
 async def test_topics(mq: Embedded, admin: Admin) -> None:
@@ -267,6 +285,11 @@ async def test_brokers_and_name_servers(mq: Embedded, admin: Admin) -> None:
     (changed,) = await brokers.write_permission(broker.name, False)
     assert changed > 0 and (await admin.topics.route("orders"))[0].permission == "R"
     await brokers.write_permission(broker.name, True)
+    for allowed in (True, False):
+        with pytest.raises(UsageError, match="no broker 'broker-z': there are broker-a"):
+            await brokers.write_permission("broker-z", allowed)
+    with pytest.raises(RemoteError, match=r"code 3: .* it manages no users: ours do with --acl FILE"):
+        await admin.users.all()
     assert (await admin.topics.route("orders"))[0].permission == "RW"
     async with Client(config=ClientConfig(nameservers=mq.nameservers)) as client, client.producer("shop") as producer:
         await producer.send("orders", b"x")

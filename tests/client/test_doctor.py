@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from aiorocket import Admin, Client, ClientConfig, DeadLetter, Message, RocketError, embed
-from aiorocket.client.admin.brokers import BrokerRuntime
+from aiorocket import Admin, Client, ClientConfig, DeadLetter, Message, RemotingConfig, RocketError, embed
+from aiorocket.client.admin.asking import Answers
+from aiorocket.client.admin.brokers import BrokerRuntime, Brokers
 from aiorocket.client.admin.doctor import Finding, _of_runtime
 from aiorocket.embedded import Embedded
 from aiorocket_protocol import (
@@ -20,7 +21,7 @@ from aiorocket_protocol import (
     TopicConfig,
     encode_body,
 )
-from tests.broker.peer import Peer
+from tests.broker.peer import Peer, running
 
 NOW = 1_700_000_000_000
 WELL = {
@@ -89,6 +90,81 @@ async def test_lag_dead_letters_and_routes(mq: Embedded) -> None:
         )
         assert "nobody is online" in found["lag"].finding and "dlq replay billing" in found["dead letters"].advice
         assert found["route"].finding == "no broker lets it be written"
+
+
+async def test_members_of_a_group_differ_whoever_tells(mq: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our broker says it by itself; of one that does not, as Apache's, the members are asked."""
+    async with Client(nameservers=mq.nameservers) as one, Client(nameservers=mq.nameservers) as other:
+        consumers = []
+        for client, tag in ((one, "paid"), (other, "refused")):
+            consumers.append(consumer := client.consumer("billing"))
+
+            @consumer.listener("orders", tags=tag)
+            async def on_order(message: Message) -> None:
+                pass
+
+        async with consumers[0], consumers[1]:
+            ours = (await wrong(mq))["subscriptions"]
+            runtime = Brokers.runtime
+
+            async def says_less(self: Brokers, broker: str | None = None) -> Answers[BrokerRuntime]:
+                found = await runtime(self, broker)
+                rows = (each._replace(values={"commitLogDiskRatio": "0.1"}) for each in found)
+                return Answers(rows)
+
+            monkeypatch.setattr(Brokers, "runtime", says_less)
+            asked = (await wrong(mq))["subscriptions"]
+    assert (ours.level, ours.about, ours.advice) == (asked.level, asked.about, asked.advice)
+    assert (ours.level, ours.about) == ("error", "billing") and "the same topics and tags" in ours.advice
+    for said in (ours.finding, asked.finding):
+        assert "orders (TAG paid)" in said and "orders (TAG refused)" in said and one.client_id in said, said
+
+
+async def test_a_name_that_means_nothing_and_a_broker_that_serves_no_stranger() -> None:
+    nameless = f"{'x' * 64}.example:9876"  # no resolver asks anybody for a label that long
+    async with Admin(nameservers=nameless) as admin:
+        findings = [each async for each in admin.doctor()]
+    assert [each.check for each in findings] == ["name server", "brokers"]
+    assert findings[0].about == nameless and "does the name resolve" in findings[0].advice
+    async with (
+        running(host="0.0.0.0", advertise="127.0.0.1", port=0) as broker,
+        Admin(nameservers="127.0.0.1:1", brokers=[broker.address]) as admin,
+    ):
+        (*_, found) = [each async for each in admin.doctor()]
+    assert (found.level, found.check) == ("error", "permission")
+    assert "--credentials" in found.advice and "--admin-bind" in found.finding
+
+
+async def test_a_broker_that_takes_connections_and_says_nothing(mq: Embedded) -> None:
+    """The only one, and one of two: who asks is told of it, and of the others."""
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(hang, "127.0.0.1")
+    port = silent.sockets[0].getsockname()[1]
+    hurried = ClientConfig(nameservers=mq.nameservers, remoting=RemotingConfig(request_timeout=0.3))
+    peer = await Peer.connect(mq.nameserver.port)
+    body = encode_body(
+        RegisterBrokerBody(DataVersion(1, 1), [TopicConfig("there", 1, 1), TopicConfig("here", 1, 1)]), JSON
+    )
+    header = RegisterBrokerRequestHeader("hung", f"127.0.0.1:{port}", mq.config.cluster, "", 0)
+    assert (await peer.call(103, header, body)).code == 0
+    try:
+        async with Admin(config=hurried) as admin:
+            findings = {(each.check, each.about): each async for each in admin.doctor()}
+            members = await admin.groups.members("billing")
+        found = findings["broker", "hung"]
+        assert found.level == "error" and "did not answer request code 28" in found.finding
+        assert "does it hang" in found.advice and ("disk", "broker-a") in findings
+        assert not members.members and [each.server for each in members.missing] == ["hung"]
+        async with Admin(config=hurried, brokers=[f"127.0.0.1:{port}"]) as admin:
+            (*_, last) = [each async for each in admin.doctor()]
+        assert (last.level, last.check) == ("error", "broker")
+    finally:
+        await peer.close()
+        silent.close()
 
 
 async def test_what_cannot_be_reached_is_said_in_the_words_of_the_errors_that_clients_raise(mq: Embedded) -> None:

@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from aiorocket import Admin, Client, ClientConfig, Message, PoppedMessage, RemoteError, TopicNotFoundError, UsageError
+from aiorocket import (
+    Admin,
+    Client,
+    ClientConfig,
+    Message,
+    PoppedMessage,
+    RemoteError,
+    RocketError,
+    TopicNotFoundError,
+    UsageError,
+)
 from aiorocket.client.admin.timers import PendingTimer
 from tests.interop.peers import Server
 
@@ -149,6 +159,16 @@ async def test_groups_offsets_and_messages(admin: Admin, client: Client) -> None
     back = await offsets.plan("clerks", "ledger-a", skip=-1)
     await offsets.apply(back)  # stopped: by number on every broker
     assert await offsets.verify(back) == [] and back.again == 2
+    one = await offsets.plan("clerks", "ledger-a", {(made.broker, 0): 1})
+    assert await offsets.verify(await offsets.apply(one)) == []
+    assert [each.then for each in one.moves] == [1, back.moves[1].then]
+    stored = [each.store_timestamp async for each in messages.by_time("ledger-a")]
+    begun = await offsets.plan("clerks", "ledger-a", min(stored))
+    assert await offsets.verify(await offsets.apply(begun)) == []
+    assert [each.then for each in begun.moves] == [0, 0]
+    await offsets.apply(
+        await offsets.plan("clerks", "ledger-a", {(made.broker, each.queue): each.then for each in back.moves})
+    )
     await groups.create("auditors-a")
     await offsets.clone("clerks", "auditors-a", "ledger-a")
     where = [each.offset for each in await groups.lag("auditors-a", "ledger-a")]
@@ -157,6 +177,47 @@ async def test_groups_offsets_and_messages(admin: Admin, client: Client) -> None
         await groups.running_info("clerks", "nobody")
     await groups.delete("clerks")
     assert "clerks" not in {each.group for each in await groups.all()}
+
+
+async def test_who_hangs_on_the_first_message_is_behind_and_says_where(admin: Admin, client: Client) -> None:
+    """It has no offset yet; and a member that wants something else is found."""
+    await admin.topics.create("stuck-a", 1)
+    ids = await send(client, "stuck-a", 2)
+    consumer, begun, never = client.consumer("hangers"), asyncio.Event(), asyncio.Event()
+
+    @consumer.listener("stuck-a", start_from="first")
+    async def on_stuck(message: Message) -> None:
+        begun.set()
+        await never.wait()
+
+    async with consumer:
+        async with asyncio.timeout(LIMIT):
+            await begun.wait()
+
+        async def behind() -> bool:
+            return sum(each.lag for each in await admin.groups.lag("hangers")) == len(ids)
+
+        await until(behind, "behind")
+        info = await admin.groups.running_info("hangers", client.client_id, stacks=True)
+        assert "on_stuck" in info.stacks and ("stuck-a", "*", "TAG") in info.subscriptions
+        async with Client(config=client.config) as other:
+            stranger = other.consumer("hangers")
+
+            @stranger.listener("stuck-a", tags="other")
+            async def on_other(message: Message) -> None:
+                pass
+
+            async with stranger:
+
+                async def found() -> bool:
+                    findings = [each async for each in admin.doctor() if each.check == "subscriptions"]
+                    return any(each.about == "hangers" and "stuck-a (TAG other)" in each.finding for each in findings)
+
+                await until(found, "found")
+        never.set()
+    assert await admin.groups.check("hangers") is None
+    with pytest.raises(RocketError, match="no broker knows"):
+        await admin.groups.check("hangars")
 
 
 async def test_single_messages(admin: Admin, client: Client) -> None:
@@ -292,4 +353,5 @@ async def test_brokers_and_name_servers(admin: Admin, client: Client, server: Se
     assert await names.get("operators", "key") == "value" and await names.values("operators") == {"key": "value"}
     await names.delete("operators", "key")
     assert await names.get("operators", "key") is None
-    assert await names.config()
+    assert await names.config() and await names.set_config({"orderMessageEnable": "true"}) == [server.nameserver]
+    assert await admin.messages.trace("of-nobody") == []

@@ -157,7 +157,7 @@ class Brokers:
 
     async def write_permission(self, broker: str, allowed: bool) -> Answers[int]:
         """Let producers use ``broker``, or have them leave it: name servers then give its topics out as readable only.
-        How many topics changed, per name server."""
+        How many topics changed, per name server; UsageError for a broker that none of them knows."""
 
         async def ask(nameserver: str) -> list[int]:
             answer: RemotingCommand
@@ -171,7 +171,10 @@ class Brokers:
             )
             return [answer.read(WipeWritePermOfBrokerResponseHeader).wipe_topic_count]
 
-        return await self._ask.each_nameserver(ask)
+        changed = await self._ask.each_nameserver(ask)
+        if not any(changed) and broker not in (known := {each.name for each in await self.all()}):
+            raise UsageError(f"no broker {broker!r}: there are {', '.join(sorted(known))}")
+        return changed
 
     async def producers(self, group: str) -> Answers[ProducerConnection]:
         """Who is connected with a producer of ``group``."""

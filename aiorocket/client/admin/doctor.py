@@ -13,7 +13,7 @@ from aiorocket.client.admin.topics import Topics
 from aiorocket.client.session import Session
 from aiorocket.errors import RemoteError, RocketError, TopicNotFoundError
 from aiorocket.remoting.address import host_of, is_loopback
-from aiorocket_protocol import DLQ_PREFIX, ProtocolError, ResponseCode
+from aiorocket_protocol import DLQ_PREFIX, RETRY_PREFIX, ProtocolError, ResponseCode
 
 __all__ = ("Finding", "examine")
 
@@ -24,6 +24,11 @@ SKEW = 5.0
 
 #: Alarms of our brokers whose matter is looked at here anyway, on every broker.
 _LOOKED_AT = ("disk_low", "subscriptions_differ", "write_dead")
+_SILENT = (
+    "does it hang? see its log and its disk, start it again; where it refuses, sign in (--credentials) or ask where it "
+    "is served (--broker)"
+)
+_SAME = "give every member of the group the same topics and tags: else messages pass some of them by"
 _UNITS = {"day": 86_400, "hour": 3_600, "minute": 60, "second": 1}
 
 
@@ -85,12 +90,16 @@ async def examine(
             level, "permission", "", str(error), "sign in (--credentials) or ask where it is served (--broker)"
         )
         return
+    except (RocketError, ProtocolError) as error:
+        yield Finding("error", "broker", "", str(error), _SILENT)
+        return
     for missing in runtimes.missing:
-        yield Finding("warning", "permission", missing.server, missing.why, "its part is missing below")
+        yield Finding("error", "broker", missing.server, missing.why, f"{_SILENT}; its part is missing below")
     for runtime in runtimes:
         for finding in _of_runtime(runtime, client.env.clock.wall_ms()):
             yield finding
-    for part in (_groups(groups, lag), _topics(topics)):
+    ours = all("damagedRanges" in each.values for each in runtimes)
+    for part in (_groups(groups, lag), *(() if ours else (_subscriptions(groups),)), _topics(topics)):
         try:
             async for finding in part:
                 yield finding
@@ -131,8 +140,7 @@ def _of_runtime(runtime: BrokerRuntime, now: int) -> list[Finding]:
             about, _, advice = value.partition(" -> ")
             found.append(Finding("warning", f"alarm {alarm}", name, about, advice))
         if key.startswith("subscriptionsDiffer_"):
-            advice = "give every member of the group the same topics and tags: else messages pass some of them by"
-            found.append(Finding("error", "subscriptions", key.removeprefix("subscriptionsDiffer_"), value, advice))
+            found.append(Finding("error", "subscriptions", key.removeprefix("subscriptionsDiffer_"), value, _SAME))
     return found
 
 
@@ -144,7 +152,7 @@ async def _groups(groups: Groups, most: int) -> AsyncGenerator[Finding, None]:
     late = [group for group, behind in waiting.items() if behind]
     for group, known in zip(late, await side_by_side(groups.members, late), strict=True):
         behind = waiting[group]
-        if not known.members:
+        if not known.members and not known.missing:
             advice = "start its consumers, or delete the group when nobody needs it"
             yield Finding("warning", "lag", group, f"{behind} messages wait and nobody is online", advice)
         elif behind >= most:
@@ -152,6 +160,31 @@ async def _groups(groups: Groups, most: int) -> AsyncGenerator[Finding, None]:
                 f"`aiorocket group lag {group}`: which queues, and `aiorocket group info` what their members hang on"
             )
             yield Finding("warning", "lag", group, f"{behind} messages wait", advice)
+
+
+async def _subscriptions(groups: Groups) -> AsyncGenerator[Finding, None]:
+    """Apache's brokers do not say where members of a group differ: the members do."""
+
+    async def wish(of: tuple[str, str]) -> str:
+        try:
+            info = await groups.running_info(*of)
+        except (RocketError, ProtocolError):  # it has just gone, or is one that does not answer
+            return ""
+        wanted = (each for each in info.subscriptions if not each.topic.startswith(RETRY_PREFIX))
+        return ", ".join(f"{each.topic} ({each.kind} {each.expression})" for each in wanted)
+
+    names = sorted({each.group for each in await groups.all()})
+    for group, known in zip(names, await side_by_side(groups.members, names), strict=True):
+        ids = [each.client_id for each in known.members]
+        if len(ids) < 2:
+            continue
+        wishes: dict[str, str] = {}
+        for client_id, wanted in zip(ids, await side_by_side(wish, [(group, each) for each in ids]), strict=True):
+            if wanted:
+                wishes.setdefault(wanted, client_id)
+        if len(wishes) > 1:
+            differ = "; ".join(f"{client_id} subscribes to {wanted}" for wanted, client_id in wishes.items())
+            yield Finding("error", "subscriptions", group, differ, _SAME)
 
 
 async def _topics(topics: Topics) -> AsyncGenerator[Finding, None]:

@@ -9,6 +9,7 @@ from aiorocket.client.admin.topics import by_queue, once
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import check_group
 from aiorocket_protocol import (
+    CLUSTERING,
     ConsumerConnection,
     DeleteSubscriptionGroupRequestHeader,
     GetConsumerConnectionListRequestHeader,
@@ -18,6 +19,7 @@ from aiorocket_protocol import (
     QueryTopicsByConsumerRequestHeader,
     RequestCode,
     ResponseCode,
+    SubscriptionData,
     TopicListBody,
     decode_body,
 )
@@ -72,23 +74,25 @@ class Subscription(NamedTuple):
 
 
 class GroupMembers(NamedTuple):
-    """Who is online and how they consume. Nobody is when ``members`` is empty."""
+    """Who is online and how they consume. Nobody is when ``members`` is empty and nothing ``missing``."""
 
     members: list[Member]
     subscriptions: list[Subscription]
     model: str = ""
     kind: str = ""
+    missing: tuple[Missing, ...] = ()
 
 
 class RunningInfo(NamedTuple):
     """What a member says of itself: its settings, its queues as they stand, what it did per topic in the last minute,
-    and what its threads or listeners hang on."""
+    what its threads or listeners hang on, and what it subscribes to."""
 
     client_id: str
     properties: dict[str, str]
     queues: dict[tuple[str, str, int], dict[str, Any]]
     topics: dict[str, dict[str, Any]]
     stacks: str
+    subscriptions: tuple[Subscription, ...] = ()
 
 
 class Lags(dict[str, Answers[QueueLag]]):
@@ -171,17 +175,29 @@ class Groups:
         return await self._ask.each(ask, cluster=cluster)
 
     async def lag(self, group: str, topic: str | None = None) -> Answers[QueueLag]:
-        """How far the group is in each queue of ``topic``, or of every topic it has consumed of, retries included."""
+        """How far the group is in each queue of ``topic``, or of every topic that it has consumed of or that its
+        members subscribe to, retries included."""
 
         async def ask(broker: Broker) -> list[QueueLag]:
-            wire = None if topic is None else self._ask.wire(topic)
-            header = GetConsumeStatsRequestHeader(self._ask.wire(group), wire)
-            plain = await self._ask.plain(broker.address, RequestCode.GET_CONSUME_STATS, header, accept=ABSENT)
-            return [] if plain is None else self._lags(plain)
+            if topic is not None:
+                return await self._lag(broker, group, self._ask.wire(topic))
+            found = await self._lag(broker, group, None)
+            # Apache's brokers know topics with offsets only: who hangs on the first message has none yet.
+            known = {each.topic for each in found}
+            for online in await self._connected(broker, group):
+                for name in online.subscriptions if online.message_model == CLUSTERING else ():
+                    if self._ask.shown(name) not in known:
+                        found += await self._lag(broker, group, name)
+            return found
 
         answers = await self._ask.each(ask)
         answers.sort()
         return answers
+
+    async def _lag(self, broker: Broker, group: str, wire: str | None) -> list[QueueLag]:
+        header = GetConsumeStatsRequestHeader(self._ask.wire(group), wire)
+        plain = await self._ask.plain(broker.address, RequestCode.GET_CONSUME_STATS, header, accept=ABSENT)
+        return [] if plain is None else self._lags(plain)
 
     async def lags(self, *, cluster: str | None = None) -> Lags:
         """``lag`` of every group that has consumed, asked of each master at once."""
@@ -220,7 +236,8 @@ class Groups:
         members: dict[str, Member] = {}
         subscriptions: dict[str, Subscription] = {}
         model = kind = ""
-        for known in await self._connections(group):
+        answers = await self._ask.each(lambda broker: self._connected(broker, group))
+        for known in answers:
             model, kind = known.message_model, known.consume_type
             for each in known.connections:
                 members.setdefault(
@@ -230,17 +247,13 @@ class Groups:
             for name, data in known.subscriptions.items():
                 shown = self._ask.shown(name)
                 subscriptions.setdefault(shown, Subscription(shown, data.sub_string, data.expression_type))
-        return GroupMembers(sorted(members.values()), sorted(subscriptions.values()), model, kind)
+        return GroupMembers(sorted(members.values()), sorted(subscriptions.values()), model, kind, answers.missing)
 
-    async def _connections(self, group: str) -> Answers[ConsumerConnection]:
+    async def _connected(self, broker: Broker, group: str) -> list[ConsumerConnection]:
+        """What one broker says of its members; nothing when there are none."""
         header = GetConsumerConnectionListRequestHeader(self._ask.wire(group))
-
-        async def ask(broker: Broker) -> list[ConsumerConnection]:
-            code = RequestCode.GET_CONSUMER_CONNECTION_LIST
-            answer = await self._ask.call(broker.address, code, header, accept=ABSENT)
-            return [] if answer.code else [decode_body(ConsumerConnection, answer.body, answer.serialize_type)]
-
-        return await self._ask.each(ask)
+        answer = await self._ask.call(broker.address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header, accept=ABSENT)
+        return [] if answer.code else [decode_body(ConsumerConnection, answer.body, answer.serialize_type)]
 
     async def running_info(self, group: str, client_id: str, *, stacks: bool = False) -> RunningInfo:
         """What one member says of itself; ``stacks`` asks for what it hangs on. RemoteError when no broker has it, it
@@ -261,6 +274,12 @@ class Groups:
             },
             {self._ask.shown(str(name)): row for name, row in plain.table("statusTable").items()},
             plain.text_or_none("jstack") or "",
+            tuple(
+                sorted(
+                    Subscription(self._ask.shown(each.topic), each.sub_string, each.expression_type)
+                    for each in map(SubscriptionData.from_plain, plain.items("subscriptionSet"))
+                )
+            ),
         )
 
     async def topics(self, group: str) -> Answers[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, NamedTuple
 
 from aiorocket.client.admin.asking import Answers, Asking, Broker
+from aiorocket.errors import RemoteError
 from aiorocket_protocol import (
     CreateAclRequestHeader,
     CreateUserRequestHeader,
@@ -13,7 +14,9 @@ from aiorocket_protocol import (
     DeleteUserRequestHeader,
     ListAclsRequestHeader,
     ListUsersRequestHeader,
+    RemotingCommand,
     RequestCode,
+    ResponseCode,
     UpdateUserRequestHeader,
     decode_plain,
 )
@@ -125,12 +128,23 @@ class Users:
 
     async def _put(self, code: int, header: tuple[Any, ...], body: dict[str, Any]) -> Answers[str]:
         async def ask(broker: Broker) -> list[str]:
-            await self._ask.put(broker.address, code, header, body)
+            await _managed(self._ask.put(broker.address, code, header, body))
             return [broker.name]
 
         return await self._ask.each(ask)
 
     async def _rows(self, broker: Broker, code: int, header: tuple[Any, ...]) -> list[Plain]:
-        answer = await self._ask.call(broker.address, code, header)
+        answer = await _managed(self._ask.call(broker.address, code, header))
         rows = decode_plain(answer.body, answer.serialize_type) if answer.body else None
         return [Plain(row, RequestCode(code).name) for row in rows or ()]
+
+
+async def _managed(asked: Awaitable[RemotingCommand]) -> RemotingCommand:
+    """The answer, or what to do where there are no users."""
+    try:
+        return await asked
+    except RemoteError as error:
+        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+        said = f"{error.remark}; it manages no users: ours do with --acl FILE, Apache's from 5.3 on"
+        raise RemoteError(error.code, said, address=error.address) from None
