@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -14,7 +13,7 @@ import click
 import aiorocket
 from aiorocket.cli.options import broker_option, client_options
 from aiorocket.cli.running import INTERRUPTED, run
-from aiorocket.cli.show import fitting_table
+from aiorocket.cli.show import fitting_table, say_json, visible, when
 
 if TYPE_CHECKING:
     from aiorocket import Admin
@@ -95,15 +94,15 @@ def told(kind: str, title: str, rows: Iterable[Any], missing: Sequence[Any] = ()
             "schema": SCHEMA, "kind": kind, "rows": plain,
             "missing": [{"server": each.server, "why": each.why} for each in missing],
         }  # fmt: skip
-        click.echo(json.dumps(document, ensure_ascii=False))
+        say_json(document)
     elif plain:
         columns = list(plain[0])
         cells = [tuple(_cell(name, row.get(name)) for name in columns) for row in plain]
         fitting_table(title, [name.removesuffix("_ms").replace("_", " ") for name in columns], cells)
     else:
-        click.echo(f"{title}: nothing")
+        click.echo(f"{visible(title)}: nothing")
     for each in missing:
-        click.echo(f"missing: {each.server}: {each.why}", err=True)
+        click.echo(visible(f"missing: {each.server}: {each.why}"), err=True)
     return 1 if missing else 0
 
 
@@ -118,7 +117,7 @@ def _plain(row: Any) -> dict[str, Any]:
 
 def _cell(name: str, value: Any) -> str:
     if name.endswith("_ms") and isinstance(value, int):
-        return datetime.fromtimestamp(value / 1000, UTC).astimezone().isoformat(" ", "seconds") if value > 0 else ""
+        return when(value) if value > 0 else ""
     if isinstance(value, bool):
         return "yes" if value else ""
     if isinstance(value, dict):
@@ -129,13 +128,15 @@ def _cell(name: str, value: Any) -> str:
 
 
 def moment(text: str) -> int:
-    """ISO 8601 (local time when it names no zone) or milliseconds since 1970; click.BadParameter."""
-    if text.isascii() and text.isdigit():
-        return int(text)
+    """ISO 8601 (local time when it names no zone) or milliseconds, since 1970; click.BadParameter."""
     try:
-        return int(datetime.fromisoformat(text).timestamp() * 1000)
+        plain = text.isascii() and text.isdigit()
+        millis = int(text) if plain else int(datetime.fromisoformat(text).timestamp() * 1000)
+        if 0 <= millis < 1 << 63:
+            return millis
     except (ValueError, OverflowError, OSError):
-        raise click.BadParameter(f"{text!r} is neither a time like 2030-01-31T12:00:00 nor milliseconds") from None
+        pass
+    raise click.BadParameter(f"{text!r} is neither a time since 1970 like 2030-01-31T12:00:00 nor milliseconds")
 
 
 def confirmed(function: F) -> F:

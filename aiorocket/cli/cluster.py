@@ -104,7 +104,7 @@ def write(name: str, allowed: str) -> Work:
 
     async def work(admin: Admin) -> int:
         done = await admin.brokers.write_permission(name, allowed == "on")
-        return told("changed", f"Broker {name}", [{"topics": each} for each in done], done.missing)
+        return told("write permission", f"Broker {name}", [{"topics": each} for each in done], done.missing)
 
     return work
 
@@ -148,7 +148,7 @@ def names_set(values: dict[str, str]) -> Work:
 
     async def work(admin: Admin) -> int:
         done = await admin.nameservers.set_config(values)
-        return told("changed", "Changed on", [{"nameserver": each} for each in done], done.missing)
+        return told("nameserver changed", "Changed on", [{"nameserver": each} for each in done], done.missing)
 
     return work
 
@@ -176,7 +176,7 @@ def names_put(space: str, key: str, value: str) -> Work:
 
     async def work(admin: Admin) -> int:
         done = await admin.nameservers.put(space, key, value)
-        return told("changed", "Kept on", [{"nameserver": each} for each in done], done.missing)
+        return told("nameserver changed", "Kept on", [{"nameserver": each} for each in done], done.missing)
 
     return work
 
@@ -191,6 +191,6 @@ def names_delete(space: str, key: str) -> Work:
 
     async def work(admin: Admin) -> int:
         done = await admin.nameservers.delete(space, key)
-        return told("changed", "Forgotten on", [{"nameserver": each} for each in done], done.missing)
+        return told("nameserver changed", "Forgotten on", [{"nameserver": each} for each in done], done.missing)
 
     return work

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import json
 import sys
 from collections.abc import Callable
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -16,7 +14,7 @@ from aiorocket.cli.conditions import condition, every
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import broker_option, client_options
 from aiorocket.cli.running import INTERRUPTED, run
-from aiorocket.cli.show import Row, fitting_table
+from aiorocket.cli.show import Row, fitting_table, say_json, visible, when
 
 if TYPE_CHECKING:
     from aiorocket import DeadMessage, ReplayOutcome, ReplayReport
@@ -119,7 +117,7 @@ async def _list(
         async for message in admin.dlq(group).messages(where=where, limit=limit):
             found += 1
             if as_json:
-                click.echo(json.dumps(_as_dict(message), ensure_ascii=False))
+                say_json(_as_dict(message))
             else:
                 rows.append(_row(message))
         if not found:
@@ -137,7 +135,7 @@ async def _show(group: str, message_id: str, config: ClientConfig, brokers: tupl
         click.echo(f"Error: no dead letter of group {group} has the id {message_id}", err=True)
         return 1
     if as_json:
-        click.echo(json.dumps(_as_dict(message), ensure_ascii=False))
+        say_json(_as_dict(message))
         return 0
     rows: list[Row] = [
         (name, ", ".join(value) if isinstance(value, list) else str(value))
@@ -177,7 +175,7 @@ async def _replay(
                 "queue": message.queue.queue_id, "offset": message.queue_offset, "topic": outcome.topic,
                 "status": outcome.status, "error": outcome.error,
             }  # fmt: skip
-            click.echo(json.dumps(line, ensure_ascii=False))
+            say_json(line)
 
     async with aiorocket.Admin(config=config, brokers=brokers) as admin:
         letters = admin.dlq(group)
@@ -204,7 +202,7 @@ def _summary(group: str, report: ReplayReport, as_json: bool) -> int:
     if report.failed:
         click.echo(f"{report.failed} not sent:", err=True)
         for failure in report.failures[:_SHOWN]:
-            click.echo(f"  message {failure.message.msg_id}: {failure.error}", err=True)
+            click.echo(visible(f"  message {failure.message.msg_id}: {failure.error}"), err=True)
         if report.failed > _SHOWN:
             click.echo(f"  and {report.failed - _SHOWN} more like these", err=True)
     if report.stopped:
@@ -215,7 +213,7 @@ def _summary(group: str, report: ReplayReport, as_json: bool) -> int:
 def _row(message: DeadMessage) -> Row:
     return (
         message.msg_id,
-        _moment(message.store_timestamp),
+        when(message.store_timestamp),
         message.origin_topic,
         message.tag,
         " ".join(message.keys),
@@ -224,10 +222,6 @@ def _row(message: DeadMessage) -> Row:
         "yes" if message.replayed else "",
         ": ".join(filter(None, (message.error, message.reason))),
     )
-
-
-def _moment(millis: int) -> str:
-    return datetime.fromtimestamp(millis / 1000).astimezone().isoformat(" ", "seconds")
 
 
 def _as_dict(message: DeadMessage) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aiorocket.cli.asked import asks, changes, confirmed, told
+from aiorocket.cli.show import visible
 
 if TYPE_CHECKING:
     from aiorocket import Admin
@@ -91,7 +92,8 @@ def members(name: str) -> Work:
     async def work(admin: Admin) -> int:
         known = await admin.groups.members(name)
         wants = "; ".join(f"{each.topic} {each.expression}" for each in known.subscriptions)
-        return told("member", f"Members of {name} ({wants or 'nobody is online'})", known.members)
+        title = f"Members of {name} ({wants or 'nobody is online'})"
+        return told("member", title, known.members, known.missing)
 
     return work
 
@@ -103,6 +105,7 @@ def members(name: str) -> Work:
 @asks
 def info(name: str, client_id: str, stacks: bool) -> Work:
     """What one member of group NAME says of itself."""
+    as_json = click.get_current_context().params["as_json"]
 
     async def work(admin: Admin) -> int:
         said = await admin.groups.running_info(name, client_id, stacks=stacks)
@@ -112,9 +115,12 @@ def info(name: str, client_id: str, stacks: bool) -> Work:
             for (topic, broker, queue), row in said.queues.items()
         ]
         rows += [{"of": "topic", "name": name, "value": row} for name, row in said.topics.items()]
-        if said.stacks:
+        if said.stacks and as_json:
             rows.append({"of": "stacks", "name": client_id, "value": said.stacks})
-        return told("running info", f"Member {client_id}", rows)
+        code = told("running info", f"Member {client_id}", rows)
+        if said.stacks and not as_json:
+            click.echo("\n" + "\n".join(map(visible, said.stacks.splitlines())))
+        return code
 
     return work
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from io import TextIOWrapper
+from typing import Any
 
 import click
 
 from aiorocket import __version__
+from aiorocket.cli.running import INTERRUPTED
 
 __all__ = ("COMMANDS", "cli", "main")
 
@@ -64,6 +68,12 @@ class _LazyGroup(click.Group):
             raise TypeError(f"{entry[0]}.{cmd_name} is not a click command")
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # for which click has "Aborted!" and 1
+            raise click.exceptions.Exit(INTERRUPTED) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
@@ -90,5 +100,9 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 failed (one line on standard error says why), 2 bad usage or input."""
+    """Run the command line and exit: 0 done, 1 failed (one line on standard error says why), 2 bad usage or input, 130
+    interrupted before the end."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding has no character for
     cli(prog_name="aiorocket")

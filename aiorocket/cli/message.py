@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,7 @@ from aiorocket.cli.asked import asks, changes, moment, told
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import BadInputError, broker_option, client_options
 from aiorocket.cli.running import run
+from aiorocket.cli.show import say_json, visible, when
 
 if TYPE_CHECKING:
     from aiorocket import Admin
@@ -106,12 +107,19 @@ def list_(topic: str, since: int | None, until: int | None, limit: int) -> Work:
 @changes
 def tail(topic: str, count: int | None, tags: str, sql: str | None) -> Work:
     """Messages of TOPIC as they come, each a line or a JSON document, until Ctrl-C."""
+    as_json = click.get_current_context().params["as_json"]
 
     async def work(admin: Admin) -> int:
         left = count
         async with aclosing(admin.messages.tail(topic, tags=tags, sql=sql)) as coming:
             async for each in coming:
-                _shown(f"{each.msg_id}", [each])
+                if as_json:
+                    _shown(each.msg_id, [each])
+                else:
+                    where = f"{each.queue.broker_name}:{each.queue.queue_id}:{each.queue_offset}"
+                    words = (when(each.store_timestamp), each.msg_id, where, each.tag, *each.keys)
+                    click.echo(visible("  ".join([*filter(None, words), each.body.decode(errors="replace")])))
+                sys.stdout.flush()
                 left = None if left is None else left - 1
                 if left == 0:
                     break
@@ -158,37 +166,43 @@ def dump(
             aclosing(admin.messages.by_time(topic, since, until, limit=limit)) as found,
         ):
             async for each in found:
-                click.echo(json.dumps(_row(each), ensure_ascii=False))
+                say_json(_row(each))
         return 0
 
     sys.exit(run(work()))
 
 
 @message.command()
-@click.argument("file", type=click.File("r", encoding="utf-8"), default="-")
+@click.argument("file", default="-", metavar="[FILE|-]")
 @click.option("--topic", help="Send all of them there, not to the topics they came from.")
 @client_options
-def load(file: IO[str], topic: str | None, config: ClientConfig) -> None:
+def load(file: str, topic: str | None, config: ClientConfig) -> None:
     """Send what `message dump` or `dlq list --json` wrote: bodies, tags, keys and properties. New ids, offsets and
     times.
 
     A line that cannot be read ends it, after the lines before it; each acknowledged message is counted.
     """
 
-    from aiorocket.cli.dumped import read_row  # of a client, which the other commands' help needs not
+    # Of a client and a loop, which the other commands' help needs not.
+    from aiorocket.cli.dumped import read_row
+    from aiorocket.cli.lines import MAX_LINE, LineSource
+
+    source = LineSource(file, limit=8 * MAX_LINE)  # a byte has six characters in JSON at most
+    source.check()
 
     async def work() -> int:
         sent = 0
-        async with aiorocket.Client(config=config, group="aiorocket_load") as client:
-            for number, line in enumerate(file, 1):
-                try:
-                    where, body, given = read_row(json.loads(line))
-                except (ValueError, TypeError, KeyError, AttributeError) as error:
-                    click.echo(f"{counted(sent, 'message')} sent", err=True)
-                    raise BadInputError(f"line {number} is none of `message dump`: {error!r}") from None
-                await client.send(topic or where, body, **given)
-                sent += 1
-        click.echo(f"{counted(sent, 'message')} sent", err=True)
+        try:
+            async with aiorocket.Client(config=config, group="aiorocket_load") as client:
+                async for line in source:
+                    try:
+                        where, body, given = read_row(json.loads(line.body))
+                    except (ValueError, TypeError, KeyError, AttributeError) as error:
+                        raise BadInputError(f"line {line.number} is none of `message dump`: {error!r}") from None
+                    await client.send(topic or where, body, **given)
+                    sent += 1
+        finally:  # also when a send failed, or somebody had enough
+            click.echo(f"{counted(sent, 'message')} sent", err=True)
         return 0
 
     sys.exit(run(work()))

@@ -10,6 +10,7 @@ from typing import TypeVar
 import click
 
 import aiorocket
+from aiorocket.cli.show import visible
 
 __all__ = ("INTERRUPTED", "run", "told_in_a_line")
 
@@ -31,7 +32,8 @@ def told_in_a_line() -> Iterator[None]:
     try:
         yield
     except (aiorocket.RocketError, aiorocket.ProtocolError) as error:
-        raise click.ClickException(str(error)) from error
+        # What servers and members say may be anything.
+        raise click.ClickException("\n".join(map(visible, str(error).split("\n")))) from error
     except BrokenPipeError:
         raise  # whoever read our output is gone: click ends the process without a word
     except OSError as error:

@@ -3,13 +3,15 @@ of commands that ask."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import click
 
-__all__ = ("Row", "fitting_table", "progress", "table")
+__all__ = ("Row", "fitting_table", "progress", "say_json", "table", "visible", "when")
 
 #: Label, then one value for each column.
 Row = tuple[str, ...]
@@ -43,6 +45,28 @@ def progress(*, pretty: bool) -> Iterator[Update]:
         yield update
 
 
+def visible(text: str) -> str:
+    """``text`` in one line, without what would steer a terminal: names and bodies are other people's."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else _escaped(each) for each in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def when(millis: int) -> str:
+    """A time as people here read it; the number itself when no calendar has it."""
+    try:
+        return datetime.fromtimestamp(millis / 1000, UTC).astimezone().isoformat(" ", "seconds")
+    except (ValueError, OverflowError, OSError):
+        return str(millis)
+
+
+def say_json(document: object) -> None:
+    """A line of UTF-8, whatever the terminal's encoding; halves of characters stay as JSON writes them."""
+    click.echo(json.dumps(document, ensure_ascii=False).encode(errors="backslashreplace"))
+
+
 def table(title: str, columns: Sequence[str], rows: Sequence[Row], *, pretty: bool, width: int | None = None) -> None:
     """A table with right-aligned values. Rows may have fewer values than there are columns. What does not fit into
     ``width`` characters is shown a value a line: nothing is cut, so that ids can be copied."""
@@ -57,9 +81,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Row], *, pretty: bo
             shown.add_row(*row)
         Console().print(shown)
         return
+    rows = [tuple(map(visible, row)) for row in rows]
     cells = [tuple(columns), *rows]
     widths = [max(len(row[n]) for row in cells if len(row) > n) for n in range(len(columns))]
-    click.echo(f"\n{title}")
+    click.echo(f"\n{visible(title)}")
     if width is not None and sum(widths) + 2 * len(widths) > width:
         broad = max(map(len, columns))
         for row in rows:

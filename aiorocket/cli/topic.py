@@ -118,6 +118,6 @@ def groups(name: str) -> Work:
 
     async def work(admin: Admin) -> int:
         rows = await admin.topics.groups(name)
-        return told("group", f"Groups of {name}", [{"group": each} for each in rows], rows.missing)
+        return told("group name", f"Groups of {name}", [{"group": each} for each in rows], rows.missing)
 
     return work

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
@@ -16,19 +18,26 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from aiorocket import Message, embed
 from aiorocket.cli.asked import SCHEMA
 from aiorocket.cli.main import COMMANDS, cli
-from aiorocket.cli.show import table
+from aiorocket.cli.running import told_in_a_line
+from aiorocket.cli.show import say_json, table, when
 from aiorocket.cli.topic import topic
 from aiorocket.client.admin.asking import Broker
+from aiorocket.client.admin.brokers import ProducerConnection
 from aiorocket.client.admin.offsets import OffsetMove, OffsetPlan, Offsets
-from aiorocket.errors import ConnectionLostError
+from aiorocket.client.admin.pops import Checkpoint
+from aiorocket.client.admin.users import AclEntry, User
+from aiorocket.errors import ConnectionLostError, RemoteError
+from aiorocket.runtime.threads import in_thread
 from aiorocket.testing.server import RocketMQServer, broker_thread
 from aiorocket_protocol import TRACE_TOPIC
 from aiorocket_protocol.message_trace import TraceRecord, write_trace
 from tests.interop import migration
 
 Run = Callable[..., Result]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -50,30 +59,32 @@ def ask(server: RocketMQServer) -> Run:
 
 
 def rows(result: Result, kind: str) -> list[dict[str, Any]]:
-    document = json.loads(result.stdout)
+    return read(result.stdout, kind)
+
+
+def read(text: str, kind: str) -> list[dict[str, Any]]:
+    document = json.loads(text)
     assert set(document) == {"schema", "kind", "rows", "missing"}
     assert (document["schema"], document["kind"], document["missing"]) == (SCHEMA, kind, [])
     found: list[dict[str, Any]] = document["rows"]
     return found
 
 
-#: The fields of each kind of row: they are what other people's programs read.
-FIELDS = {
-    "topic": "topic broker read_queues write_queues permission order attributes",
-    "queue": "topic broker queue begin end stored_ms",
-    "route": "broker cluster addresses read_queues write_queues permission",
-    "group": "group broker enabled broadcasting retries retry_queues",
-    "lag": "topic broker queue offset end consumed_ms lag",
-    "offset move": "broker queue now then begin end",
-    "message": "msg_id offset_msg_id topic broker queue offset stored_ms tag keys properties body",
-    "broker": "cluster name id address",
-    "runtime": "broker name value",
-    "setting": "name value",
-    "finding": "level check about finding advice",
-    "group lag": "group lag topics consumed_ms",
-    "receipt": "msg_id offset_msg_id topic broker queue offset",
-    "trace": "kind at_ms group topic success took client retries request_id",
-}
+def documented() -> dict[str, list[str]]:
+    """The fields of each kind of row, as the page has them: they are what other people's programs read."""
+    table = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8").partition("| kind | of | fields |")[2]
+    rows = [re.split(r" *\| *", line)[1:4] for line in table.partition("\n\n")[0].splitlines()[2:]]
+    return {kind.strip("`"): fields.split() for kind, _, fields in rows}
+
+
+FIELDS = documented()
+
+
+def test_every_kind_of_document_is_on_the_page() -> None:
+    source = "".join(each.read_text(encoding="utf-8") for each in (ROOT / "aiorocket" / "cli").glob("*.py"))
+    assert set(re.findall(r'told\(\s*"([a-z ]+)"', source)) == FIELDS.keys()
+    assert (User._fields, AclEntry._fields) == (tuple(FIELDS["user"]), tuple(FIELDS["right"]))
+    assert [*ProducerConnection._fields] == FIELDS["producer"] and [*Checkpoint._fields] == FIELDS["checkpoint"]
 
 
 @pytest.mark.parametrize(
@@ -94,13 +105,23 @@ FIELDS = {
         ("runtime", "cluster status"),
         ("setting", "cluster config broker-a"),
         ("finding", "doctor"),
+        ("offset move", "offsets reset billing orders --to last"),
+        ("group name", "topic groups orders"),
+        ("mode", "group mode billing orders PULL"),
+        ("cloned", "offsets clone billing cloned orders"),
+        ("changed", "cluster set broker-a transactionCheckMax=15"),
+        ("cleaned", "cluster clean topics"),
+        ("write permission", "cluster write broker-a on"),
+        ("nameserver changed", "cluster names put fields key value"),
+        ("key value", "cluster names values fields"),
+        ("deleted", "group delete cloned --yes"),
     ],
 )
 def test_what_machines_read(ask: Run, kind: str, command: str) -> None:
     result = ask(*command.split(), "--json")
     assert result.exit_code == 0, result.output
     found = rows(result, kind)
-    assert found and all(list(row) == FIELDS[kind].split() for row in found)
+    assert found and all(list(row) == FIELDS[kind] for row in found)
 
 
 def test_a_group_is_put_somewhere_else(ask: Run) -> None:
@@ -110,7 +131,7 @@ def test_a_group_is_put_somewhere_else(ask: Run) -> None:
     assert [row["lag"] for row in rows(ask("group", "lag", "auditors", "orders", "--json"), "lag")] == [0, 0]
     back = ask("offsets", "reset", "auditors", "orders", "--queue", "broker-a:1=0")
     assert back.exit_code == 0 and sum(row["lag"] for row in rows(ask("top", "--json"), "group lag")) == 2
-    assert list(rows(ask("top", "--json"), "group lag")[0]) == FIELDS["group lag"].split()
+    assert list(rows(ask("top", "--json"), "group lag")[0]) == FIELDS["group lag"]
     for wrong in (
         [],
         ["--to", "first", "--skip", "1"],
@@ -156,7 +177,7 @@ def test_a_trace_is_who_sent_and_who_consumed(ask: Run, server: RocketMQServer) 
     assert [(row["kind"], row["group"], row["at_ms"]) for row in found] == [
         ("Pub", "shop", 1_700_000_000_000), ("SubBefore", "billing", 1_700_000_000_500)
     ]  # fmt: skip
-    assert list(found[0]) == FIELDS["trace"].split()
+    assert list(found[0]) == FIELDS["trace"]
 
 
 def test_topics_come_change_and_go(ask: Run) -> None:
@@ -223,15 +244,86 @@ def test_a_table_that_does_not_fit_cuts_nothing(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.splitlines()[2:] == ["", f"  message id  {row[0]}", "  topic       orders"][:3]
 
 
+ESCAPES = "\x1b]0;owned\x07\x1b[2J"
+
+
+def test_what_others_wrote_does_not_steer_the_terminal(ask: Run, server: RocketMQServer) -> None:
+    server.create_topic("hostile", queues=1)
+    server.send("hostile", f"a{ESCAPES}\nb\u202e".encode(), tag=f"t{ESCAPES}", keys=["k-h"], properties={"p\x9b": "v"})
+    for command in ("list hostile", "key hostile k-h", "at hostile broker-a 0 0"):
+        shown = ask("message", *command.split()).output
+        assert "a\\x1b]0;owned\\x07\\x1b[2J\\nb\\u202e" in shown and r"p\x9b=v" in shown
+        assert "\x1b" not in shown and "\x9b" not in shown and "\u202e" not in shown
+    machines = rows(ask("message", "list", "hostile", "--json"), "message")
+    assert machines[0]["body"] == f"a{ESCAPES}\nb\u202e" and machines[0]["tag"] == f"t{ESCAPES}"
+    with pytest.raises(click.ClickException) as raised, told_in_a_line():
+        raise RemoteError(1, f"a member said {ESCAPES}\nand more")
+    assert "\x1b" not in raised.value.message and "\nand more" in raised.value.message
+
+
+def test_times_that_no_calendar_has(ask: Run) -> None:
+    assert when(1 << 62) == str(1 << 62) and when(0).startswith("19")
+    for wrong in ("99999999999999999999", "1900-01-01", "0001-01-02", "2030-13-01"):
+        said = ask("message", "list", "orders", "--since", wrong)
+        assert said.exit_code == 2 and "neither a time" in said.output, said.output
+
+
+def test_halves_of_characters_are_json_all_the_same(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    say_json({"half": "\ud800", "whole": "\u65e5"})
+    line = capfdbinary.readouterr().out
+    assert json.loads(line) == {"half": "\ud800", "whole": "\u65e5"} and "\u65e5".encode() in line
+
+
+def test_a_terminal_of_another_encoding_gets_what_it_has(server: RocketMQServer) -> None:
+    server.create_topic("accents", queues=1)
+    server.send("accents", "caf\u00e9 \u65e5".encode())
+    command = [sys.executable, "-m", "aiorocket", "message", "list", "accents"]
+    environment = {**os.environ, "AIOROCKET_NAMESERVER": server.nameserver_address, "PYTHONIOENCODING": "latin-1"}
+    shown = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=True).stdout
+    assert b"caf\xe9 \\u65e5\n" in shown
+
+
+async def test_what_a_member_hangs_on_is_below_what_else_it_says() -> None:
+    async with embed() as mq:
+        await mq.create_topic("orders", queues=1)
+        consumer, begun = mq.consumer("billing"), asyncio.Event()
+
+        @consumer.listener("orders", start_from="first")
+        async def on_order(message: Message) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        async def ask(*words: str) -> str:
+            command = [sys.executable, "-m", "aiorocket", *words, "--nameserver", mq.nameserver_address]
+            done = await in_thread(lambda: subprocess.run(command, capture_output=True, text=True, timeout=60))
+            assert done.returncode == 0, done
+            return done.stdout
+
+        async with mq.producer("shop") as producer:
+            await producer.send("orders", b"1")
+            async with consumer, asyncio.timeout(120):
+                await begun.wait()
+                behind = read(await ask("group", "lag", "billing", "--json"), "lag")
+                assert sum(row["lag"] for row in behind) == 1, "it has no offset yet"
+                (most, *_) = read(await ask("top", "--json"), "group lag")
+                assert (most["group"], most["lag"]) == ("billing", 1)
+                (member,) = read(await ask("group", "members", "billing", "--json"), "member")
+                (sender,) = read(await ask("cluster", "producers", "shop", "--json"), "producer")
+                assert (list(member), list(sender)) == (FIELDS["member"], FIELDS["producer"])
+                info = ("group", "info", "billing", member["client_id"], "--stacks")
+                said = read(await ask(*info, "--json"), "running info")
+                assert list(said[0]) == FIELDS["running info"] and "on_order" in said[-1]["value"]
+                shown = await ask(*info)
+                (hangs,) = (line for line in shown.splitlines() if "on_order(" in line)
+                assert hangs.startswith("    ") and len(hangs) < 120, "a line each, below the table"
+
+
 def commands_of(page: str) -> Iterator[list[str]]:
     """The commands that a page names in its tables and advice, without their options' values."""
     for quoted in re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL).replace(r"\|", "|")):
         words = quoted.removeprefix("aiorocket ").split()
         if words and words[0] in COMMANDS and "." not in words[0]:
             yield words
-
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_every_command_that_the_page_of_operators_names_is_one() -> None:
@@ -332,6 +424,43 @@ def test_what_goes_on_until_it_is_interrupted_ends_as_interrupted(server: Rocket
         finally:
             watching.kill()
     assert (watching.returncode, said) == (130, "")
+
+
+def test_ctrl_c_ends_what_sends_too(server: RocketMQServer) -> None:
+    server.create_topic("loaded", queues=1)
+    line = json.dumps({"topic": "orders", "body": "x", "tag": "", "keys": [], "properties": {}})
+    arguments = ["message", "load", "--topic", "loaded", "--nameserver", server.nameserver_address]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-m", "aiorocket", *arguments], text=True, stdin=pipe, stdout=pipe, stderr=pipe
+    ) as loading:
+        try:
+            assert loading.stdin is not None
+            loading.stdin.write(2 * (line + "\n"))
+            loading.stdin.flush()
+            while len(server.messages("loaded")) < 2:
+                assert loading.poll() is None
+            loading.send_signal(signal.SIGINT)
+            _, said = loading.communicate(timeout=60)
+        finally:
+            loading.kill()
+    assert loading.returncode == 130 and said in ("1 message sent\n", "2 messages sent\n")
+
+
+def test_a_message_that_comes_is_a_line(server: RocketMQServer) -> None:
+    server.create_topic("coming", queues=1)
+    arguments = ["message", "tail", "coming", "--count", "2", "--nameserver", server.nameserver_address]
+    with subprocess.Popen(
+        [sys.executable, "-m", "aiorocket", *arguments], stdout=subprocess.PIPE, text=True
+    ) as tailing:
+        try:
+            while tailing.poll() is None:
+                server.send("coming", b"first\nsecond", tag="t", keys=["k"])
+            shown, _ = tailing.communicate(timeout=60)
+        finally:
+            tailing.kill()
+    lines = shown.splitlines()
+    assert len(lines) == 2 and all(each.endswith("  t  k  first\\nsecond") for each in lines)
 
 
 def test_a_token_that_is_no_text_is_refused(tmp_path: Path) -> None:

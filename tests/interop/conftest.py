@@ -29,6 +29,13 @@ from tests.interop.peers import (
     wait_for_statistics,
 )
 
+_AUTH = "org.apache.rocketmq.auth"
+#: Of an Apache broker that manages users and rights and asks nobody for them.
+USERS = {
+    "authenticationMetadataProvider": f"{_AUTH}.authentication.provider.LocalAuthenticationMetadataProvider",
+    "authorizationMetadataProvider": f"{_AUTH}.authorization.provider.LocalAuthorizationMetadataProvider",
+}
+
 
 def _wanted(config: pytest.Config) -> bool:
     if os.environ.get("AIOROCKET_INTEROP") == "1" or os.environ.get("AIOROCKET_REQUIRE_INTEROP") == "1":
@@ -82,13 +89,7 @@ def smoke_classes(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def apache(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """It manages users and rights and asks nobody for them."""
-    auth = "org.apache.rocketmq.auth"
-    users = {
-        "authenticationMetadataProvider": f"{auth}.authentication.provider.LocalAuthenticationMetadataProvider",
-        "authorizationMetadataProvider": f"{auth}.authorization.provider.LocalAuthorizationMetadataProvider",
-    }
-    with apache_server(jars, tmp_path_factory.mktemp("apache"), more=users) as server:
+    with apache_server(jars, tmp_path_factory.mktemp("apache"), more=USERS) as server:
         wait_for_statistics(server)
         yield server
 

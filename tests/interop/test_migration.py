@@ -3,6 +3,7 @@ and settings; and mqadmin sees what our commands change."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
@@ -15,7 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 
+from aiorocket import Producer
 from aiorocket.cli.main import cli
+from aiorocket_protocol import TRACE_TOPIC
+from aiorocket_protocol.message_trace import TraceRecord, write_trace
+from tests.interop.conftest import USERS
 from tests.interop.migration import ROWS, Row
 from tests.interop.peers import FOR_ALL, ROOT, Admin, JavaClient, apache_server, ask, wait_for_statistics
 from tests.interop.test_mqadmin import ONLINE, fields
@@ -50,7 +55,8 @@ def cluster(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
     classes = place / "classes"
     classes.mkdir()
     JavaClient.compile(jars, classes, FOR_ALL)
-    with apache_server(jars, place / "apache") as server:
+    with pytest.MonkeyPatch.context() as patch, apache_server(jars, place / "apache", more=USERS) as server:
+        patch.setenv("AIOROCKET_PASSWORD", "a-password-of-clerks")
         wait_for_statistics(server)
         for topic in ("orders", "%RETRY%auditors"):  # without the latter mqadmin knows no progress of the group
             made = {**fields(topic), "readQueueNums": "2", "writeQueueNums": "2"}
@@ -64,15 +70,25 @@ def cluster(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
                 names = {
                     "T": "orders", "N": "made-here", "G": "online-group", "O": "made-group", "A": "auditors",
                     "P": "online-producer", "B": "broker-a", "W": "broker-a", "K": "key-7", "S": server.nameserver,
+                    "E": "made-user", "M": "1", "Q": "sent-here",
                 }  # fmt: skip
                 found = Cluster(mqadmin, server.nameserver, names, {"B": server.broker})
                 (one,) = until(lambda: found.ours("message key {T} {K}"))  # indexed
                 names |= {"I": one["offset_msg_id"], "U": one["msg_id"]}
+                names["C"] = found.ours("group members {G}")[0]["client_id"]
                 found.ours("group create {A}")
+                asyncio.run(traced(server.nameserver, one["msg_id"]))
+                until(lambda: found.ours("trace {U}"))
                 yield found._replace(theirs={"B": server.broker})
         finally:
             online.kill()
             online.communicate()
+
+
+async def traced(nameserver: str, msg_id: str) -> None:
+    record = TraceRecord("Pub", msg_id, 1_700_000_000_000, group="online-producer", topic="orders", success=True)
+    async with Producer("tracer", nameservers=nameserver) as producer:
+        await producer.send(TRACE_TOPIC, write_trace(record).encode(), keys=[msg_id], timeout=20)
 
 
 def until(look: Any) -> Any:
@@ -89,13 +105,20 @@ def until(look: Any) -> Any:
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.say or row.shows], ids=lambda row: row.ours[0])
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.say or row.shows or row.seen], ids=lambda row: row.mqadmin[0]
+)
 def test_both_say_the_same(cluster: Cluster, row: Row) -> None:
+    if row.seen is not None:
+        cluster.say(row.mqadmin[0])
+        ours, pattern = row.seen
+        until(lambda: re.search(pattern, str(cluster.ours(ours))))
+        return
     if row.shows is not None:
         for words in row.ours:
             cluster.ours(words)
         command, pattern = row.shows
-        shown = pattern.replace("{T}", cluster.names["T"])
+        shown = pattern.replace("{T}", cluster.names["T"]).replace("{E}", cluster.names["E"])
         until(lambda: re.search(shown, cluster.say(command)))
         return
     assert row.say is not None and row.rows is not None
