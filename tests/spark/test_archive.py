@@ -208,7 +208,7 @@ def test_a_run_that_lost_its_claim_archives_nothing(lake: Lake, monkeypatch: pyt
     """As one that stood still in an object store, until another took it for dead."""
     lake.send(20)
     with monkeypatch.context() as losing:
-        losing.setattr(archive_run, "claim", lambda *_: nullcontext(Lost()))
+        losing.setattr(archive_run, "claim", lambda *_, **__: nullcontext(Lost()))
         with pytest.raises(ArchiveConflictError, match="lost"):
             lake.archive(mode="direct")
     assert lake.manifest_rows() == 0

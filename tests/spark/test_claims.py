@@ -1,14 +1,15 @@
-"""One run at a time: on a disk by its lock, in an object store by a file that is renewed."""
+"""One run at a time: on a disk by its lock, in an object store by a file that is renewed. What depends on ages goes by
+``turns.Turns``, virtual time; only what has to be a process is one."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from aiorocket.spark import bridge
-from aiorocket.spark.steps import ArchiveConflictError, claims
+from aiorocket.spark.steps import ArchiveConflictError, ClaimStoppedError, claims, owners
 from aiorocket.spark.steps.claims import claim
 from aiorocket.spark.steps.folder import Folder
+from tests.spark.turns import Store, Turns
 
 _ROOT = Path(__file__).parents[2]
 _HOLDS = """
@@ -32,6 +34,8 @@ with claim(folder, "table"):
     print("held", flush=True)
     sys.stdin.read()
 """
+#: As a process on another machine writes it.
+_ELSEWHERE = b"process 7 on elsewhere\n"
 
 
 @contextmanager
@@ -49,25 +53,27 @@ def holder(path: Path, kind: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def store(path: Path) -> Folder:
-    """As an object store: without locks and links."""
-    folder = Folder(str(path))
-    folder.make("_claims/table")
-    folder._local = False
-    return folder
+@pytest.fixture
+def turns() -> Iterator[Turns]:
+    made = Turns()
+    yield made
+    made.end()
 
 
-def refuse(folder: Folder, text: str) -> None:
-    with pytest.raises(ArchiveConflictError, match=f"another run is at work here .{text}"), claim(folder, "table"):
+def refused(folder: Folder, turns: Turns | None = None) -> None:
+    """By this process."""
+    said = f"another run is at work here .process {os.getpid()} on .*; table"
+    with pytest.raises(ArchiveConflictError, match=said), claim(folder, "table", pace=turns):
         pass
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, seconds in (("_RENEW", 0.1), ("_TRUST", 1.0), ("_TAKE", 1.5), ("_LOOK", 0.02)):
-        monkeypatch.setattr(claims, name, seconds)
-    yield
-    bridge.close()
+def needs_proc() -> None:
+    if len(owners.own().splitlines()) < 2:
+        pytest.skip("nothing is known of dead processes here")
+
+
+def claims_in(path: Path) -> list[Path]:
+    return [each for each in path.glob("_claims/table/*") if not each.name.startswith(".")]
 
 
 def test_a_disk_locks_until_its_process_is_gone(tmp_path: Path) -> None:
@@ -84,7 +90,7 @@ def test_a_disk_locks_until_its_process_is_gone(tmp_path: Path) -> None:
         process.wait()
         with claim(folder, "table") as held:
             held.check()
-            refuse(folder, f"process {os.getpid()}")  # a thread's, of this process
+            refused(folder)  # a thread's, of this process
     with claim(folder, "table"):
         pass
 
@@ -103,7 +109,7 @@ def test_a_child_of_a_fork_has_no_part_in_a_lock(tmp_path: Path) -> None:
             os.read(ends[0], 1)
             os._exit(0)
         os.read(begun[0], 1)
-        refuse(folder, f"process {os.getpid()}")
+        refused(folder)
         os.write(ends[1], b"!")
         os.waitpid(child, 0)
         if (child := os.fork()) == 0:
@@ -120,125 +126,237 @@ def test_a_child_of_a_fork_has_no_part_in_a_lock(tmp_path: Path) -> None:
                 os.close(each)
 
 
-def test_a_disk_without_locks_is_as_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_locks_is_as_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: Turns) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "no locks here")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(claims, "_RENEW", 0.1)
-    monkeypatch.setattr(claims, "_LOOK", 0.02)
-    folder = Folder(str(tmp_path))
+    folder = Store(tmp_path, turns, local=True)
     for _ in range(2):
-        with claim(folder, "table") as held:
+        with claim(folder, "table", pace=turns) as held:
             held.check()
-            refuse(folder, f"process {os.getpid()}")
-    bridge.close()
+            refused(folder, turns)
+    assert not claims_in(tmp_path)
+
+
+def test_who_reads_a_file_that_is_put_sees_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    """A claim that is just being renewed would be nobody's."""
+    folder = Folder(str(tmp_path))
+    folder.put("_claims/x/claim", b"old")
+    with open(tmp_path / "_claims/x/claim", "rb") as reader:
+        folder.put("_claims/x/claim", b"new")
+        assert reader.read() == b"old"
+    assert folder.read("_claims/x/claim") == b"new" and folder.names("_claims/x") == ["claim"]
 
 
 @pytest.mark.parametrize("kind", ["disk", "store"])
-def test_a_restore_may_have_any_name(tmp_path: Path, kind: str) -> None:
-    folder = Folder(str(tmp_path))
-    folder.make("_claims/restore-a%2Fb")
-    folder._local = kind == "disk"
-    with claim(folder, "restore-a/b") as held, claim(Folder(str(tmp_path)), "restore-a"):
+def test_a_restore_may_have_any_name(tmp_path: Path, turns: Turns, kind: str) -> None:
+    def folder() -> Folder:
+        return Store(tmp_path, turns) if kind == "store" else Folder(str(tmp_path))
+
+    with claim(folder(), "restore-a/b", pace=turns) as held, claim(folder(), "restore-a", pace=turns):
         held.check()
+
+
+def test_time_is_real_where_nothing_else_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is renewed, and no more when it is released; whenever this machine gets to it."""
+    monkeypatch.setattr(claims, "_RENEW", 0.01)
+    renewed, put = threading.Event(), Folder.put
+
+    def seen(folder: Folder, name: str, data: bytes) -> None:
+        put(folder, name, data)
+        if threading.current_thread() is not threading.main_thread():
+            renewed.set()
+
+    monkeypatch.setattr(Folder, "put", seen)
+    folder = Folder(str(tmp_path))
+    folder.make("_claims/table")
+    folder._local = False
+    with claim(folder, "table") as held:
+        assert renewed.wait(60)
+        held.check()
+    assert not claims_in(tmp_path)
     bridge.close()
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_renewal_that_comes_too_late_brings_no_claim_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_keeps_others_away_while_the_owner_lives(tmp_path: Path, turns: Turns) -> None:
+    folder = Store(tmp_path, turns)
+    with claim(folder, "table", pace=turns) as held:
+        for _ in range(2):
+            began = turns.now()
+            refused(folder, turns)
+            assert turns.now() - began <= 16
+        turns.sleep(1000)  # it is renewed, so it is trusted for longer than once
+        held.check()
+        refused(folder, turns)
+        assert len(claims_in(tmp_path)) == 1
+    assert not claims_in(tmp_path)
+    with claim(folder, "table", pace=turns) as held:
+        [own] = claims_in(tmp_path)
+        own.unlink()  # as another run does that takes it for dead
+        with pytest.raises(ArchiveConflictError, match="another run may be at work"):
+            held.check()
+        turns.sleep(100)
+        assert not claims_in(tmp_path)  # and it does not come back
+
+
+def test_an_owner_that_cannot_renew_writes_no_more(tmp_path: Path, turns: Turns) -> None:
+    folder = Store(tmp_path, turns)
+    with claim(folder, "table", pace=turns) as held:
+        folder.before_put = away
+        turns.sleep(59)
+        held.check()
+        turns.sleep(2)
+        with pytest.raises(ArchiveConflictError, match="was not renewed for 60 s"):
+            held.check()
+        folder.before_put = lambda: None
+        turns.sleep(60)
+        with pytest.raises(ArchiveConflictError, match="was not renewed for 60 s"):
+            held.check()  # though the store is back
+
+
+def away() -> None:
+    raise OSError("the store is away")
+
+
+def test_an_owner_that_was_starved_is_taken_over_and_knows_it(tmp_path: Path, turns: Turns) -> None:
+    folder, told = Store(tmp_path, turns), list[str]()
+    with claim(folder, "table", pace=turns) as held:
+        [own] = claims_in(tmp_path)
+        folder.before_put = lambda: turns.sleep(10_000)  # its renewal is on the way all that time
+        turns.sleep(40)
+        with claim(Store(tmp_path, turns), "table", pace=turns, told=told.append) as other:
+            assert turns.now() == 92 and not own.exists()
+            with pytest.raises(ArchiveConflictError, match="another run may be at work"):
+                held.check()
+            turns.sleep(10_000)
+            other.check()
+    assert told == [
+        f"{tmp_path}: {owners.named(owners.own())} has a claim here that was renewed 40 s ago: waiting 50 s at most to "
+        "see whether it lives"
+    ]
+
+
+def test_a_renewal_that_comes_too_late_brings_no_claim_back(tmp_path: Path, turns: Turns) -> None:
     """The store was away for long, and the renewal that got through was on the way for long."""
-    taken_over, put, began = threading.Event(), Folder.put, time.monotonic()
-
-    def late(self: Folder, name: str, data: bytes) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            if time.monotonic() - began < 0.8:
-                raise OSError("the store is away")
-            assert taken_over.wait(20)
-        put(self, name, data)
-
-    with claim(store(tmp_path), "table") as held:
-        [own] = tmp_path.glob("_claims/table/*")
-        monkeypatch.setattr(Folder, "put", late)
-        with claim(store(tmp_path), "table") as other:
-            assert not own.exists()
-            taken_over.set()
-            assert isinstance(held, claims._Renewed)
-            with held._busy:  # until it got through
-                assert own.exists()
+    folder = Store(tmp_path, turns)
+    with claim(folder, "table", pace=turns) as held:
+        [own] = claims_in(tmp_path)
+        folder.before_put = away
+        turns.sleep(50)
+        folder.before_put = lambda: turns.sleep(60)  # it begins at 60
+        with claim(Store(tmp_path, turns), "table", pace=turns) as other:
+            assert turns.now() < 100 and not own.exists()
+            turns.sleep(60)
+            assert own.exists()
             with pytest.raises(ArchiveConflictError, match="another run may be at work"):
                 held.check()
             other.check()
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_store_keeps_others_away_while_the_owner_lives(tmp_path: Path) -> None:
-    folder = store(tmp_path)
-    with claim(folder, "table") as held:
-        for _ in range(2):
-            refuse(store(tmp_path), f"process {os.getpid()}")
-        time.sleep(1.2)  # it is renewed, so it is trusted for longer than once
+def test_what_another_machine_left_is_taken_over_when_it_is_old(tmp_path: Path, turns: Turns) -> None:
+    folder, told = Store(tmp_path, turns), list[str]()
+    folder.put("_claims/table/0123", _ELSEWHERE)
+    turns.sleep(30)
+    with claim(folder, "table", pace=turns, told=told.append) as held:
         held.check()
-        assert len(list(tmp_path.glob("_claims/table/*"))) == 1
-    assert not list(tmp_path.glob("_claims/table/*"))
-    with claim(folder, "table") as held:
-        [own] = tmp_path.glob("_claims/table/*")
-        own.unlink()  # as another run does that takes it for dead
-        with pytest.raises(ArchiveConflictError, match="another run may be at work"):
-            held.check()
-        time.sleep(0.3)
-        assert not list(tmp_path.glob("_claims/table/*"))  # and it does not come back
+        assert turns.now() == 92 and len(claims_in(tmp_path)) == 1
+    assert told == [
+        f"{tmp_path}: process 7 on elsewhere has a claim here that was renewed 30 s ago: waiting 60 s at most to see "
+        "whether it lives"
+    ]
+    with claim(folder, "table", pace=turns, told=told.append):
+        assert turns.now() == 92 and len(told) == 1  # nobody to wait for
 
 
-@pytest.mark.usefixtures("quick")
-def test_what_a_killed_process_held_in_a_store_is_taken_over(tmp_path: Path) -> None:
+def test_a_wait_ends_when_it_is_told_to(tmp_path: Path, turns: Turns) -> None:
+    folder = Store(tmp_path, turns)
+    folder.put("_claims/table/0123", _ELSEWHERE)
+    said = "told to end while it waited for the claim of process 7 on elsewhere: nothing was changed"
+    with (
+        pytest.raises(ClaimStoppedError, match=said),
+        claim(folder, "table", pace=turns, stop=lambda: turns.now() >= 10),
+    ):
+        raise AssertionError("it was taken")
+    assert turns.now() == 10 and [each.name for each in claims_in(tmp_path)] == ["0123"]
+
+
+def test_what_a_killed_process_held_in_a_store_is_taken_over(tmp_path: Path, turns: Turns) -> None:
+    """At once but for what it may have sent to the store: this machine knows that it is gone."""
+    needs_proc()
+    told: list[str] = []
     with holder(tmp_path, "store") as process:
         process.kill()
         process.wait()
-    [left] = tmp_path.glob("_claims/table/*")
-    with claim(store(tmp_path), "table") as held:
+    [left] = claims_in(tmp_path)
+    turns.date(left)
+    with claim(Store(tmp_path, turns), "table", pace=turns, told=told.append) as held:
         held.check()
-        assert not left.exists()
+        assert (turns.now(), left.exists()) == (7, False)
+    assert len(told) == 1 and f"process {process.pid} on " in told[0] and "has died: going on in 5 s" in told[0]
 
 
-@pytest.mark.usefixtures("quick")
-def test_an_owner_that_cannot_renew_writes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with claim(store(tmp_path), "table") as held:
-        monkeypatch.setattr(Folder, "put", lambda *_: (_ for _ in ()).throw(OSError("the store is away")))
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            try:
-                held.check()
-            except ArchiveConflictError:
-                break
-            time.sleep(0.02)
-        else:
-            raise AssertionError("it trusts an old claim")
+def test_a_process_is_dead_only_when_that_is_certain() -> None:
+    needs_proc()
+    assert not owners.is_dead(owners.own())
+    said, about = owners.own().decode().splitlines()
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    here, pid, began = json.loads(about)
+    assert pid == os.getpid()
+
+    def dead(*about: object) -> bool:
+        return owners.is_dead(f"{said}\n{json.dumps(about)}\n".encode())
+
+    assert dead(here, ended.pid, began) and dead(here, pid, began - 1)  # gone; its number is another's now
+    for number in range(len(here)):  # another machine, boot, container or time
+        assert not dead([*here[:number], "other", *here[number + 1 :]], ended.pid, began)
+    for text in (b"", b"process 1 on x", _ELSEWHERE, f"{said}\n[]\n".encode(), f"{said}\n{{\n".encode(), b"\n\xff\n"):
+        assert not owners.is_dead(text)
+    for wrong in (0, -1, 1 << 40, "1", None):
+        assert not dead(here, wrong, began)
 
 
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("kind", ["disk", "store"])
-def test_of_many_at_once_one_holds(tmp_path: Path, kind: str) -> None:
+def test_nothing_is_certain_where_the_system_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = owners.own()
+    monkeypatch.setattr(owners, "_PROC", tmp_path)
+    assert owners.own() == own.splitlines(keepends=True)[0] and not owners.is_dead(own)
+    (tmp_path / "self").symlink_to("1")  # of other processes than those that kill knows
+    assert not owners.is_dead(own)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of a fork beside threads
+def test_a_child_of_a_fork_does_not_give_a_claim_away(tmp_path: Path, turns: Turns) -> None:
+    with claim(Store(tmp_path, turns), "table", pace=turns) as held:
+        assert isinstance(held, claims._Renewed)
+        if (child := os.fork()) == 0:
+            held.release()
+            os._exit(0)
+        os.waitpid(child, 0)
+        held.check()
+
+
+def test_of_many_at_once_one_holds_a_disk(tmp_path: Path) -> None:
     """One at most at any time, and of those that began together one."""
     inside, most, begun = 0, 0, threading.Lock()
-    together, refused, over = threading.Barrier(4), list[str](), threading.Event()
+    together, refusals, over = threading.Barrier(4), list[str](), threading.Event()
 
     def attempt() -> None:
         nonlocal inside, most
         together.wait()
         try:
-            with claim(store(tmp_path) if kind == "store" else Folder(str(tmp_path)), "table") as held:
+            with claim(Folder(str(tmp_path)), "table") as held:
                 with begun:
                     inside += 1
                     most = max(most, inside)
-                over.wait(20)
+                over.wait(60)
                 held.check()
                 with begun:
                     inside -= 1
         except ArchiveConflictError as error:
             with begun:
-                refused.append(str(error))
-                if len(refused) == 3:
+                refusals.append(str(error))
+                if len(refusals) == 3:
                     over.set()
 
     with ExitStack() as stack:
@@ -246,4 +364,29 @@ def test_of_many_at_once_one_holds(tmp_path: Path, kind: str) -> None:
             thread = threading.Thread(target=attempt)
             thread.start()
             stack.callback(thread.join)
-    assert over.is_set() and len(refused) == 3 and most == 1
+    assert over.is_set() and len(refusals) == 3 and most == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_many_at_once_one_holds_a_store(tmp_path: Path, seed: int) -> None:
+    """Whatever the order in which they get to the store, and whether or not a dead one's claim is there."""
+    turns, told = Turns(seed), list[str]()
+
+    def attempt() -> None:
+        try:
+            with claim(Store(tmp_path, turns, slow=0.5), "table", pace=turns) as held:
+                told.append("in")
+                turns.sleep(200)
+                held.check()
+                told.append("out")
+        except ArchiveConflictError:
+            told.append("refused")
+
+    if seed % 2:
+        Store(tmp_path, turns).put("_claims/table/8", _ELSEWHERE)
+    try:
+        turns.run(*[attempt] * 4)
+    finally:
+        turns.end()
+    assert sorted(told) == ["in", "out", "refused", "refused", "refused"]
+    assert not claims_in(tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import re
 import signal
 import subprocess
@@ -26,9 +28,11 @@ from aiorocket.cli.main import cli
 from aiorocket.errors import ConfigError, NotConnectedError, UsageError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.spark.steps.continuous import Continuous, Health, Plan
+from aiorocket.spark.steps.folder import Folder
 from aiorocket.spark.steps.manifest import Archive
 from aiorocket.spark.steps.report import StepReport
 from aiorocket.spark.steps.table import Table
+from tests.spark.lakes import make
 from tests.spark.producing import send
 
 FILE = """
@@ -90,7 +94,7 @@ class Failing(Continuous):
         self.ends, self.lives, self.failed = list(ends), lives, list[str]()
         self.pauses: list[float] = []
         nobody: Any = None  # its rounds need no session
-        super().__init__(nobody, plan, "127.0.0.1:1", stop=lambda: not self.ends, failed=self.failed.append)
+        super().__init__(nobody, plan, "127.0.0.1:1", stop=lambda: not self.ends, say=self.failed.append)
 
     def round(self) -> None:
         end = self.ends.pop(0)
@@ -123,12 +127,47 @@ def test_a_round_that_fails_is_tried_again_later_and_later(tmp_path: Path) -> No
         Failing(for_ever, away, None).run(once=True)
 
 
+def test_a_claim_that_is_waited_for_is_told_and_the_wait_ends_at_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever step it is that waits: each asks ``stop`` and tells."""
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr("aiorocket.spark.steps.continuous.behind", lambda *_, **__: [])
+    nobody: Any = None  # no step comes so far as to need a session
+    text = FILE.replace("[decode]", "[compact]\n[decode]")
+    archive = make(tmp_path / "lake" / "archive")
+    waits = {
+        "archive": ("archive", "archive"), "decode": ("decode", "table"), "dedup": ("dedup", "table"),
+        "windows": ("windows", "table"), "compact": ("archive", "compact"),
+    }  # fmt: skip
+    for step, (folder, name) in waits.items():
+        Folder(f"{tmp_path}/lake/{folder}").put(f"_claims/{name}/0123", b"process 7 on elsewhere\n")
+        said: list[str] = []
+        pipeline = Continuous(
+            nobody, plan_of(tmp_path, "t", text), "127.0.0.1:1", stop=lambda said=said: bool(said), say=said.append
+        )  # fmt: skip
+        one = dict(pipeline._steps())[step]
+        monkeypatch.setattr(pipeline, "_steps", lambda step=step, one=one: iter([(step, one)]))
+        pipeline.run()
+        assert len(said) == 1 and re.fullmatch(
+            f"{step}: .*{folder}: process 7 on elsewhere has a claim here that was renewed .* s ago: waiting .* s at "
+            "most to see whether it lives", said[0]
+        ), said  # fmt: skip
+        assert (pipeline.health.rounds, pipeline.health.failures) == (0, 0)
+    assert archive.snapshot().last == -1
+
+
+def no_locks(*_: object) -> None:
+    raise OSError(errno.EOPNOTSUPP, "no locks here")
+
+
 def test_what_grows_is_compacted_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
 
     def step(name: str) -> Callable[..., StepReport]:
         def run(_: object, path: str, *__: object, **more: object) -> StepReport:
-            called.append((name, path, more) if name == "compact" else name)
+            how = {each: more.get(each) for each in ("target_bytes", "keep")}
+            called.append((name, path, how) if name == "compact" else name)
             return StepReport(name, 0, 0)
 
         return run

@@ -21,7 +21,7 @@ from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.runtime import run
 from aiorocket.spark.fetch import DataLossError
-from aiorocket.spark.steps import ArchiveConflictError, compact
+from aiorocket.spark.steps import ArchiveConflictError, ClaimStoppedError, compact
 from aiorocket.spark.steps import table as table_module
 from aiorocket.spark.steps.analyses import run_decode, run_dedup
 from aiorocket.spark.steps.inputs import Input
@@ -91,13 +91,14 @@ def test_a_topic_that_is_not_there_is_one_line(spark: SparkSession, nameserver: 
     assert [line for line in result.stderr.splitlines() if line.startswith("Error: ") and "nowhere-at-all" in line]
 
 
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, ClaimStoppedError])  # the second where it waits for a claim
 def test_an_interrupted_run_says_that_the_next_goes_on(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: type[BaseException]
 ) -> None:
     by_hand(tmp_path / "lake", {Q0: range(3)})
 
     def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+        raise ends
 
     monkeypatch.setattr("aiorocket.spark.steps.analyses.whole", interrupted)
     result = lake("windows", "--archive", tmp_path / "lake")

@@ -82,9 +82,7 @@ def _run(
     try:
         with session_for("aiorocket lake run", plan.master, plan.spark) as spark:
             interrupts.take()
-            pipeline = Continuous(
-                spark, plan, name_server, options, stop=lambda: interrupts.wanted, told=told, failed=say
-            )
+            pipeline = Continuous(spark, plan, name_server, options, stop=lambda: interrupts.wanted, told=told, say=say)
             with pages(pipeline, plan, metrics) as where:
                 say(f"running {plan.topic} to {plan.path}{where}")
                 notifier.tell("READY=1")

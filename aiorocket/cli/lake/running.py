@@ -105,12 +105,16 @@ def run_step(
     try:
         with told_in_a_line(), teller:
             from aiorocket.spark.quiet_session import session_for
+            from aiorocket.spark.steps import ClaimStoppedError
 
             teller.note("starting Spark")
             with session_for("aiorocket lake", master, conf) as spark:
                 interrupts.take()
                 teller.note("")
-                report = work(spark, teller.progress, interrupts)
+                try:
+                    report = work(spark, teller.progress, interrupts)
+                except ClaimStoppedError:
+                    raise KeyboardInterrupt from None
     except KeyboardInterrupt:
         click.echo(f"interrupted; {goes_on}", err=True)
         sys.exit(INTERRUPTED)

@@ -65,7 +65,8 @@ class Teller:
     def progress(self, now: Progress) -> None:
         if self._bars is None:
             of = "" if now.total_rows is None else f" of {now.total_rows:,}"
-            line = f"{now.step}: {now.done_rows:,}{of} rows; {now.text}"
+            counted = "" if now.waits else f"{now.done_rows:,}{of} rows; "
+            line = f"{now.step}: {counted}{now.text}"
             if line != self._last:
                 click.echo(line, err=True)
             self._last = line

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aiorocket.spark.steps.analyses import run_triage as run_triage
     from aiorocket.spark.steps.analyses import run_windows as run_windows
     from aiorocket.spark.steps.archive import archive as archive
+    from aiorocket.spark.steps.claims import ClaimStoppedError as ClaimStoppedError
     from aiorocket.spark.steps.compact import compact as compact
     from aiorocket.spark.steps.dead_letters import describe as describe
     from aiorocket.spark.steps.dead_letters import make_readable as make_readable
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "analyses": "run_decode run_dedup run_latency run_order run_replay run_report run_triage run_windows",
     "archive": "archive",
+    "claims": "ClaimStoppedError",
     "compact": "compact",
     "dead_letters": "describe make_readable top_causes triage",
     "decode": "Decoded decode",

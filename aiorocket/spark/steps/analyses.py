@@ -146,11 +146,12 @@ def run_windows(
     watermark: str | None = None,
     key: str | None = None,
     plots: str | None = None,
+    stop: Callable[[], bool] = lambda: False,
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Part ``windows``, sorted by time. Tumbling windows of rows that all have a time have to add up to the rows read,
     and ``details["in_windows"]`` is their sum. A picture of tumbling windows goes to the folder ``plots``;
-    ``details["plots"]`` names it."""
+    ``details["plots"]`` names it. ``stop`` as of ``run.whole``."""
     sums: dict[str, int] = {}
     drawn: list[str] = []
 
@@ -167,7 +168,9 @@ def run_windows(
     settings: dict[str, object] = {
         "every": every, "slide": slide, "by": list(by), "time": time, "watermark": watermark, "key": key
     }  # fmt: skip
-    report = whole("windows", spark, given, output, settings, make, always=plots is not None, on_progress=on_progress)
+    report = whole(
+        "windows", spark, given, output, settings, make, always=plots is not None, stop=stop, on_progress=on_progress
+    )
     return _with(report, plots=drawn, **sums)
 
 

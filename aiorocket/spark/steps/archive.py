@@ -73,7 +73,8 @@ def archive(
 
     The report's ``missing`` counts what retention, or a source with ``failOnDataLoss=false``, did not leave to archive;
     of a selection nothing can be proved, and ``details["proof"]`` says so. ArchiveConflictError when another run writes
-    here; DataLossError when messages that were not archived are gone; UsageError for options that cannot be.
+    here, ClaimStoppedError when ``stop`` ended the wait for the claim of one that died; DataLossError when messages
+    that were not archived are gone; UsageError for options that cannot be.
     """
     if max_rows < 1:
         raise UsageError(f"max_rows={max_rows}: 1 or more")
@@ -84,7 +85,7 @@ def archive(
     text = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
     text |= {"nameServer": name_server, **({"topic": topic} if topic else {})}
     run = Run(spark, path, text, format, max_rows, on_progress, on_step)
-    with run.alone():
+    with run.alone(stop):
         if mode == "direct":
             Rounds(run).go(follow, interval, stop)
         else:

@@ -35,7 +35,7 @@ from aiorocket.spark.steps.manifest import (
     lasting,
 )
 from aiorocket.spark.steps.proof import total
-from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
+from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport, waiting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,9 +95,10 @@ class Run:
         self._claim: Claim
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self, stop: Callable[[], bool] | None) -> Iterator[None]:
         """Within it no other run writes commits here, and what those that crashed left is cleared away."""
-        with claim(self._folder, "archive") as self._claim:
+        told = waiting("archive", self._on_progress)
+        with claim(self._folder, "archive", stop=stop or (lambda: False), told=told) as self._claim:
             self.archive = self._create()
             self.before = self.snapshot = self.archive.snapshot()
             self._tidy()

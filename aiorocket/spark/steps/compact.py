@@ -30,7 +30,7 @@ from aiorocket.spark.steps.manifest import (
     lasting,
 )
 from aiorocket.spark.steps.merge import merge_task
-from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
+from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport, waiting
 from aiorocket.spark.steps.table import Table
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def compact(
     target_bytes: int = 256 << 20,
     topics: Sequence[str] | None = None,
     keep: float = 3600.0,
+    stop: Callable[[], bool] = lambda: False,
     on_progress: ProgressCall | None = None,
     on_step: Callable[[str], object] | None = None,
 ) -> StepReport:
@@ -73,7 +74,8 @@ def compact(
     May run beside the archive step and beside readers, but not beside another ``compact``: the second fails with
     ArchiveConflictError and has changed nothing. Replaced files stay for ``keep`` seconds, for queries that began
     before, and are removed by the next run after that. The rows of each queue and hour are counted in the new files
-    and must be the same offsets as before, or nothing is replaced. ``on_step`` is called between the steps of a round
+    and must be the same offsets as before, or nothing is replaced. ``stop`` is asked while the claim of a run that died
+    is waited for, and ends that with ClaimStoppedError. ``on_step`` is called between the steps of a round
     ("written", "moved", "published", "synced", "cleaned") for tests that crash there.
 
     At the path of a step's table the small files of each part are rewritten so, not beside a run of that step: the
@@ -84,14 +86,14 @@ def compact(
     """
     if target_bytes < 2 or keep < 0:
         raise UsageError(f"target_bytes={target_bytes} keep={keep}: sizes and times above 0 are needed")
-    began = perf_counter()
+    began, told = perf_counter(), waiting("compact", on_progress)
     if (table := Table.there(path)) is not None:
         if topics is not None:
             raise UsageError(f"{path} is a table of {table.step}: its files are not by topic, leave topics out")
-        with claim(table.folder, "table") as table.claim:
+        with claim(table.folder, "table", stop=stop, told=told) as table.claim:
             return _compact_table(spark, table, target_bytes, keep, began)
     archive, step = Archive.open(path), on_step or (lambda name: None)
-    with claim(archive.folder, "compact") as held:
+    with claim(archive.folder, "compact", stop=stop, told=told) as held:
         return _compact_archive(spark, archive, target_bytes, topics, keep, held, on_progress, step, began)
 
 

@@ -22,10 +22,11 @@ from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.steps.analyses import run_decode, run_dedup, run_windows
 from aiorocket.spark.steps.archive import archive
 from aiorocket.spark.steps.behind import behind
+from aiorocket.spark.steps.claims import ClaimStoppedError
 from aiorocket.spark.steps.compact import compact
 from aiorocket.spark.steps.inputs import Input
 from aiorocket.spark.steps.manifest import ArchiveConflictError
-from aiorocket.spark.steps.report import StepReport
+from aiorocket.spark.steps.report import Progress, StepReport
 from aiorocket.spark.steps.run import PORTION, Output
 
 if TYPE_CHECKING:
@@ -163,7 +164,8 @@ Told = Callable[[StepReport], object]
 
 class Continuous:
     """``run`` until ``stop`` says so. ``name_server`` is asked where the plan names none, ``options`` are used under
-    those of the plan; ``told`` gets the report of each step, ``failed`` a line for each round that fails."""
+    those of the plan; ``told`` gets the report of each step, ``say`` a line for each round that fails and for each
+    claim of a run that died, which a step waits for."""
 
     def __init__(
         self,
@@ -174,7 +176,7 @@ class Continuous:
         *,
         stop: Callable[[], bool],
         told: Told = lambda report: None,
-        failed: Callable[[str], object] = lambda text: None,
+        say: Callable[[str], object] = lambda text: None,
     ) -> None:
         self.health = Health(WallClock().wall_ms())
         self._spark = spark
@@ -183,7 +185,7 @@ class Continuous:
         self._options = {**(options or {}), **plan.options}
         self._stop = stop
         self._told = told
-        self._failed = failed
+        self._say = say
         self._ended: dict[str, float] = {}
 
     def run(self, *, once: bool = False) -> None:
@@ -197,6 +199,8 @@ class Continuous:
                 if once:
                     return
                 wait = self._plan.pause
+            except ClaimStoppedError:
+                return
             except Exception as error:
                 failures += 1
                 self.health.failures += 1
@@ -204,7 +208,7 @@ class Continuous:
                 if once or isinstance(error, _FINAL) or failures == self._plan.attempts or not self._lives():
                     raise
                 wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(failures - 1, 16))
-                self._failed(f"round failed ({failures} in a row), the next in {wait:g} s: {self.health.problem}")
+                self._say(f"round failed ({failures} in a row), the next in {wait:g} s: {self.health.problem}")
             self._pause(wait)
 
     def round(self) -> None:
@@ -237,7 +241,7 @@ class Continuous:
             ARCHIVE,
             lambda: archive(
                 spark, f"{plan.path}/{ARCHIVE}", self._name_server, plan.topic, mode="direct", format=plan.format,
-                max_rows=plan.max_rows, stop=self._stop, **_loose(self._options),
+                max_rows=plan.max_rows, stop=self._stop, on_progress=self._waits, **_loose(self._options),
             ),
         )  # fmt: skip
         if (each := plan.decode) is not None:
@@ -248,30 +252,44 @@ class Continuous:
             yield (
                 "decode",
                 lambda: run_decode(
-                    spark, given, output("decode"), max_rows=plan.max_rows, stop=self._stop, **text
+                    spark, given, output("decode"), max_rows=plan.max_rows, stop=self._stop, on_progress=self._waits,
+                    **text,
                 ),
             )  # fmt: skip
         if (dedup := plan.dedup) is not None:
             yield (
                 "dedup",
                 lambda: run_dedup(
-                    spark, given, output("dedup"), max_rows=plan.max_rows, stop=self._stop, **_arguments(dedup)
+                    spark, given, output("dedup"), max_rows=plan.max_rows, stop=self._stop, on_progress=self._waits,
+                    **_arguments(dedup),
                 ),
             )  # fmt: skip
         if (windows := plan.windows) is not None:
-            yield "windows", lambda: run_windows(spark, given, output("windows"), **_arguments(windows))
+            yield (
+                "windows",
+                lambda: run_windows(
+                    spark, given, output("windows"), stop=self._stop, on_progress=self._waits, **_arguments(windows)
+                ),
+            )  # fmt: skip
         # Last: where it fails, for want of disk say, the others have gone on.
         if (compacting := plan.compact) is not None:
             yield "compact", lambda: self._compact(compacting)
 
     def _compact(self, how: Compact) -> StepReport:
         """The archive and the tables that each round adds to, together. ``stop`` is asked before each."""
-        plan, target = self._plan, how.target_mb << 20
-        report = compact(self._spark, f"{plan.path}/{ARCHIVE}", target_bytes=target, keep=how.keep)
+        plan = self._plan
+
+        def one(name: str) -> StepReport:
+            return compact(
+                self._spark, f"{plan.path}/{name}", target_bytes=how.target_mb << 20, keep=how.keep, stop=self._stop,
+                on_progress=self._waits,
+            )  # fmt: skip
+
+        report = one(ARCHIVE)
         for name, given in (("decode", plan.decode), ("dedup", plan.dedup)):
             if given is None or self._stop():
                 continue
-            table = compact(self._spark, f"{plan.path}/{name}", target_bytes=target, keep=how.keep)
+            table = one(name)
             report = replace(
                 report,
                 rows_in=report.rows_in + table.rows_in,
@@ -289,6 +307,10 @@ class Continuous:
         if name == "decode":
             quarantined: Any = report.details.get("quarantined", 0)
             health.quarantined += quarantined
+
+    def _waits(self, now: Progress) -> None:
+        if now.waits:
+            self._say(f"{now.step}: {now.text}")
 
     def _lives(self) -> bool:
         try:

@@ -112,11 +112,16 @@ class Folder:
         self.move({temporary: name})
 
     def put(self, name: str, data: bytes) -> None:
-        """Gives a file bytes, in one request where it is an object; not durably."""
+        """Gives a file bytes, in one request where it is an object; not durably. A reader sees the old ones or the new
+        ones. One writer at a time."""
+        folder, _, last = name.rpartition("/")
+        written = f"{folder}/.{last}".lstrip("/") if self._local else name
         if self._local:
-            self.make(name.rpartition("/")[0])
-        with self._fs.open_output_stream(self.full(name)) as stream:
+            self.make(folder)
+        with self._fs.open_output_stream(self.full(written)) as stream:
             stream.write(data)
+        if self._local:
+            os.replace(self.full(written), self.full(name))
 
     def make(self, name: str) -> None:
         self._fs.create_dir(self.full(name), recursive=True)

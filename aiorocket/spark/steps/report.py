@@ -8,20 +8,27 @@ from typing import NamedTuple
 
 from aiorocket.model import Queue
 
-__all__ = ("Progress", "ProgressCall", "StepReport")
+__all__ = ("Progress", "ProgressCall", "StepReport", "waiting")
 
 
 class Progress(NamedTuple):
-    """One line of progress. ``total_rows`` is None where nobody can know it (a step that follows a topic)."""
+    """One line of progress. ``total_rows`` is None where nobody can know it (a step that follows a topic). One that
+    ``waits`` is about another run's claim, before the step begins."""
 
     step: str
     done_rows: int
     total_rows: int | None
     text: str
+    waits: bool = False
 
 
 #: What a driver calls with each piece of progress, in its caller's thread or in a thread of Spark's.
 ProgressCall = Callable[[Progress], object]
+
+
+def waiting(step: str, on_progress: ProgressCall | None) -> Callable[[str], object]:
+    """Progress of ``step`` while it waits for a claim."""
+    return lambda text: None if on_progress is None else on_progress(Progress(step, 0, None, text, waits=True))
 
 
 @dataclass(frozen=True)

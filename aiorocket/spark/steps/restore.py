@@ -31,7 +31,7 @@ from aiorocket.spark.steps.file_counts import count_files_by_queue
 from aiorocket.spark.steps.file_jobs import run_tasks
 from aiorocket.spark.steps.manifest import Archive, spans
 from aiorocket.spark.steps.proof import count_by_queue, prove
-from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
+from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport, waiting
 from aiorocket.spark.steps.restore_task import NEEDED, RESTORE_BORN, RESTORE_ID, restore_task
 from aiorocket.spark.steps.rows import in_ranges, overlapping, read_files
 from aiorocket_protocol import PROPERTY_SHARDING_KEY, RESERVED, TRANSIENT_PREFIX
@@ -114,7 +114,7 @@ def restore(
 
     if dry_run:
         return job().count()
-    with claim(archive.folder, f"restore-{name}") as held:
+    with claim(archive.folder, f"restore-{name}", told=waiting("restore", on_progress)) as held:
         return job().run(rate, max_rows, held, on_progress)
 
 

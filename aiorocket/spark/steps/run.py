@@ -27,7 +27,7 @@ from aiorocket.spark.steps.claims import claim
 from aiorocket.spark.steps.folder import Folder
 from aiorocket.spark.steps.inputs import Input, Rows, open_rows
 from aiorocket.spark.steps.proof import prove, total
-from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
+from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport, waiting
 from aiorocket.spark.steps.table import Table, TableSnapshot
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def add(
     if max_rows < 1:
         raise UsageError(f"max_rows={max_rows}: 1 or more")
     began = perf_counter()
-    with _table(step, given, output, settings) as table:
+    with _table(step, given, output, settings, stop, on_progress) as table:
         rows = open_rows(spark, given)
         snapshot = before = table.snapshot() if table else TableSnapshot()
         begins, gaps = _begins(rows, snapshot, given)
@@ -165,15 +165,17 @@ def whole(
     *,
     few: Callable[[DataFrame], DataFrame] | None = None,
     always: bool = False,
+    stop: Callable[[], bool] = lambda: False,
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Computes the parts over all of the input. When the table was made of the same offsets nothing is computed (unless
-    ``always``), and ``details["up_to_date"]`` says so; ``rows_in`` is then what was counted when it was made.
+    ``always``), and ``details["up_to_date"]`` says so; ``rows_in`` is then what was counted when it was made. ``stop``
+    is asked while the claim of a run that died is waited for, and ends that with ClaimStoppedError.
 
     ``few`` makes of each row what ``make`` gets. A topic's rows are kept in memory, and where that is short on disk; an
     archive's are not, as to read the columns of a query again costs less. Parts that ``make`` keeps are let go."""
     began = perf_counter()
-    with _table(step, given, output, settings) as table:
+    with _table(step, given, output, settings, stop, on_progress) as table:
         rows = open_rows(spark, given)
         ranges = {queue: each for queue, each in rows.ranges.items() if each[0] < each[1]}
         snapshot = table.snapshot() if table else TableSnapshot()
@@ -255,11 +257,18 @@ def plain(value: Any) -> Any:
 
 
 @contextmanager
-def _table(step: str, given: Input, output: Output, settings: Mapping[str, object]) -> Iterator[Table | None]:
+def _table(
+    step: str,
+    given: Input,
+    output: Output,
+    settings: Mapping[str, object],
+    stop: Callable[[], bool],
+    on_progress: ProgressCall | None,
+) -> Iterator[Table | None]:
     if output.path is None:
         yield None
         return
-    with claim(Folder(output.path), "table") as held:
+    with claim(Folder(output.path), "table", stop=stop, told=waiting(step, on_progress)) as held:
         table = Table.open(output.path, step, {**given.settings(), **settings}, output.format)
         table.claim = held
         yield table
