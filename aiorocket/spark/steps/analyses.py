@@ -20,8 +20,9 @@ from aiorocket.errors import UsageError
 from aiorocket.spark.bridge import call
 from aiorocket.spark.planner import QueueRange
 from aiorocket.spark.steps.dead_letters import CAUSES, make_readable, triage
-from aiorocket.spark.steps.decode import decode
+from aiorocket.spark.steps.decode import Decoded, decode
 from aiorocket.spark.steps.dedup import count_duplicates, dedup
+from aiorocket.spark.steps.evolution import as_type, changes
 from aiorocket.spark.steps.fields import QUEUE, need
 from aiorocket.spark.steps.inputs import Input, open_rows
 from aiorocket.spark.steps.lag_samples import sample_lag
@@ -37,6 +38,7 @@ from aiorocket_protocol import DLQ_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
     from aiorocket.spark.steps.lag_samples import LagSample
     from aiorocket.spark.steps.latency import LatencyReport
@@ -100,16 +102,32 @@ def run_decode(
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Parts ``decoded`` (the row and its ``value``) and ``quarantine`` (the row and the ``reason``); together they are
-    all rows. ``details["reasons"]``: the quarantined rows of the table, or of this run without one, by reason.
-    ``stop`` is asked before each portion; what is left then is the next run's."""
+    all rows. With another ``schema``, or ``required``, than the table was begun with it evolves (``evolution.py``), and
+    ``details["evolved"]`` says how, or UsageError why it cannot. ``details["reasons"]``: the quarantined rows of the
+    table, or of this run without one, by reason. ``stop`` is asked before each portion; what is left then is the next
+    run's."""
     reasons: dict[str, int] = {}
+    types: list[DataType] = []  # what is decoded, and what the table has
+    evolved: list[str] = []
 
-    def make(df: DataFrame, table: Table | None) -> Made:
-        done = decode(
+    def decoded(df: DataFrame) -> Decoded:
+        return decode(
             df, using, schema, required=required, header_bytes=header_bytes, message=message, registry=registry
         )
-        parts = {"decoded": done.good, "quarantine": done.quarantine}
-        return Made(done.rows, parts)
+
+    def opened(table: Table) -> None:
+        nothing = spark.createDataFrame([], "body BINARY, properties MAP<STRING, STRING>")
+        made, had = decoded(nothing).rows.schema["value"].dataType, table.type_of("decoded", "value")
+        if had is not None:
+            types.extend((made, table.evolve(spark, "decoded", "value", made)))
+            evolved.extend(changes(had, types[1]))
+
+    def make(df: DataFrame, table: Table | None) -> Made:
+        done = decoded(df)
+        good = done.good
+        if types:
+            good = good.withColumn("value", as_type(F.col("value"), *types))
+        return Made(done.rows, {"decoded": good, "quarantine": done.quarantine})
 
     settings: dict[str, object] = {
         "using": using, "required": list(required), "header_bytes": header_bytes,
@@ -120,8 +138,8 @@ def run_decode(
     if registry is not None:
         settings["registry"] = True  # it may move, and its address may hold a password
     report = add(
-        "decode", spark, given, output, settings, make, splits=True, max_rows=max_rows, stop=stop,
-        on_progress=on_progress,
+        "decode", spark, given, output, settings, make, splits=True, evolves=("schema", "required"), opened=opened,
+        max_rows=max_rows, stop=stop, on_progress=on_progress,
     )  # fmt: skip
     wrote: Any = report.details["wrote"]
     table = Table.there(output.path) if output.path is not None else None
@@ -130,7 +148,7 @@ def run_decode(
         reasons = {row["reason"]: row["count"] for row in bad.groupBy("reason").count().collect()}
     return _with(
         report, decoded=wrote.get("decoded", 0), quarantined=wrote.get("quarantine", 0),
-        reasons=dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
+        reasons=dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))), evolved="; ".join(evolved) or None,
     )  # fmt: skip
 
 

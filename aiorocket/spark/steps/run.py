@@ -75,13 +75,17 @@ def add(
     *,
     splits: bool,
     grows: bool = False,
+    evolves: Sequence[str] = (),
+    opened: Callable[[Table], object] = lambda table: None,
     max_rows: int = PORTION,
     stop: Callable[[], bool] = lambda: False,
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Makes the new rows of the input into rows of the parts. With ``splits`` every row goes to exactly one part, and
     RocketError is raised when they don't add up. With ``grows`` a portion is as large as all before it together, when
-    that is more than ``max_rows``. ``stop`` is asked before each portion; the next run goes on with the rest.
+    that is more than ``max_rows``. The settings that ``evolves`` names may be others than the table's; ``opened`` is
+    called with it before anything is read, and sees to it that rows of both go together. ``stop`` is asked before each
+    portion; the next run goes on with the rest.
 
     In the report ``rows_in`` and ``ranges`` are what this run read, ``rows_out`` what it wrote, ``details["parts"]``
     the rows of each part in the whole table. Without a path nothing is kept, and all of the input is one portion.
@@ -89,7 +93,9 @@ def add(
     if max_rows < 1:
         raise UsageError(f"max_rows={max_rows}: 1 or more")
     began = perf_counter()
-    with _table(step, given, output, settings, stop, on_progress) as table:
+    with _table(step, given, output, settings, stop, on_progress, evolves) as table:
+        if table:
+            opened(table)
         rows = open_rows(spark, given)
         snapshot = before = table.snapshot() if table else TableSnapshot()
         begins, gaps = _begins(rows, snapshot, given)
@@ -264,12 +270,13 @@ def _table(
     settings: Mapping[str, object],
     stop: Callable[[], bool],
     on_progress: ProgressCall | None,
+    evolves: Sequence[str] = (),
 ) -> Iterator[Table | None]:
     if output.path is None:
         yield None
         return
     with claim(Folder(output.path), "table", stop=stop, told=waiting(step, on_progress)) as held:
-        table = Table.open(output.path, step, {**given.settings(), **settings}, output.format)
+        table = Table.open(output.path, step, {**given.settings(), **settings}, output.format, evolves)
         table.claim = held
         yield table
 

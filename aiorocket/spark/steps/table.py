@@ -27,6 +27,7 @@ from aiorocket.spark.steps.folder import Folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 __all__ = ("Table", "TableFile", "TableSnapshot")
 
@@ -34,6 +35,10 @@ _ABOUT, _RUNS, _STAGING = "_table.json", "_runs", "_staging"
 _FORMATS = ("parquet", "delta")
 #: Each run of this number leaves a record that stands for all before it: a service makes thousands a day.
 _WHOLE = 64
+#: How long files stay that another schema has replaced, in seconds, as those that a compaction has.
+_KEEP = 3600.0
+#: Where a Parquet file of Spark's has Spark's types.
+_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 
 
 class TableFile(NamedTuple):
@@ -84,10 +89,17 @@ class Table:
             return None
 
     @classmethod
-    def open(cls, path: str, step: str, settings: Mapping[str, object], format: str = "parquet") -> Table:
+    def open(
+        cls,
+        path: str,
+        step: str,
+        settings: Mapping[str, object],
+        format: str = "parquet",
+        evolves: Sequence[str] = (),
+    ) -> Table:
         """Opens the table at ``path`` or begins one, and removes what runs left that were cut short, so whoever opens
-        it holds the claim "table". UsageError when the one there is of another step, other arguments or another format:
-        their rows would not go together."""
+        it holds the claim "table". UsageError when the one there is of another step, other arguments (but for those
+        that ``evolves`` names) or another format: their rows would not go together."""
         if format not in _FORMATS:
             raise UsageError(f"format={format!r}: one of {', '.join(_FORMATS)}")
         plain = json.loads(json.dumps(settings))
@@ -97,8 +109,11 @@ class Table:
             folder.create(_ABOUT, (json.dumps(about) + "\n").encode())
         except FileExistsError:
             table = cls(folder, json.loads(folder.read(_ABOUT)))
-            for name, asked in (("step", step), ("format", format), ("settings", plain)):
+            found: Any
+            for name, asked in (("step", step), ("format", format), ("settings", _strict(plain, evolves))):
                 found = getattr(table, name)
+                if name == "settings":
+                    found = _strict(found, evolves)
                 if found != asked:
                     raise UsageError(
                         f"the table at {path} was begun with {_difference(name, found, asked)}: use another folder"
@@ -152,6 +167,35 @@ class Table:
         """Puts ``parts`` in the place of all that is there; the snapshot then."""
         return self._write("replace", parts, ranges, rows_in, missing or {})
 
+    def evolve(self, spark: SparkSession, part: str, column: str, type_: DataType) -> DataType:
+        """The type that ``column`` of ``part`` has from now on: its own where rows have come so far, made to hold those
+        of ``type_`` as well. Where that makes it another one the part's files are written anew, so that all have it,
+        and whatever reads them sees one schema. UsageError when there is no such type."""
+        from aiorocket.spark.steps.evolution import as_type, merged, same  # Spark's types, which readers do not need
+
+        old = self.type_of(part, column)
+        if old is None:
+            return type_
+        wanted = merged(old, type_, column)
+        if not same(old, wanted):
+            before = self.snapshot()
+            files = [file for file in before.files if file.part == part]
+            rows = spark.read.option("mergeSchema", "true").parquet(*(self.folder.uri(file.path) for file in files))
+            made = rows.withColumn(column, as_type(rows[column], old, wanted))
+            self._rewrite(before, {part: files}, {part: made}, _KEEP)
+        return wanted
+
+    def type_of(self, part: str, column: str) -> DataType | None:
+        """The type of ``column`` in ``part``, None before the first run that wrote any."""
+        from pyspark.sql.types import StructType
+
+        files = [file.path for file in self.snapshot().files if file.part == part]
+        if not files:
+            return None
+        with self.folder.filesystem.open_input_file(self.folder.full(files[-1])) as stream:
+            told = pq.ParquetFile(stream).schema_arrow.metadata[_SCHEMA]
+        return StructType.fromJson(json.loads(told))[column].dataType
+
     def compact(self, spark: SparkSession, target_bytes: int, keep: float) -> TableSnapshot:
         """Writes the files of a part that are below half of ``target_bytes`` anew, where there are two or more: the
         same rows (RocketError otherwise, and nothing has changed) in files of about that size. In a Delta table the
@@ -171,6 +215,16 @@ class Table:
             .coalesce(-(-sum(file.bytes for file in files) // target_bytes))
             for part, files in parts.items()
         }
+        return self._rewrite(before, parts, made, keep)
+
+    def _rewrite(
+        self,
+        before: TableSnapshot,
+        parts: Mapping[str, Sequence[TableFile]],
+        made: Mapping[str, DataFrame],
+        keep: float,
+    ) -> TableSnapshot:
+        """Puts ``made`` in the place of the files of ``parts``: the same rows, or nothing is replaced."""
         run = before.last + 1
         staged = self._stage(run, made)
         new = TableSnapshot(run, tuple(staged))
@@ -298,18 +352,22 @@ class Table:
             known = table.transaction_version(self.id)
             if known is not None and known >= snapshot.last + 1:
                 continue
+            commit = deltalake.CommitProperties(
+                app_transactions=[deltalake.Transaction(self.id, snapshot.last + 1, now)]
+            )
             here = {str(path) for path in table.get_add_actions().column("path").to_pylist()}
-            changed = known is None or known != rewritten
-            actions: list[Any] = [RemoveAction(path, changed, now) for path in sorted(here - own.keys())]
+            # All files are others where types are, and only an overwrite, which removes what is there, tells the table.
+            evolved = here.isdisjoint(own) and _types(table.schema()) != _types(schema)
+            changed = evolved or known is None or known != rewritten
+            actions: list[Any] = []
+            if not evolved:
+                actions += [RemoveAction(path, changed, now) for path in sorted(here - own.keys())]
             for path in sorted(own.keys() - here):
                 run, stats = path.partition("/")[0].removeprefix("run="), json.dumps({"numRecords": own[path].rows})
                 actions.append(AddAction(path, own[path].bytes, {"run": run}, now, changed, stats))
             table.create_write_transaction(
-                actions, "append", schema, ["run"],
-                commit_properties=deltalake.CommitProperties(
-                    app_transactions=[deltalake.Transaction(self.id, snapshot.last + 1, now)]
-                ),
-            )  # fmt: skip
+                actions, "overwrite" if evolved else "append", schema, ["run"], commit_properties=commit
+            )
 
 
 def _plain(snapshot: TableSnapshot) -> dict[str, Any]:
@@ -349,6 +407,18 @@ def _write_parquet(df: DataFrame, location: str) -> None:
         df.write.option("compression", "zstd").parquet(location)
     finally:
         spark.conf.set(name, before)
+
+
+def _types(schema: Any) -> Any:
+    """A Delta schema without what may be null: what is read back may be, whatever was written."""
+    null = ("nullable", "containsNull", "valueContainsNull")
+    return json.loads(
+        schema.to_json(), object_hook=lambda each: {name: value for name, value in each.items() if name not in null}
+    )
+
+
+def _strict(settings: Mapping[str, Any], evolves: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in evolves}
 
 
 def _difference(name: str, found: Any, asked: Any) -> str:
