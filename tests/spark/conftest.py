@@ -64,6 +64,16 @@ def topic() -> str:
     return f"topic-{next(_NUMBERS)}"
 
 
+@pytest.fixture
+def pyiceberg() -> Iterator[None]:
+    """For tests that need it. Its threads would wait for more to do as long as the process lives."""
+    concurrent = pytest.importorskip("pyiceberg.utils.concurrent", reason="the extra iceberg is not installed")
+    yield
+    if concurrent.ExecutorFactory._instance is not None:
+        concurrent.ExecutorFactory._instance.shutdown()
+        concurrent.ExecutorFactory._instance = None
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """As for all tests, but for the threads that live as long as the process: py4j's, and the bridge's one loop."""

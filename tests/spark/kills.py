@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from aiorocket.model import Queue
 from aiorocket.spark import bridge
+from aiorocket.spark.steps import iceberg_table
 from aiorocket.spark.steps.folder import Folder
 from aiorocket.spark.steps.manifest import Archive, partition_of
 from aiorocket.spark.steps.table import Table
@@ -50,7 +51,6 @@ from aiorocket.spark.steps import claims
 nameserver, lake, format, conf = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
 claims._RENEW, claims._TRUST, claims._TAKE, claims._LOOK = 0.5, 8.0, 12.0, 0.2  # in a store whoever is next waits
 spark = spark_session(master="local[2]", conf={**TEST_CONF, **conf})
-tables = "parquet" if format == "iceberg" else format
 source = dict(nameServer=nameserver, topic="orders", startingOffsets="earliest")
 sink = dict(
     nameServer=nameserver, topic="once", sinkMode="exactlyOnce", ledgerTopic="ledger", checkImmunity="2s",
@@ -66,7 +66,7 @@ def round():
         ).complete
     print("decode", flush=True)
     assert steps.run_decode(
-        spark, given, steps.Output(lake + "/decoded", tables), schema="id LONG", max_rows=100
+        spark, given, steps.Output(lake + "/decoded", format), schema="id LONG", max_rows=100
     ).complete
     print("compact", flush=True)
     steps.compact(spark, lake + "/archive", keep=0)
@@ -183,6 +183,11 @@ class Killing:
             paths = [each.path for each in state.files if each.part == "decoded"]
             found["decoded"] = self._each_once(table.folder, paths, state.ranges)
             assert found["decoded"] == state.rows_in and not state.rows("quarantine")
+            if paths and table.format == "iceberg":
+                kept = table.iceberg("decoded")
+                with closing(kept.catalog):
+                    count = len(_of_iceberg(kept))
+                assert count == found["decoded"] or not whole
         bodies = Counter(view.body for view in stored(self.nameserver, "once"))
         assert not [body for body, count in bodies.items() if count > 1], "rows came twice to the exactly-once sink"
         found["once"] = len(bodies)
@@ -214,11 +219,9 @@ class Killing:
                 return 0
             rows = deltalake.DeltaTable(address).to_pyarrow_table(columns=["queueId", "queueOffset"])
         elif archive.format == "iceberg":
-            from aiorocket.spark.steps import iceberg_table
-
             table = iceberg_table(archive)
             with closing(table.catalog):
-                rows = table.scan(selected_fields=("queueId", "queueOffset")).to_arrow()
+                rows = _of_iceberg(table)
         else:
             return self.sent if whole else 0
         places = list(zip(rows["queueId"].to_pylist(), rows["queueOffset"].to_pylist(), strict=True))
@@ -254,6 +257,13 @@ class Killing:
         log: Any = process.log  # type: ignore[attr-defined]
         log.seek(0)
         return str(log.read())[-6000:]
+
+
+def _of_iceberg(table: Any) -> Any:
+    """The rows as they are; as they were at each snapshot they have to be there, too."""
+    for each in table.snapshots():
+        table.scan(snapshot_id=each.snapshot_id, selected_fields=("queueId",)).to_arrow()
+    return table.scan(selected_fields=("queueId", "queueOffset")).to_arrow()
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -168,8 +168,8 @@ def test_direct_tasks_leave_nothing_visible_before_the_manifest(lake: Lake) -> N
     lake.check()
 
 
+@pytest.mark.usefixtures("pyiceberg")
 def test_an_iceberg_table_has_each_row_once_through_crashes(lake: Lake) -> None:
-    concurrent = pytest.importorskip("pyiceberg.utils.concurrent")
     lake.send(20)
     lake.archive(mode="direct", format="iceberg")
     for name in ("moved", "published"):  # the manifest has the second, the table does not
@@ -189,8 +189,6 @@ def test_an_iceberg_table_has_each_row_once_through_crashes(lake: Lake) -> None:
         ]
         counts = [table.scan(snapshot_id=each.snapshot_id).count() for each in table.history()]
         assert counts == sorted(counts) and counts[0] == 20 and counts[-1] == 60
-    concurrent.ExecutorFactory._instance.shutdown()
-    concurrent.ExecutorFactory._instance = None
 
 
 def test_of_two_runs_one_archives(lake: Lake) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,15 @@ class DiedError(Exception):
 
 #: Where a process dies on the way to the new type, and how many runs there are then.
 DEATHS = [("table.Table._stage", 0), ("table.Table._publish", 0)]
-SYNCS = {"delta": [("table.Table._sync_delta", 1)]}
+SYNCS = {"delta": [("table.Table._sync_delta", 1)], "iceberg": [("table.sync_iceberg_parts", 1)]}
 
 
-@pytest.mark.parametrize("format", ["parquet", "delta"])
+@pytest.mark.timeout(900)  # fifteen runs
+@pytest.mark.parametrize(
+    "format", ["parquet", *(pytest.param(each, marks=pytest.mark.spark_long) for each in ("delta", "iceberg"))]
+)
 def test_a_table_takes_the_schema_that_comes(
+    request: pytest.FixtureRequest,
     spark: SparkSession,
     nameserver: str,
     topic: str,
@@ -115,6 +120,8 @@ def test_a_table_takes_the_schema_that_comes(
     monkeypatch: pytest.MonkeyPatch,
     format: str,
 ) -> None:
+    if format == "iceberg":
+        request.getfixturevalue("pyiceberg")
     out = tmp_path / "out"
 
     def run(schema: str, required: tuple[str, ...] = ()) -> Any:
@@ -135,6 +142,11 @@ def test_a_table_takes_the_schema_that_comes(
         ]
         if format == "delta":
             values = deltalake.DeltaTable(str(out / "decoded")).to_pyarrow_table()["value"].to_pylist()
+            found.append(sorted([{**each, "by": dict(each["by"])} for each in values], key=lambda each: each["id"]))
+        if format == "iceberg":
+            kept = table.iceberg("decoded")
+            with closing(kept.catalog):
+                values = kept.scan().to_arrow()["value"].to_pylist()
             found.append(sorted([{**each, "by": dict(each["by"])} for each in values], key=lambda each: each["id"]))
         assert all(each == found[0] for each in found)
         return found

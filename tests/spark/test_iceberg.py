@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
-from aiorocket.spark.steps import iceberg, iceberg_table
+from aiorocket.spark.steps import Table, iceberg, iceberg_catalog, iceberg_table
+from aiorocket.spark.steps.folder import Folder
 from aiorocket.spark.steps.hours import HourWriter
-from aiorocket.spark.steps.iceberg import sync_iceberg
+from aiorocket.spark.steps.iceberg import expire_iceberg, sync_iceberg
 from aiorocket.spark.steps.manifest import Archive, DataFile, FileOrigin, Snapshot, Span, lasting
+from tests.spark.kills import s3_environment
 from tests.spark.lakes import add, make, rows_of
+from tests.spark.test_object_store import s3
 
-pytest.importorskip("pyiceberg", reason="the extra iceberg is not installed")
+pytestmark = pytest.mark.usefixtures("pyiceberg")
 
 Q0, DLQ = Queue("orders", "broker-a", 0), Queue("%DLQ%|group", "broker-a", 0)
-
-
-@pytest.fixture(autouse=True)
-def no_threads() -> Iterator[None]:
-    """pyiceberg's threads wait for more to do as long as the process lives."""
-    yield
-    from pyiceberg.utils.concurrent import ExecutorFactory
-
-    if ExecutorFactory._instance is not None:
-        ExecutorFactory._instance.shutdown()
-        ExecutorFactory._instance = None
 
 
 def names(table: Any) -> set[str]:
@@ -67,14 +61,14 @@ def test_the_table_follows_the_manifest(tmp_path: Path, monkeypatch: pytest.Monk
         assert two["queueOffset"] == 104
 
         # Archive and compact bring it up to date at once: whoever is second looks again, and adds nothing twice.
-        after, real = compacted(archive, snapshot), iceberg._data_file
+        after, real = compacted(archive, snapshot), iceberg.data_file
 
         def beside(*given: Any) -> Any:
-            monkeypatch.setattr(iceberg, "_data_file", real)
+            monkeypatch.setattr(iceberg, "data_file", real)
             sync_iceberg(archive)
             return real(*given)
 
-        monkeypatch.setattr(iceberg, "_data_file", beside)
+        monkeypatch.setattr(iceberg, "data_file", beside)
         assert sync_iceberg(archive, after) is None
         table.refresh()
         assert names(table) == {Path(each.path).name for each in after.files}
@@ -160,3 +154,200 @@ def test_old_metadata_goes(tmp_path: Path) -> None:
     table = iceberg_table(archive)
     with closing(table.catalog):
         assert table.scan(snapshot_id=table.history()[1].snapshot_id).to_arrow().num_rows == 2
+
+
+def readable(table: Any) -> list[int]:
+    """How many rows each snapshot has, the oldest first; each has to have all of its files."""
+    found = sorted(table.snapshots(), key=lambda each: each.sequence_number)
+    return [table.scan(snapshot_id=each.snapshot_id).to_arrow().num_rows for each in found]
+
+
+def avro(folder: Path) -> set[str]:
+    return {each.name for each in folder.glob("*.avro")}
+
+
+def aged(folder: Path) -> None:
+    """As if nothing were on the way any more."""
+    for each in folder.glob("*.avro"):
+        os.utime(each, (0, 1e9))
+
+
+def test_snapshots_go_when_their_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive, metadata = make(tmp_path / "orders", format="iceberg"), tmp_path / "orders/data/metadata"
+    for number in range(6):
+        snapshot = add(archive, {Q0: range(number * 20, number * 20 + 20)})
+        sync_iceberg(archive)
+    table = iceberg_table(archive)
+    with closing(table.catalog):
+        every = [20, 40, 60, 80, 100, 120]
+        expire_iceberg(archive, snapshot, 1 << 60)
+        table.refresh()
+        assert readable(table) == every  # they are old and few
+        monkeypatch.setattr(iceberg, "SNAPSHOTS", 3)
+        expire_iceberg(archive, snapshot, 0)
+        table.refresh()
+        assert readable(table) == every  # they are many and new
+
+        # A process that dies behind the commit leaves metadata that nobody names; the next one removes it.
+        aged(metadata)
+        before, real = avro(metadata), iceberg.sweep
+        monkeypatch.setattr(iceberg, "sweep", died)
+        with pytest.raises(ConnectionAbortedError):
+            expire_iceberg(archive, snapshot, 1 << 60)
+        table.refresh()
+        assert readable(table) == every[3:] and avro(metadata) == before
+        monkeypatch.setattr(iceberg, "sweep", real)
+        (metadata / "on-the-way.avro").touch()
+        expire_iceberg(archive, snapshot, 1 << 60)
+        left = avro(metadata)
+        assert left < before | {"on-the-way.avro"} and "on-the-way.avro" in left
+        table.refresh()
+        assert readable(table) == every[3:]
+        add(archive, {Q0: range(120, 130)})
+        sync_iceberg(archive)
+        table.refresh()
+        assert readable(table) == [*every[3:], 130]
+
+
+def died(*_: object) -> None:
+    raise ConnectionAbortedError
+
+
+def test_a_snapshot_goes_before_its_files_and_no_sooner(tmp_path: Path) -> None:
+    archive = make(tmp_path / "orders", format="iceberg")
+    add(archive, {Q0: range(90)})
+    snapshot = add(archive, {Q0: range(90, 110)})
+    sync_iceberg(archive)
+    table = iceberg_table(archive)
+    with closing(table.catalog):
+        table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "mine").commit()
+        after = compacted(archive, snapshot)
+        sync_iceberg(archive)
+        [at_ms] = {old.at_ms for old in after.superseded}
+        expire_iceberg(archive, after, at_ms - 1)
+        table.refresh()
+        assert readable(table) == [110, 110]
+        expire_iceberg(archive, after, at_ms)
+        table.refresh()
+        assert readable(table) == [110, 110]  # somebody wants it
+        table.manage_snapshots().remove_tag("mine").commit()
+        expire_iceberg(archive, after, at_ms)
+        table.refresh()
+        assert readable(table) == [110] and names(table) == {Path(each.path).name for each in after.files}
+        # Files that went earlier are named by nothing any more: the archive has forgotten them.
+        for old in after.superseded:
+            archive.folder.remove(old.path)
+        expire_iceberg(archive, archive.snapshot(), 0)
+        table.refresh()
+        assert readable(table) == [110]
+
+
+def test_manifests_stay_few(tmp_path: Path) -> None:
+    archive = make(tmp_path / "orders", format="iceberg")
+    table = iceberg_table(archive)
+    with closing(table.catalog):
+        with table.transaction() as change:
+            change.set_properties({"commit.manifest.min-count-to-merge": "3"})
+        for number in range(7):
+            add(archive, {Q0: range(number, number + 1)})
+            sync_iceberg(archive)
+        table.refresh()
+        assert len(table.current_snapshot().manifests(table.io)) <= 2 and readable(table) == list(range(1, 8))
+
+
+@pytest.fixture
+def arrow_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of a step's table are tables of Arrow, no DataFrames."""
+
+    def write(rows: Any, location: str) -> None:
+        folder = Path(location.removeprefix("file://"))
+        folder.mkdir(parents=True)
+        parquet.write_table(rows, folder / "part-0.parquet")
+
+    monkeypatch.setattr("aiorocket.spark.steps.table._write_parquet", write)
+
+
+def part(numbers: range, **more: list[Any]) -> dict[str, Any]:
+    return {"rows": pa.table({"number": pa.array(numbers, pa.int32()), **more})}
+
+
+@pytest.mark.usefixtures("arrow_parts")
+def test_the_table_of_a_step_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Table.open(str(tmp_path / "decoded"), "x", {}, "iceberg")
+    metadata = tmp_path / "decoded/_iceberg/rows"
+    with pytest.raises(KeyError):
+        own.iceberg("rows")
+    own.append(part(range(5)), {Q0: (0, 5)}, 5)
+    with monkeypatch.context() as dying, pytest.raises(ConnectionAbortedError):
+        dying.setattr("aiorocket.spark.steps.table.sync_iceberg_parts", died)
+        own.append(part(range(5, 9)), {Q0: (5, 9)}, 4)
+    table = own.iceberg("rows")
+    with closing(table.catalog):
+        assert table.name() == ("lake", "decoded_rows") and readable(table) == [5]
+        own = Table.open(str(tmp_path / "decoded"), "x", {}, "iceberg")  # it is made up for, once
+        Table.open(str(tmp_path / "decoded"), "x", {}, "iceberg")
+        own.append(part(range(9, 10)), {Q0: (9, 10)}, 1)
+        table.refresh()
+        assert readable(table) == [5, 9, 10]
+
+        # Rewritten, with another type and a column more: as it was can be read for as long as the files are kept.
+        def rewrite(keep: float, **more: list[Any]) -> None:
+            before = own.snapshot()
+            rows = {"rows": pa.table({"number": pa.array(range(10), pa.int64()), **more})}
+            own._rewrite(before, {"rows": list(before.files)}, rows, keep)
+
+        rewrite(3600, note=[None] * 9 + ["n"])
+        table.refresh()
+        assert readable(table) == [5, 9, 10, 10]
+        rows = table.scan().to_arrow()
+        assert (rows["number"].to_pylist(), rows["note"].to_pylist()[-1]) == (list(range(10)), "n")
+        assert rows["number"].type == pa.int64()
+        rewrite(0, note=["m"] * 10)
+        own._tidy()
+        table.refresh()
+        assert readable(table) == [10] and len(list(tmp_path.glob("decoded/rows/run=*/*"))) == 1 + 3
+        aged(metadata)
+        for _ in range(2):
+            own.replace(part(range(3)), {Q0: (0, 10)}, 10)
+        table.refresh()
+        assert readable(table) == [3] and len(avro(metadata)) < 12
+        assert own.folder.names("rows") == [] and parquet.read_table(tmp_path / "decoded/rows").num_rows == 3
+
+
+@pytest.mark.timeout(180)
+def test_an_archive_and_a_steps_table_in_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrow_parts: None) -> None:
+    pytest.importorskip("moto", reason="the extra dev is not installed")
+    with s3("lake", tmp_path / "moto") as address:
+        for name, value in s3_environment(address).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("PYICEBERG_CATALOG__AIOROCKET__TYPE", "sql")
+        monkeypatch.setenv("PYICEBERG_CATALOG__AIOROCKET__URI", f"sqlite:///{tmp_path}/catalog.db")
+        archive = make("s3a://lake/orders", format="iceberg")
+        add(archive, {Q0: range(90)})
+        sync_iceberg(archive)
+        snapshot = add(archive, {Q0: range(90, 110)})
+        sync_iceberg(archive)
+        after = compacted(archive, snapshot)
+        sync_iceberg(archive)
+        table = iceberg_table(archive)
+        with closing(table.catalog):
+            assert readable(table) == [90, 110, 110]
+            assert all(task.file.file_path.startswith("s3://lake/orders/data/") for task in table.scan().plan_files())
+            monkeypatch.setattr(iceberg_catalog, "_ON_THE_WAY", -60.0)
+            before = archive.folder.names("data/metadata")
+            expire_iceberg(archive, after, 1 << 60)
+            table.refresh()
+            assert readable(table) == [110] and len(archive.folder.names("data/metadata")) < len(before)
+        monkeypatch.setattr("aiorocket.spark.steps.table._write_parquet", in_store)
+        own = Table.open("s3a://lake/decoded", "x", {}, "iceberg")
+        for number in range(2):
+            own.append(part(range(number, number + 1)), {Q0: (number, number + 1)}, 1)
+        table = own.iceberg("rows")
+        with closing(table.catalog):
+            assert readable(table) == [1, 2]
+
+
+def in_store(rows: Any, location: str) -> None:
+    folder = Folder(location)
+    with folder.filesystem.open_output_stream(folder.full("part-0.parquet")) as stream:
+        parquet.write_table(rows, stream)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from aiorocket.cli.lake.options import (
-    archive_format_option,
+    format_option,
     json_option,
     lake_nameserver,
     report_options,
@@ -43,7 +43,7 @@ _WORDS = ("earliest", "latest", "group")
     show_default=True,
     help="direct: tasks write Parquet as they decode, which is faster. spark: a streaming query with a checkpoint.",
 )
-@archive_format_option
+@format_option
 @click.option(
     "--from",
     "start",

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = (
     "Spark",
-    "archive_format_option",
     "format_option",
     "input_options",
     "json_option",
@@ -160,13 +159,6 @@ def report_options(function: F) -> F:
 
 
 def format_option(function: F) -> F:
-    return click.option(
-        "--format", type=click.Choice(["parquet", "delta"]), default="parquet", show_default=True,
-        help="delta keeps a Delta log over the same Parquet files.",
-    )(function)  # fmt: skip
-
-
-def archive_format_option(function: F) -> F:
     return click.option(
         "--format", type=click.Choice(["parquet", "delta", "iceberg"]), default="parquet", show_default=True,
         help="delta and iceberg keep a table of that kind over the same Parquet files.",

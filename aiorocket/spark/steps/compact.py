@@ -19,6 +19,7 @@ from aiorocket.spark.steps.archive_run import sync
 from aiorocket.spark.steps.claims import Claim, claim
 from aiorocket.spark.steps.delta import check_delta
 from aiorocket.spark.steps.file_jobs import files_of, run_tasks
+from aiorocket.spark.steps.iceberg import expire_iceberg
 from aiorocket.spark.steps.manifest import (
     DATA,
     STAGING,
@@ -76,11 +77,11 @@ def compact(
     before, and are removed by the next run after that. The rows of each queue and hour are counted in the new files
     and must be the same offsets as before, or nothing is replaced. ``stop`` is asked while the claim of a run that died
     is waited for, and ends that with ClaimStoppedError. ``on_step`` is called between the steps of a round
-    ("written", "moved", "published", "synced", "cleaned") for tests that crash there.
+    ("written", "moved", "published", "synced", "expired", "cleaned") for tests that crash there.
 
     At the path of a step's table the small files of each part are rewritten so, not beside a run of that step: the
-    second of the two fails. There
-    replaced files stay in a Delta table only: in plain Parquet, where they would be read twice, they go at once.
+    second of the two fails. There replaced files stay in a Delta or Iceberg table only: in plain Parquet, where they
+    would be read twice, they go at once.
 
     The report's ``ranges`` and ``missing`` are those of the whole archive: what was missing before is missing still.
     """
@@ -122,7 +123,11 @@ def _compact_archive(
         step("synced")
         if on_progress is not None:
             on_progress(Progress("compact", done, rows, f"{len(some)} hours in {len(files)} files"))
-    removed = _clean(archive, snapshot, keep)
+    oldest = WallClock().wall_ms() - round(keep * 1000)
+    if archive.format == "iceberg":
+        expire_iceberg(archive, snapshot, oldest)
+        step("expired")
+    removed = _clean(archive, snapshot, oldest)
     step("cleaned")
     replaced = sum(len(group.files) for group in groups)
     return StepReport(
@@ -224,14 +229,14 @@ def _tidy(archive: Archive, snapshot: Snapshot) -> None:
             archive.folder.remove_tree(f"{STAGING}/{name}")
 
 
-def _clean(archive: Archive, snapshot: Snapshot, keep: float) -> int:
-    """Removes replaced files whose time has come, and what crashed runs left: files whose number says that their commit
-    or generation has been decided, and that are not part of it. How many data files were removed."""
+def _clean(archive: Archive, snapshot: Snapshot, oldest: int) -> int:
+    """Removes files that were replaced at ``oldest`` or earlier (wall clock, ms), and what crashed runs left: files
+    whose number says that their commit or generation has been decided, and that are not part of it. How many data files
+    were removed."""
     archive.forget_replaced(snapshot)
     for name in archive.folder.folders(STAGING):
         if (origin := FileOrigin.of(name)) is not None and origin.decided(snapshot):
             archive.folder.remove_tree(f"{STAGING}/{name}")
-    oldest = WallClock().wall_ms() - keep * 1000
     removed = sum(archive.folder.remove(old.path) for old in snapshot.superseded if old.at_ms <= oldest)
     known = {file.path for file in snapshot.files} | {old.path for old in snapshot.superseded}
     for name in archive.folder.walk(DATA):

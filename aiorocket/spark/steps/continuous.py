@@ -52,8 +52,8 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 class Compact(_Table, frozen=True, kw_only=True):
     """Of the archive and the tables of decode and dedup, to which each round adds files: ``compact`` with a target of
-    ``target_mb`` MiB. Replaced files stay ``keep`` seconds, for readers that began before (of a table: in a Delta table
-    only)."""
+    ``target_mb`` MiB. Replaced files stay ``keep`` seconds, for readers that began before (of a table: not in plain
+    Parquet)."""
 
     pause: float = 3600.0
     target_mb: int = 256
@@ -98,7 +98,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     topic: str
     path: str
     nameserver: str | None = None
-    format: Literal["parquet", "delta"] = "parquet"
+    format: Literal["parquet", "delta", "iceberg"] = "parquet"
     pause: float = 10.0
     max_rows: int = PORTION
     attempts: int = 0

@@ -1,4 +1,5 @@
-"""What an analysing step writes: a folder with Parquet or Delta tables, and a record of which offsets are in them.
+"""What an analysing step writes: a folder with Parquet, Delta or Iceberg tables, and a record of which offsets are
+in them.
 
 ``PATH/<part>/run=NNNNNNNNNN/*.parquet`` is what one run wrote, ``PATH/_runs/NNNNNNNNNN.json`` says that it did, from
 which offsets, and whether it stands beside the runs before it or in their place. Files come first, the record last: a
@@ -24,6 +25,7 @@ from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.entropy import Entropy
 from aiorocket.spark.steps.claims import Claim
 from aiorocket.spark.steps.folder import Folder
+from aiorocket.spark.steps.iceberg_parts import iceberg_part, sync_iceberg_parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ("Table", "TableFile", "TableSnapshot")
 
 _ABOUT, _RUNS, _STAGING = "_table.json", "_runs", "_staging"
-_FORMATS = ("parquet", "delta")
+_FORMATS = ("parquet", "delta", "iceberg")
 #: Each run of this number leaves a record that stands for all before it: a service makes thousands a day.
 _WHOLE = 64
 #: How long files stay that another schema has replaced, in seconds, as those that a compaction has.
@@ -147,6 +149,11 @@ class Table:
         paths = [self.folder.uri(file.path) for file in self.snapshot().files if file.part == part]
         return spark.read.parquet(*paths) if paths else None
 
+    def iceberg(self, part: str) -> Any:
+        """The pyiceberg table of ``part``, of a table with this format; ``.catalog.close()`` when done. KeyError for a
+        part without files, UsageError as of ``iceberg_table``."""
+        return iceberg_part(self.folder, self.id, part, _paths(self.snapshot())[part])
+
     def append(
         self,
         parts: Mapping[str, DataFrame],
@@ -198,8 +205,8 @@ class Table:
 
     def compact(self, spark: SparkSession, target_bytes: int, keep: float) -> TableSnapshot:
         """Writes the files of a part that are below half of ``target_bytes`` anew, where there are two or more: the
-        same rows (RocketError otherwise, and nothing has changed) in files of about that size. In a Delta table the
-        replaced files stay ``keep`` seconds for readers that began before. The table then."""
+        same rows (RocketError otherwise, and nothing has changed) in files of about that size. In a Delta or Iceberg
+        table the replaced files stay ``keep`` seconds for readers that began before. The table then."""
         before = self._tidy()
         small: dict[str, list[TableFile]] = {}
         for file in before.files:
@@ -237,7 +244,7 @@ class Table:
         gone = {file.path for files in parts.values() for file in files}
         now = WallClock().wall_ms()
         replaced = {path: at for path, at in before.replaced.items() if at > now}
-        if self.format == "delta":
+        if self.format != "parquet":
             replaced.update(dict.fromkeys(sorted(gone), now + round(keep * 1000)))
         files = (*(file for file in before.files if file.path not in gone), *new.files)
         return self._publish("compact", replace(before, last=run, files=files, replaced=replaced), staged)
@@ -307,6 +314,9 @@ class Table:
         for name in self.folder.names(_RUNS):
             if records and name < f"{records[0]['run']:010d}":
                 self.folder.remove(f"{_RUNS}/{name}")
+        now = WallClock().wall_ms()
+        if self.format == "iceberg":
+            sync_iceberg_parts(self.folder, self.id, snapshot.last, _paths(snapshot), snapshot.replaced, now)
         if self.format == "delta":
             self._sync_delta(
                 snapshot, rewritten=records[-1]["run"] if records and records[-1]["kind"] == "compact" else -1
@@ -314,7 +324,6 @@ class Table:
         for name in self.folder.folders(_STAGING):
             if begins or name[:10] <= last:
                 self.folder.remove_tree(f"{_STAGING}/{name}")
-        now = WallClock().wall_ms()
         named = {file.path for file in snapshot.files} | {path for path, at in snapshot.replaced.items() if at > now}
         kept = {path.rpartition("/")[0] for path in named}
         for name in self.folder.walk(""):
@@ -368,6 +377,13 @@ class Table:
             table.create_write_transaction(
                 actions, "overwrite" if evolved else "append", schema, ["run"], commit_properties=commit
             )
+
+
+def _paths(snapshot: TableSnapshot) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for file in snapshot.files:
+        found.setdefault(file.part, []).append(file.path)
+    return found
 
 
 def _plain(snapshot: TableSnapshot) -> dict[str, Any]:
