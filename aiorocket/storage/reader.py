@@ -29,7 +29,7 @@ from aiorocket.storage.queue_recovery import Codes, code_of, tags_code_in
 from aiorocket.storage.results import ReadResult, ReadStatus, StoreBusyError
 from aiorocket.storage.tail_cache import LARGE, read_tail, scan_tail
 from aiorocket.storage.walk import Bad, Found
-from aiorocket_protocol import BLANK_SIZE, MAX_TOPIC, MIN_RECORD, V4_HEAD, RecordView, check_record
+from aiorocket_protocol import MAX_TOPIC, MIN_RECORD, V4_HEAD, RecordView, check_record
 from aiorocket_protocol.fast import compiled
 
 __all__ = ("YOUNG_BYTES", "Reader")
@@ -363,11 +363,12 @@ class Reader:
 
     def read_record(self, physical_offset: int) -> bytes | None:
         """See MessageStore.read_record."""
-        head = self._log.checked(physical_offset, BLANK_SIZE)
-        if len(head) < BLANK_SIZE:
+        head = self._log.checked(physical_offset, MIN_RECORD)
+        if len(head) < MIN_RECORD:
             return None
         size = int.from_bytes(head[:4], "big", signed=True)
-        if size <= BLANK_SIZE:
+        # In the midst of a record four bytes are any number: so many would be read, up to a whole segment.
+        if size < MIN_RECORD or RecordView(head, 0, MIN_RECORD).physical_offset != physical_offset:
             return None
         data = self._log.checked(physical_offset, size)
         if self._log.damage.touches(physical_offset, physical_offset + size):
@@ -375,7 +376,7 @@ class Reader:
         try:
             view = RecordView(data, 0, size)
             # Without a topic it is filler.
-            if check_record(data, 0) != len(data) or view.physical_offset != physical_offset or not view.raw_topic:
+            if check_record(data, 0) != len(data) or not view.raw_topic:
                 return None
         except ProtocolError:
             return None

@@ -63,6 +63,22 @@ async def test_result_names_where_the_message_lies() -> None:
     await store.close()
 
 
+async def test_in_the_midst_of_a_record_no_more_is_read_than_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may ask for a message by its place could else have a whole segment read and checked."""
+    store = await opened(tail_cache=0)
+    first = await put(store, body=b"\x00\x00\x7f\x00" * 1000)  # as a size it is 32,512
+    await put(store, body=bytes(40_000))
+    log = type(store._log)
+    read = log.checked
+    sizes: list[int] = []
+    monkeypatch.setattr(log, "checked", lambda self, at, size: sizes.append(size) or read(self, at, size))
+    assert all(store.read_record(first.physical_offset + at) is None for at in range(1, 4000))
+    assert max(sizes) < 100
+    assert len(store.read_record(first.physical_offset) or b"") > 4000
+    monkeypatch.undo()
+    await store.close()
+
+
 async def test_a_batch_is_one_append_with_consecutive_offsets() -> None:
     store = await opened()
     await put(store, body=b"before")
