@@ -8,7 +8,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import pytest_asyncio
@@ -72,7 +72,9 @@ class Watched:
 
 
 @asynccontextmanager
-async def browsing(mq: Embedded, *, width: int = 1280, **settings: Any) -> AsyncIterator[Watched]:
+async def browsing(
+    mq: Embedded, *, width: int = 1280, scheme: Literal["dark", "light"] = "light", **settings: Any
+) -> AsyncIterator[Watched]:
     from playwright.async_api import async_playwright
 
     assert CHROMIUM is not None, "no Chromium here: apt-get install chromium, or AIOROCKET_CHROMIUM=PATH"
@@ -83,7 +85,7 @@ async def browsing(mq: Embedded, *, width: int = 1280, **settings: Any) -> Async
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         stack.push_async_callback(browser.close)
         context: BrowserContext = await browser.new_context(
-            viewport={"width": width, "height": 800}, color_scheme="dark" if width < 500 else "light"
+            viewport={"width": width, "height": 800}, color_scheme=scheme
         )
         context.set_default_timeout(30_000)
         watched = Watched(await context.new_page(), f"http://127.0.0.1:{port}")
@@ -214,6 +216,37 @@ async def test_two_thousand_topics_and_five_hundred_groups(mq: Embedded) -> None
         for path in ("/", "/topics", "/groups", "/messages", "/brokers"):
             await (await watched.go(path)).wait_for_load_state()
             assert not await watched.page.evaluate(wide), f"{path} is wider than a phone"
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+async def test_every_page_fits_a_phone(mq: Embedded, scheme: Literal["dark", "light"]) -> None:
+    """With the longest names there are, and what is hostile besides."""
+    topic, group = "t" * 127, "g" * 120
+    await mq.create_topic(topic, queues=2)
+    async with (
+        a_bad_day(mq) as msg_id,
+        browsing(mq, width=390, scheme=scheme, allow_writes=True) as watched,
+        mq.producer() as producer,
+        Admin(nameservers=mq.nameservers) as admin,
+    ):
+        lies = (await producer.send(topic, b"x" * 5_000, keys=["k" * 200], tag="w" * 100)).queue
+        await admin.groups.create(group)
+        await admin.offsets.apply(await admin.offsets.plan(group, topic, "first"))
+        for path in (
+            "/", "/topics", f"/topic?topic={topic}", "/groups", f"/group?group={group}", "/group?group=billing",
+            f"/messages?topic={topic}", "/messages?topic=orders", f"/messages?topic=orders&id={msg_id}",
+            f"/message?topic={topic}&broker=broker-a&queue={lies.queue_id}&offset=0", f"/tail?topic={topic}", "/dead",
+            "/dead?group=billing", f"/reset?group={group}&topic={topic}&to=first", "/timers", f"/trace?id={msg_id}",
+            "/brokers", "/nothing",
+        ):  # fmt: skip
+            page = await watched.go(path)
+            await page.wait_for_load_state("networkidle" if path in ("/", "/dead?group=billing") else "load")
+            wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert await page.evaluate(wide) <= 0, f"{path} is wider than a phone"
+            seen = await page.evaluate("getComputedStyle(document.body).backgroundColor.match(/[0-9.]+/g).slice(0, 3)")
+            light = sum(map(float, seen)) / 3 > 127
+            assert light == (scheme == "light"), (path, seen)
+        assert watched.wrong.pop().count("404") == 1
 
 
 async def test_by_keyboard_alone(mq: Embedded) -> None:
