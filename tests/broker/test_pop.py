@@ -183,6 +183,25 @@ async def test_a_batch_of_acknowledgements(peer: Peer) -> None:
     assert [await peer.committed("g", "T", queue_id) for queue_id in range(2)] == [9, 9]
 
 
+async def test_a_batch_names_so_many_messages_however_few_are_out(peer: Peer) -> None:
+    """Each of 1,024 acks was compared with each message that is out."""
+    for number in range(3):
+        await peer.send(b"%d" % number)
+    found = popped(await peer.call(200050, pop_header()))
+
+    def batch(*offsets: int) -> bytes:
+        wanted = sorted(offsets)
+        bits = set_of_offsets(wanted[0], wanted)
+        ack = BatchAck("g", "T", "0", wanted[0], 0, 0, found[0].handle.pop_time, 60_000, bits).to_plain()
+        return encode_body({"acks": [ack] * 2, "brokerName": "broker-a"}, 0)
+
+    answer = await peer.call(200151, body=batch(*range(4097)))
+    assert answer.code == 29 and "more than 8192 messages" in (answer.remark or "")
+    assert (await peer.call(200151, body=batch(-5, 1, 400_000))).code == 0
+    assert (await peer.call(200151, body=batch(*range(-4000, 1)))).code == 0
+    assert await peer.committed("g", "T", 0) == 2
+
+
 async def test_a_batch_that_names_a_message_twice_or_too_late_is_answered(peer: Peer, broker: Broker) -> None:
     await peer.send(b"x")
     await peer.send(b"y")

@@ -75,12 +75,12 @@ def test_batches(start: int, wanted: set[int]) -> None:
     bits = set_of_offsets(start, (start + number for number in wanted))
     ack = BatchAck("g", "T", "0", start, 1, 0, 5, 6, bits)
     assert BatchAck.from_plain(ack.to_plain()) == ack
-    assert {number for number in range(-10, 320) if ack.has(start + number)} == wanted
+    assert list(ack.offsets()) == sorted(start + number for number in wanted)
 
 
 def test_a_batch_as_java_writes_it() -> None:
     plain = {"b": "BQ==", "c": "g", "it": 60000, "pt": 7, "q": 3, "r": "1", "rq": 2, "so": 10, "t": "T"}
     ack = BatchAck.from_plain(plain)
-    assert [offset for offset in range(30) if ack.has(offset)] == [10, 12] and ack.to_plain() == plain
+    assert list(ack.offsets()) == [10, 12] and ack.to_plain() == plain
     with pytest.raises(ProtocolError):
         BatchAck.from_plain({**plain, "b": "?"})

@@ -137,17 +137,8 @@ class PopTable:
         queue = self._queues.get(key)
         return 0 if queue is None else len(queue.out)
 
-    def out_by_time(self, key: QueueKey) -> dict[int, list[int]]:
-        """What is out and may be acknowledged, by the time of its pop."""
-        found: dict[int, list[int]] = {}
-        queue = self._queues.get(key)
-        for offset, pop in () if queue is None else queue.out.items():
-            if not pop.taken:
-                found.setdefault(pop.pop_time, []).append(offset)
-        return found
-
     def is_out_in(self, key: QueueKey, offset: int, pop_time: int) -> bool:
-        """Whether it is among them."""
+        """Whether it is out in that pop and may be acknowledged."""
         queue = self._queues.get(key)
         pop = None if queue is None else queue.out.get(offset)
         return pop is not None and pop.pop_time == pop_time and not pop.taken

@@ -36,6 +36,8 @@ __all__ = ("AckHandlers",)
 _OK = PutStatus.OK
 #: Acknowledged pops in one batch; Java's proxy sends at most one for each message of a pop.
 MAX_BATCH = 1024
+#: Messages that they may name: some 20 ms.
+MAX_BATCH_MESSAGES = 8192
 #: Milliseconds before a handle's time is over in which its message may have come again: that is by the loop's clock,
 #: which stands still for a turn of the loop, and handles have the wall clock's time.
 _IN_DOUBT = 100
@@ -88,17 +90,21 @@ class AckHandlers:
             return RemotingCommand.response(
                 ResponseCode.INVALID_PARAMETER, remark=f"{len(items)} acks in one batch: {MAX_BATCH} at most"
             )
-        table = self._revival.table
-        # By pop, for what is named twice can be done once. Of a queue much may be out, so it is looked through once.
+        is_out = self._revival.table.is_out_in
+        # By pop, for what is named twice can be done once.
         pops: dict[tuple[QueueKey, int], set[int]] = {}
-        out: dict[QueueKey, dict[int, list[int]]] = {}
+        left = MAX_BATCH_MESSAGES
         for ack in [BatchAck.from_plain(item) for item in items]:
             key = QueueKey(popped_topic(ack.retry, ack.group, ack.topic), ack.group, ack.queue_id)
-            if key not in out:
-                out[key] = table.out_by_time(key)
-            offsets = [offset for offset in out[key].get(ack.pop_time, ()) if ack.has(offset)]
-            if offsets:
-                pops.setdefault((key, ack.pop_time), set()).update(offsets)
+            for offset in ack.offsets():
+                left -= 1
+                if left < 0:
+                    return RemotingCommand.response(
+                        ResponseCode.INVALID_PARAMETER,
+                        remark=f"more than {MAX_BATCH_MESSAGES} messages in one batch of acks, split it",
+                    )
+                if is_out(key, offset, ack.pop_time):
+                    pops.setdefault((key, ack.pop_time), set()).add(offset)
         if not pops:
             return RemotingCommand.response()
         found = [(key, sorted(some), pop_time) for (key, pop_time), some in pops.items()]
