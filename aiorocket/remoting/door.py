@@ -51,7 +51,7 @@ class ServerTls:
 
 class Door(asyncio.Protocol):
     """Stands where a connection comes in, until it is known what it speaks; then ``make`` gives the protocol that takes
-    over. It has ``limit`` seconds to say something, and as many again for the handshake."""
+    over. It has ``limit`` seconds to say something, and as many again for the handshake once that is its turn."""
 
     def __init__(
         self, tls: ServerTls, make: Callable[[], Connection], tasks: TaskScope, doors: Doors, limit: float
@@ -80,12 +80,12 @@ class Door(asyncio.Protocol):
         self._said += data
         if not first:
             return
+        if self._timer is not None:
+            self._timer.cancel()
         if data[0] == _HANDSHAKE:
             self._transport.pause_reading()  # it may have to wait, and keeps no more than this meanwhile
             self._doors.in_turn(self._begin)
             return
-        if self._timer is not None:
-            self._timer.cancel()
         if self._tls.plain:
             self._hand_over(self._transport, data)
         else:
@@ -106,8 +106,6 @@ class Door(asyncio.Protocol):
         assert self._transport is not None
         if self._transport.is_closing():
             return
-        if self._timer is not None:
-            self._timer.cancel()
         self._tasks.start(self._shake_hands(self._transport), name="handshake")
 
     async def _shake_hands(self, transport: asyncio.Transport) -> None:

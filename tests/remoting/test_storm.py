@@ -6,13 +6,13 @@ import asyncio
 import gc
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from aiorocket.config import RemotingConfig
 from aiorocket.remoting import Connection, ProcessorTable, RemotingServer
-from aiorocket.remoting.door import Doors
+from aiorocket.remoting.door import Door, Doors
 from aiorocket.remoting.sweeper import A_TURN as sweeper_turn
 from aiorocket.remoting.sweeper import Sweeper
 from aiorocket.runtime import memory_env, new_event_loop
@@ -119,3 +119,35 @@ async def test_a_handshake_that_cannot_begin_does_not_keep_the_others_out() -> N
     for _ in range(10):
         await asyncio.sleep(0)
     assert (begun, failed) == ([10], [1])
+
+
+def test_who_waits_for_the_turn_of_its_handshake_is_not_late() -> None:
+    class Transport:
+        ended = paused = False
+
+        def get_extra_info(self, name: str) -> tuple[str, int]:
+            return "127.0.0.1", 1
+
+        def pause_reading(self) -> None:
+            self.paused = True
+
+        def abort(self) -> None:
+            self.ended = True
+
+    class Full(Doors):
+        def in_turn(self, begin: Callable[[], None]) -> None:
+            """Thousands were here before."""
+
+    async def main(sim: Simulation) -> None:
+        doors = Full(lambda _: True, lambda _: None)
+        unused: Any = None
+        said, silent = Transport(), Transport()
+        for transport in (said, silent):
+            door = Door(unused, unused, unused, doors, 10.0)
+            door.connection_made(cast(asyncio.Transport, transport))
+            if transport is said:
+                door.data_received(b"\x16\x03\x01")
+        await asyncio.sleep(60)
+        assert said.paused and not said.ended and silent.ended
+
+    simulate(main)
