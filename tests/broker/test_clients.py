@@ -179,3 +179,34 @@ async def test_members_of_a_large_group_are_told_some_in_each_turn(
     assert sum(turns) == 20 and max(turns) == 4 and told < 20 * 20
     for peer in peers:
         await peer.close()
+
+
+async def test_one_notice_that_fails_does_not_end_the_others(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = [await Peer.connect(broker.port) for _ in range(3)]
+    for number, peer in enumerate(peers):
+        await peer.call(34, body=heartbeat(f"c{number}", "T"))
+    told, failed = [], []
+    oneway = Connection.oneway
+
+    def fails_first(self: Connection, command: RemotingCommand) -> None:
+        told.append(self)
+        if len(told) == 1:
+            raise MemoryError
+        oneway(self, command)
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["exception"]))
+    assert broker.parts is not None
+    clients = broker.parts.clients
+    while clients._notices or clients._to_notify:
+        await asyncio.sleep(0)
+    monkeypatch.setattr(Connection, "oneway", fails_first)
+    for client in ("another", "one more"):
+        await peers[0].call(34, body=heartbeat(client, "T"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not clients._notices and not clients._to_notify
+    assert len(told) == 6 and [type(error) for error in failed] == [MemoryError]
+    for peer in peers:
+        await peer.close()

@@ -258,6 +258,13 @@ class ClientHandlers:
         self._to_notify[group] = None
 
     def _send_notices(self) -> None:
+        try:
+            self._send_some()
+        finally:  # one that fails does not keep the others from their news
+            if self._notices or self._to_notify:
+                self._loop.call_soon(self._send_notices)
+
+    def _send_some(self) -> None:
         notices = self._notices
         if not notices:
             groups, self._to_notify = self._to_notify, {}
@@ -275,8 +282,6 @@ class ClientHandlers:
                 connection.oneway(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True))
             except RocketError:
                 continue  # closed or not reading: it will find out by itself within its 20 s
-        if notices or self._to_notify:
-            self._loop.call_soon(self._send_notices)
 
 
 def _few(plain: Any, most: int) -> Any:
