@@ -17,6 +17,7 @@ from aiorocket.access.file import LEAST_SECRET
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import RequestHandler
 from aiorocket_protocol import (
+    MAX_LENIENT,
     CreateAccessConfigRequestHeader,
     CreateAclRequestHeader,
     CreateUserRequestHeader,
@@ -227,7 +228,7 @@ def _answer(
 
 
 def _body(command: RemotingCommand) -> dict[str, Any]:
-    plain = decode_plain(command.body, command.serialize_type) if command.body else None
+    plain = decode_plain(command.body, command.serialize_type, lenient=MAX_LENIENT) if command.body else None
     if not isinstance(plain, dict):
         raise ValueError("the body is no object")
     return plain

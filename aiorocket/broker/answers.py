@@ -9,6 +9,7 @@ from aiorocket.broker.core.names import Refusal
 from aiorocket.errors import StoreError, StoreFullError
 from aiorocket.storage.results import PutResult, PutStatus, StoreBrokenError
 from aiorocket_protocol import (
+    MAX_LENIENT,
     MSGPACK,
     MessageQueue,
     ProtocolError,
@@ -50,9 +51,9 @@ def put_refusal(result: PutResult) -> Refusal:
     )
 
 
-def plain_body(command: RemotingCommand) -> dict[str, Any]:
+def plain_body(command: RemotingCommand, *, lenient: int = MAX_LENIENT) -> dict[str, Any]:
     """The body's members, nothing when it is no object. ProtocolError when it is malformed."""
-    plain = decode_plain(command.body, command.serialize_type) if command.body else None
+    plain = decode_plain(command.body, command.serialize_type, lenient=lenient) if command.body else None
     return plain if isinstance(plain, dict) else {}
 
 

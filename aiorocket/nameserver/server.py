@@ -28,6 +28,7 @@ from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket_protocol import (
     DEFAULT_CLUSTER,
+    MAX_LENIENT,
     AddWritePermOfBrokerRequestHeader,
     AddWritePermOfBrokerResponseHeader,
     BrokerHeartbeatRequestHeader,
@@ -232,7 +233,9 @@ class NameServer:
 
     def _query_data_version(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = command.read(QueryDataVersionRequestHeader)
-        asked = decode_body(DataVersion, command.body, command.serialize_type) if command.body else DataVersion(0, 0)
+        asked = DataVersion(0, 0)
+        if command.body:
+            asked = decode_body(DataVersion, command.body, command.serialize_type, lenient=MAX_LENIENT)
         now = asyncio.get_running_loop().time()
         known = self.routes.renew(header.broker_name, header.broker_id, asked, now)
         self._rearm()

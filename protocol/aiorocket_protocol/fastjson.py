@@ -36,10 +36,10 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _scan_string: Any = json_decoder.scanstring  # type: ignore[attr-defined]
 
 
-def loads(data: bytes) -> Any:
+def loads(data: bytes, *, most: int | None = None) -> Any:
     """The value in ``data`` (UTF-8). Unquoted numeric keys become text; an object used as a key becomes the tuple of
     its sorted ``(name, value)`` pairs. ProtocolError when neither reading works: non-standard JSON may be nested
-    MAX_NESTING deep, standard JSON as deep as the standard library follows."""
+    MAX_NESTING deep and have ``most`` values, standard JSON as deep as the standard library follows."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -50,7 +50,7 @@ def loads(data: bytes) -> Any:
     try:
         value = _strict(text)
     except (ValueError, RecursionError):
-        return _Tolerant(text).document()
+        return _Tolerant(text, most).document()
     return value
 
 
@@ -79,11 +79,13 @@ def _key(key: Any) -> str:
 
 
 class _Tolerant:
-    """Recursive descent over the text; ``at`` is the next character."""
+    """Recursive descent over the text; ``at`` is the next character, ``left`` are the values it may still have."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, most: int | None) -> None:
         self.text = text
         self.at = 0
+        self.most = most
+        self.left = len(text) if most is None else most
 
     def document(self) -> Any:
         try:
@@ -110,6 +112,9 @@ class _Tolerant:
     def value(self, depth: int) -> Any:
         if depth > MAX_NESTING:
             raise self.error(f"more than {MAX_NESTING} levels")
+        self.left -= 1
+        if self.left < 0:
+            raise self.error(f"more than {self.most} values in JSON that is not standard")
         first = self.blank()
         if first == '"':
             return self.string()

@@ -16,6 +16,7 @@ __all__ = (
     "MAX_GROUP",
     "MAX_HEADER",
     "MAX_HEADER_FIELDS",
+    "MAX_LENIENT",
     "MAX_NESTING",
     "MAX_PROPERTIES",
     "MAX_TOPIC",
@@ -29,6 +30,8 @@ MAX_HEADER = 512 * 1024
 #: Body of a request to a server that holds neither messages nor a broker's registration: it is read in one piece, and
 #: 1 MiB of JSON takes some 25 ms.
 MAX_CONTROL_BODY = 1024 * 1024
+#: Values of such a body in JSON that is not standard: it is read in Python, at a millisecond for a thousand.
+MAX_LENIENT = 8_192
 #: Message body a broker accepts (maxMessageSize). Not applied to frames: a pull answer is larger.
 MAX_BODY = 4 * 1024 * 1024
 #: What a compressed body may unfold to. Far above MAX_BODY because the sender's limit is on the compressed form.

@@ -210,6 +210,15 @@ def test_half_a_surrogate_pair_is_no_text() -> None:
     assert fastjson.loads(rb'"\ud83d\ude00 \uD7FF \\ud800"') == "\U0001f600 \ud7ff \\ud800"
 
 
+@pytest.mark.parametrize("text", ['{0:1,"a":[2,3]}', '["a",{},[],null,]', '{{"b":0}:1,1:2,}'])
+def test_of_json_that_is_not_standard_so_many_values_are_read(text: str) -> None:
+    data = text.encode()
+    fastjson.loads(data, most=5)
+    with pytest.raises(ProtocolError, match="more than 3 values in JSON that is not standard"):
+        fastjson.loads(data, most=3)
+    assert len(fastjson.loads(b"[" + b"1," * 9 + b"1]", most=3)) == 10  # nobody counts those of any other
+
+
 @given(st.dictionaries(queues, st.integers(-5, 5), max_size=4))
 def test_maps_keyed_by_queues(table: dict[MessageQueue, int]) -> None:
     data = fastjson.dumps({"offsetTable": table})

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from aiorocket.access.core.rights import Want
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
+    MAX_LENIENT,
     REPLY_SUFFIX,
     RETRY_PREFIX,
     TRACE_TOPIC,
@@ -131,14 +132,16 @@ def _route(_command: RemotingCommand, fields: Fields) -> Iterator[Want]:
 def _heartbeat(command: RemotingCommand, _fields: Fields) -> Iterator[Want]:
     if not command.body:
         return
-    for consumer in decode_body(HeartbeatData, command.body, command.serialize_type).consumers:
+    for consumer in decode_body(
+        HeartbeatData, command.body, command.serialize_type, lenient=MAX_LENIENT
+    ).consumers:
         yield _group(consumer.group, _SUB)
         for subscription in consumer.subscriptions:
             yield _topic(subscription.topic, _SUB)
 
 
 def _body(command: RemotingCommand) -> dict[str, Any]:
-    plain = decode_plain(command.body, command.serialize_type) if command.body else None
+    plain = decode_plain(command.body, command.serialize_type, lenient=MAX_LENIENT) if command.body else None
     return plain if isinstance(plain, dict) else {}
 
 
@@ -155,7 +158,7 @@ def _members(value: object) -> list[dict[str, Any]]:
 
 
 def _locks(command: RemotingCommand, _fields: Fields) -> Iterator[Want]:
-    body = decode_body(LockBatchBody, command.body, command.serialize_type)
+    body = decode_body(LockBatchBody, command.body, command.serialize_type, lenient=MAX_LENIENT)
     yield _group(body.consumer_group, _SUB)
     for topic in dict.fromkeys(queue.topic for queue in body.queues):
         yield _topic(topic, _SUB)

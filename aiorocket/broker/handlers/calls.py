@@ -19,6 +19,8 @@ from aiorocket.broker.core.topics import Topic
 from aiorocket.errors import RemoteError, RequestTimeoutError, RocketError
 from aiorocket_protocol import (
     LANGUAGE_CODES,
+    MAX_CONTROL_BODY,
+    MAX_LENIENT,
     MSGPACK,
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
@@ -130,7 +132,7 @@ class CallHandlers:
         body = answer.body
         kind = connection.reply_type(command)
         if body and (answer.serialize_type == MSGPACK) != (kind == MSGPACK):
-            body = encode_body(keyed(plain_body(answer), kind), kind)
+            body = encode_body(keyed(_said(answer), kind), kind)
         return RemotingCommand.response(answer.code, remark=answer.remark, body=body)
 
     def _member(self, group: str, client_id: str) -> Member[Connection] | Refusal:
@@ -174,7 +176,7 @@ class CallHandlers:
                     raise answer
                 if answer.code:
                     raise RemoteError(answer.code, answer.remark, address=member.peer)
-                offsets = plain_body(answer).get("messageQueueTable")
+                offsets = _said(answer).get("messageQueueTable")
                 table[member.client_id] = keyed(offsets if isinstance(offsets, dict) else {}, kind)
             except (RocketError, ProtocolError) as error:
                 silent.append(f"{member.client_id}: {error}")
@@ -301,6 +303,14 @@ class CallHandlers:
     def _named(self, topic: Topic, offsets: Mapping[int, int]) -> dict[MessageQueue, int]:
         name = self._config.name
         return {MessageQueue(topic.name, name, queue_id): offset for queue_id, offset in offsets.items()}
+
+
+def _said(answer: RemotingCommand) -> dict[str, Any]:
+    """What a client answered, as far as a request could have said it; maps with queues as keys are as clients write
+    them. ProtocolError."""
+    if len(answer.body) > MAX_CONTROL_BODY:
+        raise ProtocolError(f"an answer of {len(answer.body)} bytes: at most {MAX_CONTROL_BODY} are read", where="body")
+    return plain_body(answer, lenient=4 * MAX_LENIENT)
 
 
 def _nobody(group: str) -> Refusal:

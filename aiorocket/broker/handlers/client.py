@@ -24,6 +24,7 @@ from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket_protocol import (
     BROADCASTING,
+    MAX_LENIENT,
     ConsumerListBody,
     GetConsumerListByGroupRequestHeader,
     HeartbeatData,
@@ -96,7 +97,7 @@ class ClientHandlers:
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 34: (re)register every group of one client. Idempotent. A group that is refused is the answer, and does
         not keep the client's others out."""
-        plain = decode_plain(command.body, command.serialize_type, "HeartbeatData")
+        plain = decode_plain(command.body, command.serialize_type, "HeartbeatData", lenient=MAX_LENIENT)
         data = HeartbeatData.from_plain(_few(plain, self._most_groups))
         now = self._loop.time()
         version = self._topics.version

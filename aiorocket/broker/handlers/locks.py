@@ -16,6 +16,7 @@ from aiorocket.broker.core.locks import QueueKey
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
 from aiorocket_protocol import (
+    MAX_LENIENT,
     LockBatchBody,
     LockBatchResult,
     MessageQueue,
@@ -225,7 +226,7 @@ class LockHandlers:
 
 
 def _request(command: RemotingCommand) -> tuple[str, str, list[QueueKey]] | Refusal:
-    body = decode_body(LockBatchBody, command.body, command.serialize_type)
+    body = decode_body(LockBatchBody, command.body, command.serialize_type, lenient=MAX_LENIENT)
     if not body.consumer_group or not body.client_id:
         missing = "consumerGroup" if not body.consumer_group else "clientId"
         return Refusal(ResponseCode.INVALID_PARAMETER, f"the lock request names no client or group: {missing} is empty")
