@@ -58,7 +58,10 @@ def dumps(value: Any) -> bytes:
     """Compact JSON (Go's route parser breaks on blanks); a key that is a NamedTuple with ``to_plain`` is written as an
     object, the only form of such maps that Java, Go and mqadmin all read. ProtocolError for what JSON cannot say."""
     try:
-        return _text(value).encode()
+        try:
+            return _encode(value).encode()
+        except TypeError:  # a key that is a value, perhaps
+            return _text(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"cannot be written: {error}", where="JSON") from None
 
