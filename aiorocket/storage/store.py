@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -390,8 +391,9 @@ class MessageStore:
             self._acknowledge(group)
 
     def _report(self, what: str, error: Exception) -> None:
-        text = f"{what} callback of {self.directory} failed"
-        self._loop.call_exception_handler({"message": text, "exception": error})
+        with suppress(MemoryError):  # as of the callback, perhaps; the others are to be called all the same
+            text = f"{what} callback of {self.directory} failed"
+            self._loop.call_exception_handler({"message": text, "exception": error})
 
     # ---- reading; see reader.py
 

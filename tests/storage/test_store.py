@@ -138,6 +138,27 @@ async def test_done_is_called_after_publication_and_its_error_keeps_nobody_from_
     await store.close()
 
 
+async def test_an_error_that_cannot_even_be_reported_keeps_nobody_from_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    store = await opened()
+    seen: list[object] = []
+    more: dict[str, Any] = {"flag": 0, "sys_flag": 0, "born_timestamp": 1, "born_host": HOST, "tags_code": 0}
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(loop, "call_exception_handler", fail)
+    arrived: list[object] = []
+    store.on_arrival = lambda *news: arrived.append(news)
+    store.append("T", 0, b"1", b"", done=fail, **more)
+    store.append("T", 0, b"2", b"", done=seen.append, **more)
+    await put(store)
+    assert len(seen) == 1 and arrived
+    await store.close()
+
+
 async def test_statuses_of_reads_outside_the_queue() -> None:
     store = await opened()
     status = ReadStatus.NO_MATCHED_LOGIC_QUEUE
