@@ -55,6 +55,8 @@ _SLICE = 128 << 10
 _PAUSE = 9.0
 
 _BUCKETS = 1024
+#: Bytes of records read before others have their turn, and what a record takes beside them.
+_A_TURN, _A_LOOK = 1 << 20, 8 << 10
 _MAGIC = b"aiokeys1"
 #: magic, start, end, oldest and newest store timestamp; the checksum of these and the table follows the table.
 _HEAD = Struct(">8sqqqq")
@@ -199,6 +201,7 @@ class KeyIndex:
         self._entries = entries
         self._loop = asyncio.get_running_loop()
         self._one_at_a_time = asyncio.Lock()
+        self._searching = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self.parts = parts.found
@@ -306,7 +309,8 @@ class KeyIndex:
                 if not self._covers(upto) and await self._step():
                     continue
             try:
-                return await self._search(topic.encode(), wanted, begin, end, limit, max_bytes)
+                async with self._searching:  # one works in turns of the loop, not each of many
+                    return await self._search(topic.encode(), wanted, begin, end, limit, max_bytes)
             except _DamagedPart as damage:
                 damaged += 1
                 if damaged > len(self.parts) + 1:
@@ -320,12 +324,18 @@ class KeyIndex:
         self, topic: bytes, wanted: bytes, begin: int, end: int, limit: int, max_bytes: int
     ) -> list[bytes]:
         found: list[bytes] = []
-        size = 0
+        size = looked = 0
         for places in self._places(crc32(b"%b#%b" % (topic, wanted)), begin, end):
             for place in reversed(places[: bisect_right(places, end, key=self._stamp)]):
+                # Keys of others may have the same hash, as many as somebody likes.
+                looked += _A_LOOK
+                if looked > _A_TURN:
+                    looked = 0
+                    await asyncio.sleep(0)
                 record = self._read(place)
                 if record is None:
                     continue
+                looked += len(record)
                 view = RecordView(record, 0, len(record))
                 if view.store_timestamp < begin:
                     return found[::-1]

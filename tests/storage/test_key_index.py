@@ -96,6 +96,28 @@ async def test_a_lookup_ends_although_messages_come_as_fast_as_they_are_indexed(
     await store.close()
 
 
+async def test_keys_of_others_with_the_same_hash_are_passed_over_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CRC-32 is easily met on purpose: a lookup then read all of them in one turn, 20 us and more for each."""
+    monkeypatch.setattr("aiorocket.storage.key_index.crc32", lambda _: 7)
+    store = await opened()
+    await keep(store, b"wanted", KEYS="mine")
+    for number in range(600):
+        await keep(store, b"x", KEYS=f"other-{number}")
+    reads = [0]
+    read = store.keys._read
+
+    def counted(place: int) -> bytes | None:
+        if not reads[-1]:
+            asyncio.get_running_loop().call_soon(reads.append, 0)
+        reads[-1] += 1
+        return read(place)
+
+    monkeypatch.setattr(store.keys, "_read", counted)
+    assert await asyncio.gather(found(store, "mine"), found(store, "mine")) == [[b"wanted"]] * 2
+    assert sum(reads) > 1_200 and max(reads) <= 160
+    await store.close()
+
+
 async def test_a_rollback_has_no_keys_and_a_half_message_has() -> None:
     store = await opened()
     await keep(store, b"half", sys_flag=SYS_FLAG_TRANSACTION_PREPARED, KEYS="k")
