@@ -19,7 +19,7 @@ from aiorocket_protocol import (
     encode_body,
 )
 
-__all__ = ("keyed", "plain_body", "put_refusal", "refuse", "store_refusal", "unknown_topic")
+__all__ = ("keyed", "keyed_pair", "plain_body", "put_refusal", "refuse", "store_refusal", "unknown_topic")
 
 
 def refuse(refusal: Refusal) -> RemotingCommand:
@@ -65,6 +65,12 @@ def keyed(value: Any, serialize_type: int) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {_key(key, serialize_type): keyed(item, serialize_type) for key, item in value.items()}
+
+
+def keyed_pair(pair: tuple[Any, Any], serialize_type: int) -> tuple[Any, Any]:
+    """``keyed`` of one entry of a map."""
+    key, value = pair
+    return _key(key, serialize_type), keyed(value, serialize_type)
 
 
 def _key(key: Any, serialize_type: int) -> Any:

@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aiorocket.access.handlers import AccessHandlers
 from aiorocket.access.security import Security
+from aiorocket.broker.administration import administration
 from aiorocket.broker.core.counters import SendBack
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.handlers.ack import AckHandlers
-from aiorocket.broker.handlers.assignment import AssignmentHandler, ModeHandler
-from aiorocket.broker.handlers.calls import CallHandlers
-from aiorocket.broker.handlers.cleaning import CleaningHandlers
+from aiorocket.broker.handlers.assignment import AssignmentHandler
 from aiorocket.broker.handlers.client import ClientHandlers
-from aiorocket.broker.handlers.inspection import InspectionHandlers
 from aiorocket.broker.handlers.locks import LockHandlers
 from aiorocket.broker.handlers.offset import OffsetHandlers
 from aiorocket.broker.handlers.pop import PopHandlers
@@ -27,8 +25,6 @@ from aiorocket.broker.handlers.recall import RecallHandler
 from aiorocket.broker.handlers.reply import ReplyHandlers
 from aiorocket.broker.handlers.send import SendHandlers
 from aiorocket.broker.handlers.send_back import SendBackHandler
-from aiorocket.broker.handlers.settings import SettingsHandlers
-from aiorocket.broker.handlers.statistics import StatisticsHandlers
 from aiorocket.broker.handlers.topic import TopicHandlers
 from aiorocket.broker.handlers.transaction import TransactionHandlers
 from aiorocket.broker.keeping import keep
@@ -46,6 +42,7 @@ from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import RequestHandler
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.env import Env
+from aiorocket.runtime.turns import in_turns
 from aiorocket.storage.store import MessageStore
 from aiorocket_protocol import SCHEDULE_TOPIC, TIMER_TOPIC, DataVersion
 
@@ -104,6 +101,7 @@ class Parts:
             revival=self.revival, read=self.pulls.read, subscription=self.pulls.subscription,
         )  # fmt: skip
         self.repetitions = Repetitions(store, config.name, tables.sent)
+        offsets = OffsetHandlers(tables, store, stale=locks.stale)
         halves = TransactionHandlers(env, config, store, self.checks)
         sends = SendHandlers(
             env, config, tables, store,
@@ -121,22 +119,18 @@ class Parts:
             ReplyHandlers(
                 env, config, tables, store, address=address, admit=sends.admit, awaited=server.processors.awaited
             ),
-            OffsetHandlers(tables, store, stale=locks.stale),
+            offsets,
             SendBackHandler(env, tables, store, topics_changed=changed, hooks=hooks),
             RecallHandler(env, config, tables, store),
             QueryHandlers(store, max_bytes=config.max_pull_bytes),
         )
-        administration = (
-            TopicHandlers(
-                tables, store, self.revival, version=self._topic_version, save=self._save_admin, deleted=self._deleted
-            ),
-            CleaningHandlers(tables, store),
-            InspectionHandlers(loop, env.clock, config, tables, store, address=address),
-            SettingsHandlers(tables, save=self._save_settings, port=server.port or config.port, boot=boot),
-            CallHandlers(config, tables, store, reset=self._reset, save=lambda: state.save("offsets")),
-            ModeHandler(tables, save=lambda: state.save("modes")),
-            StatisticsHandlers(env.clock, config.name, tables, store, self.traffic, boot=boot),
+        topics = TopicHandlers(
+            tables, store, self.revival, version=self._topic_version, save=self._save_admin, deleted=self._deleted
         )
+        admin = administration(
+            env, config, tables, store, state, self.traffic, topics, offsets, address=address,
+            port=server.port or config.port, boot=boot, save_settings=self._save_settings, reset=self._reset,
+        )  # fmt: skip
 
         self.rates = PullRates(loop, env.clock, config, tables, store)
         limits = SendRates(loop, tables.topics), self.rates
@@ -158,8 +152,8 @@ class Parts:
             add(each.codes())
         follow_rates()
         self._follow_rates = follow_rates
-        for admin in administration:
-            add(admin.codes())
+        for codes in admin:
+            add(codes)
         server.processors.plain = plain_sends(config, tables, store, sends, server.processors)
         if security.accounts is not None:
             names = config.name, config.cluster, address
@@ -188,8 +182,8 @@ class Parts:
         self._state.begin("topics")
         self.registration.changed()
 
-    def _order_topics(self, names: Iterable[str]) -> None:
-        if self._topics.make_orderly(names):
+    async def _order_topics(self, names: Iterable[str]) -> None:
+        if await in_turns(self._topics.make_orderly(names)):
             self._topics_changed()
 
     def _deleted(self, topic: Topic) -> None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.core.topics import Topic, TopicTable
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.remoting.client import RemotingClient
 from aiorocket.runtime.tasks import TaskScope
+from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     MSGPACK,
     PERM_INHERIT,
@@ -36,6 +37,7 @@ from aiorocket_protocol import (
     UnRegisterBrokerRequestHeader,
     decode_body,
     encode_body,
+    table_body,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +52,9 @@ _log = logging.getLogger("aiorocket.broker")
 
 #: Seconds until an unreachable name server is tried again.
 RETRY_AFTER = 1.0
+#: Topics looked at in one turn of the loop. Of more of them a registration is compressed, little by little, unless some
+#: are of units, which the compressed form does not say.
+A_TURN = 1_000
 #: Seconds a name server has to answer when a client waits for what it knows; clients wait 3.
 ROUTE_TIMEOUT = 1.0
 
@@ -67,7 +72,7 @@ class Registration:
         *,
         address: str,
         version: Callable[[], DataVersion],
-        order_topics: Callable[[Iterable[str]], None],
+        order_topics: Callable[[Iterable[str]], Awaitable[None]],
         permission: Callable[[], int],
         security: Security,
     ) -> None:
@@ -186,10 +191,10 @@ class Registration:
                 fresh = told is not None and now - told[3] < 2 * self._config.register_interval
                 adds = connection.serialize_type == MSGPACK
                 known = told[2] if told is not None and fresh and adds and told[:2] == (connection, allowed) else {}
-                news = [_config_of(topic, allowed) for name, topic in topics.items() if known.get(name) is not topic]
-                body = RegisterBrokerBody(self._version(), news)
+                news = [topic for name, topic in topics.items() if known.get(name) is not topic]
+                body, compressed = await self._body(news, allowed, connection.serialize_type)
                 command = RemotingCommand.request(
-                    RequestCode.REGISTER_BROKER, self._header(), body=encode_body(body, connection.serialize_type)
+                    RequestCode.REGISTER_BROKER, self._header()._replace(compressed=compressed), body=body
                 )
                 response = await connection.request(command, timeout)
         except TimeoutError:
@@ -210,9 +215,27 @@ class Registration:
             except ProtocolError as error:
                 _log.warning("name server %s: the order configuration cannot be read: %s", nameserver, error)
             else:
-                self._order_topics(orders)
+                await self._order_topics(orders)
         if self.failures.pop(nameserver, None) is not None:
             _log.info("registered with name server %s again", nameserver)
+
+    async def _body(self, topics: list[Topic], allowed: int, serialize_type: int) -> tuple[bytes, bool]:
+        """Of these topics, and whether it is compressed: tens of thousands with long names are more than a frame."""
+        version = self._version()
+        configs: list[TopicConfig] = []
+        for number, topic in enumerate(topics, 1):
+            configs.append(_config_of(topic, allowed))
+            if number % A_TURN == 0:
+                await asyncio.sleep(0)
+        body = RegisterBrokerBody(version, configs)
+        if len(configs) <= A_TURN:
+            return encode_body(body, serialize_type), False
+        if any(config.topic_sys_flag for config in configs):
+            try:
+                return await in_turns(_written(version, configs, serialize_type)), False
+            except ProtocolError:  # it has no room in a frame
+                _log.warning("name servers are not told which of %d topics are of units", len(configs))
+        return await in_turns(body.compressing()), True
 
     def _failed(self, nameserver: str, why: str) -> None:
         if self.failures.get(nameserver) != why:
@@ -229,6 +252,19 @@ class Registration:
             compressed=False,
             body_crc32=0,
         )
+
+
+def _written(version: DataVersion, configs: list[TopicConfig], serialize_type: int) -> Generator[None, None, bytes]:
+    """A RegisterBrokerBody, little by little."""
+    plain = RegisterBrokerBody(version, []).to_plain()
+    table: dict[str, Any] = plain.pop("topicConfigSerializeWrapper")
+    del table["topicConfigTable"]
+    writing = table_body(
+        table, "topicConfigTable", configs, lambda config: (config.topic_name, config.to_plain()), serialize_type
+    )
+    content = yield from writing
+    begin = encode_body({**plain, "topicConfigSerializeWrapper": {}}, serialize_type)
+    return begin[:-1] + content if serialize_type == MSGPACK else begin[:-3] + content + b"}"
 
 
 def _config_of(topic: Topic, allowed: int) -> TopicConfig:

@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 from aiorocket.broker.core.turns import A_TURN
 from aiorocket.errors import StoreCorruptedError
 from aiorocket.runtime.disk import Disk
+from aiorocket.runtime.turns import in_turns
 from aiorocket.storage.snapshots import Snapshot
 
 __all__ = ("BrokerState",)
@@ -203,14 +204,7 @@ async def _in_turns(
     """Save a table, when the save ``before`` it is over."""
     if before is not None:
         await asyncio.wait([before])
-    reading = table.in_turns()
-    while True:
-        try:
-            next(reading)
-        except StopIteration as end:
-            await run(snapshot.save, end.value)
-            return
-        await asyncio.sleep(0)
+    await run(snapshot.save, await in_turns(table.in_turns()))
 
 
 def _done() -> asyncio.Future[None]:

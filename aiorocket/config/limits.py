@@ -22,7 +22,7 @@ class Limits:
     #: Topics of a broker. Those of retries and dead letters count, but are made above it too: two for a group.
     topics: int = 50_000
     #: Characters of the attributes of all topics, names and values, and of those of all groups as many again: name
-    #: servers are told of all topics in 16 MiB.
+    #: servers are told of all topics.
     attributes: int = 2 * MIB
     #: Consumer groups that a broker knows, also those that came into being by being used.
     groups: int = 20_000
@@ -65,9 +65,10 @@ class Limits:
     sent_once: int = 65_536
     #: Messages in one batch.
     batch: int = 8_192
-    #: Brokers (name and id) of a name server, topics of one of them, and both together.
+    #: Brokers (name and id) of a name server, topics of one of them, with those of retries and dead letters, and both
+    #: together.
     brokers: int = 1_000
-    broker_topics: int = 50_000
+    broker_topics: int = 100_000
     routes: int = 500_000
     #: Characters of all key-values of a name server.
     key_values: int = 16 * MIB

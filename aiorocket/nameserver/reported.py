@@ -4,8 +4,6 @@ little, and everybody else is served in between."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from typing import TypeVar
 from zlib import crc32
 
 from aiorocket_protocol import (
@@ -18,19 +16,17 @@ from aiorocket_protocol import (
 )
 from aiorocket_protocol.limits import INT32_MAX
 
-__all__ = ("A_TURN", "in_turns", "reported")
-
-_T = TypeVar("_T")
+__all__ = ("A_TURN", "reported")
 
 #: Topics read in one turn of the loop.
 A_TURN = 200
 
 
 async def reported(
-    command: RemotingCommand, header: RegisterBrokerRequestHeader
+    command: RemotingCommand, header: RegisterBrokerRequestHeader, most: int
 ) -> tuple[DataVersion, dict[str, QueueData] | None]:
-    """The version of its table, and the topics; None when it only renews its lease. ProtocolError for a wrong checksum
-    or table."""
+    """The version of its table, and the topics; None when it only renews its lease. Of more than ``most`` topics one
+    more is read. ProtocolError for a wrong checksum or table."""
     # RocketMQ's checksums leave out the highest bit.
     if header.body_crc32 and (crc32(command.body) ^ header.body_crc32) & INT32_MAX:
         raise ProtocolError("crc32 not match", where="body")
@@ -44,17 +40,8 @@ async def reported(
         topics[topic.topic_name] = QueueData(
             header.broker_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag
         )
+        if len(topics) > most:
+            break
         if number % A_TURN == 0:
             await asyncio.sleep(0)
     return version, topics
-
-
-async def in_turns(work: Generator[None, None, _T]) -> _T:
-    """What ``work`` returns; everybody else is served wherever it yields."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: _T = end.value
-            return result
-        await asyncio.sleep(0)

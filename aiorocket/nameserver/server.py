@@ -15,17 +15,20 @@ from aiorocket.config import NameServerConfig
 from aiorocket.nameserver.broker_lists import BrokerLists
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
+from aiorocket.nameserver.key_values import KeyValueHandlers
 from aiorocket.nameserver.local import from_here
-from aiorocket.nameserver.reported import in_turns, reported
+from aiorocket.nameserver.reported import reported
 from aiorocket.nameserver.settings import SettingsHandlers
 from aiorocket.nameserver.state_file import StateFile
 from aiorocket.nameserver.topic_lists import TopicLists
 from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.one_at_a_time import OneAtATime
 from aiorocket.remoting.processors import RequestHandler
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.tasks import TaskScope
+from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     DEFAULT_CLUSTER,
     MAX_LENIENT,
@@ -33,14 +36,9 @@ from aiorocket_protocol import (
     AddWritePermOfBrokerResponseHeader,
     BrokerHeartbeatRequestHeader,
     DataVersion,
-    DeleteKVConfigRequestHeader,
     DeleteTopicFromNamesrvRequestHeader,
-    GetKVConfigRequestHeader,
-    GetKVConfigResponseHeader,
-    GetKVListByNamespaceRequestHeader,
     GetRouteInfoRequestHeader,
-    KVTable,
-    PutKVConfigRequestHeader,
+    ProtocolError,
     QueryDataVersionRequestHeader,
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
@@ -76,13 +74,15 @@ class NameServer:
         self.routes = RouteInfo(config.broker_expiry, config.limits)
         self.kv = KeyValues(config.limits.key_values)
         self._kv_file = StateFile(env, config.data, "kvConfig") if config.data is not None else None
+        self._key_values = KeyValueHandlers(self.kv, self._kv_file)
         self._security = security = Security(env.disk, config, accounts)
         self.processors = processors = security.processors(cluster=DEFAULT_CLUSTER, server="nameserver")
         self._server = RemotingServer(env, processors, config.remoting, on_close=self._lost, tls=security.tls)
-        self._settings = SettingsHandlers(config, self.kv, port=lambda: self.port, changed=self._kv_changed)
+        self._settings = SettingsHandlers(config, self.kv, port=lambda: self.port, changed=self._key_values.changed)
         self._tasks = TaskScope("nameserver")
         self._expiry: DeadlineDriver | None = None
         self._heard = False  # of any broker since the start
+        self._forgetting = False
         self._reading = asyncio.Lock()  # of a registration, which what comes behind it waits for
         #: Of users made by command, when they are this server's own.
         self._access_file: StateFile | None = None
@@ -143,22 +143,30 @@ class NameServer:
 
     def _codes(self) -> dict[int, RequestHandler]:
         return {
-            RequestCode.GET_KV_CONFIG: self._get_kv,
+            RequestCode.GET_KV_CONFIG: self._key_values.get,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
-            RequestCode.GET_KVLIST_BY_NAMESPACE: self._kv_list,
-            **TopicLists(self.routes).codes(),
-            **BrokerLists(self.routes).codes(),
+            **self._lists(),
             RequestCode.REGISTER_BROKER: self._register,
             RequestCode.UNREGISTER_BROKER: self._unregister,
             RequestCode.QUERY_DATA_VERSION: self._query_data_version,
             RequestCode.BROKER_HEARTBEAT: self._broker_heartbeat,
-            RequestCode.PUT_KV_CONFIG: self._put_kv,
-            RequestCode.DELETE_KV_CONFIG: self._delete_kv,
+            RequestCode.PUT_KV_CONFIG: self._key_values.put,
+            RequestCode.DELETE_KV_CONFIG: self._key_values.delete,
             RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_perm,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
             RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_perm,
             **self._settings.codes(),
         }
+
+    def _lists(self) -> dict[int, RequestHandler]:
+        """Of everything there is; clients ask for them seldom."""
+        lists: dict[int, RequestHandler] = {
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self._key_values.all_of,
+            **TopicLists(self.routes).codes(),
+            **BrokerLists(self.routes).codes(),
+        }
+        whole = OneAtATime().whole
+        return {code: whole(handler) for code, handler in lists.items()}
 
     # ---- routes
 
@@ -185,13 +193,13 @@ class NameServer:
     async def _wipe_write_perm(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = command.read(WipeWritePermOfBrokerRequestHeader).broker_name
         async with self._reading:
-            count = self.routes.set_writable(name, False)
+            count = await in_turns(self.routes.setting_writable(name, False))
         return RemotingCommand.response(header=WipeWritePermOfBrokerResponseHeader(count))
 
     async def _add_write_perm(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = command.read(AddWritePermOfBrokerRequestHeader).broker_name
         async with self._reading:
-            count = self.routes.set_writable(name, True)
+            count = await in_turns(self.routes.setting_writable(name, True))
         return RemotingCommand.response(header=AddWritePermOfBrokerResponseHeader(count))
 
     # ---- brokers
@@ -199,7 +207,7 @@ class NameServer:
     async def _register(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         header = command.read(RegisterBrokerRequestHeader)
         async with self._reading:  # in the order in which they came
-            version, topics = await reported(command, header)
+            version, topics = await reported(command, header, self.config.limits.broker_topics)
             if connection.closed:
                 return None
             expiry, now = header.heartbeat_timeout_millis, asyncio.get_running_loop().time()
@@ -220,14 +228,19 @@ class NameServer:
         self._rearm()
         master = self.routes.holder(header.broker_name, 0) or ""
         answer = RegisterBrokerResponseHeader(ha_server_addr="", master_addr="" if header.broker_id == 0 else master)
-        table = KVTable(self.kv.table(ORDER_TOPIC_CONFIG) or {})
-        return RemotingCommand.response(header=answer, body=encode_body(table, connection.reply_type(command)))
+        try:
+            body = await in_turns(self._key_values.written(ORDER_TOPIC_CONFIG, connection.reply_type(command)))
+        except ProtocolError as error:
+            _log.warning("brokers are not told which topics are ordered: %s", error)
+            body = b""
+        return RemotingCommand.response(header=answer, body=body)
 
     async def _unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = command.read(UnRegisterBrokerRequestHeader)
         async with self._reading:
             if self.routes.unregister(header.broker_name, header.broker_id, header.broker_addr, header.cluster_name):
                 _log.info("broker %s id %d unregistered", header.broker_name, header.broker_id)
+        self._forget()
         self._rearm()
         return RemotingCommand.response()
 
@@ -250,44 +263,6 @@ class NameServer:
         self._rearm()
         return RemotingCommand.response()
 
-    # ---- key-values
-
-    def _put_kv(self, connection: Connection, command: RemotingCommand) -> Any:
-        header = command.read(PutKVConfigRequestHeader)
-        return self._kv_changed(self.kv.put(header.namespace, header.key, header.value))
-
-    def _get_kv(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = command.read(GetKVConfigRequestHeader)
-        value = self.kv.get(header.namespace, header.key)
-        if value is None:
-            return RemotingCommand.response(
-                ResponseCode.QUERY_NOT_FOUND,
-                remark=f"No config item, Namespace: {header.namespace:.200} Key: {header.key:.200}",
-            )
-        return RemotingCommand.response(header=GetKVConfigResponseHeader(value))
-
-    def _delete_kv(self, connection: Connection, command: RemotingCommand) -> Any:
-        header = command.read(DeleteKVConfigRequestHeader)
-        return self._kv_changed(self.kv.delete(header.namespace, header.key))
-
-    def _kv_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        namespace = command.read(GetKVListByNamespaceRequestHeader).namespace
-        table = self.kv.table(namespace)
-        if table is None:
-            remark = f"No config item, Namespace: {namespace:.200}"
-            return RemotingCommand.response(ResponseCode.QUERY_NOT_FOUND, remark=remark)
-        return _body(connection, command, KVTable(table))
-
-    def _kv_changed(self, changed: bool) -> Any:
-        """Saved before it is acknowledged."""
-        if changed and self._kv_file is not None:
-            return self._saved(self._kv_file)
-        return RemotingCommand.response()
-
-    async def _saved(self, file: StateFile) -> RemotingCommand:
-        await file.save(self.kv.to_dict())
-        return RemotingCommand.response()
-
     # ---- leases
 
     def _rearm(self) -> None:
@@ -297,13 +272,24 @@ class NameServer:
     def _expire(self, now: float) -> None:
         for address in self.routes.expire(now):
             _log.warning("broker at %s has not registered in time, its routes are dropped", address)
+        self._forget()
 
     def _lost(self, connection: Connection) -> None:
-        for address in (gone := self.routes.lost(connection)):
+        for address in self.routes.lost(connection):
             _log.info("broker at %s closed its connection, its routes are dropped", address)
+        self._forget()
         self._rearm()
-        if gone:  # there may be more
-            asyncio.get_running_loop().call_soon(self._lost, connection)
+
+    def _forget(self) -> None:
+        """The topics of who has gone, in turns."""
+        if not self._forgetting and self.routes.is_leaving:
+            self._forgetting = True
+            asyncio.get_running_loop().call_soon(self._forget_some)
+
+    def _forget_some(self) -> None:
+        self._forgetting = self.routes.forget()
+        if self._forgetting:
+            asyncio.get_running_loop().call_soon(self._forget_some)
 
 
 def _body(connection: Connection, command: RemotingCommand, value: Any) -> RemotingCommand:

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from aiorocket.nameserver.core.routes import RouteInfo
-from aiorocket.nameserver.reported import in_turns
+from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     GetTopicsByClusterRequestHeader,
     RemotingCommand,
     RequestCode,
     TopicListBody,
     encode_body,
+    list_body,
 )
 
 if TYPE_CHECKING:
@@ -42,12 +44,12 @@ class TopicLists:
             RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.others_subscribed_by_units,
         }
 
-    def all_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        return _answer(connection, command, TopicListBody(self._routes.topics()))
+    async def all_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        return await _topics(connection, command, self._routes.all_topics())
 
-    def topics_of_cluster(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def topics_of_cluster(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         cluster = command.read(GetTopicsByClusterRequestHeader).cluster
-        return _answer(connection, command, TopicListBody(self._routes.topics_of_cluster(cluster)))
+        return await _topics(connection, command, self._routes.topics_of_cluster(cluster))
 
     def system_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """The names of clusters and brokers, which are topics too, and the address of some broker, to ask it for
@@ -55,17 +57,22 @@ class TopicLists:
         brokers = self._routes.brokers()
         names = {data.cluster for data in brokers} | {data.broker_name for data in brokers}
         address = next((address for data in brokers for address in data.broker_addrs.values()), None)
-        return _answer(connection, command, TopicListBody(sorted(names), address))
+        body = TopicListBody(sorted(names), address)
+        return RemotingCommand.response(body=encode_body(body, connection.reply_type(command)))
 
     async def unit_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        return _answer(connection, command, TopicListBody(await in_turns(self._routes.flagged(UNIT))))
+        return await _topics(connection, command, self._routes.flagged(UNIT))
 
     async def subscribed_by_units(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        return _answer(connection, command, TopicListBody(await in_turns(self._routes.flagged(UNIT_SUB))))
+        return await _topics(connection, command, self._routes.flagged(UNIT_SUB))
 
     async def others_subscribed_by_units(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        return _answer(connection, command, TopicListBody(await in_turns(self._routes.flagged(UNIT_SUB, without=UNIT))))
+        return await _topics(connection, command, self._routes.flagged(UNIT_SUB, without=UNIT))
 
 
-def _answer(connection: Connection, command: RemotingCommand, body: TopicListBody) -> RemotingCommand:
-    return RemotingCommand.response(body=encode_body(body, connection.reply_type(command)))
+async def _topics(
+    connection: Connection, command: RemotingCommand, finding: Generator[None, None, list[str]]
+) -> RemotingCommand:
+    """A TopicListBody, in turns."""
+    writing = list_body({}, "topicList", await in_turns(finding), connection.reply_type(command))
+    return RemotingCommand.response(body=await in_turns(writing))

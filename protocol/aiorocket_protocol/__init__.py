@@ -18,6 +18,7 @@ from aiorocket_protocol.headers import *
 from aiorocket_protocol.hosts import *
 from aiorocket_protocol.ids import *
 from aiorocket_protocol.limits import *
+from aiorocket_protocol.long_bodies import *
 from aiorocket_protocol.names import *
 from aiorocket_protocol.pop import *
 from aiorocket_protocol.properties import *

@@ -5,13 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Generator, Iterator
 from struct import Struct
-from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Self
 
 from aiorocket_protocol import fastjson
 from aiorocket_protocol.bodies import decode_plain
 from aiorocket_protocol.errors import ProtocolError
-from aiorocket_protocol.limits import MAX_FRAME
+from aiorocket_protocol.limits import MAX_DECOMPRESSED, MAX_FRAME, MAX_LENIENT
 from aiorocket_protocol.names import PERM_READ_WRITE, SINGLE_TAG, TOPIC_FILTER_TYPES
 from aiorocket_protocol.plain import Plain
 
@@ -93,7 +92,9 @@ class TopicConfig(NamedTuple):
             raise ProtocolError(f"name, 3 numbers and a filter type are needed, found {text!r:.100}", where=where)
         attributes: dict[str, str] = {}
         if len(parts) == 6 and parts[5]:
-            attributes = Plain({"attributes": fastjson.loads(parts[5].encode())}, where).text_table("attributes")
+            attributes = Plain({"attributes": fastjson.loads(parts[5].encode(), most=MAX_LENIENT)}, where).text_table(
+                "attributes"
+            )
         read, write, perm = map(int, numbers)
         return cls(parts[0], read, write, perm, parts[4], attributes=attributes)
 
@@ -120,6 +121,15 @@ class TopicConfigTable(NamedTuple):
 
 
 _INT = Struct(">i")
+_WHERE = "compressed registration"
+#: Topics compressed before others have their turn: some three milliseconds.
+_A_TURN = 250
+#: Bytes of compressed data that are looked at at once.
+_PIECE = 16 << 10
+#: Bytes of one topic in it, or of whatever else has a length.
+_LONGEST = 64 << 10
+#: Values of all topics of one of Apache's brokers: one that has static topics writes maps with numbers as keys.
+_MOST_LENIENT = 64 * MAX_LENIENT
 
 
 class RegisterBrokerBody(NamedTuple):
@@ -147,25 +157,39 @@ class RegisterBrokerBody(NamedTuple):
         return cls(table.data_version, table.topics, plain.texts("filterServerList"))
 
     def compressed(self) -> bytes:
-        """The body of a registration whose header says ``compressed``."""
-        texts = [topic.to_text() for topic in self.topics]
-        parts = [_counted(fastjson.dumps(self.data_version.to_plain())), _INT.pack(len(texts))]
-        parts += [_counted(text.encode()) for text in texts]
-        parts.append(_counted(fastjson.dumps(self.filter_servers)))
-        parts.append(_INT.pack(0))  # no static topic mappings
-        return zlib.compress(b"".join(parts))
+        """The body of a registration whose header says ``compressed``. It leaves topicSysFlag and order out."""
+        work = self.compressing()
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                return bytes(end.value)
+
+    def compressing(self) -> Generator[None, None, bytes]:
+        """``compressed``, little by little."""
+        stream = zlib.compressobj()
+        parts = [stream.compress(_counted(fastjson.dumps(self.data_version.to_plain())) + _INT.pack(len(self.topics)))]
+        for at in range(0, len(self.topics), _A_TURN):
+            some = self.topics[at : at + _A_TURN]
+            parts.append(stream.compress(b"".join([_counted(topic.to_text().encode()) for topic in some])))
+            yield
+        # No static topic mappings.
+        parts.append(stream.compress(_counted(fastjson.dumps(self.filter_servers)) + _INT.pack(0)))
+        return b"".join((*parts, stream.flush()))
 
     @classmethod
     def from_compressed(cls, data: bytes) -> Self:
-        """ProtocolError for damaged data, more than a frame's worth of it, or lengths that do not fit."""
-        content = _decompressed(data)
+        """ProtocolError for damaged data, more than MAX_DECOMPRESSED of it, or lengths that do not fit."""
+        content = _Inflated(data)
         version, reading = _version(content), _topics(content)
         topics: list[TopicConfig] = []
         while True:
             try:
                 topics.append(next(reading))
             except StopIteration as end:
-                filter_servers = Plain({"filterServerList": fastjson.loads(end.value or b"[]")}, "RegisterBrokerBody")
+                filter_servers = Plain(
+                    {"filterServerList": fastjson.loads(end.value or b"[]", most=MAX_LENIENT)}, "RegisterBrokerBody"
+                )
                 return cls(version, topics, filter_servers.texts("filterServerList"))
 
     @staticmethod
@@ -173,52 +197,88 @@ class RegisterBrokerBody(NamedTuple):
         """The version of a body, and its topics, each read when it is asked for: a broker may have tens of thousands.
         ProtocolError comes with what it is about."""
         if compressed:
-            content = _decompressed(data)
+            content = _Inflated(data)
             return _version(content), _topics(content)
-        plain = Plain(decode_plain(data, serialize_type, "RegisterBrokerBody"), "RegisterBrokerBody")
+        read = decode_plain(data, serialize_type, "RegisterBrokerBody", lenient=_MOST_LENIENT)
+        plain = Plain(read, "RegisterBrokerBody")
         table = Plain(plain.table("topicConfigSerializeWrapper"), "TopicConfigTable")
         topics = table.table("topicConfigTable").values()
         return DataVersion.from_plain(table.table("dataVersion")), map(TopicConfig.from_plain, topics)
 
 
-def _decompressed(data: bytes) -> bytes:
-    stream = zlib.decompressobj()
-    try:
-        content = stream.decompress(data, MAX_FRAME + 1)
-    except zlib.error as error:
-        raise ProtocolError(f"not zlib: {error}", where="compressed registration") from None
-    if not stream.eof or len(content) > MAX_FRAME:
-        raise ProtocolError(f"cut off, or more than {MAX_FRAME} bytes", where="compressed registration")
-    return content
+class _Inflated:
+    """What zlib data holds, taken piece by piece: no more of it is unfolded than was asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._fed = 0
+        self._stream = zlib.decompressobj()
+        self._have = b""
+        self._at = 0
+        self._left = MAX_DECOMPRESSED
+
+    def take(self, count: int) -> bytes:
+        """The next ``count`` bytes; ProtocolError when there are not so many."""
+        while len(self._have) - self._at < count:
+            self._have = self._have[self._at :] + self._more()
+            self._at = 0
+        self._at += count
+        return self._have[self._at - count : self._at]
+
+    def number(self) -> int:
+        return int(_INT.unpack(self.take(4))[0])
+
+    def counted(self) -> bytes:
+        """What a length stands before."""
+        length = self.number()
+        if not 0 <= length <= _LONGEST:
+            raise ProtocolError(f"{length} bytes claimed, at most {_LONGEST} are read", where=_WHERE)
+        return self.take(length)
+
+    def end(self) -> None:
+        """Nobody reads what is left; ProtocolError when it is damaged, or more than a frame."""
+        left = self._left
+        while not self._stream.eof:
+            self._more()
+            if left - self._left > MAX_FRAME:
+                raise ProtocolError(f"more than {MAX_FRAME} bytes behind the topics", where=_WHERE)
+
+    def _more(self) -> bytes:
+        stream = self._stream
+        try:
+            while not stream.eof:
+                some = stream.unconsumed_tail
+                if not some:
+                    some = self._data[self._fed : self._fed + _PIECE]
+                    self._fed += len(some)
+                found = stream.decompress(some, 4 * _PIECE)
+                self._left -= len(found)
+                if self._left < 0:
+                    raise ProtocolError(f"more than {MAX_DECOMPRESSED} bytes", where=_WHERE)
+                if found or stream.eof:
+                    return found
+                if not some:
+                    break
+        except zlib.error as error:
+            raise ProtocolError(f"not zlib: {error}", where=_WHERE) from None
+        raise ProtocolError("cut off", where=_WHERE)
 
 
-def _version(content: bytes) -> DataVersion:
-    return DataVersion.from_plain(fastjson.loads(_take(content, 0)[0]))
+def _version(content: _Inflated) -> DataVersion:
+    return DataVersion.from_plain(fastjson.loads(content.counted(), most=MAX_LENIENT))
 
 
-def _topics(content: bytes) -> Generator[TopicConfig, None, bytes]:
+def _topics(content: _Inflated) -> Generator[TopicConfig, None, bytes]:
     """Returns what comes behind them: the filter servers."""
     try:
-        _, at = _take(content, 0)
-        (count,) = _INT.unpack_from(content, at)
-        at += 4
-        for _ in range(count):
-            text, at = _take(content, at)
-            yield TopicConfig.from_text(text.decode())
-        return _take(content, at)[0]
-    except (StructError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"cut off or not text: {error}", where="compressed registration") from None
+        for _ in range(content.number()):
+            yield TopicConfig.from_text(content.counted().decode())
+        filter_servers = content.counted()
+        content.end()
+        return filter_servers
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"not text: {error}", where=_WHERE) from None
 
 
 def _counted(data: bytes) -> bytes:
     return _INT.pack(len(data)) + data
-
-
-def _take(content: bytes, at: int) -> tuple[bytes, int]:
-    if at + 4 > len(content):
-        raise ProtocolError("cut off", where="compressed registration")
-    (length,) = _INT.unpack_from(content, at)
-    end = at + 4 + length
-    if length < 0 or end > len(content):
-        raise ProtocolError(f"{length} bytes claimed, {len(content) - at - 4} left", where="compressed registration")
-    return content[at + 4 : end], end

@@ -24,13 +24,13 @@ MOST_LINES = 500
 SLACK = 20
 RATCHETS = {
     "aiorocket/broker/broker.py": 230,
-    "aiorocket/broker/parts.py": 217,
+    "aiorocket/broker/parts.py": 209,
     "aiorocket/client/app.py": 242,
     "aiorocket/client/pull/pull_consumer.py": 462,
     "aiorocket/client/push/consumer.py": 361,
     "aiorocket/client/session.py": 401,
     "aiorocket/embedded.py": 222,
-    "aiorocket/nameserver/server.py": 307,
+    "aiorocket/nameserver/server.py": 296,
     "aiorocket/remoting/connection.py": 625,
 }
 #: The same of classes, counted with those of their bases that are ours: a half class is no way around the limit.

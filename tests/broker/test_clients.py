@@ -181,9 +181,7 @@ async def test_members_of_a_large_group_are_told_some_in_each_turn(
         await peer.close()
 
 
-async def test_one_notice_that_fails_does_not_end_the_others(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_notice_that_fails_does_not_end_the_others(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     peers = [await Peer.connect(broker.port) for _ in range(3)]
     for number, peer in enumerate(peers):
         await peer.call(34, body=heartbeat(f"c{number}", "T"))

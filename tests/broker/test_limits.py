@@ -494,7 +494,7 @@ NOT_STANDARD = b"{" + b"0:0," * 10_000 + b"}"
 
 
 async def test_of_json_that_is_not_standard_little_is_read() -> None:
-    async with broker() as (server, peer):
+    async with broker() as (_, peer):
         for code in (18, 34, 41, 42, 46, 200, 225, 400, 401, 200151):
             answer = await peer.call(code, None, NOT_STANDARD)
             assert f"more than {MAX_LENIENT} values in JSON that is not standard" in (answer.remark or ""), code

@@ -44,13 +44,19 @@ async def queues_of(peer: Peer, topic: str) -> int | None:
 
 async def test_few_topics_are_read_in_a_turn() -> None:
     command = RemotingCommand.request(103, body=encode_body(table(1, 4), JSON))
-    reading = asyncio.ensure_future(reported(command, header()))
+    reading = asyncio.ensure_future(reported(command, header(), MANY))
     turns = 0
     while not reading.done():
         turns += 1
         await asyncio.sleep(0)
     topics = reading.result()[1]
     assert topics is not None and len(topics) == MANY and turns >= MANY // A_TURN
+
+
+async def test_of_too_many_topics_no_more_are_read() -> None:
+    command = RemotingCommand.request(103, body=table(1, 4).compressed())
+    topics = (await reported(command, header(compressed=True), 10))[1]
+    assert topics is not None and len(topics) == 11
 
 
 @pytest.mark.parametrize("compressed", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import tracemalloc
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from aiorocket_protocol import (
     JSON,
-    MAX_FRAME,
+    MAX_DECOMPRESSED,
     MSGPACK,
     ROCKETMQ,
     BrokerData,
@@ -41,6 +42,8 @@ from aiorocket_protocol import (
     decode_body,
     encode_body,
     fastjson,
+    list_body,
+    table_body,
     tags_code,
 )
 from aiorocket_protocol.bodies import ClientConnection
@@ -276,13 +279,54 @@ def test_errors_survive_pickling() -> None:
     assert (error.what, error.where, str(error)) == ("bad", "there", "there: bad")
 
 
-@pytest.mark.parametrize("size", [MAX_FRAME + 1, 64 << 20])
-def test_a_compressed_registration_unfolds_to_no_more_than_a_frame(size: int) -> None:
-    bomb = zlib.compress(bytes(size), 1)
+def test_of_a_compressed_registration_no_more_is_unfolded_than_is_read() -> None:
+    version, one = DataVersion(1, 1), TopicConfig("t" * 60_000).to_text().encode()
+    some = b"".join(len(text).to_bytes(4, "big") + text for text in [json.dumps(version.to_plain()).encode()])
+    some += (2**31 - 1).to_bytes(4, "big")
+    bomb = zlib.compress(some + (len(one).to_bytes(4, "big") + one) * (MAX_DECOMPRESSED // len(one) + 1), 1)
+    zeros = zlib.compress(some + bytes(4) + len(one).to_bytes(4, "big") + bytes(MAX_DECOMPRESSED), 1)
     tracemalloc.start()
     try:
-        with pytest.raises(ProtocolError, match=f"more than {MAX_FRAME} bytes"):
-            RegisterBrokerBody.from_compressed(bomb)
-        assert tracemalloc.get_traced_memory()[1] < 3 * MAX_FRAME  # zlib's own buffer grows by doubling
+        found, topics = RegisterBrokerBody.one_by_one(bomb, compressed=True, serialize_type=JSON)
+        assert found == version
+        with pytest.raises(ProtocolError, match=f"more than {MAX_DECOMPRESSED} bytes"):
+            for _ in topics:
+                pass
+        with pytest.raises(ProtocolError):
+            RegisterBrokerBody.from_compressed(zeros)
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
     finally:
         tracemalloc.stop()
+    long = zlib.compress(some + (1 << 20).to_bytes(4, "big") + bytes(1 << 20))
+    with pytest.raises(ProtocolError, match="1048576 bytes claimed, at most 65536 are read"):
+        RegisterBrokerBody.from_compressed(long)
+
+
+@pytest.mark.parametrize("kind", [JSON, MSGPACK])
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
+def test_long_bodies_are_written_little_by_little(kind: int, count: int) -> None:
+    head: dict[str, Any] = {"b": {"x": [1]}, "a": "é"}
+    tail: dict[str, Any] = {"y": {}, "x": "é"}
+    table = {f"{number}": {"n": number, "t": "é"} for number in range(count)}
+    for writing, whole in (
+        (table_body(head, "z", table.items(), lambda item: item, kind), {**head, "z": table}),
+        (list_body(head, "z", table.values(), kind), {**head, "z": list(table.values())}),
+        (table_body({}, "z", table.items(), lambda item: item, kind, tail), {"z": table, **tail}),
+        (list_body(head, "z", table.values(), kind, tail), {**head, "z": list(table.values()), **tail}),
+    ):
+        turns, data = 0, b""
+        try:
+            while True:
+                next(writing)
+                turns += 1
+        except StopIteration as end:
+            data = end.value
+        assert data == encode_body(whole, kind)
+        assert turns >= len(data) // 200_000
+
+
+@pytest.mark.parametrize("kind", [JSON, MSGPACK])
+def test_a_body_that_no_frame_holds_is_not_written(kind: int) -> None:
+    with pytest.raises(ProtocolError, match="larger than"):
+        for _ in list_body({}, "z", itertools.repeat("x" * 100_000), kind):
+            pass

@@ -132,9 +132,7 @@ def _route(_command: RemotingCommand, fields: Fields) -> Iterator[Want]:
 def _heartbeat(command: RemotingCommand, _fields: Fields) -> Iterator[Want]:
     if not command.body:
         return
-    for consumer in decode_body(
-        HeartbeatData, command.body, command.serialize_type, lenient=MAX_LENIENT
-    ).consumers:
+    for consumer in decode_body(HeartbeatData, command.body, command.serialize_type, lenient=MAX_LENIENT).consumers:
         yield _group(consumer.group, _SUB)
         for subscription in consumer.subscriptions:
             yield _topic(subscription.topic, _SUB)

@@ -6,7 +6,7 @@ the topic changes: ``plain`` is true when a message for it needs nothing but a q
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from aiorocket.broker.core.attributes import AttributeRoom
@@ -43,6 +43,8 @@ __all__ = ("UNIT", "UNIT_SUB", "Topic", "TopicTable")
 UNIT = 1
 UNIT_SUB = 2
 
+#: Topics of an order configuration that are looked at in one turn of the loop.
+_A_TURN = 500
 #: More queues than this in one topic is a typing error, and each costs a file.
 MAX_QUEUES = 65_536
 
@@ -249,17 +251,20 @@ class TopicTable:
             self.put(topic)
         return topic
 
-    def make_orderly(self, names: Iterable[str]) -> bool:
-        """Topics that the name server has an order configuration for are order topics; True when one was not yet.
+    def make_orderly(self, names: Iterable[str]) -> Generator[None, None, bool]:
+        """Topics that the name server has an order configuration for are order topics; True when one was not yet. Done
+        little by little.
 
         Nothing undoes this but an administrator: a name server that lost its configuration must not.
         """
-        version = self.version
-        for name in names:
+        changed = False
+        for number, name in enumerate(names, 1):
             topic = self._topics.get(name)
             if topic is not None and not topic.order:
-                self.put(Topic.from_dict({**topic.to_dict(), "order": True}))
-        return self.version != version
+                changed |= self.put(Topic.from_dict({**topic.to_dict(), "order": True}))
+            if number % _A_TURN == 0:
+                yield
+        return changed
 
     def to_dict(self) -> dict[str, Any]:
         return self.later()()

@@ -8,15 +8,17 @@ A client has ``client_call_timeout`` seconds to answer: ali-ons never does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aiorocket.broker.answers import keyed, plain_body, refuse
+from aiorocket.broker.answers import keyed, keyed_pair, plain_body, refuse
 from aiorocket.broker.core.groups import ConsumerGroup, GroupTable, Member
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket.errors import RemoteError, RequestTimeoutError, RocketError
+from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     LANGUAGE_CODES,
     MAX_CONTROL_BODY,
@@ -32,7 +34,9 @@ from aiorocket_protocol import (
     ResetOffsetRequestHeader,
     ResponseCode,
     encode_body,
+    list_body,
     parse_offset_msg_id,
+    table_body,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +50,8 @@ __all__ = ("CallHandlers",)
 #: Clients older than these do not know the requests (RocketMQ 3.0.7-SNAPSHOT and 3.1.8-SNAPSHOT).
 SINCE_RESET = 28
 SINCE_RUNNING_INFO = 62
+#: Queues looked at or set before others have their turn: each may cost some reads of the disk.
+_A_TURN = 64
 
 
 class CallHandlers:
@@ -69,6 +75,7 @@ class CallHandlers:
         self._store = store
         self._reset = reset
         self._save = save
+        self._resetting = asyncio.Lock()  # one works in turns of the loop, not each of many
 
     def codes(self) -> dict[int, RequestHandler]:
         return {
@@ -209,7 +216,9 @@ class CallHandlers:
         topic = self._topics.get(header.topic)
         if topic is None:
             return refuse(Refusal(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic:.200} does not exist"))
-        decided = self._here(topic, header) if self._config.server_side_reset_offset else self._pushed(topic, header)
+        here = self._config.server_side_reset_offset
+        async with self._resetting:
+            decided = await (self._here(topic, header) if here else self._pushed(topic, header))
         if isinstance(decided, Refusal):
             return refuse(decided)
         try:
@@ -222,17 +231,16 @@ class CallHandlers:
                     "unless a later save succeeds",
                 )
             )
-        kind = connection.reply_type(command)
-        return RemotingCommand.response(body=encode_body({"offsetTable": keyed(decided, kind)}, kind))
+        return RemotingCommand.response(body=await in_turns(_table(decided, connection.reply_type(command))))
 
-    def _here(self, topic: Topic, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int] | Refusal:
+    async def _here(self, topic: Topic, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int] | Refusal:
         """As RocketMQ 5: the offsets change now, and pulls learn of it."""
         group = header.group
         if self._configs.get(group) is None:
             return Refusal(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group:.255} does not exist")
         wanted, offset = header.queue_id, header.offset
         if wanted is None or wanted < 0:
-            offsets = {queue_id: self._at(topic, queue_id, header.timestamp) for queue_id in range(topic.read_queues)}
+            offsets = await self._all_at(topic, topic.read_queues, header.timestamp)
         elif wanted >= topic.read_queues:
             return Refusal(
                 ResponseCode.INVALID_PARAMETER,
@@ -247,23 +255,24 @@ class CallHandlers:
                     ResponseCode.SYSTEM_ERROR, f"Target offset {offset} not in consume queue range [{low}-{high}]"
                 )
             offsets = {wanted: offset}
-        for queue_id, offset in offsets.items():
+        for number, (queue_id, offset) in enumerate(offsets.items(), 1):
             self._offsets.reset(group, topic.name, queue_id, offset)
             self._reset(group, topic.name, queue_id)
+            if number % _A_TURN == 0:
+                await asyncio.sleep(0)
         return self._named(topic, offsets)
 
-    def _pushed(self, topic: Topic, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int] | Refusal:
+    async def _pushed(self, topic: Topic, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int] | Refusal:
         """As RocketMQ 4.9: the members are told, and they set the offsets."""
         group = header.group
-        offsets = {}
-        for queue_id in range(topic.write_queues):
+        offsets = await self._all_at(topic, topic.write_queues, header.timestamp)
+        for queue_id, found in offsets.items():
             before = self._offsets.query(group, topic.name, queue_id)
             if before is None:
                 return Refusal(
                     ResponseCode.SYSTEM_ERROR,
                     f"The consumer group <{group:.255}> not exist: it has no offset in {topic.name} queue {queue_id}",
                 )
-            found = self._at(topic, queue_id, header.timestamp)
             offsets[queue_id] = found if header.is_force or found < before else before
         live = self._consumers.get(group)
         if live is None:
@@ -276,23 +285,32 @@ class CallHandlers:
             if member.version < SINCE_RESET:
                 return _too_old(member)
         table = self._named(topic, offsets)
-        self._push(live, ResetOffsetRequestHeader(topic.name, group, header.timestamp, header.is_force), table)
+        await self._push(live, ResetOffsetRequestHeader(topic.name, group, header.timestamp, header.is_force), table)
         return table
 
-    def _push(
+    async def _push(
         self, live: ConsumerGroup[Connection], header: ResetOffsetRequestHeader, table: Mapping[MessageQueue, int]
     ) -> None:
+        bodies: dict[tuple[int, bool], bytes] = {}
         for member in list(live.members.values()):
             connection = member.connection
-            plain: dict[str, Any] = {"offsetTable": keyed(table, connection.serialize_type)}
-            if member.language == LANGUAGE_CODES["CPP"]:
-                plain = {"offsetTable": [{**queue.to_plain(), "offset": offset} for queue, offset in table.items()]}
-            body = encode_body(plain, connection.serialize_type)
+            form = connection.serialize_type, member.language == LANGUAGE_CODES["CPP"]
+            if form not in bodies:
+                bodies[form] = await in_turns(_table(table, *form))
+            body = bodies[form]
             code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
             try:
                 connection.oneway(RemotingCommand.request(code, header, body=body, oneway=True))
             except RocketError:
                 continue  # closed or not reading; the administrator sees that the offsets do not move and asks again
+
+    async def _all_at(self, topic: Topic, queues: int, timestamp: int) -> dict[int, int]:
+        offsets = {}
+        for queue_id in range(queues):
+            offsets[queue_id] = self._at(topic, queue_id, timestamp)
+            if queue_id % _A_TURN == _A_TURN - 1:
+                await asyncio.sleep(0)
+        return offsets
 
     def _at(self, topic: Topic, queue_id: int, timestamp: int) -> int:
         """A time before 1970 means the end."""
@@ -303,6 +321,18 @@ class CallHandlers:
     def _named(self, topic: Topic, offsets: Mapping[int, int]) -> dict[MessageQueue, int]:
         name = self._config.name
         return {MessageQueue(topic.name, name, queue_id): offset for queue_id, offset in offsets.items()}
+
+
+def _table(
+    table: Mapping[MessageQueue, int], serialize_type: int, listed: bool = False
+) -> Generator[None, None, bytes]:
+    """Offsets by queue; a list is what the C++ client reads."""
+    if listed:
+        items = ({**queue.to_plain(), "offset": offset} for queue, offset in table.items())
+        return list_body({}, "offsetTable", items, serialize_type)
+    return table_body(
+        {}, "offsetTable", table.items(), partial(keyed_pair, serialize_type=serialize_type), serialize_type
+    )
 
 
 def _said(answer: RemotingCommand) -> dict[str, Any]:

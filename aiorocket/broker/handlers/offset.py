@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import refuse, unknown_topic
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.lower_commits import warn_of_lower
+from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     EXT_EPOCH,
     DataVersion,
@@ -28,6 +29,7 @@ from aiorocket_protocol import (
     SearchOffsetResponseHeader,
     UpdateConsumerOffsetRequestHeader,
     encode_body,
+    table_body,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +65,11 @@ class OffsetHandlers:
             RequestCode.GET_MAX_OFFSET: self.maximum,
             RequestCode.GET_MIN_OFFSET: self.minimum,
             RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
+        }
+
+    def looks(self) -> dict[int, RequestHandler]:
+        """Those for administrators, of a whole table."""
+        return {
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
             RequestCode.GET_ALL_DELAY_OFFSET: self.delay_offsets,
             RequestCode.QUERY_CORRECTION_OFFSET: self.correction,
@@ -148,13 +155,23 @@ class OffsetHandlers:
 
     # ---- for administrators
 
-    def all_offsets(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def all_offsets(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 43: how far every group has come in every queue, as slaves of Apache's read it."""
-        return _table(connection, command, self._offsets.to_dict()["offsetTable"], self._offsets.version)
+        head = {"dataVersion": DataVersion(0, self._offsets.version).to_plain()}
+
+        def entry(pair: tuple[str, str]) -> tuple[str, dict[str, int]]:
+            group, topic = pair
+            queues = self._offsets.queues(group, topic)
+            return f"{topic}@{group}", {str(queue_id): offset for queue_id, offset in queues.items()}
+
+        writing = table_body(head, "offsetTable", self._offsets.pairs(), entry, connection.reply_type(command))
+        return RemotingCommand.response(body=await in_turns(writing))
 
     def delay_offsets(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 45: up to where each delay level has delivered."""
-        return _table(connection, command, self._delays.to_dict()["offsetTable"], self._delays.version)
+        version = DataVersion(0, self._delays.version).to_plain()
+        plain = {"dataVersion": version, "offsetTable": self._delays.to_dict()["offsetTable"]}
+        return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
 
     def correction(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 308: for each queue how far the group has come that is least far, of all whose next message is still
@@ -175,8 +192,3 @@ class OffsetHandlers:
                 least[queue_id] = NOWHERE
         plain = {"correctionOffsets": {str(queue_id): offset for queue_id, offset in least.items()}}
         return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
-
-
-def _table(connection: Connection, command: RemotingCommand, table: dict[Any, Any], version: int) -> RemotingCommand:
-    plain = {"dataVersion": DataVersion(0, version).to_plain(), "offsetTable": table}
-    return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))

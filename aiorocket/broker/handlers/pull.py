@@ -55,7 +55,6 @@ _new = tuple.__new__
 #: An expression that comes with each pull is parsed once; clients that make up new ones must not fill the memory.
 MAX_PARSED = 4096
 #: Above every offset.
-_EVERY = 1 << 63
 #: Messages of one answer to a client that is not ours, whatever it asks for: maxTransferCountOnMessageInMemory.
 MAX_FOR_OTHERS = 32
 _OWN_FILTER = PULL_SUBSCRIPTION | PULL_CLASS_FILTER
@@ -124,6 +123,8 @@ class PullHandlers:
         self._later: dict[ParkedPull, None] = {}
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
         self._ending: deque[ParkedPull] = deque()
+        #: Those whose topic is gone, as the refusal says, or whose group's offset was set.
+        self._news: deque[tuple[ParkedPull, Refusal | None]] = deque()
 
     def codes(self) -> dict[int, RequestHandler]:
         return {
@@ -217,13 +218,29 @@ class PullHandlers:
 
     def reset(self, group: str, topic: str, queue_id: int) -> None:
         """An administrator set the group's offset: its waiting pulls learn it now."""
-        for pull in list(self.polls.arrived(topic, queue_id, _EVERY, None)):
+        for pull in self.polls.waiting((topic, queue_id)):
+            if pull.request.header.consumer_group == group:
+                self._tell(pull, None)
+
+    def _tell(self, pull: ParkedPull, gone: Refusal | None) -> None:
+        """In a turn to come, a few in each, as those whose hold is over: that it is ``gone``, or moved."""
+        if not self._news:
+            self._loop.call_soon(self._tell_some)
+        self._news.append((pull, gone))
+
+    def _tell_some(self) -> None:
+        for _ in range(min(_ENDS_PER_TURN, len(self._news))):
+            pull, gone = self._news.popleft()
             waiting: _Waiting = pull.request
-            if waiting.header.consumer_group == group:
+            if gone is not None:
+                waiting.connection.reply(waiting.command, refuse(gone))
+            elif self.polls.is_parked(pull):
                 answer = self._reset_answer(waiting.connection, waiting.header)
                 if answer is not None:
                     self.polls.answered(pull)
                     waiting.connection.reply(waiting.command, answer)
+        if self._news:
+            self._loop.call_soon(self._tell_some)
 
     def _reset_answer(self, connection: Connection, header: PullMessageRequestHeader) -> RemotingCommand | None:
         """21 with the offset to go on at, when a reset waits for this group."""
@@ -241,15 +258,16 @@ class PullHandlers:
 
     def withdraw(self, topic: str, queues: int) -> None:
         """A topic was deleted: its waiting pulls learn it now."""
+        gone = Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] was deleted")
         for queue_id in range(queues):
             for pull in self.polls.withdraw_queue(topic, queue_id):
-                waiting: _Waiting = pull.request
-                gone = Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] was deleted")
-                waiting.connection.reply(waiting.command, refuse(gone))
+                self._tell(pull, gone)
 
     def close(self) -> None:
         """Answer every parked pull with "nothing": the server is about to close and waits for answers."""
         self._driver.close()
+        while self._news:
+            self._tell_some()
         self._resume([*self._ending, *self.polls.withdraw_all()], last=True)
         self._ending.clear()
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aiorocket.broker.answers import keyed, refuse, unknown_topic
+from aiorocket.broker.answers import keyed, keyed_pair, refuse, unknown_topic
 from aiorocket.broker.core.groups import ConsumerGroup, Member
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.traffic import GROUP_GET_NUMS, TOPIC_PUT_NUMS, Growth, Key
 from aiorocket.broker.traffic import GETS_FOUND, GETS_MISSED, PUTS, TrafficMeter
+from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     LANGUAGE_NAMES,
     SCHEDULE_TOPIC,
@@ -39,6 +41,8 @@ from aiorocket_protocol import (
     ResponseCode,
     ViewBrokerStatsDataRequestHeader,
     encode_body,
+    list_body,
+    table_body,
     unpack_host,
 )
 
@@ -95,8 +99,9 @@ class StatisticsHandlers:
         if topic is None:
             return refuse(unknown_topic(name))
         table: dict[MessageQueue, Any] = {}
+        pace = _Pace()
         for queue_id in range(topic.max_queues):
-            await _turn(queue_id)
+            await pace.look()
             low, high = self._store.min_offset(name, queue_id), self._store.max_offset(name, queue_id)
             table[self._queue(name, queue_id)] = {
                 "lastUpdateTimestamp": self._stored(name, queue_id, high - 1) if high > low else 0,
@@ -104,7 +109,7 @@ class StatisticsHandlers:
                 "minOffset": low,
             }
         rate = self._per_second((TOPIC_PUT_NUMS, name))
-        return _answer(connection, command, {"offsetTable": table, "topicPutTps": rate})
+        return await _table(connection, command, {}, table, {"topicPutTps": rate})
 
     async def consume_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 208: how far the group is in each queue of one topic, of several (``topicList``) or of all it has
@@ -114,15 +119,17 @@ class StatisticsHandlers:
         group = header.consumer_group
         named = [name for name in (header.topic_list or "").split(";") if name]
         live = self._consumers.get(group)
-        topics = named or ([header.topic] if header.topic else self._topics_of(group, live))
+        topics = named or ([header.topic] if header.topic else self._topics_of(self._offsets.topics(group), live))
         table: dict[MessageQueue, Any] = {}
         rate = 0.0
+        pace = _Pace()
         for name in topics:
+            await pace.look()
             topic = self._topics.get(name)
             if topic is not None and (named or _is_wanted(live, name)):
-                table.update(await self._progress(group, name, topic.read_queues))
+                table.update(await self._progress(group, name, topic.read_queues, pace))
                 rate += self._per_second((GROUP_GET_NUMS, f"{name}@{group}"))
-        return _answer(connection, command, {"consumeTps": rate, "offsetTable": table})
+        return await _table(connection, command, {"consumeTps": rate}, table, {})
 
     async def all_consume_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 317: 208 for every group and topic, or with ``isOrder`` for order topics only, and how many messages
@@ -130,31 +137,39 @@ class StatisticsHandlers:
         order_only = command.read(GetConsumeStatsInBrokerHeader).is_order
         groups: list[dict[str, Any]] = []
         behind = 0
+        pace = _Pace()
+        topics: dict[str, list[str]] = {}
+        for group, name in self._offsets.pairs():
+            topics.setdefault(group, []).append(name)
+            await pace.look()
         for config in list(self._configs):
             group, live = config.name, self._consumers.get(config.name)
             found: list[dict[str, Any]] = []
-            for number, name in enumerate(self._topics_of(group, live)):
-                await _turn(number)
+            for name in self._topics_of(topics.get(group, []), live):
+                await pace.look()
                 topic = self._topics.get(name)
                 if topic is None or (order_only and not topic.order) or not _is_wanted(live, name):
                     continue
-                table = await self._progress(group, name, topic.write_queues)
+                table = await self._progress(group, name, topic.write_queues, pace)
                 behind += sum(each["brokerOffset"] - each["consumerOffset"] for each in table.values())
                 rate = self._per_second((GROUP_GET_NUMS, f"{name}@{group}"))
                 found.append({"consumeTps": rate, "offsetTable": table})
             groups.append({group: found})
-        address = unpack_host(self._store.store_host)
-        return _answer(connection, command, {"brokerAddr": address, "consumeStatsList": groups, "totalDiff": behind})
+            await pace.look()
+        address, kind = unpack_host(self._store.store_host), connection.reply_type(command)
+        each = (keyed(group, kind) for group in groups)
+        writing = list_body({"brokerAddr": address}, "consumeStatsList", each, kind, {"totalDiff": behind})
+        return RemotingCommand.response(body=await in_turns(writing))
 
-    def _topics_of(self, group: str, live: ConsumerGroup[Connection] | None) -> list[str]:
-        """Those it has offsets in, and those that its members subscribe to."""
-        return [*self._offsets.topics(group), *(live.without_offset(self._offsets) if live is not None else ())]
+    def _topics_of(self, begun: list[str], live: ConsumerGroup[Connection] | None) -> list[str]:
+        """Those a group has offsets in, which are ``begun``, and those that its members subscribe to."""
+        return [*begun, *(live.without_offset(self._offsets) if live is not None else ())]
 
-    async def _progress(self, group: str, topic: str, queues: int) -> dict[MessageQueue, Any]:
+    async def _progress(self, group: str, topic: str, queues: int, pace: _Pace) -> dict[MessageQueue, Any]:
         """How far a group is in each queue of a topic."""
         table: dict[MessageQueue, Any] = {}
         for queue_id in range(queues):
-            await _turn(queue_id)
+            await pace.look()
             offset = self._offsets.query(group, topic, queue_id) or 0
             table[self._queue(topic, queue_id)] = {
                 "brokerOffset": self._store.max_offset(topic, queue_id),
@@ -180,8 +195,9 @@ class StatisticsHandlers:
         if topic is None:
             return refuse(unknown_topic(name))
         spans = []
+        pace = _Pace()
         for queue_id in range(topic.write_queues):
-            await _turn(queue_id)
+            await pace.look()
             low, high = self._store.min_offset(name, queue_id), self._store.max_offset(name, queue_id)
             first = self._stored(name, queue_id, low, -1)
             offset = max(low, self._offsets.query(header.group, name, queue_id) or 0)
@@ -195,7 +211,8 @@ class StatisticsHandlers:
                     "minTimeStamp": first,
                 }
             )
-        return _answer(connection, command, {"consumeTimeSpanSet": spans})
+        writing = list_body({}, "consumeTimeSpanSet", spans, connection.reply_type(command))
+        return RemotingCommand.response(body=await in_turns(writing))
 
     def consumer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 203."""
@@ -355,9 +372,29 @@ def _is_wanted(live: ConsumerGroup[Connection] | None, topic: str) -> bool:
     return live is None or not live.subscriptions or topic in live.subscriptions
 
 
-async def _turn(number: int) -> None:
-    if number % TURN == TURN - 1:
-        await asyncio.sleep(0)
+class _Pace:
+    """Others have their turn after every so many looks."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    async def look(self) -> None:
+        self._looks += 1
+        if self._looks % TURN == 0:
+            await asyncio.sleep(0)
+
+
+async def _table(
+    connection: Connection,
+    command: RemotingCommand,
+    head: dict[str, Any],
+    table: dict[MessageQueue, Any],
+    tail: dict[str, Any],
+) -> RemotingCommand:
+    """What is known of each queue, between ``head`` and ``tail``."""
+    kind = connection.reply_type(command)
+    writing = table_body(head, "offsetTable", table.items(), partial(keyed_pair, serialize_type=kind), kind, tail)
+    return RemotingCommand.response(body=await in_turns(writing))
 
 
 def _answer(connection: Connection, command: RemotingCommand, plain: dict[str, Any]) -> RemotingCommand:

@@ -10,6 +10,7 @@ from aiorocket.broker.core.group_configs import GroupConfig
 from aiorocket.broker.core.names import Refusal, is_group_name, is_system_topic, is_topic_name
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
+from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     CloneGroupOffsetRequestHeader,
     CreateTopicRequestHeader,
@@ -24,6 +25,7 @@ from aiorocket_protocol import (
     TopicConfig,
     UpdateGroupForbiddenRequestHeader,
     encode_body,
+    table_body,
 )
 from aiorocket_protocol.plain import Plain
 
@@ -65,15 +67,20 @@ class TopicHandlers:
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.create_topic,
             RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: self.create_topics,
             RequestCode.DELETE_TOPIC_IN_BROKER: self.delete_topic,
-            RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
             RequestCode.GET_TOPIC_CONFIG: self.topic_config,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.put_group,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.put_groups,
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.group_config,
             RequestCode.CLONE_GROUP_OFFSET: self.clone_offsets,
             RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: self.group_forbidden,
+        }
+
+    def looks(self) -> dict[int, RequestHandler]:
+        """Those that read a whole table and wait for nobody."""
+        return {
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
         }
 
     async def create_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -138,13 +145,14 @@ class TopicHandlers:
         await gone
         return RemotingCommand.response()
 
-    def all_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def all_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 21."""
-        plain = {
-            "dataVersion": self._topic_version().to_plain(),
-            "topicConfigTable": {topic.name: topic.to_dict() for topic in self._topics},
-        }
-        return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
+        head = {"dataVersion": self._topic_version().to_plain()}
+        kind = connection.reply_type(command)
+        writing = table_body(
+            head, "topicConfigTable", list(self._topics), lambda topic: (topic.name, topic.to_dict()), kind
+        )
+        return RemotingCommand.response(body=await in_turns(writing))
 
     def topic_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 351."""
@@ -187,14 +195,17 @@ class TopicHandlers:
                     self._offsets.commit(header.dest_group, name, queue_id, offset)
         return RemotingCommand.response()
 
-    def all_groups(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def all_groups(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 201."""
-        plain = {
+        head = {
             "dataVersion": DataVersion(0, self._configs.version).to_plain(),
             "forbiddenTable": self._configs.forbidden_table(),
-            "subscriptionGroupTable": {config.name: config.to_dict() for config in self._configs},
         }
-        return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
+        kind = connection.reply_type(command)
+        writing = table_body(
+            head, "subscriptionGroupTable", list(self._configs), lambda config: (config.name, config.to_dict()), kind
+        )
+        return RemotingCommand.response(body=await in_turns(writing))
 
     async def delete_group(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 207."""

@@ -9,15 +9,18 @@ was noticed to be dead.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
-from typing import NamedTuple
+from heapq import merge
+from typing import NamedTuple, TypeVar
 
 from aiorocket.config import Limits
 from aiorocket_protocol import PERM_WRITE, BrokerData, DataVersion, QueueData, TopicRouteData
 
-__all__ = ("A_TURN", "BrokerReport", "RouteInfo")
+__all__ = ("A_TURN", "BrokerReport", "RouteInfo", "whole")
 
 #: Topics looked at in one turn of the loop: about a millisecond.
 A_TURN = 2_000
+
+_T = TypeVar("_T")
 
 #: Characters of a name or address in a registration.
 LONGEST_NAME = 255
@@ -62,10 +65,12 @@ class RouteInfo:
         self._topics: dict[str, dict[str, QueueData]] = {}
         #: Of each name its topics: whoever goes is not looked for in those of others.
         self._carried: dict[str, set[str]] = {}
+        #: The same of names whose last broker has gone: what is not forgotten yet.
+        self._leaving: dict[str, set[str]] = {}
 
     def register(self, what: BrokerReport, *, connection: Hashable, now: float) -> str | None:
         """None when accepted, else why not (for the remark of a SYSTEM_ERROR)."""
-        return _whole(self.registering(what, connection=connection, now=now))
+        return whole(self.registering(what, connection=connection, now=now))
 
     def registering(self, what: BrokerReport, *, connection: Hashable, now: float) -> Generator[None, None, str | None]:
         """``register``, little by little; one at a time. What becomes of the broker meanwhile is respected."""
@@ -74,6 +79,9 @@ class RouteInfo:
             new_routes += what.name not in self._topics.get(topic, ())
             if number % A_TURN == 0:
                 yield
+        while what.name in self._leaving:  # what it carried when it was here before is not what it carries now
+            self.forget()
+            yield
         known = self._known(what.name, what.broker_id)
         if known is not None and known.address != what.address and known.connection != connection:
             return (
@@ -159,17 +167,40 @@ class RouteInfo:
         known = self._known(name, broker_id)
         if known is None or (known.address, known.cluster) != (address, cluster):
             return False
-        self._remove(name, broker_id)
+        self._take_out(name, broker_id)
+        self.forget()
         return True
 
     def lost(self, connection: Hashable) -> list[str]:
-        """A connection closed: the addresses of the brokers that went with it. Of very many it is some: call it again
-        in the next turn, until there are none."""
-        return self._remove_some(lambda broker: broker.connection == connection)
+        """A connection closed: the addresses of the brokers that went with it."""
+        return self._remove_all(lambda broker: broker.connection == connection)
 
     def expire(self, now: float) -> list[str]:
-        """The addresses of brokers whose lease ends; when it is some of very many, ``next_deadline`` is over still."""
-        return self._remove_some(lambda broker: broker.seen + broker.expiry <= now)
+        """The addresses of brokers whose lease ends."""
+        return self._remove_all(lambda broker: broker.seen + broker.expiry <= now)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether there is something to ``forget``."""
+        return bool(self._leaving)
+
+    def forget(self) -> bool:
+        """Some of the topics that only those had who have gone; call it again in the next turn while it is True. Routes
+        have none of them any more, lists may."""
+        left = A_TURN
+        while self._leaving and left:
+            name, topics = next(iter(self._leaving.items()))
+            while topics and left:
+                topic = topics.pop()
+                queues = self._topics[topic]
+                del queues[name]
+                if not queues:
+                    del self._topics[topic]
+                self._count -= 1
+                left -= 1
+            if not topics:
+                del self._leaving[name]
+        return bool(self._leaving)
 
     def next_deadline(self) -> float | None:
         return min((broker.seen + broker.expiry for _, _, broker in self._all()), default=None)
@@ -190,7 +221,11 @@ class RouteInfo:
         return [self._broker_data(name) for name in sorted(self._brokers)]
 
     def topics(self) -> list[str]:
-        return sorted(self._topics)
+        return whole(self.all_topics())
+
+    def all_topics(self) -> Generator[None, None, list[str]]:
+        """``topics``, little by little."""
+        return _sorted(list(self._topics))
 
     def flagged(self, flag: int, *, without: int = 0) -> Generator[None, None, list[str]]:
         """Topics whose topicSysFlag has ``flag`` and not ``without`` on some broker, little by little."""
@@ -202,11 +237,15 @@ class RouteInfo:
                     break
             if number % A_TURN == 0:
                 yield
-        return sorted(found)
+        return (yield from _sorted(found))
 
-    def topics_of_cluster(self, cluster: str) -> list[str]:
-        names = {data.broker_name for data in self.brokers() if data.cluster == cluster}
-        return sorted(topic for topic, queues in self._topics.items() if names & set(queues))
+    def topics_of_cluster(self, cluster: str) -> Generator[None, None, list[str]]:
+        """Those of its brokers, little by little."""
+        found: set[str] = set()
+        for name in [data.broker_name for data in self.brokers() if data.cluster == cluster]:
+            found |= self._carried.get(name, set())
+            yield
+        return (yield from _sorted(list(found)))
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget ``topic``, on the brokers of one cluster only when it is given."""
@@ -216,20 +255,23 @@ class RouteInfo:
         for name in list(queues):
             if not cluster or self._broker_data(name).cluster == cluster:
                 del queues[name]
-                self._carried[name].discard(topic)
+                (self._carried if name in self._carried else self._leaving)[name].discard(topic)
                 self._count -= 1
         if not queues:
             del self._topics[topic]
 
-    def set_writable(self, broker_name: str, writable: bool) -> int:
-        """Give or take the write permission in all topics of one broker; says how many topics it has."""
+    def setting_writable(self, broker_name: str, writable: bool) -> Generator[None, None, int]:
+        """Give or take the write permission in all topics of one broker, little by little; says how many it has."""
         count = 0
-        for queues in self._topics.values():
+        for number, topic in enumerate(list(self._carried.get(broker_name, ())), 1):
+            queues = self._topics.get(topic, {})
             data = queues.get(broker_name)
             if data is not None:
                 perm = data.perm | PERM_WRITE if writable else data.perm & ~PERM_WRITE
                 queues[broker_name] = data._replace(perm=perm)
                 count += 1
+            if number % A_TURN == 0:
+                yield
         return count
 
     def _known(self, name: str, broker_id: int) -> _Broker | None:
@@ -246,36 +288,42 @@ class RouteInfo:
         addresses = {broker_id: broker.address for broker_id, broker in sorted(brokers.items())}
         return BrokerData(cluster=cluster, broker_name=name, broker_addrs=addresses)
 
-    def _remove_some(self, gone: Callable[[_Broker], bool]) -> list[str]:
-        """One after the other, each with all its topics, until these are more than a turn is for."""
-        addresses: list[str] = []
-        before = self._count
-        for name, broker_id in [(name, broker_id) for name, broker_id, broker in self._all() if gone(broker)]:
-            addresses.append(self._remove(name, broker_id).address)
-            if before - self._count >= A_TURN:
-                break
+    def _remove_all(self, gone: Callable[[_Broker], bool]) -> list[str]:
+        found = [(name, broker_id) for name, broker_id, broker in self._all() if gone(broker)]
+        addresses = [self._take_out(name, broker_id).address for name, broker_id in found]
+        self.forget()
         return addresses
 
-    def _remove(self, name: str, broker_id: int) -> _Broker:
+    def _take_out(self, name: str, broker_id: int) -> _Broker:
         brokers = self._brokers[name]
         broker = brokers.pop(broker_id)
-        if brokers:
-            return broker
-        del self._brokers[name]
-        for topic in self._carried.pop(name, ()):
-            queues = self._topics[topic]
-            del queues[name]
-            self._count -= 1
-            if not queues:
-                del self._topics[topic]
+        if not brokers:
+            del self._brokers[name]
+            if carried := self._carried.pop(name, None):
+                self._leaving[name] = carried
         return broker
 
 
-def _whole(work: Generator[None, None, str | None]) -> str | None:
+def _sorted(names: list[str]) -> Generator[None, None, list[str]]:
+    parts = []
+    for at in range(0, len(names), A_TURN):
+        parts.append(sorted(names[at : at + A_TURN]))
+        yield
+    if len(parts) < 2:
+        return parts[0] if parts else []
+    found = []
+    for number, name in enumerate(merge(*parts), 1):
+        found.append(name)
+        if number % A_TURN == 0:
+            yield
+    return found
+
+
+def whole(work: Generator[None, None, _T]) -> _T:
     """All of it at once."""
     while True:
         try:
             next(work)
         except StopIteration as end:
-            result: str | None = end.value
+            result: _T = end.value
             return result
