@@ -14,7 +14,7 @@ __all__ = ("PURE", "SPEEDUPS", "compiled", "twin")
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: What a twin takes, answers and calls: those of another version are not used.
-_INTERFACE = 7
+_INTERFACE = 8
 
 
 def _found() -> Any:

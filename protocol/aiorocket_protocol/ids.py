@@ -88,44 +88,45 @@ class UniqueIds:
     ids.
     """
 
-    __slots__ = ("_base", "_counter", "_end", "_last", "_left", "_prefix")
+    __slots__ = ("_base", "_count", "_end", "_head", "_last", "_prefix", "_stop")
 
     def __init__(self, ip: bytes, pid: int, seed: int) -> None:
         """``ip`` has 4 or 16 bytes; ``pid`` is taken modulo 2^16, ``seed`` (random, per process) modulo 2^32."""
         if len(ip) not in (4, 16):
             raise ProtocolError(f"{len(ip)} bytes; an IP address has 4 or 16", where="unique id")
         self._prefix = f"{ip.hex()}{pid & 0xFFFF:04x}{seed & 0xFFFFFFFF:08x}".upper()
-        self._counter = seed & 0xFFFF
-        self._left = 0x10000
-        self._last = self._base = self._end = 0
+        #: Ids of the present millisecond begin with ``_head``; there may be some until ``_count`` is ``_stop``.
+        self._head = ""
+        self._count = self._stop = seed & 0xFFFF
+        self._last = -1
+        self._base = self._end = 0
 
     def next(self, now_ms: int) -> str:
         """A new id; ``now_ms`` is the wall clock."""
-        last = self._last
-        if now_ms > last:
-            last = self._last = now_ms
-            self._left = 0x10000
-        self._left -= 1
-        if self._left < 0:
-            last = self._last = last + 1
-            self._left = 0xFFFF
-        if last >= self._end:
-            self._begin_month(last)
-        counter = self._counter = (self._counter + 1) & 0xFFFF
-        return "%s%08X%04X" % (self._prefix, last - self._base & 0xFFFFFFFF, counter)  # noqa: UP031 - hot: one C call
+        if now_ms > self._last:
+            self._begin(now_ms)
+        elif self._count == self._stop:
+            self._begin(self._last + 1)
+        self._count = count = self._count + 1
+        return "%s%04X" % (self._head, count & 0xFFFF)  # noqa: UP031 - hot: one C call
 
     def next_many(self, now_ms: int, count: int) -> list[str]:
         """``count`` new ids, as that many calls of ``next`` would give them, in a third of the time."""
-        if count < self._left and max(now_ms, self._last) < self._end:
-            if now_ms > self._last:
-                self._last = now_ms
-                self._left = 0x10000
-            self._left -= count
-            first = self._counter + 1
-            self._counter = (self._counter + count) & 0xFFFF
-            prefix = f"{self._prefix}{self._last - self._base & 0xFFFFFFFF:08X}"
-            return numbered_ids(prefix, first, count)
-        return [self.next(now_ms) for _ in range(count)]
+        if now_ms > self._last:
+            self._begin(now_ms)
+        if self._count + count > self._stop:
+            return [self.next(now_ms) for _ in range(count)]
+        first = self._count + 1
+        self._count += count
+        return numbered_ids(self._head, first & 0xFFFF, count)
+
+    def _begin(self, now_ms: int) -> None:
+        """Another millisecond."""
+        if now_ms >= self._end:
+            self._begin_month(now_ms)
+        self._last = now_ms
+        self._stop = self._count + 0x10000
+        self._head = f"{self._prefix}{now_ms - self._base & 0xFFFFFFFF:08X}"
 
     def _begin_month(self, now_ms: int) -> None:
         month = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0, fold=0)

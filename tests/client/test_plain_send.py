@@ -107,7 +107,8 @@ def outcome(
             async with client, Producer("p", client=client, config=config) as producer:
                 # The first send negotiates and opens the topic.
                 found.append(await producer.send("t", b"first"))
-                producer.sender.ids._left = left
+                ids = producer.sender.ids
+                ids._stop = ids._count + left
                 begun.begin, producer.sender.plain = producer.sender.plain, begun if fast else None
                 connection = client.session.remoting.live(broker.address)
                 assert connection is not None

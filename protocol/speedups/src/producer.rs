@@ -248,34 +248,21 @@ impl ProducerSends {
     }
 }
 
-/// As UniqueIds.next does; None where a month begins or a millisecond is used up.
+/// As UniqueIds.next does; None where another millisecond begins.
 fn next_id<'py>(ids: &Bound<'py, PyAny>, now: i64) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = ids.py();
-    let (mut last, mut left) = (number(ids, intern!(py, "_last"))?, 0x1_0000);
-    if now > last {
-        last = now;
-    } else {
-        left = number(ids, intern!(py, "_left"))?;
-    }
-    if left < 1 || last >= number(ids, intern!(py, "_end"))? {
+    let count = number(ids, intern!(py, "_count"))?;
+    if now > number(ids, intern!(py, "_last"))? || count >= number(ids, intern!(py, "_stop"))? {
         return Ok(None);
     }
-    let counter = (number(ids, intern!(py, "_counter"))? + 1) & 0xFFFF;
-    let since = (last - number(ids, intern!(py, "_base"))?) & 0xFFFF_FFFF;
-    let prefix = ids.getattr(intern!(py, "_prefix"))?;
-    let Some(prefix) = utf8(&prefix) else { return Ok(None) };
+    let head = ids.getattr(intern!(py, "_head"))?;
+    let Some(head) = utf8(&head) else { return Ok(None) };
     let mut id = String::with_capacity(64);
-    id.push_str(prefix);
-    for (number, width) in [(since, 8), (counter, 4)] {
-        for at in (0..width).rev() {
-            id.push(char::from(b"0123456789ABCDEF"[(number >> (4 * at) & 15) as usize]));
-        }
+    id.push_str(head);
+    for shift in [12, 8, 4, 0] {
+        id.push(char::from(b"0123456789ABCDEF"[((count + 1) >> shift & 15) as usize]));
     }
-    if left == 0x1_0000 {
-        ids.setattr(intern!(py, "_last"), last)?;
-    }
-    ids.setattr(intern!(py, "_left"), left - 1)?;
-    ids.setattr(intern!(py, "_counter"), counter)?;
+    ids.setattr(intern!(py, "_count"), count + 1)?;
     Ok(Some(PyString::new(py, &id).into_any()))
 }
 
