@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Any, Generic, TypeVar
 
 __all__ = ("DeadlineDriver", "TimeoutQueue")
@@ -94,7 +95,7 @@ class TimeoutQueue(Generic[W]):
         self._expired = expired
         self._fifos: dict[float, deque[tuple[float, int, W]]] = {}
         self._handle: asyncio.TimerHandle | None = None
-        self._armed = 0.0
+        self._armed = inf
         self._prune_at = 1024
 
     def add(self, timeout: float, key: int, what: W) -> None:
@@ -105,7 +106,7 @@ class TimeoutQueue(Generic[W]):
             timeout, fifo = self._open(timeout)
         deadline = self._loop.time() + timeout
         fifo.append((deadline, key, what))
-        if self._handle is None or deadline < self._armed:
+        if deadline < self._armed:
             self._arm(deadline)
         elif len(fifo) > self._prune_at:
             # Under load the timer fires rarely and would meet a long queue of answered requests; take them in small
@@ -143,8 +144,8 @@ class TimeoutQueue(Generic[W]):
             fifo.popleft()
 
     def _sweep(self) -> None:
-        self._handle = None
         now = max(self._loop.time(), self._armed)
+        self._handle, self._armed = None, inf
         late: list[tuple[asyncio.Future[Any], W, float]] = []
         following: float | None = None
         for timeout, fifo in list(self._fifos.items()):
@@ -169,4 +170,4 @@ class TimeoutQueue(Generic[W]):
         self._fifos.clear()
         if self._handle is not None:
             self._handle.cancel()
-            self._handle = None
+            self._handle, self._armed = None, inf

@@ -55,8 +55,8 @@ pub fn next_opaque(connection: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
     {
         return Ok(None);
     }
-    let limit = number(&connection.getattr(intern!(py, "config"))?, intern!(py, "write_limit"))?;
-    if number(connection, intern!(py, "_out_bytes"))? > limit {
+    let waiting = number(connection, intern!(py, "_out_bytes"))?;
+    if waiting > 0 && waiting > number(&connection.getattr(intern!(py, "config"))?, intern!(py, "write_limit"))? {
         return Ok(None);
     }
     Ok(Some((number(connection, intern!(py, "_opaque"))? + 1) & MAX_OPAQUE))
@@ -85,8 +85,7 @@ impl<'py> Until<'_, 'py> {
         let Some(deadline) = self.deadline else { return Ok(false) };
         let fifos = timeouts.getattr(intern!(py, "_fifos"))?;
         let Some(fifo) = fifos.downcast::<PyDict>()?.get_item(self.timeout)? else { return Ok(false) };
-        if timeouts.getattr(intern!(py, "_handle"))?.is_none()
-            || deadline.lt(timeouts.getattr(intern!(py, "_armed"))?)?
+        if deadline.lt(timeouts.getattr(intern!(py, "_armed"))?)?
             || fifo.len()? as i64 >= number(timeouts, intern!(py, "_prune_at"))?
         {
             return Ok(false);
