@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from aiorocket.client.sending.in_flight import InFlight
 from aiorocket.client.sending.publish import Publish, Target
 from aiorocket.client.session import Session
 from aiorocket.model import SendReceipt, SendStatus
@@ -36,7 +35,7 @@ class HasIds(Protocol):
 
 class Sent(Protocol):
     """A plain send under way. ``future`` gets the receipt, and instead of it the answer where that is no plain success,
-    or the error where there is none; who began it calls ``ended``."""
+    or the error where there is none."""
 
     @property
     def future(self) -> asyncio.Future[End]: ...
@@ -48,26 +47,24 @@ class Sent(Protocol):
     def msg_id(self) -> str: ...
     @property
     def born(self) -> int: ...
-    def ended(self) -> None: ...
 
 
-#: Begins a send of a body to a topic, with a timeout in seconds and its end in loop time, and counts it among those in
-#: flight; or answers None, and nothing was done.
+#: Begins a send of a body to a topic, with a timeout in seconds and its end in loop time; or answers None, and nothing
+#: was done.
 PlainSend = Callable[[str, bytes, float, float], Sent | None]
 
 
 def plain_sends(
-    sender: HasIds, *, group: str, client: Session, opened: dict[str, Publish], in_flight: InFlight, compress_over: int
+    sender: HasIds, *, group: str, client: Session, opened: dict[str, Publish], compress_over: int
 ) -> PlainSend | None:
-    """None without the fast lane, and with limits over a machine's number. ``opened`` are the topics, ``group`` is
+    """None without the fast lane, and with a limit over a machine's number. ``opened`` are the topics, ``group`` is
     the name on the wire."""
     made = compiled("ProducerSends")
-    if made is None or max(in_flight.most, compress_over) > sys.maxsize:
+    if made is None or compress_over > sys.maxsize:
         return None
     clock = client.env.clock
     plain: PlainSend = made(
         opened=opened,
-        in_flight=in_flight,
         live=client.remoting.by_address,
         sender=sender,
         wall_ms=None if type(clock) is WallClock else clock.wall_ms,

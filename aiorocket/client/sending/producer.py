@@ -178,8 +178,7 @@ class Producer:
     ) -> SendReceipt:
         """Send one message and wait for the broker's acknowledgement.
 
-        ``body`` is bytes; a dict, a dataclass, msgspec's Struct or pydantic's model is sent as JSON, with the property
-        contentType that says so.
+        ``body`` is bytes; a dict, dataclass, msgspec Struct or pydantic model is sent as JSON (property contentType).
 
         ``sharding_key``: the same key goes to the same queue, and one message of a key is sent at a time, so that the
         order of calls is the order stored. ``queue`` pins one queue, ``select(queues, message, arg)`` chooses the one
@@ -187,10 +186,9 @@ class Producer:
         ``recall(receipt.recall_handle)`` takes such a message back. ``timeout`` in seconds bounds the whole call,
         look-ups and retries included (default: ``ProducerConfig.send_timeout``).
 
-        UsageError for arguments that can never be sent, TopicNotFoundError when the name servers say that nobody has
-        the topic, SendError otherwise.
+        UsageError for what can never be sent, TopicNotFoundError when nobody has the topic, SendError otherwise.
         """
-        sender, flag, given_id = self.sender, 0, None
+        sender, in_flight, flag, sys_flag, given_id = self.sender, self.sender.in_flight, 0, 0, None
         timeout = self.config.send_timeout if timeout is None else timeout
         try:
             deadline = self._time() + timeout
@@ -199,6 +197,7 @@ class Producer:
         if _running_loop() is not self._loop:
             raise wrong_loop(self._lifecycle.what)
         more = tag or keys or properties or delay_level or queue or sharding_key is not None
+        full = in_flight.count >= in_flight.most
         special = select is not None or at is not None or after is not None or sender.steps
         if special or type(topic) is not str or type(body) is not bytes:
             message = as_message(topic, body, tag, keys, properties, sharding_key, delay_level, at, after)
@@ -212,17 +211,19 @@ class Producer:
             topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
             properties, delay_level, flag = message.properties, message.delay_level, message.flag
             sharding_key, given_id = message.sharding_key, message.msg_id
-        elif not more and sender.plain and (plain := sender.plain(topic, body, timeout, deadline)):
+        elif not (more or full) and sender.plain and (plain := sender.plain(topic, body, timeout, deadline)):
+            in_flight.count += 1
             try:
                 end = await plain.future
                 return end if type(end) is SendReceipt else await sender.not_plain(plain, body, end, deadline)
             finally:
-                plain.ended()
+                in_flight.count -= 1
+                if in_flight.waited_for:
+                    in_flight.ended()
         key = sharding_key if queue is None else None
         if key is not None:
             await sender.take_turn(topic, key, deadline)
             timeout = max(0.001, deadline - self._time())
-        in_flight = sender.in_flight
         first: RemotingCommand | Exception | None = None
         try:
             publish = sender.opened.get(topic)
@@ -235,7 +236,6 @@ class Producer:
                 text = property_text(msg_id, tag, keys, properties, sharding_key, delay_level, sender.system)
             else:
                 text = _ID_BEGIN + msg_id + "\x02"
-            sys_flag = 0
             if not 0 < len(body) < self.config.compress_over:
                 body, sys_flag = sender.packed(body)
             in_flight.count += 1

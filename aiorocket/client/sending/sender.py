@@ -136,7 +136,7 @@ class Sender:
         self.next_id = self.ids.next  # a plain attribute: the hot path reads it
         if not (self.steps or self.system):
             self.plain = plain_sends(
-                self, group=self.wire_group, client=self.client, opened=self.opened, in_flight=self.in_flight,
+                self, group=self.wire_group, client=self.client, opened=self.opened,
                 compress_over=self.config.compress_over,
             )  # fmt: skip
         return self.next_id(now_ms)

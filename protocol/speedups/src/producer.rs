@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::headers::{command, envelope, pack_number, pack_text, take, Envelope, Value};
-use crate::plain_send::{add, number};
+use crate::plain_send::number;
 use crate::post::{begin_head, end_head, new_future, next_opaque, queue, Until};
 use crate::properties::utf8;
 use crate::{bytes, long};
@@ -34,11 +34,7 @@ pub struct Sent {
     msg_id: Py<PyAny>,
     #[pyo3(get)]
     born: i64,
-    queue: Py<PyAny>,
-    in_flight: Py<PyAny>,
-    /// Of its fields in a tuple makes a SendReceipt.
-    receipt: Py<PyAny>,
-    ok: Py<PyAny>,
+    sends: Py<ProducerSends>,
 }
 
 #[pymethods]
@@ -56,15 +52,6 @@ impl Sent {
         self.set_result(py, error)
     }
 
-    fn ended(&self, py: Python<'_>) -> PyResult<()> {
-        let in_flight = self.in_flight.bind(py);
-        add(in_flight, intern!(py, "count"), -1)?;
-        if in_flight.getattr(intern!(py, "waited_for"))?.is_truthy()? {
-            in_flight.call_method0(intern!(py, "ended"))?;
-        }
-        Ok(())
-    }
-
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.future)
     }
@@ -77,8 +64,9 @@ impl Sent {
             return Ok(None);
         }
         let Some((offset_msg_id, offset)) = answer.fields.and_then(stored) else { return Ok(None) };
-        let fields = (&self.msg_id, &self.queue, offset, offset_msg_id, &self.ok, py.None());
-        self.receipt.bind(py).call1((fields,)).map(Some)
+        let (sends, queue) = (self.sends.get(), self.target.bind(py).getattr(intern!(py, "queue"))?);
+        let fields = (&self.msg_id, queue, offset, offset_msg_id, &sends.ok, py.None());
+        sends.receipt.bind(py).call1((fields,)).map(Some)
     }
 }
 
@@ -107,13 +95,13 @@ fn stored(fields: &[u8]) -> Option<(&str, i64)> {
 pub struct ProducerSends {
     /// Publish by topic.
     opened: Py<PyDict>,
-    in_flight: Py<PyAny>,
     /// Connection by address.
     live: Py<PyDict>,
     /// It has `ids`.
     sender: Py<PyAny>,
     /// None for the machine's clock.
     wall_ms: Option<Py<PyAny>>,
+    /// Of its fields in a tuple makes a SendReceipt.
     receipt: Py<PyAny>,
     ok: Py<PyAny>,
     code: Py<PyAny>,
@@ -127,12 +115,11 @@ pub struct ProducerSends {
 #[pymethods]
 impl ProducerSends {
     #[new]
-    #[pyo3(signature = (*, opened, in_flight, live, sender, wall_ms, receipt, ok, compress_over, version, group, default_topic, queues))]
+    #[pyo3(signature = (*, opened, live, sender, wall_ms, receipt, ok, compress_over, version, group, default_topic, queues))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
         opened: Py<PyDict>,
-        in_flight: Py<PyAny>,
         live: Py<PyDict>,
         sender: Py<PyAny>,
         wall_ms: Option<Py<PyAny>>,
@@ -149,7 +136,6 @@ impl ProducerSends {
         pack_number(&mut behind, queues);
         Ok(Self {
             opened,
-            in_flight,
             live,
             sender,
             wall_ms,
@@ -165,22 +151,19 @@ impl ProducerSends {
 
     /// None, and nothing done, where `Producer.send` has something to say.
     fn __call__<'py>(
-        &self,
-        py: Python<'py>,
+        slf: &Bound<'py, Self>,
         topic: &Bound<'py, PyAny>,
         body: &Bound<'py, PyAny>,
         timeout: &Bound<'py, PyAny>,
         deadline: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, Sent>>> {
+        let (py, sends) = (slf.py(), slf.get());
         let Some(size) = bytes(body).map(<[u8]>::len) else { return Ok(None) };
-        if size == 0 || size >= self.compress_over {
+        if size == 0 || size >= sends.compress_over {
             return Ok(None);
         }
-        let Some(publish) = self.opened.bind(py).get_item(topic)? else { return Ok(None) };
-        let in_flight = self.in_flight.bind(py);
-        if publish.getattr(intern!(py, "slow"))?.is_truthy()?
-            || number(in_flight, intern!(py, "count"))? >= number(in_flight, intern!(py, "most"))?
-        {
+        let Some(publish) = sends.opened.bind(py).get_item(topic)? else { return Ok(None) };
+        if publish.getattr(intern!(py, "slow"))?.is_truthy()? {
             return Ok(None);
         }
         // As QueueChoice.next does.
@@ -188,7 +171,7 @@ impl ProducerSends {
         let targets = choice.getattr(intern!(py, "queues"))?.downcast_into::<PyTuple>()?;
         let cursor: usize = choice.getattr(intern!(py, "_cursor"))?.extract()?;
         let target = targets.get_item(cursor)?;
-        let Some(connection) = self.live.bind(py).get_item(target.getattr(intern!(py, "address"))?)? else {
+        let Some(connection) = sends.live.bind(py).get_item(target.getattr(intern!(py, "address"))?)? else {
             return Ok(None);
         };
         let Some(opaque) = next_opaque(&connection)? else { return Ok(None) };
@@ -196,20 +179,20 @@ impl ProducerSends {
         let Some(queue_id) = long(&target.getattr(intern!(py, "queue_id"))?) else { return Ok(None) };
         let (Some(name), Some(broker)) = (utf8(&name), utf8(&broker)) else { return Ok(None) };
 
-        let born = match &self.wall_ms {
+        let born = match &sends.wall_ms {
             None => SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_millis() as i64),
             Some(clock) => clock.bind(py).call0()?.extract()?,
         };
-        let ids = self.sender.bind(py).getattr(intern!(py, "ids"))?;
+        let ids = sends.sender.bind(py).getattr(intern!(py, "ids"))?;
         let msg_id = match next_id(&ids, born)? {
             Some(plain) => plain,
             None => ids.call_method1(intern!(py, "next"), (born,))?,
         };
         let head = msg_id.downcast::<PyString>()?.to_str().ok().and_then(|id| {
-            let mut to = begin_head(SEND_MESSAGE_V2, opaque, self.version, 14)?;
-            to.extend_from_slice(&self.group);
+            let mut to = begin_head(SEND_MESSAGE_V2, opaque, sends.version, 14)?;
+            to.extend_from_slice(&sends.group);
             pack_text(&mut to, name)?;
-            to.extend_from_slice(&self.default_topic);
+            to.extend_from_slice(&sends.default_topic);
             for number in [queue_id, 0, born, 0] {
                 pack_number(&mut to, number);
             }
@@ -226,18 +209,14 @@ impl ProducerSends {
             Sent {
                 future: future.unbind(),
                 publish: publish.unbind(),
-                queue: target.getattr(intern!(py, "queue"))?.unbind(),
                 target: target.unbind(),
                 msg_id: msg_id.unbind(),
-                in_flight: self.in_flight.clone_ref(py),
                 born,
-                receipt: self.receipt.clone_ref(py),
-                ok: self.ok.clone_ref(py),
+                sends: slf.clone().unbind(),
             },
         )?;
         let until = Until { timeout, deadline: Some(deadline) };
-        queue(&connection, opaque, self.code.bind(py), until, sent.as_any(), &head, body)?;
-        add(in_flight, intern!(py, "count"), 1)?;
+        queue(&connection, opaque, sends.code.bind(py), until, sent.as_any(), &head, body)?;
         Ok(Some(sent))
     }
 
