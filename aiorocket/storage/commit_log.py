@@ -38,7 +38,8 @@ __all__ = ("CommitGroup", "CommitLog")
 
 #: Messages after which a group of flush="async" is written at once instead of at the end of the loop turn: a full
 #: read holds a producer's whole window, and answering it in one piece makes producer and broker wait for each other.
-_BURST = 48
+#: As many as a connection may send in a turn, or each turn would be two groups.
+_BURST = 64
 _BURST_BYTES = 128 << 10
 
 _LOG = logging.getLogger("aiorocket.storage")
