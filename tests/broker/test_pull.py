@@ -10,7 +10,9 @@ import pytest
 from aiorocket.broker import Broker
 from aiorocket.remoting import Connection
 from aiorocket_protocol import (
+    JSON,
     LANGUAGE_JAVA,
+    MSGPACK,
     ConsumerData,
     HeartbeatData,
     RemotingCommand,
@@ -249,6 +251,29 @@ async def test_an_answer_that_is_full_is_written_at_once(
     assert flushed == []
     await peer.pull("T", 0, 0)
     assert len(flushed) == 1
+
+
+async def test_who_waits_for_a_message_is_written_to_before_its_sender(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await peer.create_topic("T", 1)
+    other = await Peer.connect(broker.port, "msgpack")
+    await other.ask(11, pull_header())
+    while not broker.parked_pulls:
+        await asyncio.sleep(0)
+    written: list[int] = []
+    flush = Connection._flush
+
+    def noted(connection: Connection) -> None:
+        if connection._out:
+            written.append(connection.serialize_type)
+        flush(connection)
+
+    monkeypatch.setattr(Connection, "_flush", noted)
+    await peer.send()
+    await other.answer()
+    assert written == [MSGPACK, JSON]
+    await other.close()
 
 
 async def test_those_who_wait_for_one_message_have_their_turns(

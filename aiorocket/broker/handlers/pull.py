@@ -299,6 +299,7 @@ class PullHandlers:
         """
         seen: tuple[object, ...] | None = None
         result: ReadResult | None = None
+        alone: dict[Connection, None] = {}
         spent = 0
         for number, pull in enumerate(pulls):
             if not last and (number >= _WAKES_PER_TURN or (spent > FILTER_WORK and type(pull.accept) is RecordFilter)):
@@ -342,6 +343,12 @@ class PullHandlers:
             if not last:
                 self.polls.answered(pull)
             waiting.connection.reply(waiting.command, answer, () if result is None else result.pieces)
+            if result is not None and result.count == 1:
+                alone[waiting.connection] = None
+        # Now, and not in the next turn behind the answer to the sender. Where they come in numbers that is soon enough:
+        # who gets them later asks less often.
+        for connection in alone:
+            connection.flush()
 
     def _defer(self, pull: ParkedPull) -> None:
         """Some after the others, in turns: many may wait for the same queue, each with a filter of its own."""
