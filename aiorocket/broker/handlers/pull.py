@@ -54,7 +54,6 @@ __all__ = ("PullHandlers",)
 _new = tuple.__new__
 #: An expression that comes with each pull is parsed once; clients that make up new ones must not fill the memory.
 MAX_PARSED = 4096
-#: Above every offset.
 #: Messages of one answer to a client that is not ours, whatever it asks for: maxTransferCountOnMessageInMemory.
 MAX_FOR_OTHERS = 32
 _OWN_FILTER = PULL_SUBSCRIPTION | PULL_CLASS_FILTER
