@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from functools import partial
 from random import Random
 
 import pytest
@@ -38,6 +40,16 @@ def test_who_sends_without_a_pause_keeps_nobody_out() -> None:
         assert most <= 2
 
     run(scenario, brokers=1, config=ProducerConfig(max_in_flight=2))
+
+
+def test_a_timeout_that_would_never_end_is_refused() -> None:
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        for send in (producer.send, partial(producer.send, tag="x"), producer.send_oneway):
+            with pytest.raises(UsageError, match="timeout=nan: a number of seconds"):
+                await send("t", b"0", timeout=math.nan)
+        assert producer.in_flight == 0
+
+    run(scenario, brokers=1)
 
 
 def test_who_is_let_in_and_sends_nothing_gives_the_place_on() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from math import isnan
 from typing import Any, Self
 
 from aiorocket.client.core.lifecycle import Lifecycle, State
@@ -190,10 +191,9 @@ class Producer:
         """
         sender, in_flight, flag, sys_flag, given_id = self.sender, self.sender.in_flight, 0, 0, None
         timeout = self.config.send_timeout if timeout is None else timeout
-        try:
-            deadline = self._time() + timeout
-        except TypeError:
-            raise UsageError(f"timeout={timeout!r}: a number of seconds") from None
+        if not isinstance(timeout, (float, int)) or isnan(timeout):
+            raise UsageError(f"timeout={timeout!r}: a number of seconds")
+        deadline = self._time() + timeout
         if _running_loop() is not self._loop:
             raise wrong_loop(self._lifecycle.what)
         more = tag or keys or properties or delay_level or queue or sharding_key is not None

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import cached_property
+from math import isnan
 from typing import Any, TypedDict, cast
 
 from aiorocket.client.core.lifecycle import Lifecycle
@@ -111,7 +112,7 @@ class Sender:
         """In loop time; None is the config's. UsageError for what is no number."""
         self.need_running()
         timeout = self.config.send_timeout if timeout is None else timeout
-        if not isinstance(timeout, int | float):
+        if not isinstance(timeout, int | float) or isnan(timeout):
             raise UsageError(f"timeout={timeout!r}: a number of seconds")
         return self.client.loop.time() + timeout
 
