@@ -28,6 +28,7 @@ from aiorocket import (
 from aiorocket.broker import Broker
 from aiorocket.client.admin.asking import Missing, gathered, side_by_side
 from aiorocket.client.admin.brokers import Brokers
+from aiorocket.client.admin.dead_letters import DeadLetters
 from aiorocket.client.admin.groups import Groups
 from aiorocket.client.admin.messages import Messages
 from aiorocket.client.admin.names import NameServers
@@ -78,8 +79,9 @@ async def consumed(mq: Embedded, count: int, group: str = "billing") -> None:
 
 def test_every_method_is_tried_on_apaches_brokers() -> None:
     interop = Path(__file__).parents[1] / "interop"
-    tried = (interop / "test_admin.py").read_text(encoding="utf-8")
-    for part in (Topics, Groups, Offsets, Messages, Brokers, NameServers, Users, Timers, Pops):
+    files = ("test_admin.py", "test_dead_letters.py")
+    tried = "".join((interop / each).read_text(encoding="utf-8") for each in files)
+    for part in (Topics, Groups, Offsets, Messages, Brokers, NameServers, Users, Timers, Pops, DeadLetters):
         for name in (each for each in vars(part) if not each.startswith("_")):
             asks = callable(vars(part)[name])
             assert not asks or re.search(rf"\w\.{name}\b", tried), f"{part.__name__}.{name}"

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from aiorocket.cli.main import cli
+from tests.cli.test_operate import FIELDS
 from tests.interop.peers import ROOT, Server, our_server
 from tests.interop.test_access import access_file, credentials, signed
 
@@ -149,6 +150,8 @@ STORY = (
 )
 #: What works without a broker, serves, or has tests of its own: pages in test_dashboard.py, Spark in test_spark.py.
 ELSEWHERE = {"demo", "standalone", "nameserver", "broker", "dashboard", "config", "store", "lake"}
+#: What has documents of its own, or a message a line.
+OTHER_DOCUMENTS = {"bench", "fuzz", "dlq", "consume"}
 ELSEWHERE_TOO = {"bench compare", "bench report", "fuzz replay"}
 
 
@@ -209,6 +212,10 @@ def test_every_command(place: tuple[str, Server], tmp_path: Path) -> None:
             result = CliRunner().invoke(cli, [*words, *own])
             good = result.exit_code == refused or words[0] in ("doctor", "fuzz")
             if good and re.search(step.refused if refused else pattern, result.output):
+                if words[-1] == "--json" and not refused and words[0] not in OTHER_DOCUMENTS:
+                    document = json.loads(result.stdout.splitlines()[-1])
+                    for row in document["rows"]:
+                        assert [name.removesuffix("_base64") for name in row] == FIELDS[document["kind"]], words
                 if "dump" in words:
                     (tmp_path / "dump").write_text(result.stdout)
                 return

@@ -53,6 +53,8 @@ async def test_dead_letters_are_read_and_replayed_once(server: Server) -> None:
         assert sorted((each.body, each.origin_topic, each.tag) for each in found) == [
             (b"%d" % number, "buried", "t") for number in range(5)
         ]
+        shown = await letters.show(found[0].replay_id)
+        assert shown is not None and shown.body == found[0].body
         (queue,) = {each.queue for each in found}
         address = (await admin.client.route(letters.topic)).master(queue.broker_name)
         assert address is not None
