@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from aiorocket.embedded import Embedded as Embedded
     from aiorocket.embedded import embed as embed
     from aiorocket.errors import BackPressureError as BackPressureError
+    from aiorocket.errors import BadNameError as BadNameError
     from aiorocket.errors import BodyError as BodyError
     from aiorocket.errors import BrokerBusyError as BrokerBusyError
     from aiorocket.errors import ConfigError as ConfigError
@@ -132,9 +133,9 @@ _HOMES = {
     ),
     "embedded": "Embedded embed",
     "errors": (
-        "BackPressureError BodyError BrokerBusyError ConfigError ConnectionLostError NotConnectedError ProtocolError "
-        "RemoteError RequestTimeoutError RocketError SendError StoreCorruptedError StoreError StoreFullError "
-        "StoreLockedError TopicNotFoundError UsageError WrongLoopError"
+        "BackPressureError BadNameError BodyError BrokerBusyError ConfigError ConnectionLostError NotConnectedError "
+        "ProtocolError RemoteError RequestTimeoutError RocketError SendError StoreCorruptedError StoreError "
+        "StoreFullError StoreLockedError TopicNotFoundError UsageError WrongLoopError"
     ),
     "model": "OutgoingMessage Queue SendReceipt SendStatus TxState",
     "runtime.loop": "run",

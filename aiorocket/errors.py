@@ -10,6 +10,7 @@ from aiorocket_protocol import ProtocolError
 __all__ = (
     "RocketError",
     "UsageError",
+    "BadNameError",
     "WrongLoopError",
     "ConfigError",
     "ProtocolError",
@@ -35,6 +36,10 @@ class RocketError(Exception):
 
 class UsageError(RocketError):
     """The caller broke a rule of the API: a name outside the allowed set, a closed object, a body over the limit."""
+
+
+class BadNameError(UsageError):
+    """A name that no topic, group or tag can have, whatever servers know."""
 
 
 class WrongLoopError(UsageError):

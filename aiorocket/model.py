@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import NamedTuple
 
-from aiorocket.errors import UsageError
+from aiorocket.errors import BadNameError
 from aiorocket_protocol import (
     MAX_GROUP,
     MAX_TOPIC,
@@ -113,14 +113,15 @@ class SendReceipt(NamedTuple):
 
 
 def check_topic(topic: str) -> str:
-    """``topic`` itself, or UsageError when it is outside ``[%|a-zA-Z0-9_-]{1,127}`` (it becomes a path in a store)."""
+    """``topic`` itself, or BadNameError when it is outside ``[%|a-zA-Z0-9_-]{1,127}`` (it becomes a path in a
+    store)."""
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic):
-        raise UsageError(f"topic {topic!r:.200}: 1 to {MAX_TOPIC} of the characters % | a-z A-Z 0-9 _ - are allowed")
+        raise BadNameError(f"topic {topic!r:.200}: 1 to {MAX_TOPIC} of the characters % | a-z A-Z 0-9 _ - are allowed")
     return topic
 
 
 def check_group(group: str) -> str:
-    """``group`` itself, or UsageError when it is outside ``[%|a-zA-Z0-9_-]{1,255}``."""
+    """``group`` itself, or BadNameError when it is outside ``[%|a-zA-Z0-9_-]{1,255}``."""
     if not isinstance(group, str) or not _GROUP.fullmatch(group):
-        raise UsageError(f"group {group!r:.200}: 1 to {MAX_GROUP} of the characters % | a-z A-Z 0-9 _ - are allowed")
+        raise BadNameError(f"group {group!r:.200}: 1 to {MAX_GROUP} of the characters % | a-z A-Z 0-9 _ - are allowed")
     return group

@@ -10,9 +10,10 @@ from typing import TypeVar
 import click
 
 import aiorocket
+from aiorocket.cli.options import BadInputError
 from aiorocket.cli.show import visible
 
-__all__ = ("INTERRUPTED", "run", "told_in_a_line")
+__all__ = ("INTERRUPTED", "in_lines", "run", "told_in_a_line")
 
 T = TypeVar("T")
 
@@ -26,14 +27,20 @@ def run(work: Coroutine[object, object, T]) -> T:
         return aiorocket.run(work)
 
 
+def in_lines(error: Exception) -> str:
+    """Its text for a terminal: what servers and members say may be anything."""
+    return "\n".join(map(visible, str(error).split("\n")))
+
+
 @contextmanager
 def told_in_a_line() -> Iterator[None]:
-    """An error that a user can act on becomes one line on standard error and exit code 1."""
+    """An error that a user can act on becomes one line on standard error and exit code 1, or 2 for a name that cannot
+    be."""
     try:
         yield
     except (aiorocket.RocketError, aiorocket.ProtocolError) as error:
-        # What servers and members say may be anything.
-        raise click.ClickException("\n".join(map(visible, str(error).split("\n")))) from error
+        kind = BadInputError if isinstance(error, aiorocket.BadNameError) else click.ClickException
+        raise kind(in_lines(error)) from error
     except BrokenPipeError:
         raise  # whoever read our output is gone: click ends the process without a word
     except OSError as error:

@@ -107,7 +107,7 @@ def test_replay_sends_what_was_picked_once(standalone: str, dlq_command: Callabl
 def test_a_replay_that_fails_says_so(standalone: str, dlq_command: Callable[..., Any]) -> None:
     bury(standalone, "x")
     failed = dlq_command("replay", "billing", "--to", "no/where")
-    assert failed.code == 1 and "no/where" in failed.err and len(failed.err.splitlines()) == 1
+    assert failed.code == 2 and "no/where" in failed.err and len(failed.err.splitlines()) == 1
     bad = dlq_command("replay", "billing", "--where", "colour=red")
     assert bad.code == 2 and "no field 'colour'; there are tag, keys, topic" in " ".join(bad.err.split())
     nobody = dlq_command("list", "billing", "--nameserver", "127.0.0.1:1")

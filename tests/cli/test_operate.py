@@ -157,6 +157,27 @@ def test_a_group_that_nobody_knows_is_no_group_without_messages(ask: Run, comman
     assert said.exit_code == 1 and "no broker knows a group 'billin'" in said.output, said.output
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("topic", "create", "a b"),
+        ("group", "create", "a b"),
+        ("offsets", "reset", "a b", "orders", "--to", "last"),
+        ("offsets", "clone", "billing", "a b", "orders"),
+        ("send", "a b", "body"),
+        ("send", "orders", "body", "--tag", "a || b"),
+        ("produce", "a b", os.devnull),
+        ("consume", "a b", "--group", "g"),
+        ("consume", "orders", "--group", "a b"),
+        ("dlq", "list", "a b"),
+        ("dlq", "replay", "a b"),
+    ],
+)
+def test_a_name_that_cannot_be_is_bad_usage(ask: Run, command: tuple[str, ...]) -> None:
+    said = ask(*command)
+    assert said.exit_code == 2 and re.search(r"Error: (topic|group|tag) 'a (\|\| )?b'", said.stderr), said.output
+
+
 def test_people_get_a_table_in_which_ids_are_whole(ask: Run) -> None:
     (message,) = rows(ask("message", "key", "orders", "o-2", "--json"), "message")
     shown = ask("message", "key", "orders", "o-2").output

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from aiorocket.client.core.typed_body import CONTENT_TYPE, JSON, encode_value
 from aiorocket.config import DELAY_LEVELS
-from aiorocket.errors import UsageError
+from aiorocket.errors import BadNameError, UsageError
 from aiorocket.model import OutgoingMessage
 from aiorocket_protocol import (
     COMPRESSION_LZ4,
@@ -132,7 +132,7 @@ def property_text(
         parts = [_UNIQ_KEY, msg_id, "\x02"]
         if tag:
             if "||" in tag or tag != tag.strip():
-                raise UsageError(f"tag {tag!r}: a message has one tag, without '||' and without blanks at its ends")
+                raise BadNameError(f"tag {tag!r}: a message has one tag, without '||' and without blanks at its ends")
             parts += (_TAGS, tag, "\x02")
         if keys:
             if isinstance(keys, str):
