@@ -56,7 +56,7 @@ def expire_iceberg(archive: Archive, snapshot: Snapshot, before_ms: int) -> None
     metadata is removed. Snapshots with a tag or a branch of somebody's stay."""
     kept = {old.generation for old in snapshot.superseded if old.at_ms > before_ms}
     # What was replaced by a generation that is in none of the two is gone long since.
-    whole = next((number for number in range(snapshot.generation, 0, -1) if number not in kept), 0)
+    whole = next((number for number in range(snapshot.generation, 0, -1) if number not in kept), -1)
 
     def expire(table: Any) -> None:
         newest = sorted(table.snapshots(), key=lambda each: -each.sequence_number)
@@ -76,8 +76,9 @@ def expire_iceberg(archive: Archive, snapshot: Snapshot, before_ms: int) -> None
 
 
 def _generation(snapshot: Any) -> int:
-    """Of the archive, when this snapshot was made; -1 for one of another tool's."""
-    return int(snapshot.summary.get(_GENERATION, -1)) if snapshot.summary else -1
+    """Of the archive, when this snapshot was made; -1 for one of another tool's, or of an earlier version of ours."""
+    found = snapshot.summary.get(_GENERATION) if snapshot.summary else None  # pyiceberg's ``get`` heeds no default
+    return -1 if found is None else int(found)
 
 
 def _commit(archive: Archive, snapshot: Snapshot, table: Any) -> int | None:
