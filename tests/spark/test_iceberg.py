@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
+from aiorocket.runtime.clock import WallClock
 from aiorocket.spark.steps import Table, iceberg, iceberg_catalog, iceberg_table
 from aiorocket.spark.steps.folder import Folder
 from aiorocket.spark.steps.hours import HourWriter
@@ -364,3 +365,21 @@ def in_store(rows: Any, location: str) -> None:
     folder = Folder(location)
     with folder.filesystem.open_output_stream(folder.full("part-0.parquet")) as stream:
         parquet.write_table(rows, stream)
+
+
+@pytest.mark.usefixtures("arrow_parts")
+def test_files_whose_time_comes_during_a_run_go_behind_their_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Table.open(str(tmp_path / "decoded"), "x", {}, "iceberg")
+    own.append(part(range(5)), {Q0: (0, 5)}, 5)
+    before, now = own.snapshot(), WallClock().wall_ms()
+    own._rewrite(before, {"rows": list(before.files)}, part(range(5)), 60)
+    table = own.iceberg("rows")
+    with closing(table.catalog):
+        assert readable(table) == [5, 5]
+        monkeypatch.setattr(WallClock, "wall_ms", lambda _: now + 70_000)
+        own.append(part(range(5, 9)), {Q0: (5, 9)}, 4)
+        assert not own.folder.exists(before.files[0].path)
+        table.refresh()
+        assert readable(table) == [5, 9]

@@ -96,7 +96,9 @@ def _follow(
     if here and own.isdisjoint(here):  # else the types are the same
         with table.update_schema() as change:
             change.union_by_name(_schema(folder, paths[-1]))
-    readable = [each for each in json.loads(table.properties[_READABLE]) if each[1] > now_ms]
+    before = json.loads(table.properties[_READABLE])
+    due = [each for each in before if each[1] <= now_ms]  # of these ``_expire`` needs the last
+    readable = [*sorted(due)[-1:], *(each for each in before if each[1] > now_ms)]
     gone = [file for path, file in here.items() if path not in own]
     if gone:
         until = {address_of(folder, path): at for path, at in replaced.items()}
