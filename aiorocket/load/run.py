@@ -96,9 +96,19 @@ async def measure(
 
 
 async def _brokers(admin: aiorocket.Admin, flush: str) -> list[dict[str, Any]]:
-    """Each master's version, and how it flushes: None when it does not say. RocketError when that is not ``flush``."""
+    """Each master's version, and how it flushes: None when it does not say. RocketError when that is not ``flush``, or
+    when nobody knows whether it is."""
     found = []
-    for each in await admin.brokers.runtime():
+    try:
+        runtimes = await admin.brokers.runtime()
+    except aiorocket.RemoteError as error:  # topics may be measured by others than administrators
+        if flush:
+            raise aiorocket.RocketError(f"nobody knows whether brokers flush {flush}: {error}") from error
+        return []
+    if flush and runtimes.missing:
+        server, why = runtimes.missing[0]
+        raise aiorocket.RocketError(f"nobody knows whether broker {server} flushes {flush}: {why}")
+    for each in runtimes:
         try:
             mode = (await admin.brokers.config(each.address)).get("flushDiskType", "").partition("_")[0].lower()
         except aiorocket.RemoteError:  # administrators may ask that

@@ -7,15 +7,20 @@ import dataclasses
 import re
 import struct
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aiorocket.errors import ConfigError
+from aiorocket import Admin, ClientConfig
+from aiorocket.broker import Broker
+from aiorocket.config import BrokerConfig
+from aiorocket.errors import ConfigError, RocketError
 from aiorocket.load import Scenario, compare, html, verdict
-from aiorocket.load.run import _checked
+from aiorocket.load.run import _brokers, _checked
 from aiorocket.load.worker import _Worker, mark, packed
+from aiorocket.runtime.env import real_env
 from aiorocket_protocol import MessageQueue
 
 # ---- scenarios
@@ -208,3 +213,19 @@ def test_the_page_is_static_and_escapes() -> None:
     assert "<script" not in page and "&lt;b&gt;" in page and "&lt;i&gt;" in page and page.count("<svg") == 3
     assert "1,234" in page and "default-src 'none'" in page
     assert not re.search(r"https?://|src=|href=", page)
+
+
+async def test_who_may_not_ask_brokers_measures_them_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "access.toml").write_text('[users.shop]\nsecret = "shop-s3cret"\ndefault_topic = "PUB|SUB"\n')
+    config = ClientConfig(nameservers=("127.0.0.1:1",), access_key="shop", secret_key="shop-s3cret")
+    env = real_env()
+    broker = Broker(env, BrokerConfig(port=0, acl=str(tmp_path / "access.toml")))
+    await broker.start()
+    try:
+        async with Admin(config=config, brokers=[broker.address]) as admin:
+            assert await _brokers(admin, "") == []
+            with pytest.raises(RocketError, match="nobody knows whether brokers flush sync"):
+                await _brokers(admin, "sync")
+    finally:
+        await broker.close()
+        await env.disk.close()
