@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from aiorocket_protocol import (
     ConsumerData,
     HeartbeatData,
     RemotingCommand,
+    ResetOffsetRequestHeader,
     SubscriptionData,
     encode_body,
 )
@@ -197,6 +199,43 @@ async def test_a_deleted_topic_answers_its_parked_pulls(broker: Broker, peer: Pe
     assert (await peer.pull()).code == 17
     assert (await peer.send(b"new")).code == 0  # made again, from the beginning
     assert [record.body for record in records(await peer.pull())] == [b"new"]
+    await other.close()
+
+
+@pytest.mark.parametrize("why", ["deleted", "reset", "over"])
+async def test_one_answer_that_fails_does_not_keep_others_waiting(
+    why: str, broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await peer.create_topic("T", 1)
+    broker.configs.ensure("g")
+    await peer.send()
+    other = await Peer.connect(broker.port, "msgpack")
+    replied, failed = [], []
+    reply = Connection.reply
+
+    def fails_first(self: Connection, request: RemotingCommand, *rest: Any) -> None:
+        if request.code == 11:
+            replied.append(request)
+            if len(replied) == 1:
+                raise MemoryError
+        reply(self, request, *rest)
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["exception"]))
+    for _ in range(20):
+        await other.ask(11, pull_header(offset=1))
+    while broker.parked_pulls < 20:
+        await asyncio.sleep(0)
+    monkeypatch.setattr(Connection, "reply", fails_first)
+    if why == "deleted":
+        assert (await peer.call(215, None, topic="T")).code == 0
+    elif why == "reset":
+        assert (await peer.call(222, ResetOffsetRequestHeader("T", "g", 0, True))).code == 0
+    else:
+        assert broker.parts is not None
+        broker.parts.pulls._expired(asyncio.get_running_loop().time() + 60)
+    codes = {(await asyncio.wait_for(other.answer(), 30)).code for _ in range(19)}
+    assert codes == {{"deleted": 17, "reset": 21, "over": 19}[why]}
+    assert [type(error) for error in failed] == [MemoryError]
     await other.close()
 
 

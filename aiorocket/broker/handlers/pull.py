@@ -228,18 +228,20 @@ class PullHandlers:
         self._news.append((pull, gone))
 
     def _tell_some(self) -> None:
-        for _ in range(min(_ENDS_PER_TURN, len(self._news))):
-            pull, gone = self._news.popleft()
-            waiting: _Waiting = pull.request
-            if gone is not None:
-                waiting.connection.reply(waiting.command, refuse(gone))
-            elif self.polls.is_parked(pull):
-                answer = self._reset_answer(waiting.connection, waiting.header)
-                if answer is not None:
-                    self.polls.answered(pull)
-                    waiting.connection.reply(waiting.command, answer)
-        if self._news:
-            self._loop.call_soon(self._tell_some)
+        try:
+            for _ in range(min(_ENDS_PER_TURN, len(self._news))):
+                pull, gone = self._news.popleft()
+                waiting: _Waiting = pull.request
+                if gone is not None:
+                    waiting.connection.reply(waiting.command, refuse(gone))
+                elif self.polls.is_parked(pull):
+                    answer = self._reset_answer(waiting.connection, waiting.header)
+                    if answer is not None:
+                        self.polls.answered(pull)
+                        waiting.connection.reply(waiting.command, answer)
+        finally:  # one that fails does not keep the others from their news
+            if self._news:
+                self._loop.call_soon(self._tell_some)
 
     def _reset_answer(self, connection: Connection, header: PullMessageRequestHeader) -> RemotingCommand | None:
         """21 with the offset to go on at, when a reset waits for this group."""
@@ -278,18 +280,20 @@ class PullHandlers:
     def _end_some(self) -> None:
         """A few at a time: hundreds may end at once, and a message that comes now shall not wait behind them all."""
         unsure: list[ParkedPull] = []
-        for _ in range(min(_ENDS_PER_TURN, len(self._ending))):
-            pull = self._ending.popleft()
-            if pull.accept is None:
-                # Without a filter it would have been answered if anything had come.
-                waiting: _Waiting = pull.request
-                self._counters.gets_missed += 1
-                waiting.connection.reply(waiting.command, _not_found(waiting.nothing, pull.scanned))
-            else:
-                unsure.append(pull)
-        self._resume(unsure, last=True)
-        if self._ending:
-            self._loop.call_soon(self._end_some)
+        try:
+            for _ in range(min(_ENDS_PER_TURN, len(self._ending))):
+                pull = self._ending.popleft()
+                if pull.accept is None:
+                    # Without a filter it would have been answered if anything had come.
+                    waiting: _Waiting = pull.request
+                    self._counters.gets_missed += 1
+                    waiting.connection.reply(waiting.command, _not_found(waiting.nothing, pull.scanned))
+                else:
+                    unsure.append(pull)
+        finally:
+            if self._ending:
+                self._loop.call_soon(self._end_some)
+            self._resume(unsure, last=True)
 
     def _resume(self, pulls: Iterable[ParkedPull], *, last: bool = False) -> None:
         """Run pulls again, for the ``last`` time when they are not parked any more.
