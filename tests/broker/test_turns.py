@@ -166,6 +166,26 @@ async def test_a_reset_of_many_queues_and_of_those_who_wait_is_done_in_turns(bro
     assert {(await peer.answer()).code for _ in range(200)} == {21}
 
 
+@pytest.mark.parametrize("gone", ["topic", "group"])
+async def test_what_is_deleted_while_it_is_reset_in_turns_leaves_no_offsets(
+    gone: str, broker: Broker, peer: Peer
+) -> None:
+    """A new topic of its name begins at 0, and they would pass over its messages."""
+    await peer.create_topic("wide", queues=2_000)
+    broker.configs.ensure("g")
+    await peer.send(topic="wide")
+    reset: Any = broker.server.processors.handler(222)
+    (connection,) = broker.server.connections
+    command = RemotingCommand.request(222, ResetOffsetRequestHeader("wide", "g", -1, True))
+    task, behind = (asyncio.ensure_future(reset(connection, command)) for _ in range(2))
+    while len(broker.offsets.queues("g", "wide")) < 500:
+        await asyncio.sleep(0)
+    deletes = {"topic": {"topic": "wide"}, "group": {"groupName": "g", "cleanOffset": "true"}}[gone]
+    assert (await peer.call(215 if gone == "topic" else 207, None, **deletes)).code == 0
+    assert (await task).code == 1 and (await behind).code == (17 if gone == "topic" else 26)
+    assert not broker.offsets.queues("g", "wide") and not broker.offsets.resets
+
+
 async def test_of_more_topics_than_a_frame_holds_name_servers_are_told_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -213,11 +213,11 @@ class CallHandlers:
     async def reset_offset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 222; answers the offsets that the group's queues are set to, when that is recorded."""
         header = command.read(ResetOffsetRequestHeader)
-        topic = self._topics.get(header.topic)
-        if topic is None:
-            return refuse(Refusal(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic:.200} does not exist"))
         here = self._config.server_side_reset_offset
         async with self._resetting:
+            topic = self._topics.get(header.topic)
+            if topic is None:
+                return refuse(Refusal(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic:.200} does not exist"))
             decided = await (self._here(topic, header) if here else self._pushed(topic, header))
         if isinstance(decided, Refusal):
             return refuse(decided)
@@ -236,7 +236,7 @@ class CallHandlers:
     async def _here(self, topic: Topic, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int] | Refusal:
         """As RocketMQ 5: the offsets change now, and pulls learn of it."""
         group = header.group
-        if self._configs.get(group) is None:
+        if (config := self._configs.get(group)) is None:
             return Refusal(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group:.255} does not exist")
         wanted, offset = header.queue_id, header.offset
         if wanted is None or wanted < 0:
@@ -256,6 +256,12 @@ class CallHandlers:
                 )
             offsets = {wanted: offset}
         for number, (queue_id, offset) in enumerate(offsets.items(), 1):
+            # Others had their turn: of one that was deleted nothing is kept, a new topic of its name begins at 0.
+            if self._topics.get(topic.name) is not topic or self._configs.get(group) is not config:
+                return Refusal(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"{topic.name} or {group:.255} was deleted or changed meanwhile, ask again",
+                )
             self._offsets.reset(group, topic.name, queue_id, offset)
             self._reset(group, topic.name, queue_id)
             if number % _A_TURN == 0:
