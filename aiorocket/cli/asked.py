@@ -12,7 +12,7 @@ import click
 
 import aiorocket
 from aiorocket.cli.options import broker_option, client_options
-from aiorocket.cli.running import INTERRUPTED, run
+from aiorocket.cli.running import INTERRUPTED, in_lines, run
 from aiorocket.cli.show import fitting_table, say_json, visible, when
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Command = Callable[..., "Callable[[Admin], Awaitable[int]]"]
 
 def asks(function: Command) -> Callable[..., None]:
     """As ``changes``, with ``--watch``."""
-    help_text = "Look again every S seconds until Ctrl-C."
+    help_text = "Look again every S seconds until Ctrl-C, also after an error."
     return click.option("--watch", type=click.FloatRange(0.1), metavar="S", help=help_text)(changes(function))
 
 
@@ -76,12 +76,20 @@ async def _work(
     import asyncio
 
     async with aiorocket.Admin(config=config, brokers=brokers) as admin:
+        if watch is None:
+            return await work(admin)
+        worked = False
         while True:
-            if watch is not None and sys.stdout.isatty():
+            if sys.stdout.isatty():
                 click.clear()
-            code = await work(admin)
-            if watch is None:
-                return code
+            try:
+                await work(admin)
+                worked = True
+            except (aiorocket.RocketError, aiorocket.ProtocolError) as error:
+                # What once worked was no bad usage: a broker that starts again is not known by its name for a while.
+                if isinstance(error, aiorocket.UsageError) and not worked:
+                    raise
+                click.echo(f"Error: {in_lines(error)}", err=True)
             sys.stdout.flush()
             await asyncio.sleep(watch)
 

@@ -18,10 +18,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from aiorocket import Message, embed
-from aiorocket.cli.asked import SCHEMA
+from aiorocket import ClientConfig, Message, embed
+from aiorocket.cli.asked import SCHEMA, _work
 from aiorocket.cli.main import COMMANDS, cli
-from aiorocket.cli.running import told_in_a_line
+from aiorocket.cli.running import run, told_in_a_line
 from aiorocket.cli.show import say_json, table, when
 from aiorocket.cli.topic import topic
 from aiorocket.client.admin.asking import Broker
@@ -29,7 +29,7 @@ from aiorocket.client.admin.brokers import ProducerConnection
 from aiorocket.client.admin.offsets import OffsetMove, OffsetPlan, Offsets
 from aiorocket.client.admin.pops import Checkpoint
 from aiorocket.client.admin.users import AclEntry, User
-from aiorocket.errors import ConnectionLostError, RemoteError
+from aiorocket.errors import BadNameError, ConnectionLostError, ProtocolError, RemoteError, UsageError
 from aiorocket.runtime.threads import in_thread
 from aiorocket.testing.server import RocketMQServer, broker_thread
 from aiorocket_protocol import TRACE_TOPIC
@@ -445,6 +445,43 @@ def test_what_goes_on_until_it_is_interrupted_ends_as_interrupted(server: Rocket
         finally:
             watching.kill()
     assert (watching.returncode, said) == (130, "")
+
+
+def test_watching_goes_on_after_an_error() -> None:
+    async def work(admin: Any) -> int:
+        seen.append(admin)
+        error = outcomes.pop(0)
+        if error is not None:
+            raise error
+        return 0
+
+    def watch() -> None:
+        run(_work(ClientConfig(nameservers=("127.0.0.1:1",)), (), work, 0.001))
+
+    seen: list[Any] = []
+    away, gone, enough = ConnectionLostError("it starts again"), UsageError("no broker 'a'"), KeyError("enough")
+    outcomes: list[Exception | None] = [away, ProtocolError("no frame", where="test"), None, gone, None, enough]
+    with pytest.raises(KeyError):
+        watch()
+    assert len(seen) == 6 and not outcomes
+    outcomes += [away, BadNameError("topic 'a b'"), None]
+    with pytest.raises(click.ClickException, match="topic 'a b'") as ended:
+        watch()
+    assert ended.value.exit_code == 2 and outcomes == [None]
+
+
+def test_an_error_while_watching_is_said_and_ctrl_c_ends_it() -> None:
+    command = [sys.executable, "-m", "aiorocket", "topic", "list", "--watch", "0.1", "--nameserver", "127.0.0.1:1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        try:
+            assert watching.stderr is not None
+            first, again = watching.stderr.readline(), watching.stderr.readline()
+            watching.send_signal(signal.SIGINT)
+            shown, _ = watching.communicate(timeout=60)
+        finally:
+            watching.kill()
+    assert first.startswith("Error: ") and again == first and "127.0.0.1:1" in first
+    assert (watching.returncode, shown) == (130, "")
 
 
 def test_ctrl_c_ends_what_sends_too(server: RocketMQServer) -> None:
