@@ -329,7 +329,8 @@ class _Process:
             async with asyncio.timeout(after):
                 await self.process.wait()
         except TimeoutError:
-            self.process.send_signal(signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it came to its own place to die just now
+                self.process.send_signal(signal.SIGKILL)
             await self.process.wait()
 
 
