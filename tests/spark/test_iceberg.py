@@ -113,8 +113,10 @@ def test_a_table_of_another_archive_is_left_alone(tmp_path: Path, monkeypatch: p
     first, other = (make(tmp_path / each / "orders", format="iceberg") for each in "ab")
     add(first, {Q0: range(10)})
     assert sync_iceberg(first) is not None and not (tmp_path / "a/orders/_iceberg.db").exists()
-    with pytest.raises(UsageError, match=r"has a table lake\.orders already, of another archive"):
+    with pytest.raises(UsageError, match=r"has a table lake\.orders already, of another archive") as refused:
         sync_iceberg(other)
+    # A pipeline's folders always have the same names.
+    assert "or (lake run names its folders itself) give one of the two a catalogue of its own" in str(refused.value)
 
 
 def test_a_store_needs_a_catalogue(tmp_path: Path) -> None:

@@ -66,8 +66,9 @@ def open_table(folder: Folder, owner: str, create: Callable[[Any, str], Any], su
         table = create(catalog, name)
     if table.properties.get(ID) != owner:
         raise UsageError(
-            f"the catalogue has a table {name} already, of another archive than {folder.location}: remove it "
-            "there, or archive to a folder of another name"
+            f"the catalogue has a table {name} already, of another archive than {folder.location}: remove it there, "
+            "take a folder of another name, or (lake run names its folders itself) give one of the two a catalogue "
+            "of its own"
         )
     return table
 
