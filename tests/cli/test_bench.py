@@ -39,6 +39,11 @@ def test_a_run_a_comparison_and_a_page(server: RocketMQServer, tmp_path: Path) -
     assert "<svg" in page.read_text() and "<td>sync</td>" in page.read_text()
     compared = call("compare", str(file), str(file))
     assert compared.exit_code == 0 and "one run" in compared.output
+    for brokers, different in (([], False), (None, False), ([{"broker": "b", "version": "", "flush": "async"}], True)):
+        result["runs"][0]["brokers"] = brokers
+        (tmp_path / "b.json").write_text(json.dumps(result))
+        compared = call("compare", str(file), str(tmp_path / "b.json"))
+        assert ("different brokers" in compared.output) == different, compared.output
     assert call("report", str(file), str(tmp_path / "b.html")).exit_code == 0
     topics = CliRunner().invoke(cli, ["topic", "list", "--nameserver", server.embedded.nameserver_address])
     assert "bench-" not in topics.output  # nothing is left behind
