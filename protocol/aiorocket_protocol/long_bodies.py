@@ -40,14 +40,15 @@ def list_body(
     serialize_type: int,
     tail: Mapping[str, Any] = _NONE,
 ) -> Generator[None, None, bytes]:
-    """The same with a list of ``entries``."""
-    return _written({**head, name: [], **tail}, tail, ([entry] for entry in entries), serialize_type)
+    """The same with a list of ``entries``; those that are bytes were written before."""
+    ones = (entry if type(entry) is bytes else [entry] for entry in entries)
+    return _written({**head, name: [], **tail}, tail, ones, serialize_type)
 
 
 def _written(
     whole: dict[str, Any],
     tail: Mapping[str, Any],
-    ones: Iterable[dict[Any, Any] | list[Any]],
+    ones: Iterable[dict[Any, Any] | list[Any] | bytes],
     serialize_type: int,
 ) -> Generator[None, None, bytes]:
     """The last member of ``whole`` before ``tail`` is empty, and ``ones`` are what it is to hold, each by itself."""
@@ -60,8 +61,11 @@ def _written(
     parts: list[bytes] = []
     size = turn = 0
     for one in ones:
-        part = encode_body(one, serialize_type)
-        part = part[1:] if packed else part[1:-1]
+        if isinstance(one, bytes):
+            part = one
+        else:
+            part = encode_body(one, serialize_type)
+            part = part[1:] if packed else part[1:-1]
         parts.append(part)
         size += len(part)
         if size > MAX_FRAME:

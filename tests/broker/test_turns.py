@@ -22,6 +22,8 @@ from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import memory_env
 from aiorocket.storage import Snapshot
 from aiorocket_protocol import (
+    JSON,
+    MSGPACK,
     GetConsumeStatsInBrokerHeader,
     GetConsumeStatsRequestHeader,
     GetTopicStatsInfoRequestHeader,
@@ -29,6 +31,7 @@ from aiorocket_protocol import (
     RemotingCommand,
     ResetOffsetRequestHeader,
     decode_plain,
+    encode_body,
 )
 from tests.broker.peer import Peer, pull_header
 
@@ -164,6 +167,33 @@ async def test_a_reset_of_many_queues_and_of_those_who_wait_is_done_in_turns(bro
     assert turns > 2 * 30 and max(before - after for before, after in itertools.pairwise(answered)) <= 16
     assert len(decode_plain(task.result().body, 0)["offsetTable"]) == 2_000
     assert {(await peer.answer()).code for _ in range(200)} == {21}
+
+
+@pytest.mark.parametrize("serialize_type", [JSON, MSGPACK])
+async def test_of_one_group_with_many_topics_little_is_written_at_once(
+    serialize_type: int, broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(100):
+        broker.topics.put(Topic(f"t{number}", 8, 8))
+        broker.offsets.commit("g", f"t{number}", 0, 5)
+    broker.configs.ensure("g")
+    await peer.pull()
+    pieces: list[int] = []
+
+    def noted(value: Any, kind: int) -> bytes:
+        piece = encode_body(value, kind)
+        pieces.append(len(piece))
+        return piece
+
+    monkeypatch.setattr("aiorocket_protocol.long_bodies.encode_body", noted)
+    (connection,) = broker.server.connections
+    command = RemotingCommand.request(317, GetConsumeStatsInBrokerHeader(False))
+    command.serialize_type = serialize_type
+    serving: Any = broker.server.processors.handler(317)(connection, command)
+    plain = decode_plain((await serving).body, serialize_type)
+    (topics,) = [each["g"] for each in plain["consumeStatsList"] if "g" in each]
+    assert len(topics) == 100 and all(len(each["offsetTable"]) == 8 for each in topics)
+    assert len(pieces) > 800 and max(pieces) < 500
 
 
 @pytest.mark.parametrize("gone", ["topic", "group"])

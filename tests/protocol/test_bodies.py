@@ -312,6 +312,10 @@ def test_long_bodies_are_written_little_by_little(kind: int, count: int) -> None
         (table_body(head, "z", table.items(), lambda item: item, kind), {**head, "z": table}),
         (list_body(head, "z", table.values(), kind), {**head, "z": list(table.values())}),
         (table_body({}, "z", table.items(), lambda item: item, kind, tail), {"z": table, **tail}),
+        (
+            list_body(head, "z", [encode_body(each, kind) for each in table.values()], kind),
+            {**head, "z": [*table.values()]},
+        ),
         (list_body(head, "z", table.values(), kind, tail), {**head, "z": list(table.values()), **tail}),
     ):
         turns, data = 0, b""

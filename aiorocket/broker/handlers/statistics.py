@@ -10,7 +10,7 @@ Everything is read from the store, the offsets and the traffic at the moment of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +135,8 @@ class StatisticsHandlers:
         """Code 317: 208 for every group and topic, or with ``isOrder`` for order topics only, and how many messages
         all of them are behind. What members no longer subscribe to is left out."""
         order_only = command.read(GetConsumeStatsInBrokerHeader).is_order
-        groups: list[dict[str, Any]] = []
+        kind = connection.reply_type(command)
+        groups: list[bytes] = []  # written one by one: one of thousands of topics is long itself
         behind = 0
         pace = _Pace()
         topics: dict[str, list[str]] = {}
@@ -144,7 +145,7 @@ class StatisticsHandlers:
             await pace.look()
         for config in list(self._configs):
             group, live = config.name, self._consumers.get(config.name)
-            found: list[dict[str, Any]] = []
+            found: list[bytes] = []
             for name in self._topics_of(topics.get(group, []), live):
                 await pace.look()
                 topic = self._topics.get(name)
@@ -153,12 +154,11 @@ class StatisticsHandlers:
                 table = await self._progress(group, name, topic.write_queues, pace)
                 behind += sum(each["brokerOffset"] - each["consumerOffset"] for each in table.values())
                 rate = self._per_second((GROUP_GET_NUMS, f"{name}@{group}"))
-                found.append({"consumeTps": rate, "offsetTable": table})
-            groups.append({group: found})
+                found.append(await in_turns(_written({"consumeTps": rate}, table, {}, kind)))
+            groups.append(await in_turns(list_body({}, group, found, kind)))
             await pace.look()
-        address, kind = unpack_host(self._store.store_host), connection.reply_type(command)
-        each = (keyed(group, kind) for group in groups)
-        writing = list_body({"brokerAddr": address}, "consumeStatsList", each, kind, {"totalDiff": behind})
+        address = unpack_host(self._store.store_host)
+        writing = list_body({"brokerAddr": address}, "consumeStatsList", groups, kind, {"totalDiff": behind})
         return RemotingCommand.response(body=await in_turns(writing))
 
     def _topics_of(self, begun: list[str], live: ConsumerGroup[Connection] | None) -> list[str]:
@@ -391,10 +391,15 @@ async def _table(
     table: dict[MessageQueue, Any],
     tail: dict[str, Any],
 ) -> RemotingCommand:
+    body = await in_turns(_written(head, table, tail, connection.reply_type(command)))
+    return RemotingCommand.response(body=body)
+
+
+def _written(
+    head: dict[str, Any], table: dict[MessageQueue, Any], tail: dict[str, Any], kind: int
+) -> Generator[None, None, bytes]:
     """What is known of each queue, between ``head`` and ``tail``."""
-    kind = connection.reply_type(command)
-    writing = table_body(head, "offsetTable", table.items(), partial(keyed_pair, serialize_type=kind), kind, tail)
-    return RemotingCommand.response(body=await in_turns(writing))
+    return table_body(head, "offsetTable", table.items(), partial(keyed_pair, serialize_type=kind), kind, tail)
 
 
 def _answer(connection: Connection, command: RemotingCommand, plain: dict[str, Any]) -> RemotingCommand:
