@@ -376,11 +376,12 @@ def test_files_whose_time_comes_during_a_run_go_behind_their_snapshots(
     own = Table.open(str(tmp_path / "decoded"), "x", {}, "iceberg")
     own.append(part(range(5)), {Q0: (0, 5)}, 5)
     before, now = own.snapshot(), WallClock().wall_ms()
+    monkeypatch.setattr(WallClock, "wall_ms", lambda _: now)
     own._rewrite(before, {"rows": list(before.files)}, part(range(5)), 60)
     table = own.iceberg("rows")
     with closing(table.catalog):
         assert readable(table) == [5, 5]
-        monkeypatch.setattr(WallClock, "wall_ms", lambda _: now + 70_000)
+        monkeypatch.setattr(WallClock, "wall_ms", lambda _: now + 60_000)
         own.append(part(range(5, 9)), {Q0: (5, 9)}, 4)
         assert not own.folder.exists(before.files[0].path)
         table.refresh()
