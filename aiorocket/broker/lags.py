@@ -23,8 +23,12 @@ async def lags(broker: Broker, most: int) -> AsyncIterator[tuple[tuple[str, str]
     because it was too old, is not counted. Beyond ``most`` pairs the number is 0."""
     store, looked, given = broker.store, 0, 0
     groups = {each.name for each in broker.configs}
-    begun = [(live.name, name) for live in broker.consumers for name in live.without_offset(broker.offsets)]
-    for group, name in (*broker.offsets.pairs(), *begun):
+    begun: list[tuple[str, str]] = []
+    for number, each in enumerate(list(broker.consumers), 1):
+        begun += [(each.name, name) for name in each.without_offset(broker.offsets)]
+        if not number % _TURN:
+            await asyncio.sleep(0)
+    for group, name in dict.fromkeys((*broker.offsets.pairs(), *begun)):  # some may have begun meanwhile
         looked += 1
         if not looked % _TURN:
             await asyncio.sleep(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.core.turns import A_TURN, whole
+from aiorocket.broker.lags import lags
 from aiorocket.broker.state import BrokerState, LargeTable
 from aiorocket.config import BrokerConfig, NameServerConfig
 from aiorocket.nameserver import NameServer
@@ -194,6 +196,32 @@ async def test_of_one_group_with_many_topics_little_is_written_at_once(
     (topics,) = [each["g"] for each in plain["consumeStatsList"] if "g" in each]
     assert len(topics) == 100 and all(len(each["offsetTable"]) == 8 for each in topics)
     assert len(pieces) > 800 and max(pieces) < 500
+
+
+async def test_how_far_thousands_of_live_groups_are_is_looked_at_in_turns(broker: Broker) -> None:
+    looked: list[int] = [0]
+
+    class Live:
+        name = "g"
+
+        def without_offset(self, offsets: ConsumerOffsets) -> list[str]:
+            looked[-1] += 1
+            return ["%RETRY%g"]
+
+    class Lives(list[Live]):
+        def get(self, name: str) -> None: ...
+
+    async def look() -> list[Any]:
+        return [each async for each in lags(double, 10)]
+
+    double: Any = SimpleNamespace(
+        store=broker.store, configs=[], consumers=Lives([Live()] * 3_000), offsets=broker.offsets, topics=broker.topics
+    )
+    task = asyncio.ensure_future(look())
+    while not task.done():
+        looked.append(0)
+        await asyncio.sleep(0)
+    assert sum(looked) == 3_000 and max(looked) <= 512 and task.result() == []
 
 
 @pytest.mark.parametrize("gone", ["topic", "group"])
