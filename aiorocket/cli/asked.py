@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aiorocket import Admin
     from aiorocket.config import ClientConfig
 
-__all__ = ("SCHEMA", "asks", "changes", "confirmed", "moment", "told")
+__all__ = ("SCHEMA", "asks", "changes", "confirmed", "moment", "say_missing", "told")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -109,6 +109,11 @@ def told(kind: str, title: str, rows: Iterable[Any], missing: Sequence[Any] = ()
         fitting_table(title, [name.removesuffix("_ms").replace("_", " ") for name in columns], cells)
     else:
         click.echo(f"{visible(title)}: nothing")
+    return say_missing(missing)
+
+
+def say_missing(missing: Sequence[Any]) -> int:
+    """Name on standard error what is ``missing``; the exit code: 1 when something is."""
     for each in missing:
         click.echo(visible(f"missing: {each.server}: {each.why}"), err=True)
     return 1 if missing else 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import aiorocket
-from aiorocket.cli.asked import asks, changes, moment, told
+from aiorocket.cli.asked import asks, changes, moment, say_missing, told
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import BadInputError, broker_option, client_options
 from aiorocket.cli.running import run
@@ -93,8 +93,9 @@ def list_(topic: str, since: int | None, until: int | None, limit: int) -> Work:
     """Messages of TOPIC by the time they were stored."""
 
     async def work(admin: Admin) -> int:
-        async with aclosing(admin.messages.by_time(topic, since, until, limit=limit)) as found:
-            return _shown(f"Messages of {topic}", [each async for each in found])
+        missing: list[Any] = []
+        async with aclosing(admin.messages.by_time(topic, since, until, limit=limit, missing=missing)) as found:
+            return _shown(f"Messages of {topic}", [each async for each in found], missing)
 
     return work
 
@@ -161,13 +162,14 @@ def dump(
     """Messages of TOPIC, each a JSON object in a line of standard output, for `message load`."""
 
     async def work() -> int:
+        missing: list[Any] = []
         async with (
             aiorocket.Admin(config=config, brokers=brokers) as admin,
-            aclosing(admin.messages.by_time(topic, since, until, limit=limit)) as found,
+            aclosing(admin.messages.by_time(topic, since, until, limit=limit, missing=missing)) as found,
         ):
             async for each in found:
                 say_json(_row(each))
-        return 0
+        return say_missing(missing)
 
     sys.exit(run(work()))
 

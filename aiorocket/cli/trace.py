@@ -25,15 +25,16 @@ def trace(message_id: str) -> Callable[[Admin], Awaitable[int]]:
     """
 
     async def work(admin: Admin) -> int:
+        found = await admin.messages.trace(message_id)
         rows = [
             {
                 "kind": each.kind, "at_ms": each.timestamp, "group": each.group, "topic": each.topic,
                 "success": each.success, "took": each.cost, "client": each.client_host, "retries": each.retry_times,
                 "request_id": each.request_id,
             }
-            for each in await admin.messages.trace(message_id)
+            for each in found
         ]  # fmt: skip
-        told("trace", f"Trace of {message_id}", rows)
-        return 0 if rows else 1
+        code = told("trace", f"Trace of {message_id}", rows, found.missing)
+        return code if rows else 1
 
     return work

@@ -18,7 +18,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from aiorocket import ClientConfig, Message, embed
+from aiorocket import Admin, ClientConfig, Message, Queue, embed
 from aiorocket.cli.asked import SCHEMA, _work
 from aiorocket.cli.main import COMMANDS, cli
 from aiorocket.cli.running import run, told_in_a_line
@@ -29,11 +29,27 @@ from aiorocket.client.admin.brokers import ProducerConnection
 from aiorocket.client.admin.offsets import OffsetMove, OffsetPlan, Offsets
 from aiorocket.client.admin.pops import Checkpoint
 from aiorocket.client.admin.users import AclEntry, User
-from aiorocket.errors import BadNameError, ConnectionLostError, ProtocolError, RemoteError, UsageError
+from aiorocket.errors import (
+    BadNameError,
+    ConnectionLostError,
+    NotConnectedError,
+    ProtocolError,
+    RemoteError,
+    UsageError,
+)
 from aiorocket.runtime.threads import in_thread
 from aiorocket.testing.server import RocketMQServer, broker_thread
-from aiorocket_protocol import TRACE_TOPIC
+from aiorocket_protocol import (
+    JSON,
+    TRACE_TOPIC,
+    DataVersion,
+    RegisterBrokerBody,
+    RegisterBrokerRequestHeader,
+    TopicConfig,
+    encode_body,
+)
 from aiorocket_protocol.message_trace import TraceRecord, write_trace
+from tests.broker.peer import Peer
 from tests.interop import migration
 
 Run = Callable[..., Result]
@@ -337,6 +353,57 @@ async def test_what_a_member_hangs_on_is_below_what_else_it_says() -> None:
                 shown = await ask(*info)
                 (hangs,) = (line for line in shown.splitlines() if "on_order(" in line)
                 assert hangs.startswith("    ") and len(hangs) < 120, "a line each, below the table"
+
+
+async def test_messages_of_the_brokers_that_answer_are_shown_though_one_is_away() -> None:
+    async with embed() as mq:
+        await mq.create_topic("orders", queues=1)
+        peer = await Peer.connect(mq.nameserver.port)
+        topics = [TopicConfig("orders", 2, 2), TopicConfig("there", 1, 1)]
+        header = RegisterBrokerRequestHeader("away", "127.0.0.1:1", mq.config.cluster, "", 0)
+        registered = await peer.call(103, header, encode_body(RegisterBrokerBody(DataVersion(1, 1), topics), JSON))
+        assert registered.code == 0  # as long as its connection is open
+
+        async def ask(*words: str) -> tuple[int, str, str]:
+            command = [sys.executable, "-m", "aiorocket", *words, "--nameserver", mq.nameserver_address]
+            done = await in_thread(lambda: subprocess.run(command, capture_output=True, text=True, timeout=60))
+            return done.returncode, done.stdout, done.stderr
+
+        async with mq.producer("shop") as producer:
+            queue = Queue("orders", "broker-a", 0)
+            for number in range(2):
+                await producer.send("orders", b"%d" % number, keys=["k"], queue=queue)
+            record = TraceRecord("Pub", "ID-9", timestamp=1_700_000_000_000, group="shop", topic="orders", cost=3)
+            where = Queue(TRACE_TOPIC, "broker-a", 0)
+            receipt = await producer.send(TRACE_TOPIC, write_trace(record).encode(), keys=["ID-9"], queue=where)
+
+        for count, words in (
+            (2, ("message", "list", "orders")),
+            (1, ("message", "list", "orders", "--limit", "1")),
+            (2, ("message", "key", "orders", "k")),
+            (1, ("trace", "ID-9")),
+        ):
+            code, out, said = await ask(*words, "--json")
+            document = json.loads(out)
+            ((server, why),) = [(each["server"], each["why"]) for each in document["missing"]]
+            assert (code, len(document["rows"]), server) == (1, count, "away"), (words, document)
+            assert "127.0.0.1:1" in why and said == f"missing: away: {why}\n"
+        code, out, said = await ask("message", "dump", "orders")
+        assert (code, [json.loads(line)["body"] for line in out.splitlines()]) == (1, ["0", "1"])
+        assert said.startswith("missing: away: ")
+        code, out, said = await ask("message", "list", "there")
+        assert (code, out) == (1, "") and said.startswith("Error: "), "nobody could be asked"
+
+        given = ["127.0.0.1:1", f"localhost:{mq.broker.server.port}"]
+        async with Admin(nameservers=mq.nameservers, brokers=given) as admin:
+            found = await admin.messages.by_id(receipt.offset_msg_id)
+            assert found is not None and found.queue_offset == receipt.offset
+            with pytest.raises(NotConnectedError):  # it may be there
+                await admin.messages.by_id(receipt.offset_msg_id[:-8] + "00FFFFFF")
+        async with Admin(nameservers=mq.nameservers) as admin:
+            with pytest.raises(NotConnectedError):
+                assert [each async for each in admin.messages.by_time("orders")] == []
+        await peer.close()
 
 
 def commands_of(page: str) -> Iterator[list[str]]:

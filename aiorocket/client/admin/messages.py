@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import NamedTuple
 
-from aiorocket.client.admin.asking import Answers, Asking, Broker
+from aiorocket.client.admin.asking import Answers, Asking, Broker, Missing
 from aiorocket.client.admin.moments import Moment, millis
 from aiorocket.client.core.subscriptions import check_filter, subscription_data
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.client.topic_admin import master_of
-from aiorocket.errors import RemoteError, TopicNotFoundError, UsageError
+from aiorocket.errors import NotConnectedError, RemoteError, RocketError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue
 from aiorocket_protocol import (
     ALL_TAGS,
@@ -75,18 +75,22 @@ class Messages:
         found = [each for each in brokers if each.address == address]
         if not found:  # registered by a host's name, or asked by another address than clients are told
             found = brokers if self._ask.given else [Broker(await self._ask.name_of(address), address)]
+        away: Exception | None = None
         for at in found:
             try:
                 answer = await self._ask.call(
                     at.address, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset)
                 )
-            except RemoteError as error:
-                if error.code == ResponseCode.SYSTEM_ERROR:  # what brokers say of an offset where nothing begins
-                    continue
-                raise
+            except (RocketError, ProtocolError) as error:
+                # What brokers say of an offset where nothing begins is no reason to doubt the answer.
+                if not (isinstance(error, RemoteError) and error.code == ResponseCode.SYSTEM_ERROR):
+                    away = away or error
+                continue
             for message in self._seen(answer.body, at.name):
                 if message.offset_msg_id == offset_msg_id.strip().upper():  # another broker has another one there
                     return message
+        if away is not None:  # it may be there
+            raise away
         return None
 
     async def by_offset(self, topic: str, broker: str, queue: int, offset: int) -> StoredMessage | None:
@@ -122,15 +126,17 @@ class Messages:
         """Every copy of the message with a sender's ``msg_id``: one, but in topics of retries."""
         return await self._query(topic, msg_id.strip(), 0, None, 32, unique=True)
 
-    async def trace(self, msg_id: str) -> list[TraceRecord]:
+    async def trace(self, msg_id: str) -> Answers[TraceRecord]:
         """What the trace topic has of the message with a sender's ``msg_id``, the oldest first: clients that trace
         wrote it. TopicNotFoundError is not raised when nobody ever did: then there is nothing."""
         try:
             found = await self.by_key(TRACE_TOPIC, msg_id)
         except TopicNotFoundError:
-            return []
+            return Answers()
         records = [record for each in found for record in read_trace(each.body) if record.msg_id == msg_id]
-        return sorted(records, key=lambda each: (each.timestamp, TRACE_ORDER.index(each.kind)))
+        answers = Answers(sorted(records, key=lambda each: (each.timestamp, TRACE_ORDER.index(each.kind))))
+        answers.missing = found.missing
+        return answers
 
     async def _query(
         self, topic: str, key: str, since: int, until: int | None, limit: int, *, unique: bool
@@ -163,25 +169,45 @@ class Messages:
         *,
         where: Callable[[StoredMessage], bool] | None = None,
         limit: int | None = None,
+        missing: list[Missing] | None = None,
     ) -> AsyncGenerator[StoredMessage, None]:
         """Messages stored from ``since`` up to ``until``, the oldest first in each queue, one queue after the other.
-        What is added meanwhile is not seen. TopicNotFoundError, NotConnectedError."""
+        What is added meanwhile is not seen. TopicNotFoundError, NotConnectedError.
+
+        A broker that cannot be asked is added to ``missing``, and the others go on; its error is raised when there is
+        no such list, and the first one when nobody could be asked."""
         first, last = millis("since", since), millis("until", until)
         left = limit
-        for broker, queue, scan in await self._queues(topic):
-            begin, end = await scan.bounds()
-            if first is not None and begin < end:
-                begin = max(begin, await scan.offset_at(first))
-            async with aclosing(self._scan(topic, broker, queue, begin, end)) as found:
-                async for message in found:
-                    stored = message.store_timestamp
-                    if last is not None and stored >= last:
-                        break
-                    if (first is None or stored >= first) and (where is None or where(message)):
-                        if left is not None and left <= 0:
-                            return
-                        yield message
-                        left = None if left is None else left - 1
+        away: dict[str, Exception] = {}
+        asked = False
+        queues = await self._queues(topic, None if missing is None else away)
+        if missing is not None:
+            missing += [Missing(name, str(error)) for name, error in away.items()]
+        for broker, queue, scan in queues:
+            if broker.name in away:
+                continue
+            try:
+                begin, end = await scan.bounds()
+                asked = True
+                if first is not None and begin < end:
+                    begin = max(begin, await scan.offset_at(first))
+                async with aclosing(self._scan(topic, broker, queue, begin, end)) as found:
+                    async for message in found:
+                        stored = message.store_timestamp
+                        if last is not None and stored >= last:
+                            break
+                        if (first is None or stored >= first) and (where is None or where(message)):
+                            if left is not None and left <= 0:
+                                return
+                            yield message
+                            left = None if left is None else left - 1
+            except (RocketError, ProtocolError) as error:
+                if missing is None:
+                    raise
+                away[broker.name] = error
+                missing.append(Missing(broker.name, str(error)))
+        if away and not asked:
+            raise next(iter(away.values()))
 
     async def tail(
         self,
@@ -224,13 +250,23 @@ class Messages:
         result = plain.name("consumeResult", CONSUME_RESULTS, "")
         return ConsumedDirectly(result, plain.text_or_none("remark") or "", plain.number("spentTimeMills", 0))
 
-    async def _queues(self, topic: str) -> list[tuple[Broker, int, QueueScan]]:
+    async def _queues(
+        self, topic: str, away: dict[str, Exception] | None = None
+    ) -> list[tuple[Broker, int, QueueScan]]:
+        """Its queues where they are asked. A broker without a master is put in ``away``; its error is raised when that
+        is None."""
         wire = self._ask.wire(topic)
         route = await self._ask.client.route(wire, refresh=True)
         given = {each.name: each.address for each in await self._ask.brokers()} if self._ask.given else {}
         found = []
         for each in sorted({*route.publish, *route.subscribe}):
-            broker = Broker(each.broker_name, given.get(each.broker_name) or master_of(route, each.broker_name))
+            try:
+                broker = Broker(each.broker_name, given.get(each.broker_name) or master_of(route, each.broker_name))
+            except NotConnectedError as error:
+                if away is None:
+                    raise
+                away[each.broker_name] = error
+                continue
             found.append((broker, each.queue_id, QueueScan(self._ask.client, each, broker.address)))
         return found
 
