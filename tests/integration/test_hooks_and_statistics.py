@@ -44,7 +44,9 @@ async def test_the_way_of_a_message(mq: Embedded, until: Until) -> None:
     async with mq.producer("shop", hooks=[trace]) as shop, consumer:
         await shop.send("orders", b"1")
         await until(lambda: consumer.state().counters.consumed == 2)
-    assert trace.steps == [("sent", b"1", "stored"), ("consumed", b"1", "FAILED"), ("consumed", b"1", "SUCCESS")]
+    # Who waits for a message may be done with it before its sender hears.
+    trace.steps.remove(("sent", b"1", "stored"))
+    assert trace.steps == [("consumed", b"1", "FAILED"), ("consumed", b"1", "SUCCESS")]
 
 
 async def test_a_send_has_as_many_steps_as_attempts(mq: Embedded) -> None:

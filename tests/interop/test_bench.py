@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ import aiorocket
 from aiorocket.fuzz import Fuzzing, compare, fuzz
 from aiorocket.load import Scenario, measure
 from aiorocket_protocol import JSON, ROCKETMQ
-from tests.interop.peers import Server
+from tests.interop.peers import Server, apache_server
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -26,10 +27,12 @@ async def test_a_short_load(apache: Server, orderly: bool) -> None:
     assert found["verdict"]["limit"] and found["figures"]["send_p99_ms"] > 0
 
 
-async def test_it_serves_under_frames_that_nobody_should_send(apache: Server) -> None:
-    wanted = Fuzzing(apache.broker, "broker", time.time_ns() // 1_000_000, frames=1000, kinds=(JSON, ROCKETMQ),
-                     codes=(10, 11, 14, 15, 17, 30, 31, 34, 35, 38, 310), patience=30, shrink=False)  # fmt: skip
-    report = await fuzz(wanted)
+async def test_it_serves_under_frames_that_nobody_should_send(jars: Path, tmp_path: Path) -> None:
+    """A broker of its own: afterwards it believes of its system's groups and queues what it was told."""
+    with apache_server(jars, tmp_path) as apache:
+        wanted = Fuzzing(apache.broker, "broker", time.time_ns() // 1_000_000, frames=1000, kinds=(JSON, ROCKETMQ),
+                         codes=(10, 11, 14, 15, 17, 30, 31, 34, 35, 38, 310), patience=30, shrink=False)  # fmt: skip
+        report = await fuzz(wanted)
     # Its answers with the names of Java's exceptions are findings, of which a run takes twenty.
     assert (report.frames >= 1000 or len(report.found) >= 20) and report.rounds > 0
     assert not [sample for sample in report.found if sample.finding.kind in ("crash", "neighbour")]
