@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from aiorocket_protocol import RemotingCommand
@@ -28,26 +29,21 @@ class OneAtATime:
 
     def begun(self, handler: RequestHandler) -> RequestHandler:
         """``handler``, one in a turn until it waits for something: a disk, a peer."""
-
-        async def serve(connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-            async with connection.data.setdefault(_OWN, asyncio.Lock()):
-                await connection.drain()
-                async with self._turn:
-                    await asyncio.sleep(0)
-                    result = handler(connection, command)
-            return result if result is None or isinstance(result, RemotingCommand) else await result
-
-        return serve
+        return self._in_line(handler, until_answered=False)
 
     def whole(self, handler: RequestHandler) -> RequestHandler:
         """``handler``, one until it has answered: it works in turns of the loop and waits for nobody."""
+        return self._in_line(handler, until_answered=True)
 
+    def _in_line(self, handler: RequestHandler, *, until_answered: bool) -> RequestHandler:
         async def serve(connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
             async with connection.data.setdefault(_OWN, asyncio.Lock()):
                 await connection.drain()
                 async with self._turn:
                     await asyncio.sleep(0)
                     result = handler(connection, command)
-                    return result if result is None or isinstance(result, RemotingCommand) else await result
+                    if until_answered and isinstance(result, Awaitable):
+                        return await result
+            return await result if isinstance(result, Awaitable) else result
 
         return serve

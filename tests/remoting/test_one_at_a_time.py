@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiorocket.remoting import Connection, ProcessorTable
+from aiorocket.remoting import Connection
 from aiorocket.remoting.one_at_a_time import OneAtATime
 from aiorocket.remoting.processors import RequestHandler
 from aiorocket_protocol import RemotingCommand
@@ -94,9 +94,8 @@ async def test_who_does_not_read_gets_no_more_and_keeps_nobody_waiting() -> None
     deaf, other = Link(), Link()
     deaf.reads.clear()
     at_once: Any = work.at_once
-    handler, command = OneAtATime().whole(at_once), RemotingCommand.request(1)
-    link: Any = deaf
-    waiting = [asyncio.ensure_future(handler(link, command)) for _ in range(3)]  # type: ignore[arg-type]
+    handler: Any = OneAtATime().whole(at_once)
+    waiting = [asyncio.ensure_future(handler(deaf, RemotingCommand.request(1))) for _ in range(3)]
     await asked(work, handler, [other] * 3)
     assert [link for _, link in work.begun] == [other] * 3
     deaf.reads.set()
@@ -108,12 +107,11 @@ async def test_what_fails_is_the_asker_s_alone() -> None:
     def fails(connection: Connection, command: RemotingCommand) -> RemotingCommand:
         raise MemoryError
 
-    handler, link = OneAtATime().whole(fails), Link()
-    answers: list[RemotingCommand] = []
-    double: Any = link
-    table = ProcessorTable()
-    table.add(1, handler)
+    one, link, work = OneAtATime(), Link(), Work(0)
+    handler: Any = one.whole(fails)
     for _ in range(2):
         with pytest.raises(MemoryError):
-            await handler(double, RemotingCommand.request(1))  # type: ignore[misc]
-    assert not answers
+            await handler(link, RemotingCommand.request(1))
+    at_once: Any = work.at_once
+    await asked(work, one.whole(at_once), [link, Link()])
+    assert len(work.begun) == 2

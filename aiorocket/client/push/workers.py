@@ -1,8 +1,8 @@
 """The tasks that call a listener, each with what its handler has; one timer for all of their deadlines.
 
 No task, timer or timeout scope per message (4 to 25 times the cost of a worker that takes the next one). A worker that
-finds nothing waits on a future of its own; whoever brings work wakes as many as there is work
-for, or one who wakes the next.
+finds nothing waits on a future of its own; whoever brings work wakes as many as there is work for, or one who wakes
+the next.
 """
 
 from __future__ import annotations
