@@ -100,6 +100,16 @@ async def test_what_the_broker_adds_replaces_what_the_sender_says_of_it(peer: Pe
         assert "POP_CK" not in found and found["TAGS"] == "A"
 
 
+async def test_what_a_sender_says_of_addresses_is_not_believed(peer: Peer) -> None:
+    """The system flag's bits for IPv6 addresses are the broker's: a record that lies about its length hides others."""
+    for flag in (0x10, 0x20, 0x64):
+        assert (await peer.send(b"odd", sys_flag=flag)).code == 0
+        assert (await peer.send(b"behind", sys_flag=0)).code == 0
+    found = records(await peer.pull("T", 0))
+    assert [record.body for record in found] == [b"odd", b"behind"] * 3
+    assert {record.store_host for record in found} == {found[0].store_host}
+
+
 async def test_a_batch_that_is_none_is_13(peer: Peer) -> None:
     for body in (b"", b"garbage", encode_batch([(b"x", 0, b"")])[:-1], encode_batch([(b"x", 0, b"DELAY\x011\x02")])):
         answer = await peer.call(320, send_header(batch=True), body)
