@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -106,17 +107,105 @@ def test_a_table_that_another_tool_rewrote_is_refused(tmp_path: Path) -> None:
         sync_iceberg(archive)
 
 
-def test_a_table_of_another_archive_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a catalogue of one's own, that serves more than one."""
+def configure(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    """A catalogue of one's own, that serves more than one folder."""
     monkeypatch.setenv("PYICEBERG_CATALOG__AIOROCKET__TYPE", "sql")
-    monkeypatch.setenv("PYICEBERG_CATALOG__AIOROCKET__URI", f"sqlite:///{tmp_path}/catalog.db")
-    first, other = (make(tmp_path / each / "orders", format="iceberg") for each in "ab")
-    add(first, {Q0: range(10)})
-    assert sync_iceberg(first) is not None and not (tmp_path / "a/orders/_iceberg.db").exists()
-    with pytest.raises(UsageError, match=r"has a table lake\.orders already, of another archive") as refused:
+    monkeypatch.setenv("PYICEBERG_CATALOG__AIOROCKET__URI", f"sqlite:///{file}")
+
+
+def rows_in(table: Any) -> tuple[str, int]:
+    with closing(table.catalog):
+        return ".".join(table.name()), table.scan().to_arrow().num_rows
+
+
+def test_archives_of_one_name_share_a_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(monkeypatch, tmp_path / "catalog.db")
+    paths = ["a/orders", "b/orders", "c/b/orders", "a_orders", "a/orders_"]
+    archives = [make(tmp_path / each, format="iceberg") for each in paths]
+    for _ in range(2):
+        for count, each in enumerate(archives, start=1):
+            add(each, {Q0: range(each.snapshot().rows, each.snapshot().rows + count)})
+            sync_iceberg(each)
+    found = [rows_in(iceberg_table(each)) for each in archives]
+    assert found == [
+        ("lake.orders", 2), ("lake.b_orders", 4), (f"lake.orders_{archives[2].id}", 6), ("lake.a_orders", 8),
+        ("lake.orders_", 10),
+    ]  # fmt: skip
+    assert not (tmp_path / "a/orders/_iceberg.db").exists()
+
+
+@pytest.mark.usefixtures("arrow_parts")
+def test_pipelines_share_a_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their folders have the same names."""
+    configure(monkeypatch, tmp_path / "catalog.db")
+    for count, pipeline in enumerate(["shop", "bank"], start=1):
+        own = Table.open(str(tmp_path / pipeline / "dedup"), "x", {}, "iceberg")
+        own.append(part(range(count)), {Q0: (0, count)}, count)
+        other = make(tmp_path / pipeline / "dedup_rows", format="iceberg")  # as the first one's table is called
         sync_iceberg(other)
-    # A pipeline's folders always have the same names.
-    assert "or (lake run names its folders itself) give one of the two a catalogue of its own" in str(refused.value)
+    found = [
+        rows_in(Table.open(str(tmp_path / each / "dedup"), "x", {}, "iceberg").iceberg("rows"))
+        for each in ("shop", "bank")
+    ]
+    assert found == [("lake.dedup_rows", 1), ("lake.bank_dedup_rows", 2)]
+
+
+@pytest.mark.usefixtures("arrow_parts")
+def test_a_second_catalogue_over_the_same_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = make(tmp_path / "orders", format="iceberg")
+    add(archive, {Q0: range(60, 80)})
+    snapshot = add(archive, {Q0: range(80, 110)})
+    sync_iceberg(archive)
+    own = Table.open(str(tmp_path / "decoded"), "x", {}, "iceberg")
+    own.append(part(range(5)), {Q0: (0, 5)}, 5)
+    monkeypatch.setattr(iceberg_catalog, "_ON_THE_WAY", -60.0)
+    with monkeypatch.context() as elsewhere:
+        configure(elsewhere, tmp_path / "catalog.db")
+        before = {each for each in tmp_path.rglob("*") if each.is_file()}
+        with pytest.raises(
+            UsageError, match=r"orders: its Iceberg table lake\.orders is in another catalogue than this"
+        ):
+            expire_iceberg(archive, snapshot, 1 << 60)
+        with pytest.raises(UsageError, match=r"decoded: its Iceberg table lake\.decoded_rows is in another catalogue"):
+            Table.open(str(tmp_path / "decoded"), "x", {}, "iceberg")
+        assert {each for each in tmp_path.rglob("*") if each.is_file()} - before == {tmp_path / "catalog.db"}
+    table = iceberg_table(archive)
+    assert readable(table) == [50] and rows_in(table) == ("lake.orders", 50)
+    # Whoever means it says so.
+    (tmp_path / "orders/_iceberg.json").unlink()
+    (tmp_path / "orders/_iceberg.db").unlink()
+    configure(monkeypatch, tmp_path / "catalog.db")
+    sync_iceberg(archive)
+    assert rows_in(iceberg_table(archive)) == ("lake.orders", 50)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_copy_leaves_the_table_of_the_original_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: bool
+) -> None:
+    configure(monkeypatch, tmp_path / "catalog.db")
+    archive = make(tmp_path / "orders", format="iceberg")
+    add(archive, {Q0: range(10)})
+    sync_iceberg(archive)
+    shutil.copytree(tmp_path / "orders", tmp_path / "b/orders")
+    copy = Archive.open(str(tmp_path / "b/orders"))
+    if noted:
+        with pytest.raises(UsageError, match="of which this is a copy, or it was moved"):
+            sync_iceberg(copy)
+    (tmp_path / "b/orders/_iceberg.json").unlink()  # as one that an earlier version has made
+    sync_iceberg(copy)
+    add(copy, {Q0: range(10, 30)})
+    sync_iceberg(copy)
+    assert rows_in(iceberg_table(copy)) == ("lake.b_orders", 30)
+    assert rows_in(iceberg_table(archive)) == ("lake.orders", 10)
+
+
+@pytest.mark.usefixtures("arrow_parts")
+def test_a_step_without_a_catalogue_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Folder, "local", False)
+    with pytest.raises(UsageError, match="PYICEBERG_CATALOG__AIOROCKET__URI"):
+        Table.open(str(tmp_path / "decoded"), "x", {}, "iceberg")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_store_needs_a_catalogue(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ _PARTITIONS = ("topic", "dt", "hour")
 
 def iceberg_table(archive: Archive) -> Any:
     """The pyiceberg table of an archive, made when it is not there yet; ``table.catalog.close()`` when done. UsageError
-    where pyiceberg is not installed, no catalogue is configured, or its table of that name is of another archive."""
-    return open_table(archive.folder, archive.id, partial(_create, archive))
+    where pyiceberg is not installed, no catalogue is configured, or the archive has its table in another one."""
+    return open_table(archive.folder, archive.id, address_of(archive.folder, DATA), partial(_create, archive))
 
 
 def sync_iceberg(archive: Archive, snapshot: Snapshot | None = None) -> int | None:

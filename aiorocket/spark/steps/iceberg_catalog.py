@@ -6,9 +6,11 @@ The catalogue is the one that pyiceberg's own configuration has under the name `
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiorocket.errors import UsageError
@@ -27,6 +29,7 @@ __all__ = (
     "address_of",
     "create_table",
     "data_file",
+    "open_catalog",
     "open_table",
     "sweep",
     "tried",
@@ -51,26 +54,60 @@ _STORE = {"s3.endpoint": "AWS_ENDPOINT_URL", "s3.region": "AWS_REGION"}
 T = TypeVar("T")
 
 
-def open_table(folder: Folder, owner: str, create: Callable[[Any, str], Any], suffix: str = "") -> Any:
-    """The table of ``folder``, which ``create(catalog, name)`` makes when it is not there yet;
-    ``table.catalog.close()`` when done. UsageError where pyiceberg is not installed, no catalogue is configured, or its
-    table of that name is of another ``owner``."""
-    catalog = _catalog(folder)
+def open_table(folder: Folder, owner: str, location: str, create: Callable[[Any, str], Any], part: str = "") -> Any:
+    """The table of ``folder`` with its files at ``location``, which ``create(catalog, name)`` makes when it is not
+    there yet; ``table.catalog.close()`` when done. It is named like the folder and the ``part``; where the catalogue
+    has one of that name already, of another ``owner``, the folder above comes in front, or the owner's id behind.
+
+    A folder has one table in one catalogue, which ``_iceberg.json`` notes: of two each would remove files and metadata
+    that the other names. UsageError for another one, and where pyiceberg is not installed or no catalogue configured.
+    """
+    catalog = open_catalog(folder)
     from pyiceberg.exceptions import NoSuchTableError
 
-    name = f"{_NAMESPACE}.{re.sub('[^0-9A-Za-z_]', '_', folder.location.rstrip('/').rpartition('/')[2] + suffix)}"
+    note = f"_iceberg_{part}.json" if part else "_iceberg.json"
     try:
-        table = catalog.load_table(name)
-    except NoSuchTableError:
-        catalog.create_namespace_if_not_exists(_NAMESPACE)
-        table = create(catalog, name)
-    if table.properties.get(ID) != owner:
+        try:
+            noted = json.loads(folder.read(note))
+        except FileNotFoundError:
+            made = _own_table(catalog, folder, owner, location, create, part)
+            about = {"table": ".".join(made.name()), "uuid": str(made.metadata.table_uuid), "location": location}
+            with suppress(FileExistsError):  # the archive, where we compact it beside
+                folder.create(note, (json.dumps(about) + "\n").encode())
+            noted = json.loads(folder.read(note))
+        name, why = noted["table"], "is in another catalogue than this one, or was removed there"
+        if noted["location"] == location:
+            with suppress(NoSuchTableError):
+                table = catalog.load_table(name)
+                if str(table.metadata.table_uuid) == noted["uuid"]:
+                    return table
+        else:
+            why = f"has its files at {noted['location']}, of which this is a copy, or it was moved"
         raise UsageError(
-            f"the catalogue has a table {name} already, of another archive than {folder.location}: remove it there, "
-            "take a folder of another name, or (lake run names its folders itself) give one of the two a catalogue "
-            "of its own"
+            f"{folder.location}: its Iceberg table {name} {why}. For a new table of all rows remove {note} and, "
+            f"if there is one, {_FILE} from the folder"
         )
-    return table
+    except BaseException:
+        catalog.close()
+        raise
+
+
+def _own_table(
+    catalog: Any, folder: Folder, owner: str, location: str, create: Callable[[Any, str], Any], part: str
+) -> Any:
+    from pyiceberg.exceptions import NoSuchTableError
+
+    *_, above, last = ["", *folder.location.split("/")]
+    for parts in ((last, part), (above, last, part), (last, part, owner)):
+        name = f"{_NAMESPACE}.{re.sub('[^0-9A-Za-z_]', '_', '_'.join(each for each in parts if each))}"
+        try:
+            table = catalog.load_table(name)
+        except NoSuchTableError:
+            catalog.create_namespace_if_not_exists(_NAMESPACE)
+            table = create(catalog, name)
+        if table.properties.get(ID) == owner and table.location().rstrip("/") == location:
+            return table
+    raise UsageError(f"{folder.location}: the catalogue has a table {name} of another place: remove it there")
 
 
 def tried(table: Any, change: Callable[[Any], T]) -> T:
@@ -157,7 +194,8 @@ def create_table(
     return catalog.load_table(name)
 
 
-def _catalog(folder: Folder) -> Any:
+def open_catalog(folder: Folder) -> Any:
+    """The catalogue for tables in ``folder``, to be closed; UsageError where there is none."""
     try:
         from pyiceberg.catalog import load_catalog
         from pyiceberg.utils.config import Config
@@ -180,6 +218,7 @@ def _catalog(folder: Folder) -> Any:
             f"{CATALOG!r} for pyiceberg: PYICEBERG_CATALOG__{CATALOG.upper()}__URI in the environment, or "
             "~/.pyiceberg.yaml"
         )
+    folder.make("")
     uri = URL.create("sqlite", database=folder.full(_FILE)).render_as_string()
     return load_catalog(CATALOG, type="sql", uri=uri, warehouse=address_of(folder, ""))
 

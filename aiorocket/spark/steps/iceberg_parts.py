@@ -46,7 +46,7 @@ def iceberg_part(folder: Folder, owner: str, part: str, paths: Sequence[str]) ->
         }  # fmt: skip
         return create_table(catalog, name, _schema(folder, paths[-1]), address_of(folder, part), properties)
 
-    return open_table(folder, owner, create, f"_{part}")
+    return open_table(folder, owner, address_of(folder, part), create, part)
 
 
 def sync_iceberg_parts(

@@ -25,6 +25,7 @@ from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.entropy import Entropy
 from aiorocket.spark.steps.claims import Claim
 from aiorocket.spark.steps.folder import Folder
+from aiorocket.spark.steps.iceberg_catalog import open_catalog
 from aiorocket.spark.steps.iceberg_parts import iceberg_part, sync_iceberg_parts
 
 if TYPE_CHECKING:
@@ -101,12 +102,15 @@ class Table:
     ) -> Table:
         """Opens the table at ``path`` or begins one, and removes what runs left that were cut short, so whoever opens
         it holds the claim "table". UsageError when the one there is of another step, other arguments (but for those
-        that ``evolves`` names) or another format: their rows would not go together."""
+        that ``evolves`` names) or another format: their rows would not go together. UsageError too where Iceberg's
+        catalogue cannot be had, or is not the one the table is in."""
         if format not in _FORMATS:
             raise UsageError(f"format={format!r}: one of {', '.join(_FORMATS)}")
         plain = json.loads(json.dumps(settings))
         about = {"id": Entropy().token(8).hex(), "step": step, "format": format, "settings": plain}
         folder = Folder(path)
+        if format == "iceberg":
+            open_catalog(folder).close()  # what is wrong with it is said before the first run, not behind it
         try:
             folder.create(_ABOUT, (json.dumps(about) + "\n").encode())
         except FileExistsError:
