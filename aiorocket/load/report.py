@@ -63,7 +63,8 @@ def html(result: Mapping[str, Any]) -> str:
         f"<tr><td>{escape(each['broker'])}</td><td>{escape(each['version'])}</td>"
         f"<td>{escape(each['flush'] or 'unknown')}</td></tr>" for each in last.get("brokers", ())
     )  # fmt: skip
-    parts.append(f"<h2>Brokers</h2><table><tr><th></th><th>version</th><th>flush</th></tr>{brokers}</table>")
+    if brokers:
+        parts.append(f"<h2>Brokers</h2><table><tr><th></th><th>version</th><th>flush</th></tr>{brokers}</table>")
     facts = "".join(
         f"<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>" for k, v in result["machine"].items()
     )

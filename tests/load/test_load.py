@@ -197,6 +197,7 @@ def test_the_page_shows_whole_seconds_and_names_each_once() -> None:
         "seconds": [[1, 7, 7, 1], *([second, 500, 500, 1000] for second in range(2, 6)), [6, 7, 7, 1]],
     }  # fmt: skip
     page = html({"runs": [run], "scenario": {"warmup": 1.5, "seconds": 4.6, "flush": ""}, "machine": {}})
+    assert "Brokers" not in page, "who may not ask them has no facts of them"
     assert "flush ," not in page and re.findall(r">(\d+) s<", page) == [*"2345"] * 2
 
 
