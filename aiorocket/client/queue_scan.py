@@ -75,15 +75,16 @@ class QueueScan:
         return int(answer.read(SearchOffsetResponseHeader).offset)
 
     async def messages(
-        self, begin: int, end: int, view: type[V], *, wanted: SubscriptionData | None = None
+        self, begin: int, end: int, view: type[V], *, wanted: SubscriptionData | None = None, at_once: int | None = None
     ) -> AsyncGenerator[V, None]:
         """The messages from ``begin`` up to ``end``, of which the broker picks those ``wanted``; what retention has
-        removed meanwhile is passed over."""
+        removed meanwhile is passed over. ``at_once`` are the most that are asked for at a time."""
+        most = min(_AT_ONCE, at_once or _AT_ONCE)
         wanted = wanted or SubscriptionData(self.queue.topic, ALL_TAGS)
         offset = begin
         while offset < end:
             header = pull_header(
-                TOOLS_GROUP, self.queue.topic, self.queue.queue_id, offset, min(_AT_ONCE, end - offset),
+                TOOLS_GROUP, self.queue.topic, self.queue.queue_id, offset, min(most, end - offset),
                 expression=wanted.sub_string, expression_type=wanted.expression_type,
             )  # fmt: skip
             answer = await self._call(RequestCode.PULL_MESSAGE, header, _END, *_GO_ON)

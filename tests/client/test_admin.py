@@ -41,7 +41,7 @@ from aiorocket.client.queue_scan import QueueScan
 from aiorocket.config import BrokerConfig, ConsumerConfig
 from aiorocket.errors import NotConnectedError
 from aiorocket.runtime.env import real_env
-from aiorocket_protocol import REVIVE_TOPIC_PREFIX, TIMER_TOPIC
+from aiorocket_protocol import REVIVE_TOPIC_PREFIX, TIMER_TOPIC, RequestCode, split_records
 from tests.broker.test_calls import asked, consumer, reply
 
 
@@ -353,6 +353,25 @@ async def second(mq: Embedded, **settings: Any) -> AsyncIterator[Broker]:
     finally:
         await broker.close()
         await env.disk.close()
+
+
+@pytest.mark.parametrize("limit", [0, 3, 5])
+async def test_a_limit_is_how_much_is_read(
+    mq: Embedded, admin: Admin, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    await sent(mq, 10)
+    asked: list[int] = []
+    call = admin.client.call
+
+    async def counted(address: str, code: int, header: Any = None, **options: Any) -> Any:
+        answer = await call(address, code, header, **options)
+        if code == RequestCode.PULL_MESSAGE:
+            asked.append(len(split_records(answer.body)))
+        return answer
+
+    monkeypatch.setattr(admin.client, "call", counted)
+    found = [each async for each in admin.messages.by_time("orders", limit=limit)]
+    assert len(found) == limit and asked == ([limit] if limit else [])
 
 
 async def test_everything_is_asked_at_an_administration_listener(mq: Embedded, tmp_path: Path) -> None:

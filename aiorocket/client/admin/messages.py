@@ -178,6 +178,8 @@ class Messages:
         no such list, and the first one when nobody could be asked."""
         first, last = millis("since", since), millis("until", until)
         left = limit
+        if left is not None and left <= 0:
+            return
         away: dict[str, Exception] = {}
         asked = False
         queues = await self._queues(topic, None if missing is None else away)
@@ -191,16 +193,17 @@ class Messages:
                 asked = True
                 if first is not None and begin < end:
                     begin = max(begin, await scan.offset_at(first))
-                async with aclosing(self._scan(topic, broker, queue, begin, end)) as found:
+                at_once = None if where is not None else left
+                async with aclosing(self._scan(topic, broker, queue, begin, end, at_once=at_once)) as found:
                     async for message in found:
                         stored = message.store_timestamp
                         if last is not None and stored >= last:
                             break
                         if (first is None or stored >= first) and (where is None or where(message)):
-                            if left is not None and left <= 0:
-                                return
                             yield message
                             left = None if left is None else left - 1
+                            if left == 0:
+                                return
             except (RocketError, ProtocolError) as error:
                 if missing is None:
                     raise
@@ -271,11 +274,12 @@ class Messages:
         return found
 
     async def _scan(
-        self, topic: str, broker: Broker, queue: int, begin: int, end: int, wanted: SubscriptionData | None = None
-    ) -> AsyncGenerator[StoredMessage, None]:
+        self, topic: str, broker: Broker, queue: int, begin: int, end: int, wanted: SubscriptionData | None = None,
+        at_once: int | None = None,
+    ) -> AsyncGenerator[StoredMessage, None]:  # fmt: skip
         wire = Queue(self._ask.wire(topic), broker.name, queue)
         scan = QueueScan(self._ask.client, wire, broker.address)
-        async with aclosing(scan.messages(begin, end, StoredMessage, wanted=wanted)) as found:
+        async with aclosing(scan.messages(begin, end, StoredMessage, wanted=wanted, at_once=at_once)) as found:
             async for message in found:
                 message.queue = Queue(topic, broker.name, queue)
                 yield message
