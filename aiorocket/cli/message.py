@@ -112,7 +112,13 @@ def tail(topic: str, count: int | None, tags: str, sql: str | None) -> Work:
 
     async def work(admin: Admin) -> int:
         left = count
-        async with aclosing(admin.messages.tail(topic, tags=tags, sql=sql)) as coming:
+        code = 0
+
+        def on_missing(broker: Any) -> None:
+            nonlocal code
+            code = say_missing([broker])
+
+        async with aclosing(admin.messages.tail(topic, tags=tags, sql=sql, on_missing=on_missing)) as coming:
             async for each in coming:
                 if as_json:
                     _shown(each.msg_id, [each])
@@ -124,7 +130,7 @@ def tail(topic: str, count: int | None, tags: str, sql: str | None) -> Work:
                 left = None if left is None else left - 1
                 if left == 0:
                     break
-        return 0
+        return code
 
     return work
 

@@ -11,10 +11,12 @@ from aiorocket.config import BrokerConfig
 from aiorocket.remoting import CommandReader, CommandWriter, open_command_stream
 from aiorocket.runtime.env import Env, memory_env
 from aiorocket_protocol import (
+    JSON,
     ConsumerData,
     ConsumerListBody,
     ConsumerSendMsgBackRequestHeader,
     CreateTopicRequestHeader,
+    DataVersion,
     GetConsumerListByGroupRequestHeader,
     HeartbeatData,
     PullMessageRequestHeader,
@@ -22,9 +24,12 @@ from aiorocket_protocol import (
     QueryConsumerOffsetRequestHeader,
     QueryConsumerOffsetResponseHeader,
     RecordView,
+    RegisterBrokerBody,
+    RegisterBrokerRequestHeader,
     RemotingCommand,
     SendMessageRequestHeaderV2,
     SubscriptionData,
+    TopicConfig,
     decode_body,
     encode_batch,
     encode_body,
@@ -48,6 +53,20 @@ async def running(config: BrokerConfig | None = None, env: Env | None = None, **
         await broker.close()
         if env is None:
             await own.disk.close()
+
+
+@asynccontextmanager
+async def away(nameserver: int, cluster: str, *topics: str) -> AsyncIterator[None]:
+    """A broker named away is registered with a queue of each topic and of "there", and nobody is at its address."""
+    peer = await Peer.connect(nameserver)
+    header = RegisterBrokerRequestHeader("away", "127.0.0.1:1", cluster, "", 0)
+    body = RegisterBrokerBody(DataVersion(1, 1), [TopicConfig(topic, 1, 1) for topic in ("there", *topics)])
+    try:
+        registered = await peer.call(103, header, encode_body(body, JSON))
+        assert registered.code == 0, registered.remark
+        yield  # as long as its connection is open
+    finally:
+        await peer.close()
 
 
 def send_header(topic: str = "T", queue_id: int = 0, **changes: Any) -> SendMessageRequestHeaderV2:

@@ -39,17 +39,9 @@ from aiorocket.errors import (
 )
 from aiorocket.runtime.threads import in_thread
 from aiorocket.testing.server import RocketMQServer, broker_thread
-from aiorocket_protocol import (
-    JSON,
-    TRACE_TOPIC,
-    DataVersion,
-    RegisterBrokerBody,
-    RegisterBrokerRequestHeader,
-    TopicConfig,
-    encode_body,
-)
+from aiorocket_protocol import TRACE_TOPIC
 from aiorocket_protocol.message_trace import TraceRecord, write_trace
-from tests.broker.peer import Peer
+from tests.broker.peer import away
 from tests.interop import migration
 
 Run = Callable[..., Result]
@@ -356,13 +348,8 @@ async def test_what_a_member_hangs_on_is_below_what_else_it_says() -> None:
 
 
 async def test_messages_of_the_brokers_that_answer_are_shown_though_one_is_away() -> None:
-    async with embed() as mq:
+    async with embed() as mq, away(mq.nameserver.port, mq.config.cluster, "orders"):
         await mq.create_topic("orders", queues=1)
-        peer = await Peer.connect(mq.nameserver.port)
-        topics = [TopicConfig("orders", 2, 2), TopicConfig("there", 1, 1)]
-        header = RegisterBrokerRequestHeader("away", "127.0.0.1:1", mq.config.cluster, "", 0)
-        registered = await peer.call(103, header, encode_body(RegisterBrokerBody(DataVersion(1, 1), topics), JSON))
-        assert registered.code == 0  # as long as its connection is open
 
         async def ask(*words: str) -> tuple[int, str, str]:
             command = [sys.executable, "-m", "aiorocket", *words, "--nameserver", mq.nameserver_address]
@@ -393,6 +380,13 @@ async def test_messages_of_the_brokers_that_answer_are_shown_though_one_is_away(
         assert said.startswith("missing: away: ")
         code, out, said = await ask("message", "list", "there")
         assert (code, out) == (1, "") and said.startswith("Error: "), "nobody could be asked"
+        tailing = asyncio.ensure_future(ask("message", "tail", "orders", "--count", "1"))
+        async with mq.producer("shop") as producer, asyncio.timeout(60):
+            while not tailing.done():  # it begins with what comes after its first look
+                await producer.send("orders", b"came", queue=queue)
+                await asyncio.sleep(0.02)
+        code, out, said = tailing.result()
+        assert (code, out.count("came"), said) == (1, 1, f"missing: away: {why}\n")
 
         given = ["127.0.0.1:1", f"localhost:{mq.broker.server.port}"]
         async with Admin(nameservers=mq.nameservers, brokers=given) as admin:
@@ -403,7 +397,6 @@ async def test_messages_of_the_brokers_that_answer_are_shown_though_one_is_away(
         async with Admin(nameservers=mq.nameservers) as admin:
             with pytest.raises(NotConnectedError):
                 assert [each async for each in admin.messages.by_time("orders")] == []
-        await peer.close()
 
 
 def commands_of(page: str) -> Iterator[list[str]]:

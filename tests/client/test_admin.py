@@ -40,8 +40,10 @@ from aiorocket.client.admin.users import Users
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.config import BrokerConfig, ConsumerConfig
 from aiorocket.errors import NotConnectedError
+from aiorocket.model import Queue
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import REVIVE_TOPIC_PREFIX, TIMER_TOPIC, RequestCode, split_records
+from tests.broker.peer import away
 from tests.broker.test_calls import asked, consumer, reply
 
 
@@ -346,13 +348,60 @@ async def test_a_broker_that_is_away_is_missing_from_those_asked_by_address(mq: 
 async def second(mq: Embedded, **settings: Any) -> AsyncIterator[Broker]:
     """One more broker of the same name server."""
     env = real_env()
-    broker = Broker(env, BrokerConfig(port=0, name="broker-b", nameservers=mq.nameservers, **settings))
+    broker = Broker(env, BrokerConfig(**{"port": 0, "name": "broker-b", "nameservers": mq.nameservers, **settings}))
     await broker.start()
     try:
         yield broker
     finally:
         await broker.close()
         await env.disk.close()
+
+
+async def test_a_tail_goes_on_without_a_broker_that_is_away_and_with_it_when_it_is_back(
+    mq: Embedded, admin: Admin, tmp_path: Path
+) -> None:
+    missing: list[Missing] = []
+    seen = asyncio.Queue[bytes]()
+
+    async def tail() -> None:
+        async with aclosing(admin.messages.tail("orders", every=0.02, on_missing=missing.append)) as coming:
+            async for message in coming:
+                seen.put_nowait(message.body)
+
+    async def send(broker: str, body: bytes) -> None:
+        async with mq.producer("shop") as producer:
+            await producer.send("orders", body, queue=Queue("orders", broker, 0))
+
+    async def until(body: bytes) -> list[bytes]:
+        found: list[bytes] = []
+        while body not in found:
+            found.append(await seen.get())
+        return found
+
+    async with asyncio.timeout(60):
+        async with second(mq, data=str(tmp_path)) as broker:
+            await admin.topics.create("orders", 1, cluster=broker.config.cluster)
+            port = broker.server.port
+            tailing = asyncio.ensure_future(tail())
+            while seen.empty():  # until it has looked where the queues end
+                await send("broker-b", b"before")
+                await asyncio.sleep(0.02)
+            await send("broker-b", b"last")
+            await until(b"last")
+        while not missing:
+            await asyncio.sleep(0.02)
+        await send("broker-a", b"meanwhile")
+        assert await until(b"meanwhile") == [b"meanwhile"]
+        async with second(mq, data=str(tmp_path), port=port):
+            await send("broker-b", b"again")
+            assert await until(b"again") == [b"again"], "from where it was"
+    assert [each.server for each in missing] == ["broker-b"] and str(port) in missing[0].why
+    tailing.cancel()
+    await asyncio.wait([tailing])
+    async with away(mq.nameserver.port, mq.config.cluster, "events"):
+        for on_missing in (None, missing.append):
+            with pytest.raises(NotConnectedError):  # nobody could be asked
+                await anext(admin.messages.tail("there", on_missing=on_missing))
 
 
 @pytest.mark.parametrize("limit", [0, 3, 5])

@@ -220,27 +220,62 @@ class Messages:
         sql: str | None = None,
         where: Callable[[StoredMessage], bool] | None = None,
         every: float = 0.5,
+        on_missing: Callable[[Missing], object] | None = None,
     ) -> AsyncGenerator[StoredMessage, None]:
         """Messages as they come, for ever, beginning with the next: those with one of ``tags``, or that match ``sql``.
-        Looks every ``every`` seconds. RemoteError for an expression that brokers cannot read."""
+        Looks every ``every`` seconds. RemoteError for an expression that brokers cannot read.
+
+        A broker that goes away is told ``on_missing``, once, and the others go on; when it is back, so do its queues,
+        from where they were. Its error is raised when there is no ``on_missing``, and the first one when nobody could
+        be asked at the beginning."""
         wanted = subscription_data(self._ask.wire(topic), check_filter(tags, sql), sql, 0)
-        queues = await self._queues(topic)
-        if sql is not None:  # Apache's brokers pull everything by one that they cannot read
-            body = {"clientId": self._ask.client.client_id, "group": TOOLS_GROUP, "namespace": "",
-                    "subscriptionData": wanted.to_plain()}  # fmt: skip
-            for address in {broker.address for broker, _, _ in queues}:
-                await self._ask.put(address, RequestCode.CHECK_CLIENT_CONFIG, None, body)
-        at = [(await scan.bounds()).end for _, _, scan in queues]
+        queues: dict[Queue, tuple[Broker, int, QueueScan]] = {}
+        at: dict[Queue, int] = {}
+        reads: set[str] = set()
+        away: dict[str, Exception] = {}
         while True:
-            for number, (broker, queue, scan) in enumerate(queues):
-                end = (await scan.bounds()).end
-                if end > at[number]:
-                    async with aclosing(self._scan(topic, broker, queue, at[number], end, wanted)) as found:
-                        async for message in found:
-                            if where is None or where(message):
-                                yield message
-                at[number] = end
+            gone: dict[str, Exception] = {}
+            if away or not queues:  # it may come back at another address
+                try:
+                    for each in await self._queues(topic, None if on_missing is None else gone):
+                        queues[each[2].queue] = each
+                except (RocketError, ProtocolError):
+                    if not queues:
+                        raise
+            for key, (broker, queue, scan) in queues.items():
+                if broker.name in gone:
+                    continue
+                try:
+                    if sql is not None and broker.name not in reads:
+                        await self._check(broker, wanted)
+                        reads.add(broker.name)
+                    end = (await scan.bounds()).end
+                    begin = at.setdefault(key, end)
+                    if begin < end:
+                        async with aclosing(self._scan(topic, broker, queue, begin, end, wanted)) as found:
+                            async for message in found:
+                                at[key] = message.queue_offset + 1
+                                if where is None or where(message):
+                                    yield message
+                    at[key] = end
+                except (RocketError, ProtocolError) as error:
+                    unread = isinstance(error, RemoteError) and sql is not None and broker.name not in reads
+                    if on_missing is None or unread:
+                        raise
+                    gone[broker.name] = error
+            if gone and not at:
+                raise next(iter(gone.values()))
+            if on_missing is not None:
+                for name in gone.keys() - away.keys():
+                    on_missing(Missing(name, str(gone[name])))
+            away = gone
             await asyncio.sleep(every)
+
+    async def _check(self, broker: Broker, wanted: SubscriptionData) -> None:
+        """RemoteError when it cannot read the expression: Apache's brokers pull everything by such a one."""
+        body = {"clientId": self._ask.client.client_id, "group": TOOLS_GROUP, "namespace": "",
+                "subscriptionData": wanted.to_plain()}  # fmt: skip
+        await self._ask.put(broker.address, RequestCode.CHECK_CLIENT_CONFIG, None, body)
 
     async def consume_directly(self, group: str, client_id: str, message: StoredMessage) -> ConsumedDirectly:
         """Have one member consume a stored message now, whatever it has consumed; nothing else changes. RemoteError
