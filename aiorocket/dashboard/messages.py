@@ -68,7 +68,9 @@ async def messages(request: Request) -> Response:
         rows, missing = [row_of(each) for each in answers], answers.missing
     elif topic and (asked["since"] or asked["until"]):
         since, until = moment("since", asked["since"]), moment("until", asked["until"])
-        rows, note = await _bounded(site.admin.messages.by_time(topic, since, until, limit=MOST))
+        away: list[Any] = []
+        rows, note = await _bounded(site.admin.messages.by_time(topic, since, until, limit=MOST, missing=away))
+        missing = tuple(away)
     elif topic:
         rows, missing = await _newest(request, topic)
         note = "the newest of each queue" if rows else ""

@@ -24,16 +24,21 @@ Cursor = dict[tuple[str, int], int]
 async def tail(request: Request) -> Response:
     topic, tag = query(request, "topic"), query(request, "tag")
     cursor = ""
+    missing: Sequence[Any] = ()
     if topic:
-        cursor = written(_ends(await site_of(request).admin.topics.status(topic)))
-    return site_of(request).render(request, "tail.html", topic=topic, tag=tag, cursor=cursor, kept=_KEPT)
+        status = await site_of(request).admin.topics.status(topic)
+        cursor, missing = written(_ends(status)), status.missing
+    return site_of(request).render(
+        request, "tail.html", topic=topic, tag=tag, cursor=cursor, kept=_KEPT, missing=missing
+    )
 
 
 async def tail_rows(request: Request) -> Response:
     """What came since ``after``, the newest first, and where to go on."""
     site, topic, tag = site_of(request), query(request, "topic"), query(request, "tag")
     seen = read(query(request, "after"))
-    ends = _ends(await site.admin.topics.status(topic))
+    status = await site.admin.topics.status(topic)
+    ends = _ends(status)
     rows: list[Row] = []
     passed = 0
     for queue, end in ends.items():
@@ -48,8 +53,9 @@ async def tail_rows(request: Request) -> Response:
     rows.sort(key=lambda row: (-row.stored_ms, row.broker, row.queue, -row.offset))
     passed += max(0, len(rows) - _AT_ONCE)
     return site.render(
-        request, "tail_rows.html", topic=topic, tag=tag, cursor=written(ends), rows=rows[:_AT_ONCE], passed=passed
-    )
+        request, "tail_rows.html", topic=topic, tag=tag, cursor=written(seen | ends), rows=rows[:_AT_ONCE],
+        passed=passed, missing=status.missing,
+    )  # fmt: skip
 
 
 def _ends(status: Sequence[Any]) -> Cursor:

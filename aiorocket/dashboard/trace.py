@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from starlette.requests import Request
@@ -28,7 +29,8 @@ class Step(NamedTuple):
 
 async def trace(request: Request) -> Response:
     site, msg_id = site_of(request), query(request, "id")
-    records = await site.admin.messages.trace(msg_id) if msg_id else []
+    found = await site.admin.messages.trace(msg_id) if msg_id else None
+    records: Sequence[TraceRecord] = found or ()
     # A call's end says neither its group nor its topic in old clients: its beginning does.
     began = {each.request_id: each for each in records if each.kind == "SubBefore"}
     first = records[0].timestamp if records else 0
@@ -39,4 +41,4 @@ async def trace(request: Request) -> Response:
             when = each.timestamp or known.timestamp
             record = each._replace(group=each.group or known.group, retry_times=known.retry_times, timestamp=when)
         steps.append(Step(_TITLES[each.kind], max(0, record.timestamp - first), record))
-    return site.render(request, "trace.html", id=msg_id, steps=steps)
+    return site.render(request, "trace.html", id=msg_id, steps=steps, missing=() if found is None else found.missing)

@@ -12,11 +12,15 @@ import httpx
 import pytest
 
 from aiorocket import Admin, ConfigError, DeadLetter, Embedded, Message
+from aiorocket.client.admin.asking import Answers
+from aiorocket.client.admin.topics import QueueStatus
 from aiorocket.dashboard import findings, guard
 from aiorocket.dashboard.body import preview, shown
 from aiorocket.dashboard.settings import DashboardConfig
+from aiorocket.model import Queue
 from aiorocket_protocol import TRACE_TOPIC
 from aiorocket_protocol.message_trace import TraceRecord, write_trace
+from tests.broker.peer import away
 from tests.broker.test_calls import asked, consumer, reply
 from tests.dashboard.conftest import Visit
 
@@ -33,6 +37,13 @@ async def ok(client: httpx.AsyncClient, path: str, **query: str) -> str:
     answer = await client.get(path, params=query or None)
     assert answer.status_code == 200, (path, answer.text)
     return answer.text
+
+
+def next_look(page: str) -> str:
+    """Where a page of messages as they come goes on."""
+    where = re.search(r'hx-get="([^"]*)"', page)
+    assert where is not None
+    return where[1].replace("&amp;", "&")
 
 
 @asynccontextmanager
@@ -291,17 +302,12 @@ async def test_messages_are_seen_as_they_come(mq: Embedded, visit: Visit) -> Non
     async with visit() as browser, mq.producer() as producer:
         await producer.send("orders", b"before")
 
-        async def look(page: str) -> str:
-            where = re.search(r'hx-get="([^"]*)"', page)
-            assert where is not None
-            return await ok(browser, where[1].replace("&amp;", "&"))
-
         page = await ok(browser, "/tail", topic="orders", tag="x&y")
         for number in range(120):
             await producer.send("orders", b"m-%d" % number, tag="x&y" if number % 2 else "other")
-        rows = await look(page)
+        rows = await ok(browser, next_look(page))
         assert "m-119" in rows and "m-118" not in rows and "before" not in rows and "passed over 20" in rows
-        rows = await look(rows)
+        rows = await ok(browser, next_look(rows))
         assert "<tr>" not in rows
         assert (await browser.get("/tail/rows?topic=orders&after=1+x")).status_code == 400
         assert (await browser.get("/tail?topic=nowhere")).status_code == 404
@@ -335,6 +341,43 @@ async def test_what_waits_for_its_time_and_the_trace_of_a_message(mq: Embedded, 
         assert steps == ["sent", "a listener began", "a listener ended"] and "keys <bdi>&lt;b&gt;" in trace
         assert "took 250 ms" in trace and ">failed<" in trace and trace.count("retry 2") == 2
         assert "has nothing of it" in await ok(browser, "/trace", id="nobody's")
+
+
+async def test_a_search_says_which_brokers_are_missing(mq: Embedded, visit: Visit) -> None:
+    async with away(mq.nameserver.port, mq.config.cluster, "orders"), mq.producer() as producer:
+        queue = Queue("orders", "broker-a", 0)
+        await producer.send("orders", b"here", keys=["k"], queue=queue)
+        sent = write_trace(TraceRecord("Pub", "ID-9", 900, group="shop", topic="orders"))
+        await producer.send(TRACE_TOPIC, sent.encode(), keys=["ID-9"], queue=Queue(TRACE_TOPIC, "broker-a", 0))
+        missing = "What <bdi>away</bdi> has is missing"
+        async with visit() as browser:
+            for query in ({}, {"key": "k"}, {"since": "2020-01-01"}):
+                page = await ok(browser, "/messages", topic="orders", **query)
+                assert page.count(missing) == 1 and "1 messages" in page, query
+            page = await ok(browser, "/trace", id="ID-9")
+            assert missing in page and "<strong>sent</strong>" in page
+            assert missing not in await ok(browser, "/trace")
+            page = await ok(browser, "/tail", topic="orders")
+            rows = await ok(browser, next_look(page))
+            assert missing in page and missing in rows and "<tr>" not in rows
+
+
+async def test_a_broker_that_was_away_for_a_look_is_not_shown_from_its_beginning(
+    mq: Embedded, admin: Admin, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with visit() as browser, mq.producer() as producer:
+        await producer.send("orders", b"old")
+        page = await ok(browser, "/tail", topic="orders")
+
+        async def without(topic: str) -> Answers[QueueStatus]:
+            return Answers()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(admin.topics, "status", without)
+            page = await ok(browser, next_look(page))
+        await producer.send("orders", b"new")
+        rows = await ok(browser, next_look(page))
+        assert "new" in rows and "old" not in rows
 
 
 def test_bodies_of_every_kind_are_shown() -> None:
