@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from aiorocket.broker import Broker
+from aiorocket.config import Limits, StoreConfig
 from aiorocket.remoting import Connection
 from aiorocket_protocol import (
     JSON,
     LANGUAGE_JAVA,
+    LANGUAGE_PYTHON,
     MSGPACK,
     ConsumerData,
     HeartbeatData,
@@ -20,6 +22,7 @@ from aiorocket_protocol import (
     ResetOffsetRequestHeader,
     SubscriptionData,
     encode_body,
+    tags_code,
 )
 from tests.broker.peer import SUSPEND, Peer, heartbeat, pull_header, records, running, send_header, span
 
@@ -313,6 +316,93 @@ async def test_who_waits_for_a_message_is_written_to_before_its_sender(
     await other.answer()
     assert written == [MSGPACK, JSON]
     await other.close()
+
+
+def store(broker: Broker, *bodies: bytes) -> None:
+    """Messages with the tag A of one group commit."""
+    for body in bodies:
+        broker.store.append(
+            "T", 0, body, b"TAGS\1A\2", flag=0, sys_flag=0, born_timestamp=0, born_host=bytes(8),
+            tags_code=tags_code("A"), done=lambda _: None,
+        )  # fmt: skip
+
+
+async def visible(broker: Broker, count: int) -> None:
+    while broker.store.max_offset("T", 0) < count:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("there", [0, 2], ids=["that waited", "that finds some"])
+async def test_where_messages_come_in_numbers_a_pull_brings_those_of_some_turns(there: int) -> None:
+    """A pull costs its client as much as twenty messages."""
+    async with running(store=StoreConfig(flush="async")) as broker:
+        peer = await Peer.connect(broker.port, "msgpack")
+        await peer.create_topic("T", 1)
+        store(broker, *[b"found"] * there)
+        await visible(broker, there)
+        await peer.ask(11, pull_header())
+        while not broker.parked_pulls:
+            await asyncio.sleep(0)
+        store(broker, b"one", b"two")
+        await visible(broker, there + 2)
+        store(broker, b"a turn later")
+        await visible(broker, there + 3)
+        assert broker.parked_pulls == 1
+        expected = [*[b"found"] * there, b"one", b"two", b"a turn later"]
+        assert [record.body for record in records(await peer.answer())] == expected
+        assert not broker.parked_pulls
+        await peer.close()
+
+
+@pytest.mark.parametrize(
+    ("count", "language", "changes"),
+    [
+        (1, LANGUAGE_PYTHON, {}),
+        (2, LANGUAGE_JAVA, {}),
+        (2, LANGUAGE_PYTHON, {"max_msg_nums": 2}),
+        (2, LANGUAGE_PYTHON, {"subscription": "A||B"}),
+    ],
+    ids=["a single one", "to others", "as many as it asked for", "with a filter"],
+)
+async def test_whoever_waits_gets_in_the_turn_of_the_commit(count: int, language: int, changes: dict[str, Any]) -> None:
+    async with running(store=StoreConfig(flush="async")) as broker:
+        peer = await Peer.connect(broker.port)
+        await peer.create_topic("T", 1)
+        request = RemotingCommand.request(11, pull_header(**changes))
+        request.language = language
+        peer.writer.write(request)
+        await peer.writer.drain()
+        while not broker.parked_pulls:
+            await asyncio.sleep(0)
+        store(broker, *[b"news"] * count)
+        await visible(broker, count)
+        assert not broker.parked_pulls and len(records(await peer.answer())) == count
+        await peer.close()
+
+
+async def test_a_pull_whose_hold_ends_while_it_gathers_brings_what_there_is(broker: Broker, peer: Peer) -> None:
+    await peer.send_batch(b"one", b"two")
+    assert broker.parts is not None
+    await peer.ask(11, pull_header())
+    while not broker.parked_pulls:
+        await asyncio.sleep(0)
+    broker.parts.pulls._expired(asyncio.get_running_loop().time() + 60)
+    answer = await peer.answer()
+    assert answer.code == 0 and [record.body for record in records(answer)] == [b"one", b"two"]
+
+
+async def test_what_there_is_comes_at_once_where_no_more_pulls_may_wait() -> None:
+    async with running(limits=Limits(parked_pulls=1)) as broker:
+        peer, other = await Peer.connect(broker.port), await Peer.connect(broker.port)
+        await peer.create_topic("T", 2)
+        await other.ask(11, pull_header(queue_id=1))
+        while not broker.parked_pulls:
+            await asyncio.sleep(0)
+        await peer.send_batch(b"one", b"two")
+        answer = await peer.pull("T", 0, 0)
+        assert answer.code == 0 and len(records(answer)) == 2
+        await peer.close()
+        await other.close()
 
 
 async def test_those_who_wait_for_one_message_have_their_turns(
