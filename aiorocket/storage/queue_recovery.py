@@ -22,7 +22,7 @@ from aiorocket.storage.consume_queue import (
     write_units,
 )
 from aiorocket.storage.segment import Segment
-from aiorocket.storage.walk import Bad, Found, read_pages
+from aiorocket.storage.walk import Bad, Found, Row, read_pages
 from aiorocket_protocol import MIN_RECORD, PROPERTY_TAGS, RecordView, check_record, tags_code
 
 __all__ = ("WRITE_OUT", "Codes", "QueueSteps", "QueuesDoNotFitError", "code_of", "sync_queue", "tags_code_in")
@@ -33,6 +33,7 @@ WRITE_OUT = 64 * 1024
 _LOG = logging.getLogger("aiorocket.storage")
 _TAGS = PROPERTY_TAGS.encode() + b"\1"
 _SEPARATOR = 2
+_unit_of = UNIT.pack
 
 #: Topic -> what stands beside its records in their queues, where that is not the hash of TAGS. Asked with what a unit
 #: says, which is to be believed as far as it may be true; with None where there is no unit.
@@ -237,21 +238,30 @@ class QueueSteps:
             write_units(self.disk, queue.directory, queue.tail_first, bytes(queue.tail), None)
             queue.written(queue.max_offset, synced=False)
 
-    def dispatch(self, found: Found) -> None:
-        offset, size, topic_bytes, queue_id, position, timestamp, _, _, _ = found
-        if timestamp > self.timestamp:
-            self.timestamp = timestamp
-        self.records += 1
-        self.scanned += size
-        queue = self.by_bytes.get((topic_bytes, queue_id))
-        if queue is None or position != queue.next_offset or self.deleted:
-            queue = self._place_of(found, queue)
-            if queue is None:
-                return
-        queue.tail += UNIT.pack(offset, size, code_of(found, self.codes, queue.topic))
-        queue.next_offset = queue.max_offset = position + 1
-        if len(queue.tail) >= WRITE_OUT:
-            self._grown(queue)
+    def dispatch(self, rows: list[Row]) -> None:
+        """Put records that touch into their queues."""
+        find, codes, deleted, newest = self.by_bytes.get, self.codes, self.deleted, self.timestamp
+        for row in rows:
+            offset, size, topic, queue_id, position, timestamp, buffer, start, properties = row
+            if timestamp > newest:
+                newest = timestamp
+            queue = find((topic, queue_id))
+            if queue is None or position != queue.next_offset or deleted:
+                queue = self._place_of(Found._make(row), queue)
+                if queue is None:
+                    continue
+            if queue.topic in codes:
+                code = code_of(Found._make(row), codes, queue.topic)
+            else:
+                code = tags_code_in(buffer, properties, start + size)
+            tail = queue.tail
+            tail += _unit_of(offset, size, code)
+            queue.next_offset = queue.max_offset = position + 1
+            if len(tail) >= WRITE_OUT:
+                self._grown(queue)
+        self.timestamp = newest
+        self.records += len(rows)
+        self.scanned += rows[-1][0] + rows[-1][1] - rows[0][0]
 
     def _reject(self, found: Found, what: str) -> None:
         """A record that contradicts the others, and that no checksum vouches for, is damage: where it was taken from

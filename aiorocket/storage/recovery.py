@@ -25,7 +25,7 @@ from aiorocket.storage.queue_recovery import Codes, QueuesDoNotFitError, QueueSt
 from aiorocket.storage.results import Recovery
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.snapshots import Snapshot
-from aiorocket.storage.walk import Bad, Found, read_pages, walk
+from aiorocket.storage.walk import Bad, Found, read_pages, walk, walk_runs
 from aiorocket_protocol import BLANK_SIZE, parse_blank
 
 __all__ = ("LogSteps", "Recovered", "make_room", "recover")
@@ -245,8 +245,8 @@ class LogSteps(QueueSteps):
             durable = max(self.durable, start) if last else None
             entries = self.entries(segment.base)
             self.trusted = segment.base + (0 if entries is None else entries.end)
-            for item in walk(self.disk, segment.path, segment.base, segment.capacity, entries, start, durable):
-                if isinstance(item, Found):
+            for item in walk_runs(self.disk, segment.path, segment.base, segment.capacity, entries, start, durable):
+                if not isinstance(item, Bad):
                     self.dispatch(item)
                 elif durable is not None and item.offset >= durable:
                     self.end = item.offset

