@@ -16,7 +16,7 @@ from aiorocket.broker.core.sent_once import SentOnce, SentTable, producer_of
 from aiorocket.broker.core.topics import Topic
 from aiorocket.errors import StoreError, UsageError
 from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
-from aiorocket_protocol import PROPERTY_UNIQ_KEY, RecordView, ResponseCode, find_property
+from aiorocket_protocol import PROPERTY_UNIQ_KEY, ResponseCode, find_property, split_records
 
 if TYPE_CHECKING:
     from aiorocket.storage.store import MessageStore
@@ -30,6 +30,8 @@ Done = Callable[[PutResult], None]
 _UNIQ_KEY = PROPERTY_UNIQ_KEY.encode()
 #: Newest bytes of the log that are read for it at most; messages, or queues, between which others have their turn.
 _SINCE, _A_TURN = 64 << 20, 256
+#: Bytes of messages read at once, if it is more than one.
+_READ = 256 << 10
 #: Characters of a UNIQ_KEY that is remembered: the longest of any client has 56.
 _LONGEST = 128
 #: How often a start looks whether damaged units are made again, and seconds between.
@@ -154,12 +156,16 @@ class Repetitions:
     def _records(
         self, topic: str, queue_id: int, first: int, count: int, at: int = 0
     ) -> Iterator[tuple[str, PutResult]]:
-        store = self._store
-        for offset, (physical, _, _) in enumerate(store.entries(topic, queue_id, first, count), first):
-            data = store.read_record(physical) if physical >= at else None
-            if data is None:
-                continue  # before ``at``, or damaged: the log of damage says so
-            view = RecordView(data, 0, len(data))
-            unique = (find_property(view.raw_properties, _UNIQ_KEY) or b"").decode("utf-8", "replace")
-            if 0 < len(unique) <= _LONGEST:
-                yield unique, PutResult(PutStatus.OK, physical, offset, view.store_timestamp)
+        """Those of ``count`` messages that stand at ``at`` or behind it; what is damaged is left out, as the log of
+        damage says."""
+        stop = first + count
+        while first < stop:
+            result = self._store.read(topic, queue_id, first, stop - first, _READ)
+            for view in split_records(result.data):
+                unique = (find_property(view.raw_properties, _UNIQ_KEY) or b"").decode("utf-8", "replace")
+                if view.physical_offset >= at and 0 < len(unique) <= _LONGEST:
+                    put = PutResult(PutStatus.OK, view.physical_offset, view.queue_offset, view.store_timestamp)
+                    yield unique, put
+            if result.next_offset <= first:  # the end of the queue, or its topic was deleted
+                break
+            first = result.next_offset

@@ -17,6 +17,7 @@ from aiorocket.broker.repetitions import Repetitions
 from aiorocket.config import Limits, ProducerConfig
 from aiorocket.errors import UsageError
 from aiorocket.model import SendReceipt
+from aiorocket.storage.written import WrittenLog
 from aiorocket.testing import SimCluster, Simulation, simulate
 from aiorocket_protocol import DeleteTopicRequestHeader, RemotingCommand, SendMessageResponseHeader, encode_batch
 from tests.broker.peer import Peer, send_header
@@ -231,6 +232,31 @@ def test_a_start_that_is_closed_reads_nothing_more(monkeypatch: pytest.MonkeyPat
         assert not broker.store._files._files
         host, broker = await started(sim, env, config())
         assert len(broker._tables.sent) == 4
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_a_start_after_a_kill_compares_no_page_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, reads = WrittenLog.checked, list[int]()
+
+    def counted(self: WrittenLog, offset: int, size: int) -> bytes:
+        reads.append(size)
+        return checked(self, offset, size)
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        for number in range(300):
+            await peer.send(properties=f"UNIQ_KEY\x01{key('other', number)}\x02")
+        await peer.close()
+        host.kill(power_cut=False)
+        disk.process_died()
+        monkeypatch.setattr(WrittenLog, "checked", counted)
+        host, broker = await started(sim, env, config())
+        assert 0 < len(reads) < 30
         await host.run(broker.close())
 
     simulate(main)
