@@ -51,6 +51,9 @@ _DEFAULTS = {
     # What a step keeps of its result is small: adaptive execution may make it few partitions too, and so few files.
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
 }
+#: Over TCP the second of a task's messages to its Python worker waits 40 ms for the receipt of the first (Nagle's
+#: algorithm, delayed acknowledgements). Not on clusters: YARN's temporary folders are too long for a socket's name.
+_LOCAL_DEFAULTS = {"spark.python.unix.domain.socket.enabled": "true"}
 
 
 def spark_session(
@@ -77,7 +80,8 @@ def spark_session(
                 running.conf.set(name, value)
         return running
     builder = SparkSession.builder.master(master).appName(app_name)
-    for name, value in {**_DEFAULTS, **(conf or {})}.items():
+    local = _LOCAL_DEFAULTS if master.startswith("local") else {}
+    for name, value in {**_DEFAULTS, **local, **(conf or {})}.items():
         builder = builder.config(name, value)
     with _environment(_settings(master)):
         return builder.getOrCreate()

@@ -137,6 +137,12 @@ def test_workers_run_this_interpreter_and_this_aiorocket(spark: SparkSession) ->
     assert [tuple(row) for row in found] == [(sys.executable, aiorocket.__file__)]
 
 
+def test_tasks_do_not_wait_for_their_workers_receipts(spark: SparkSession) -> None:
+    """Over TCP each task of a source's does, for 40 ms."""
+    way = spark.sparkContext.parallelize([0], 1).map(lambda _: os.environ.get("PYTHON_UNIX_DOMAIN_ENABLED")).collect()
+    assert way == ["True"]
+
+
 def test_a_second_call_gives_the_running_session_and_the_environment_is_as_before(spark: SparkSession) -> None:
     before = dict(os.environ)
     again = spark_session(conf={"spark.sql.shuffle.partitions": "3"})
