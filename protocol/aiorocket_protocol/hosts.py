@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv6Address
 from struct import Struct
 from struct import error as StructError
 
@@ -25,6 +24,8 @@ def pack_host(address: str) -> bytes:
         if not 0 <= port <= 65535:
             raise ValueError("port")
         if host.startswith("[") and host.endswith("]"):
+            from ipaddress import IPv6Address  # takes as long as twenty modules, and few have such addresses
+
             return IPv6Address(host[1:-1].partition("%")[0]).packed + _PORT.pack(port)
         parts = host.split(".")
         if len(parts) != 4 or not all(part.isascii() and part.isdigit() and len(part) <= 3 for part in parts):
@@ -41,6 +42,8 @@ def unpack_ip(ip: bytes) -> str:
     if len(ip) == 4:
         return "%d.%d.%d.%d" % tuple(ip)  # noqa: UP031 - twice as fast as an f-string over four indexes
     if len(ip) == 16:
+        from ipaddress import IPv6Address
+
         return f"[{IPv6Address(ip)}]"
     raise ProtocolError(f"{len(ip)} bytes; an IP address has 4 or 16", where="host")
 
