@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -196,6 +195,8 @@ def _client_config(
         base = aiorocket.ClientConfig()
         if settings_file is not None:
             base = aiorocket.ClientConfig.from_toml(settings_file)
+        from dataclasses import replace
+
         return replace(base, **said)
     except aiorocket.ConfigError as error:
         raise click.UsageError(str(error)) from None

@@ -3,7 +3,6 @@ of commands that ask."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,6 +63,8 @@ def when(millis: int) -> str:
 
 def say_json(document: object) -> None:
     """A line of UTF-8, whatever the terminal's encoding; halves of characters stay as JSON writes them."""
+    import json  # needed by no table and no help
+
     click.echo(json.dumps(document, ensure_ascii=False).encode(errors="backslashreplace"))
 
 
