@@ -380,11 +380,17 @@ async def test_whoever_waits_gets_in_the_turn_of_the_commit(count: int, language
         await peer.close()
 
 
-async def test_a_pull_whose_hold_ends_while_it_gathers_brings_what_there_is(broker: Broker, peer: Peer) -> None:
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_pull_whose_hold_ends_while_it_gathers_brings_what_there_is(
+    broker: Broker, peer: Peer, turns: int
+) -> None:
+    """It was told to go on at offset 0 when its hold ended in the turn in which it was to be read."""
     await peer.send_batch(b"one", b"two")
     assert broker.parts is not None
     await peer.ask(11, pull_header())
     while not broker.parked_pulls:
+        await asyncio.sleep(0)
+    for _ in range(turns):
         await asyncio.sleep(0)
     broker.parts.pulls._expired(asyncio.get_running_loop().time() + 60)
     answer = await peer.answer()

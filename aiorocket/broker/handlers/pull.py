@@ -70,7 +70,7 @@ _ENDS_PER_TURN = 8
 _WAKES_PER_TURN = 1024
 #: Turns of the loop in which a pull of ours gathers messages. Under load that makes twice as many of them.
 _GATHER_TURNS = 4
-#: What one found that has not looked.
+#: What one found that has not looked: never an answer, as its offsets are none.
 _NOTHING = ReadResult(ReadStatus.OFFSET_FOUND_NULL, (), 0, 0, 0, 0)
 
 
@@ -311,9 +311,9 @@ class PullHandlers:
         try:
             for _ in range(min(_ENDS_PER_TURN, len(self._ending))):
                 pull = self._ending.popleft()
-                if pull.accept is None and pull not in self._later:
+                waiting: _Waiting = pull.request
+                if pull.accept is None and waiting.nothing is not _NOTHING and pull not in self._later:
                     # Without a filter it would have been answered if anything had come.
-                    waiting: _Waiting = pull.request
                     self._counters.gets_missed += 1
                     waiting.connection.reply(waiting.command, _not_found(waiting.nothing, pull.scanned))
                 else:
