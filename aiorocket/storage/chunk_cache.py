@@ -90,7 +90,10 @@ class ChunkCache:
 
 
 def runs(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Start and length of each run of records that touch."""
+    """Start and length of each run of records that touch; they ascend and do not overlap."""
+    total = sum(sizes)
+    if offsets[-1] + sizes[-1] - offsets[0] == total:
+        return (offsets[0],), (total,)
     ends = list(map(add, offsets, sizes))
     breaks = list(compress(count(1), map(ne, ends, offsets[1:])))
     if len(breaks) == len(ends) - 1:

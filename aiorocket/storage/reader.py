@@ -179,7 +179,7 @@ class Reader:
         total = sum(sizes)
         if sum(map(len, parts)) != total:
             self._mend(queue, offsets[0])
-        if len(parts) * LARGE > total:
+        if len(parts) == 1 or len(parts) * LARGE > total:
             parts = [b"".join(parts)]
             where = parts * taken, _starts(sizes)
         else:
@@ -468,9 +468,9 @@ def _belong(
     ):
         return False
     topic = queue.topic_bytes
-    if len(topic) <= MAX_TOPIC and not any(map(_V6.__and__, flags)):
+    if len(topic) <= MAX_TOPIC and not any(map(_V6.__and__, set(flags))):
         field = bytes((len(topic),)) + topic
-        return all(map(bytes.startswith, datas, repeat(field), map(add, starts, map(V4_HEAD.__add__, bodies))))
+        return all(map(bytes.startswith, datas, repeat(field), map(add, map(add, starts, bodies), repeat(V4_HEAD))))
     try:
         return all(
             RecordView(data, start, start + size).topic.encode() == topic
