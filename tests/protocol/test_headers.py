@@ -33,6 +33,7 @@ from aiorocket_protocol import (
     decode,
     encode,
     encode_head,
+    found_head,
     pull_header,
 )
 from aiorocket_protocol.command import HeaderReader
@@ -285,6 +286,23 @@ def test_a_send_answer_has_ext_fields_java_reads_without_a_check() -> None:
     assert json.loads(data)["extFields"] == {
         "msgId": "id", "queueId": "0", "queueOffset": "5", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("serialize_type", TYPES)
+@given(st.integers(-(2**31), 2**31 - 1), *[st.integers(-1, 2**63 - 1)] * 3, st.integers(0, 2**24))
+def test_the_head_of_a_pull_that_found_is_that_of_its_command(
+    serialize_type: int, opaque: int, following: int, low: int, high: int, size: int
+) -> None:
+    command = RemotingCommand.response(0, PullMessageResponseHeader(0, following, low, high), remark="FOUND")
+    command.opaque = opaque
+    try:
+        wanted = encode_head(command, serialize_type, size)
+    except ProtocolError as error:
+        with pytest.raises(ProtocolError) as found:
+            found_head(serialize_type, opaque, following, low, high, size)
+        assert str(found.value) == str(error)
+    else:
+        assert found_head(serialize_type, opaque, following, low, high, size) == wanted
 
 
 def test_pop_never_goes_into_16_bits() -> None:
