@@ -179,8 +179,7 @@ class Connection(asyncio.BufferedProtocol):
         if not out:
             self._loop.call_soon(self._flush)
         out.append(head)
-        body = command.body
-        if body:
+        if body := command.body:
             out.append(body)
             if len(body) >= _LARGE:
                 self._out_large = True
@@ -199,34 +198,35 @@ class Connection(asyncio.BufferedProtocol):
             command.ext = {**(command.ext or {}), EXT_ACCEPT: _ACCEPT_MSGPACK}
         self.send(command)
 
-    def reply(self, request: RemotingCommand, response: RemotingCommand, pieces: Sequence[bytes] = ()) -> None:
+    def reply(
+        self, request: RemotingCommand, response: RemotingCommand, pieces: Sequence[bytes] = (), head: bytes = b"",
+        at_once: bool = False,
+    ) -> None:  # fmt: skip
         """Answer ``request``, in its own serialisation unless it asked for a better one: once, also long after the
-        handler returned. Nothing is sent to a one-way request or on a closed connection. ``pieces`` are a body."""
-        if request.flag & 2:
+        handler returned. Nothing is sent to a one-way request or on a closed connection. ``pieces`` are a body; what
+        ``encode_head`` gives for them in ``reply_type`` may be made. ``at_once`` writes now, see ``flush``."""
+        if request.flag & 2 or self.closed:
             return
         kind = request.serialize_type
         if kind == JSON and self._upgrade and request.ext_value(EXT_ACCEPT) == _ACCEPT_MSGPACK:
             kind = MSGPACK
         response.opaque = request.opaque
         response.flag |= 1
-        if self.closed:
-            return
         more = sum(map(len, pieces)) if pieces else 0
-        head = encode_head(response, kind, more)
+        head = head or encode_head(response, kind, more)
         self._in_flight -= 1
         out = self._out
-        if not out:
+        if not out and not at_once:
             self._loop.call_soon(self._flush)
         out.append(head)
-        body = response.body
-        if body:
+        if body := response.body:
             out.append(body)
         if (size := len(body) + more) >= _LARGE:
             self._out_large = True
             self._out_bytes += size
         if more:  # asyncio since 3.12 never gets rid of an empty buffer at the end
             out += pieces
-        if len(out) >= _BURST or self._out_bytes > self.config.write_limit:
+        if at_once or len(out) >= _BURST or self._out_bytes > self.config.write_limit:
             self._flush()
         if self._blocked:
             self._release()

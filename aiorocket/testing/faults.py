@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable, RequestHandler
 from aiorocket.remoting.server import RemotingServer
-from aiorocket_protocol import FLAG_ONEWAY, RemotingCommand, RequestCode, ResponseCode
+from aiorocket_protocol import FLAG_ONEWAY, FrameSplitter, RemotingCommand, RequestCode, ResponseCode, decode
 
 __all__ = ("WireFaults",)
 
@@ -172,8 +172,14 @@ class _Overheard:
     def __hash__(self) -> int:
         return hash(self._connection)
 
-    def reply(self, request: RemotingCommand, response: RemotingCommand, pieces: Sequence[bytes] = ()) -> None:
-        self._connection.reply(request, response, pieces)
+    def reply(
+        self, request: RemotingCommand, response: RemotingCommand, pieces: Sequence[bytes] = (), head: bytes = b"",
+        at_once: bool = False,
+    ) -> None:  # fmt: skip
+        self._connection.reply(request, response, pieces, head, at_once)
+        if head:
+            [frame] = FrameSplitter().feed(head + b"".join(pieces))
+            response = decode(*frame)
         self._listener(self._connection, request, response)
 
 

@@ -16,6 +16,7 @@ from aiorocket_protocol import (
     LANGUAGE_JAVA,
     LANGUAGE_PYTHON,
     MSGPACK,
+    PULL_SUBSCRIPTION,
     ConsumerData,
     HeartbeatData,
     RemotingCommand,
@@ -287,12 +288,17 @@ async def test_an_answer_that_is_full_is_written_at_once(
     """Whoever gets as many as it asked for is behind; to the others the end of the turn is soon enough."""
     for _ in range(40):
         await peer.send()
-    flushed: list[Connection] = []
-    monkeypatch.setattr(Connection, "flush", lambda connection: flushed.append(connection))
-    await peer.pull("T", 0, 20)
-    assert flushed == []
+    waiting: list[bool] = []
+    reply = Connection.reply
+
+    def noted(connection: Connection, *rest: Any) -> None:
+        reply(connection, *rest)
+        waiting.append(bool(connection._out))
+
+    monkeypatch.setattr(Connection, "reply", noted)
+    await peer.pull("T", 0, 20, sys_flag=PULL_SUBSCRIPTION)
     await peer.pull("T", 0, 0)
-    assert len(flushed) == 1
+    assert waiting == [True, False]
 
 
 async def test_who_waits_for_a_message_is_written_to_before_its_sender(

@@ -17,7 +17,7 @@ import pytest
 from aiorocket.config import RemotingConfig
 from aiorocket.remoting import Connection, ProcessorTable, RemotingServer
 from aiorocket.testing import Simulation, simulate
-from aiorocket_protocol import JSON, RemotingCommand, encode
+from aiorocket_protocol import JSON, RemotingCommand, encode, encode_head
 
 #: What is allowed to one connection in one turn of the loop.
 REQUESTS, BYTES = 64, 128 << 10
@@ -181,7 +181,14 @@ def test_every_request_is_served_once_and_in_order_whatever_holds_the_connection
         while answered < kinds.count(PARK):
             while server.parked:
                 connection, request = server.parked.pop(draw.randrange(len(server.parked)))
-                connection.reply(request, RemotingCommand.response(0, body=bytes(draw.choice((0, 5000)))))
+                response = RemotingCommand.response(0, body=bytes(draw.choice((0, 5000))))
+                if draw.random() < 0.5:
+                    connection.reply(request, response)
+                else:
+                    response.opaque = request.opaque
+                    head = encode_head(response, connection.reply_type(request))
+                    body, response.body = response.body, b""
+                    connection.reply(request, response, [body], head, draw.random() < 0.5)
                 answered += 1
                 if draw.random() < 0.1:
                     await asyncio.sleep(0)

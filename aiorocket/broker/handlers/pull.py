@@ -41,6 +41,7 @@ from aiorocket_protocol import (
     RemotingCommand,
     RequestCode,
     ResponseCode,
+    found_head,
 )
 
 if TYPE_CHECKING:
@@ -62,14 +63,14 @@ _OWN_FILTER = PULL_SUBSCRIPTION | PULL_CLASS_FILTER
 _HELD = frozenset({ReadStatus.OFFSET_OVERFLOW_ONE, ReadStatus.OFFSET_FOUND_NULL})
 _EMPTY = frozenset({ReadStatus.NO_MATCHED_LOGIC_QUEUE, ReadStatus.NO_MESSAGE_IN_QUEUE})
 _RETRY = frozenset({ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVING})
-
-
 #: Ended holds that are answered in one turn of the loop.
 _ENDS_PER_TURN = 8
 #: Waiting pulls that are run again in one turn of the loop: some 5 ms.
 _WAKES_PER_TURN = 1024
 #: Turns of the loop in which a pull of ours gathers messages. Under load that makes twice as many of them.
 _GATHER_TURNS = 4
+#: An answer whose head is made.
+_FOUND = RemotingCommand.response(remark="FOUND")
 #: What one found that has not looked: never an answer, as its offsets are none.
 _NOTHING = ReadResult(ReadStatus.OFFSET_FOUND_NULL, (), 0, 0, 0, 0)
 
@@ -195,14 +196,16 @@ class PullHandlers:
         read = self._select if type(accept) is RecordFilter else self._read
         result = read(topic_name, queue_id, offset, count, self._bytes(header), accept)
         if result.status is ReadStatus.FOUND:
+            size = sum(map(len, result.pieces))
             key = self._counters.pair(topic_name, group)
             self._delivered[key] += result.count
             if self._counters.delivered_bytes is not None:
-                self._counters.delivered_bytes[key] += sum(map(len, result.pieces))
+                self._counters.delivered_bytes[key] += size
             self._counters.gets_found += 1
-            connection.reply(command, _found(result), result.pieces)
-            if result.count == count:
-                connection.flush()  # as many as it asked for: it is behind, and asks for more when it has them
+            kind = connection.reply_type(command)
+            head = found_head(kind, command.opaque, result.next_offset, result.min_offset, result.max_offset, size)
+            # As many as it asked for: it is behind, and asks for more when it has them.
+            connection.reply(command, _FOUND, result.pieces, head, result.count == count)
             return None
         if may_wait and _is_at_end(result, offset):
             parked = self._park(_Waiting(connection, command, header, result), subscription)
