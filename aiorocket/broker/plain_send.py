@@ -1,9 +1,9 @@
-"""The plainest sends in compiled code, where the fast lane is installed.
+"""The plainest sends, as many in one go as came behind each other.
 
 Of SEND_MESSAGE_V2s with msgpack header, a known topic and queue, an id, and nothing that delays, times, retries or
-prepares them, the way from the frames to the commit log and from the commit to the answers is one call each for as many
-as came behind each other. It is the way of ``Connection``, ``SendHandlers`` and ``MessageStore.append``, which take
-every other send, and all of them where nothing is compiled. A run of sends has one store timestamp.
+prepares them, the way from the frames to the commit log and from the commit to the answers is one call each: in
+compiled code where the fast lane is installed, else that of plain_run.py. It is the way of ``Connection``,
+``SendHandlers`` and ``MessageStore.append``, which take every other send. A run of sends has one store timestamp.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from aiorocket.broker.answers import put_refusal, refuse
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.handlers.send import TRACE_ON, SendHandlers
+from aiorocket.broker.plain_run import PlainSends
 from aiorocket.remoting.connection import Connection, Plain
 from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.storage.results import PutResult, PutStatus
@@ -31,10 +32,10 @@ __all__ = ("plain_sends",)
 def plain_sends(
     config: BrokerConfig, tables: Tables, store: MessageStore, sends: SendHandlers, served: ProcessorTable
 ) -> Plain | None:
-    """None without the fast lane, where the broker has an IPv6 address, and where somebody judges requests before their
-    handlers. It takes nothing while something stands around its handler (limits of rates)."""
-    made = compiled("PlainSends")
-    if made is None or type(served) is not ProcessorTable or len(store.store_host) != 8:
+    """None where the broker has an IPv6 address, and where somebody judges requests before their handlers. It takes
+    nothing while something stands around its handler (limits of rates)."""
+    made = compiled("PlainSends") or PlainSends
+    if type(served) is not ProcessorTable or len(store.store_host) != 8:
         return None
     plain: Plain = made(
         running_loop=asyncio.get_running_loop(),

@@ -64,7 +64,7 @@ class ProcessorTable:
         #: By request code (None: all that are no codes).
         self._refusals = Rarely(_WARN_EVERY)
         self._bugs = Rarely(_WARN_EVERY)
-        #: A compiled way around ``dispatch``, for requests that it would only hand to their handler.
+        #: A shorter way around ``dispatch``, for requests that it would only hand to their handler.
         self.plain: Plain | None = None
         #: For handlers that keep a request until a peer answers.
         self.awaited = AwaitedBytes()

@@ -36,8 +36,10 @@ __all__ = (
     "NIL",
     "Int32",
     "Int64",
+    "Language",
     "Packed",
     "Record",
+    "Version",
     "encode_json",
     "header_decoder",
     "open_json",
@@ -50,6 +52,9 @@ if msgspec is not None:
     #: Java's int and long.
     Int32 = Annotated[int, msgspec.Meta(ge=INT32_MIN, le=INT32_MAX)]
     Int64 = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
+    #: What a header says of its sender, in the array of codec_msgpack.py.
+    Version = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
+    Language = Annotated[int, msgspec.Meta(ge=0, le=255)]
     #: A value that is still msgpack.
     Packed = msgspec.Raw
     NIL = msgspec.Raw(b"\xc0")
@@ -62,8 +67,8 @@ if msgspec is not None:
         code: Int32
         flag: Int32
         opaque: Int32
-        version: Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
-        language: Annotated[int, msgspec.Meta(ge=0, le=255)]
+        version: Version
+        language: Language
         remark: str | None
         #: Its class is known to ``RemotingCommand.read``.
         fields: msgspec.Raw
@@ -87,8 +92,8 @@ if msgspec is not None:
     open_msgpack = msgspec.msgpack.Decoder(PackedHeader).decode
     open_json = msgspec.json.Decoder(JsonHeader).decode
 
-    def header_decoder(header_class: type[Any]) -> Callable[[msgspec.Raw], Any]:
-        """Reads the positional fields of ``header_class``."""
+    def header_decoder(header_class: type[Any]) -> Callable[[msgspec.Raw | bytes], Any]:
+        """Reads the positional fields of ``header_class``, which may be any tuple's type."""
         return msgspec.msgpack.Decoder(header_class).decode
 
     def text_reader(header_class: type[Any], wires: tuple[str, ...]) -> Callable[[Mapping[str, str | None]], Any]:
@@ -102,7 +107,7 @@ if msgspec is not None:
         return lambda ext: new(header_class, values(convert(ext, struct, strict=False)))
 
 elif not TYPE_CHECKING:
-    Int32 = Int64 = int
+    Int32 = Int64 = Language = Version = int
     Packed = bytes
     NIL = b"\xc0"
 

@@ -1,6 +1,7 @@
-"""The compiled way of a plain send leaves the same bytes, answers and state as the pure one, whatever comes.
+"""A run of plain sends leaves the same bytes, answers and state as each of them by itself, whatever comes.
 
-Needs the distribution in protocol/speedups, see tests/protocol/test_speedups.py.
+Python's way of it is compared, and the compiled one where the distribution in protocol/speedups is installed (see
+tests/protocol/test_speedups.py).
 """
 
 from __future__ import annotations
@@ -45,8 +46,14 @@ from aiorocket_protocol import (
 from aiorocket_protocol.fast import compiled
 from tests.broker.peer import running, send_header
 
-if compiled("PlainSends") is None:
-    pytest.skip("aiorocketmq-speedups is not installed (pip install ./protocol/speedups)", allow_module_level=True)
+needs_compiled = pytest.mark.skipif(
+    compiled("PlainSends") is None, reason="aiorocketmq-speedups is not installed (pip install ./protocol/speedups)"
+)
+#: Who takes runs of sends, by name; what says so to a broker that is made meanwhile.
+WAYS: dict[str, Any] = {"python": lambda _name: None}
+if compiled("PlainSends") is not None:
+    WAYS["compiled"] = compiled
+each_way = pytest.mark.parametrize("way", WAYS)
 
 ID = "UNIQ_KEY\x010A000001000100000001000000010001\x02"
 
@@ -85,10 +92,11 @@ class Pipe(asyncio.Transport):
 
 
 def outcome(
-    chunks: Sequence[bytes], *, plain: bool, seen: list[bool], fail: bool = False, around: bool = False, **settings: Any
+    chunks: Sequence[bytes], *, plain: str, seen: list[bool], fail: bool = False, around: bool = False, **settings: Any
 ) -> Any:
-    """What a broker that got ``chunks`` from one connection answered, stored and counts; ``fail`` tells the last one
-    that the disk is full, ``around`` puts something before the handler that knows of limits."""
+    """What a broker that got ``chunks`` from one connection answered, stored and counts. ``plain`` names who takes
+    runs, nobody if empty; ``fail`` tells the last one that the disk is full, ``around`` puts something before the
+    handler that knows of limits."""
     found: list[Any] = []
 
     async def drive(simulation: Simulation) -> None:
@@ -98,11 +106,11 @@ def outcome(
         store, log = broker.store, broker.store._log
         processors = broker.server.processors
         assert processors.plain is not None
-        compiled_way = processors.plain
+        run = processors.plain
 
         def watched(connection: Connection, frames: list[Frame]) -> bool:
             before = len(frames)
-            took = compiled_way(connection, frames)
+            took = run(connection, frames)
             seen.extend([True] * (before - len(frames)) if took else [False])
             return took
 
@@ -141,7 +149,8 @@ def outcome(
             connection.connection_lost(None)
         await broker.close()
 
-    simulate(drive)
+    with patch.object(plain_send, "compiled", WAYS[plain or "python"]):
+        simulate(drive)
     return found
 
 
@@ -159,11 +168,11 @@ def frame(header: Any, body: bytes, code: int = RequestCode.SEND_MESSAGE_V2, **c
     return encode(command, MSGPACK)
 
 
-def same(chunks: Sequence[bytes], **more: Any) -> list[bool]:
-    """Both ways agree; which frames the compiled one took."""
+def same(chunks: Sequence[bytes], way: str = "compiled", **more: Any) -> list[bool]:
+    """Runs are as single sends; which frames were taken in them."""
     seen: list[bool] = []
-    compiled_way = outcome(chunks, plain=True, seen=seen, **more)
-    assert compiled_way == outcome(chunks, plain=False, seen=[], **more)
+    in_runs = outcome(chunks, plain=way, seen=seen, **more)
+    assert in_runs == outcome(chunks, plain="", seen=[], **more)
     return seen[2:]  # behind the two that come first
 
 
@@ -211,32 +220,36 @@ COMMANDS = st.builds(
 PLAIN_COMMANDS = st.builds(lambda header, body, opaque: frame(header, body, opaque=opaque), PLAIN, BODIES, NUMBER)
 
 
+@each_way
 @given(st.lists(PLAIN_COMMANDS, min_size=1, max_size=6), st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_plain_sends_are_taken_and_nothing_differs(frames: list[bytes], apart: bool) -> None:
-    seen = same(frames if apart else [b"".join(frames)])
+def test_plain_sends_are_taken_and_nothing_differs(way: str, frames: list[bytes], apart: bool) -> None:
+    seen = same(frames if apart else [b"".join(frames)], way)
     assert seen.count(True) >= len(frames) // 2  # a tag is made known by the first that has it
 
 
+@each_way
 @pytest.mark.parametrize("more", [
     {}, {"store": StoreConfig(tail_cache=4096)}, {"store": StoreConfig(flush="sync")},
     {"remoting": RemotingConfig(max_in_flight=7)},
 ])  # fmt: skip
 @given(st.lists(PLAIN_COMMANDS | COMMANDS, min_size=20, max_size=150))
 @settings(max_examples=10, deadline=None)
-def test_of_many_sends_at_once_nothing_differs(more: dict[str, Any], frames: list[bytes]) -> None:
-    same([b"".join(frames)], **more)
+def test_of_many_sends_at_once_nothing_differs(way: str, more: dict[str, Any], frames: list[bytes]) -> None:
+    same([b"".join(frames)], way, **more)
 
 
+@each_way
 @given(st.lists(st.one_of(COMMANDS, PLAIN_COMMANDS), min_size=1, max_size=6))
 @settings(max_examples=150, deadline=None)
-def test_of_every_send_nothing_differs(frames: list[bytes]) -> None:
-    same([b"".join(frames)])
+def test_of_every_send_nothing_differs(way: str, frames: list[bytes]) -> None:
+    same([b"".join(frames)], way)
 
 
+@each_way
 @given(PLAIN_COMMANDS, st.integers(8, 130), st.integers(0, 255), st.integers(0, 3))
 @settings(max_examples=200, deadline=None)
-def test_of_damaged_headers_nothing_differs(good: bytes, at: int, value: int, kind: int) -> None:
+def test_of_damaged_headers_nothing_differs(way: str, good: bytes, at: int, value: int, kind: int) -> None:
     at = min(at, 7 + int.from_bytes(good[5:8], "big"))
     if kind == 0:
         good = good[:at] + bytes([value]) + good[at + 1 :]
@@ -248,7 +261,7 @@ def test_of_damaged_headers_nothing_differs(good: bytes, at: int, value: int, ki
         )
     elif kind == 2:  # a field of another type
         good = good.replace(b"\xa1T", bytes([value, 0x54]), 1)
-    same([good])
+    same([good], way)
 
 
 BATCHES = st.builds(
@@ -263,6 +276,7 @@ BATCHES = st.builds(
 )  # fmt: skip
 
 
+@needs_compiled
 @given(st.lists(BATCHES, min_size=1, max_size=4))
 @settings(max_examples=100, deadline=None)
 def test_of_every_batch_nothing_differs(batches: list[Any]) -> None:
@@ -272,38 +286,41 @@ def test_of_every_batch_nothing_differs(batches: list[Any]) -> None:
         damaged = {1: body[:at], 2: body[:at] + b"\xff" + body[at + 1 :], 3: body + b"\0"}.get(kind, body)
         frames.append(frame(header, damaged, RequestCode.SEND_BATCH_MESSAGE))
     settings = {"limits": Limits(batch=3), "store": StoreConfig(segment_size=1 << 16)}
-    whole = outcome([b"".join(frames)], plain=True, seen=[], **settings)
+    whole = outcome([b"".join(frames)], plain="compiled", seen=[], **settings)
     with patch.object(send, "_plain_batch", None):
-        assert whole == outcome([b"".join(frames)], plain=True, seen=[], **settings)
+        assert whole == outcome([b"".join(frames)], plain="compiled", seen=[], **settings)
 
 
+@needs_compiled
 def test_a_batch_of_two_segments_and_of_two_blocks() -> None:
     body = encode_batch([(b"x" * 400, number, ID.encode()) for number in range(100)])
     frames = [frame(send_header("T", 1, properties=ID, batch=True), body, RequestCode.SEND_BATCH_MESSAGE)] * 4
     settings = {"store": StoreConfig(segment_size=1 << 16)}
-    whole = outcome(frames, plain=True, seen=[], **settings)
+    whole = outcome(frames, plain="compiled", seen=[], **settings)
     with patch.object(send, "_plain_batch", None):
-        assert whole == outcome(frames, plain=True, seen=[], **settings)
+        assert whole == outcome(frames, plain="compiled", seen=[], **settings)
 
 
-def test_a_burst_of_blocks_and_a_full_segment() -> None:
+@each_way
+def test_a_burst_of_blocks_and_a_full_segment(way: str) -> None:
     header = send_header("T", 1, properties=ID + "TAGS\x01A\x02", batch=False, unit_mode=False)
     burst = b"".join(frame(header, b"x" * 3000, opaque=number) for number in range(300))
-    seen = same([burst], store=StoreConfig(segment_size=1 << 19))
+    seen = same([burst], way, store=StoreConfig(segment_size=1 << 19))
     assert seen.count(True) > 280
     header = header._replace(queue_id=0, properties=ID)
-    assert all(
-        same([b"".join(frame(header, b"y", opaque=number) for number in range(70))], store=StoreConfig(tail_cache=4096))
-    )
+    many = b"".join(frame(header, b"y", opaque=number) for number in range(70))
+    assert all(same([many], way, store=StoreConfig(tail_cache=4096)))
 
 
-def test_a_send_that_the_disk_refuses() -> None:
+@each_way
+def test_a_send_that_the_disk_refuses(way: str) -> None:
     header = send_header("T", 1, properties=ID, batch=False, unit_mode=False)
-    assert same([frame(header, b"x")], fail=True) == [True]
+    assert same([frame(header, b"x")], way, fail=True) == [True]
 
 
+@each_way
 @pytest.mark.parametrize("lacking", ["a block", "a result"])
-async def test_without_memory_for_it_nothing_is_stored(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_memory_for_it_nothing_is_stored(way: str, lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     start, failing = TailCache.start, False
 
     def starts(cache: TailCache, queue: ConsumeQueue, offset: int) -> Block:
@@ -318,6 +335,7 @@ async def test_without_memory_for_it_nothing_is_stored(lacking: str, monkeypatch
 
     header = send_header("T", 0, properties=ID, batch=False)
     monkeypatch.setattr(plain_send, "partial", lambda *_: result)
+    monkeypatch.setattr(plain_send, "compiled", WAYS[way])
     # A cache without room: each send starts a block.
     async with running(store=StoreConfig(tail_cache=0)) as broker, TaskScope("test") as tasks:
         processors, store = broker.server.processors, broker.store
@@ -328,7 +346,7 @@ async def test_without_memory_for_it_nothing_is_stored(lacking: str, monkeypatch
         connection.plain = processors.plain
         connection.connection_made(Pipe())
         monkeypatch.setattr(TailCache, "start", starts)
-        for body in (b"pure", b"compiled", b"lost", b"behind"):
+        for body in (b"by itself", b"in a run", b"lost", b"behind"):
             failing = body == b"lost"
             with contextlib.suppress(MemoryError):  # a loop ends the connection then
                 feed(connection, frame(header, body))
@@ -336,12 +354,13 @@ async def test_without_memory_for_it_nothing_is_stored(lacking: str, monkeypatch
                 await asyncio.sleep(0)
         assert store.max_offset("T", 0) == 3 and store.problem is None
         places = [place for place, _, _ in store.entries("T", 0, 0, 3)]
-        for place, body in zip(places, (b"pure", b"compiled", b"behind"), strict=True):
+        for place, body in zip(places, (b"by itself", b"in a run", b"behind"), strict=True):
             assert body in (store.read_record(place) or b"")
         connection.close("done")
         connection.connection_lost(None)
 
 
+@needs_compiled
 @pytest.mark.parametrize("lacking", [1, 2])
 @pytest.mark.parametrize("before, burst", [(0, 48), (5, 48), (126, 48), (5, 3)])
 async def test_without_memory_a_run_is_stored_whole_or_not_at_all(before: int, burst: int, lacking: int) -> None:
@@ -437,22 +456,26 @@ def read(broker: Broker, queue_id: int) -> list[bytes]:
     return found
 
 
-def test_limits_of_size() -> None:
+@each_way
+def test_limits_of_size(way: str) -> None:
     long = ID + "k\x01" + "v" * 32_000 + "\x02"
     for properties in (long, ID + "k\x01" + "ü" * 16_300 + "\x02"):
-        same([frame(send_header("T", 1, properties=properties, batch=False), b"x")])
+        same([frame(send_header("T", 1, properties=properties, batch=False), b"x")], way)
     header = send_header("T", 1, properties=ID, batch=False)
-    assert same([frame(header, b"x" * 1000)], max_message_size=1000) == [True]
-    assert same([frame(header, b"x" * 1001)], max_message_size=1000) == [False]
+    assert same([frame(header, b"x" * 1000)], way, max_message_size=1000) == [True]
+    assert same([frame(header, b"x" * 1001)], way, max_message_size=1000) == [False]
 
 
-def test_what_comes_to_stand_around_the_handler_is_asked() -> None:
+@each_way
+def test_what_comes_to_stand_around_the_handler_is_asked(way: str) -> None:
     good = frame(send_header("T", 1, properties=ID, batch=False), b"x")
-    assert same([good]) == [True]
-    assert same([good], around=True) == [False]
+    assert same([good], way) == [True]
+    assert same([good], way, around=True) == [False]
 
 
-async def test_a_closed_broker_is_forgotten() -> None:
+@each_way
+async def test_a_closed_broker_is_forgotten(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_send, "compiled", WAYS[way])
     async with running() as broker:
         assert broker.server.processors.plain is not None
         store = weakref.ref(broker.store)
@@ -461,5 +484,6 @@ async def test_a_closed_broker_is_forgotten() -> None:
     assert store() is None
 
 
-def test_other_requests_are_left_alone() -> None:
-    assert same([frame(GetMaxOffsetRequestHeader("T", 0), b"", RequestCode.GET_MAX_OFFSET)]) == [False]
+@each_way
+def test_other_requests_are_left_alone(way: str) -> None:
+    assert same([frame(GetMaxOffsetRequestHeader("T", 0), b"", RequestCode.GET_MAX_OFFSET)], way) == [False]
