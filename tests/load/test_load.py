@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import re
 import struct
+import sysconfig
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +19,35 @@ from aiorocket.broker import Broker
 from aiorocket.config import BrokerConfig
 from aiorocket.errors import ConfigError, RocketError
 from aiorocket.load import Scenario, compare, html, verdict
+from aiorocket.load.machine import interpreter
 from aiorocket.load.run import _brokers, _checked
 from aiorocket.load.worker import _Worker, mark, packed
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import MessageQueue
+
+# ---- the machine
+
+
+@pytest.mark.parametrize(
+    ("record", "built"),
+    [
+        ({"CONFIG_ARGS": "'--enable-optimizations' '--with-lto'", "PGO_PROF_USE_FLAG": "-fprofile-use"}, (True, True)),
+        ({"CONFIG_ARGS": "'--enable-shared'", "PGO_PROF_USE_FLAG": "-fprofile-use"}, (False, False)),  # pyenv's
+        ({"CONFIG_ARGS": "", "PGO_PROF_USE_FLAG": "-fprofile-use", "PY_CFLAGS_NODIST": "-O3 -fprofile-use"},
+         (True, False)),  # make profile-opt
+        ({"CONFIG_ARGS": "'--enable-shared'", "PGO_PROF_USE_FLAG": "", "PY_CFLAGS_NODIST": "-O2"}, (None, None)),
+        ({"CONFIG_ARGS": "'--with-lto'", "PGO_PROF_USE_FLAG": ""}, (None, True)),  # conda's
+        ({}, (None, None)),  # Windows
+    ],
+    ids=["python.org", "pyenv", "make", "debian", "conda", "windows"],
+)  # fmt: skip
+def test_how_an_interpreter_was_built_is_never_guessed(
+    record: dict[str, str], built: tuple[bool | None, bool | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_config_var", record.get)
+    found = interpreter()
+    assert (found["pgo"], found["lto"]) == built
+
 
 # ---- scenarios
 
