@@ -88,9 +88,10 @@ class _Worker:
                 count += 1
                 if step and (wait := due - loop_now()) > 0:
                     await asyncio.sleep(wait / 1e9)
+                began = loop_now()
+                due = min(due, began)  # uvloop's timers count milliseconds: up to half of one too early
                 first = turn * scenario.batch
                 bodies = [_STAMP.pack(who, first + n, due) + padding for n in range(scenario.batch)]
-                began = loop_now()
                 try:
                     await self._send(producer, topics[turn % len(topics)], bodies, first)
                 except aiorocket.RocketError as error:

@@ -129,6 +129,25 @@ async def test_what_waits_behind_a_stall_is_late_from_when_it_was_due() -> None:
     assert worker.behind > 400_000_000
 
 
+async def test_what_goes_out_before_it_is_due_counts_from_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timer may end early; what the broker took is no less for that."""
+    scenario = dataclasses.asdict(Scenario(rate=1, seconds=10, warmup=0, producers=1, in_flight=1))
+    config = {"tls": False, "nameservers": ("127.0.0.1:1",)}
+    worker = _Worker({"scenario": scenario, "config": config, "number": 0, "brokers": [], "run": "0"})
+    worker.start = worker.measured_from = time.perf_counter_ns()
+    worker.measured_to = worker.start + 10_000_000_000
+    sleep = asyncio.sleep
+
+    class Takes:
+        async def send(self, *_args: Any, **_options: Any) -> None:
+            await sleep(0.02)
+
+    monkeypatch.setattr(asyncio, "sleep", lambda _seconds: sleep(0))
+    producer: Any = Takes()
+    await worker.produce(producer, 0)
+    assert worker.acknowledged == 10 and worker.sends.get_min_value() > 10_000
+
+
 # ---- counts
 
 
