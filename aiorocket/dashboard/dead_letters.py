@@ -36,7 +36,8 @@ class DeadRow(NamedTuple):
 async def dead_letters(request: Request) -> Response:
     site, group = site_of(request), query(request, "group")
     if not group:
-        return site.render(request, "dead_groups.html", found=await site.dead.get())
+        found, missing = await site.dead.get()
+        return site.render(request, "dead_groups.html", found=found, missing=missing)
     wanted, everything = query(request, "q").lower(), query(request, "all") == "1"
     await _readable(request, group)
     rows = []

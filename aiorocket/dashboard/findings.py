@@ -136,19 +136,23 @@ async def hanging(admin: Admin, lags: Shared[Any]) -> list[Hanging]:
     return found
 
 
-async def dead(admin: Admin, *, readable_only: bool) -> list[Dead]:
-    """Groups with dead letters and why they were given up. ``readable_only`` leaves those alone that a broker keeps
-    unreadable: reading them would change that."""
+async def dead(admin: Admin, *, readable_only: bool) -> tuple[list[Dead], list[Any]]:
+    """Groups with dead letters and why they were given up, and brokers that did not say whether they have some.
+    ``readable_only`` leaves those alone that a broker keeps unreadable: reading them would change that."""
     readable: dict[str, bool] = {}
-    for each in await admin.topics.all(system=True):
+    topics = await admin.topics.all(system=True)
+    missing = {each.server: each for each in topics.missing}
+    for each in topics:
         if each.topic.startswith(DLQ_PREFIX):
             readable[each.topic] = readable.get(each.topic, True) and "R" in each.permission
     found = []
     for topic in sorted(readable):
         try:
-            total = sum(each.end - each.begin for each in await admin.topics.status(topic))
+            queues = await admin.topics.status(topic)
         except TopicNotFoundError:
             continue
+        missing.update((each.server, each) for each in queues.missing)
+        total = sum(each.end - each.begin for each in queues)
         if total:
             group = topic.removeprefix(DLQ_PREFIX)
             if readable_only and not readable[topic]:
@@ -157,7 +161,7 @@ async def dead(admin: Admin, *, readable_only: bool) -> list[Dead]:
                 found.append(await _causes(admin, group, total))
             else:
                 found.append(Dead(group, total, 0, 0, ()))
-    return sorted(found, key=lambda each: -each.total)
+    return sorted(found, key=lambda each: -each.total), list(missing.values())
 
 
 async def _causes(admin: Admin, group: str, total: int) -> Dead:

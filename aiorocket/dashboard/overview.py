@@ -45,4 +45,5 @@ async def hanging(request: Request) -> Response:
 
 async def dead(request: Request) -> Response:
     site = site_of(request)
-    return site.render(request, "now_dead.html", found=await site.dead.get())
+    found, missing = await site.dead.get()
+    return site.render(request, "now_dead.html", found=found, missing=missing)

@@ -357,6 +357,8 @@ async def test_a_search_says_which_brokers_are_missing(mq: Embedded, visit: Visi
             page = await ok(browser, "/trace", id="ID-9")
             assert missing in page and "<strong>sent</strong>" in page
             assert missing not in await ok(browser, "/trace")
+            for path in ("/dead", "/now/dead"):
+                assert (await ok(browser, path)).count(missing) == 1, path
             page = await ok(browser, "/tail", topic="orders")
             rows = await ok(browser, next_look(page))
             assert missing in page and missing in rows and "<tr>" not in rows
