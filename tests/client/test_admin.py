@@ -404,6 +404,22 @@ async def test_a_tail_goes_on_without_a_broker_that_is_away_and_with_it_when_it_
                 await anext(admin.messages.tail("there", on_missing=on_missing))
 
 
+async def test_a_tail_by_sql_goes_on_without_a_broker_that_does_not_read_it(mq: Embedded, admin: Admin) -> None:
+    missing: list[Missing] = []
+    async with second(mq, name="another", property_filter=False) as broker:  # asked first
+        await admin.topics.create("orders", 1, cluster=broker.config.cluster)
+        async with aclosing(admin.messages.tail("orders", every=0.02, sql="a = 1", on_missing=missing.append)) as tail:
+            coming = asyncio.ensure_future(anext(tail))
+            async with mq.producer("shop") as producer, asyncio.timeout(30):
+                while not coming.done():
+                    await producer.send("orders", b"x", properties={"a": "1"}, queue=Queue("orders", "broker-a", 0))
+                    await asyncio.sleep(0.02)
+        assert coming.result().body == b"x" and [each.server for each in missing] == ["another"]
+        for sql, on_missing in (("a = 1", None), ("a > >", missing.append)):
+            with pytest.raises(RemoteError):
+                await anext(admin.messages.tail("orders", sql=sql, on_missing=on_missing))
+
+
 @pytest.mark.parametrize("limit", [0, 3, 5])
 async def test_a_limit_is_how_much_is_read(
     mq: Embedded, admin: Admin, monkeypatch: pytest.MonkeyPatch, limit: int

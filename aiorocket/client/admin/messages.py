@@ -223,11 +223,11 @@ class Messages:
         on_missing: Callable[[Missing], object] | None = None,
     ) -> AsyncGenerator[StoredMessage, None]:
         """Messages as they come, for ever, beginning with the next: those with one of ``tags``, or that match ``sql``.
-        Looks every ``every`` seconds. RemoteError for an expression that brokers cannot read.
+        Looks every ``every`` seconds. RemoteError for an expression that no broker reads.
 
-        A broker that goes away is told ``on_missing``, once, and the others go on; when it is back, so do its queues,
-        from where they were. Its error is raised when there is no ``on_missing``, and the first one when nobody could
-        be asked at the beginning."""
+        A broker that goes away, or that does not read what another one does, is told ``on_missing``, once, and the
+        others go on; when it is back, so do its queues, from where they were. Its error is raised when there is no
+        ``on_missing``, and the first one when nobody could be asked at the beginning."""
         wanted = subscription_data(self._ask.wire(topic), check_filter(tags, sql), sql, 0)
         queues: dict[Queue, tuple[Broker, int, QueueScan]] = {}
         at: dict[Queue, int] = {}
@@ -242,13 +242,25 @@ class Messages:
                 except (RocketError, ProtocolError):
                     if not queues:
                         raise
+            if sql is not None:
+                refused: RemoteError | None = None
+                for broker in {broker.name: broker for broker, _, _ in queues.values()}.values():
+                    if broker.name in gone or broker.name in reads:
+                        continue
+                    try:
+                        await self._check(broker, wanted)
+                        reads.add(broker.name)
+                    except (RocketError, ProtocolError) as error:
+                        if on_missing is None:
+                            raise
+                        gone[broker.name] = error
+                        refused = error if isinstance(error, RemoteError) else refused
+                if refused is not None and not reads:
+                    raise refused
             for key, (broker, queue, scan) in queues.items():
                 if broker.name in gone:
                     continue
                 try:
-                    if sql is not None and broker.name not in reads:
-                        await self._check(broker, wanted)
-                        reads.add(broker.name)
                     end = (await scan.bounds()).end
                     begin = at.setdefault(key, end)
                     if begin < end:
@@ -259,8 +271,7 @@ class Messages:
                                     yield message
                     at[key] = end
                 except (RocketError, ProtocolError) as error:
-                    unread = isinstance(error, RemoteError) and sql is not None and broker.name not in reads
-                    if on_missing is None or unread:
+                    if on_missing is None:
                         raise
                     gone[broker.name] = error
             if gone and not at:
