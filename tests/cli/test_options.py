@@ -159,19 +159,36 @@ def test_a_client_takes_a_file_and_options_come_before_it(tmp_path: Path, monkey
     assert result.exit_code == 2 and "none.toml" in result.output
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes_words_with_the_script_that_is_installed(tmp_path: Path) -> None:
-    aiorocket = tmp_path / "aiorocket"
-    aiorocket.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m aiorocket "$@"\n')
-    aiorocket.chmod(0o755)
-    script = """
+_COMPLETIONS = {
+    ("bash", "--norc"): """
         _AIOROCKET_COMPLETE=bash_source aiorocket >installed && . ./installed
         COMP_WORDS=(aiorocket topic cr) COMP_CWORD=2
         _aiorocket_completion aiorocket
         echo "${COMPREPLY[@]}"
-    """
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    """,
+    ("zsh", "-f"): """
+        _AIOROCKET_COMPLETE=zsh_source aiorocket >installed && zsh -n installed
+        autoload -U compinit; compinit -u -d dump; . ./installed
+        _describe() { print -r -- "${${(@P)3}%%:*}" }  # what would be shown, without a terminal
+        words=(aiorocket topic cr) CURRENT=3
+        $_comps[aiorocket]
+    """,
+    ("fish", "--no-config"): """
+        _AIOROCKET_COMPLETE=fish_source aiorocket >installed.fish; and fish -n installed.fish; and source installed.fish
+        string split -f 1 \\t -- (complete -C "aiorocket topic cr")
+    """,
+}
+
+
+@pytest.mark.parametrize("shell", _COMPLETIONS, ids=[name for name, _ in _COMPLETIONS])
+def test_a_shell_completes_words_with_the_script_that_is_installed(shell: tuple[str, str], tmp_path: Path) -> None:
+    if shutil.which(shell[0]) is None:
+        pytest.skip(f"there is no {shell[0]}")
+    aiorocket = tmp_path / "aiorocket"
+    aiorocket.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m aiorocket "$@"\n')
+    aiorocket.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
     done = subprocess.run(
-        ["bash", "--norc", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        [*shell, "-c", _COMPLETIONS[shell]], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.stderr) == ("create\n", "")
