@@ -5,8 +5,8 @@ answered on the same connection, if it is one of ours (it speaks msgpack): these
 know. So do Apache's, but with ``deleteTopicWithBrokerRegistration`` they drop what is not named, and are told all. Each
 is told one thing at a time, however long another takes, and all who ask for a round meanwhile share the next.
 
-A name server that cannot be reached is tried again; one that refuses (another broker holds the name) is an error the
-operator must see, so the first round's refusal ends the start.
+A name server that cannot be reached is tried again, and nobody waits for it; one that refuses (another broker holds the
+name) is an error the operator must see, so the first round's refusal ends the start.
 """
 
 from __future__ import annotations
@@ -86,8 +86,9 @@ class Registration:
             env, config.remoting, on_close=self._lost, signer=security.signer, tls=security.client_tls
         )
         self._tasks = TaskScope("broker-registration")
-        self._wake = asyncio.Event()
         self._closing = False
+        #: For each name server: there is something to tell it.
+        self._news = {nameserver: asyncio.Event() for nameserver in config.nameservers}
         #: Name server -> why it does not know us at the moment.
         self.failures: dict[str, str] = {}
         self._refused: set[str] = set()
@@ -100,22 +101,31 @@ class Registration:
 
     async def start(self) -> None:
         """Register once with all, then keep it up. UsageError when one refuses, with its reason."""
-        if not self._config.nameservers:
-            return
-        self._wake.clear()  # what has changed until now goes with the first round
+        for news in self._news.values():
+            news.clear()  # what has changed until now goes with the first round
         await self.register()
         for nameserver in sorted(self._refused):
             raise UsageError(f"name server {nameserver} refuses this broker: {self.failures[nameserver]}")
-        self._tasks.start(self._keep(), name="keep")
+        for nameserver in self._news:
+            self._tasks.start(self._keep(nameserver), name=f"keep-{nameserver}")
 
     async def register(self) -> None:
-        """Return when name servers were told all that is true now. Failures are kept in ``failures``, never raised."""
+        """Return when name servers were told all that is true now; one that could not be reached the last time is told
+        when it can be. Failures are kept in ``failures``, never raised."""
         self._asked += 1
-        nameservers = self._config.nameservers
-        if len(nameservers) == 1:
-            await self._tell(nameservers[0], self._asked)
-        elif nameservers:
-            await asyncio.gather(*(self._tell(nameserver, self._asked) for nameserver in nameservers))
+        telling = []
+        for nameserver, news in self._news.items():
+            if self._is_away(nameserver):
+                news.set()
+            else:
+                telling.append(self._tell(nameserver, self._asked))
+        if len(telling) == 1:
+            await telling[0]
+        elif telling:
+            await asyncio.gather(*telling)
+
+    def _is_away(self, nameserver: str) -> bool:
+        return nameserver in self.failures and nameserver not in self._refused
 
     async def _tell(self, nameserver: str, asked: int) -> None:
         async with self._telling[nameserver]:
@@ -126,7 +136,8 @@ class Registration:
 
     def changed(self) -> None:
         """Topics changed: tell name servers soon; any number of changes in between make one round."""
-        self._wake.set()
+        for news in self._news.values():
+            news.set()
 
     async def route(self, topic: str) -> TopicRouteData | None:
         """What the first name server that answers knows of a topic; None when none does."""
@@ -162,21 +173,25 @@ class Registration:
             await asyncio.gather(*pending, return_exceptions=True)
         await self._client.close()
 
-    async def _keep(self) -> None:
+    async def _keep(self, nameserver: str) -> None:
+        news = self._news[nameserver]
         while True:
-            retry = self.failures and not self._refused
             try:
-                async with asyncio.timeout(RETRY_AFTER if retry else self._config.register_interval):
-                    await self._wake.wait()
+                async with asyncio.timeout(
+                    RETRY_AFTER if self._is_away(nameserver) else self._config.register_interval
+                ):
+                    await news.wait()
             except TimeoutError:
-                self._told.clear()  # the interval is over, that is what we waited for: all of it again
-            self._wake.clear()  # before the round: what changes during it needs another one
-            await self.register()
+                self._told.pop(nameserver, None)  # the interval is over, that is what we waited for: all of it again
+            news.clear()  # before it is told: what changes meanwhile needs another round
+            self._asked += 1
+            await self._tell(nameserver, self._asked)
 
     def _lost(self, connection: Connection) -> None:
         # One that did not know us is tried again in its time: else one that only hangs up would be called without end.
-        if not self._closing and connection.data.get("address") not in self.failures:
-            self._wake.set()
+        address = connection.data.get("address")
+        if not self._closing and address in self._news and address not in self.failures:
+            self._news[address].set()
 
     async def _register(self, nameserver: str) -> None:
         timeout = self._config.register_timeout
@@ -201,7 +216,8 @@ class Registration:
             self._failed(nameserver, f"no answer within {timeout:g} s")
             return
         except (RocketError, ProtocolError) as error:
-            self._failed(nameserver, str(error))
+            # The same words for as long as it is away: each new reason is a line of the log.
+            self._failed(nameserver, self._client.trouble(nameserver) or str(error))
             return
         if response.code != 0:
             self._refused.add(nameserver)

@@ -10,6 +10,7 @@ import pytest
 
 from aiorocket.broker import Broker
 from aiorocket.broker.core.topics import Topic
+from aiorocket.broker.registration import Registration
 from aiorocket.config import BrokerConfig, NameServerConfig, RemotingConfig, StoreConfig
 from aiorocket.nameserver import NameServer
 from aiorocket.remoting import RemotingClient
@@ -186,6 +187,49 @@ def test_a_name_server_that_is_away_keeps_no_news_from_the_other() -> None:
         await host.run(broker.close())
         await names_host.run(nameserver.close())
 
+    simulate(main)
+
+
+def test_nobody_waits_for_a_name_server_that_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+    register = Registration._register
+
+    async def recorded(self: Registration, nameserver: str) -> None:
+        told.append(nameserver)
+        await register(self, nameserver)
+
+    async def main(sim: Simulation) -> None:
+        there, comes = [
+            NameServer(sim.env(), NameServerConfig(host=host, port=9876, open_registration=True))
+            for host in ("10.0.0.5", "10.0.0.6")
+        ]
+        await (names_host := sim.host("10.0.0.5")).run(there.start())
+        late = sim.host("10.0.0.6")
+        servers = ("10.0.0.5:9876", "10.0.0.6:9876")
+        host, broker = await started(sim, sim.env(), config(host="127.0.0.1", nameservers=servers))
+        peer = SimPeer(sim, broker.address, "127.0.0.1")
+        await asyncio.sleep(20)
+        for number in range(10):
+            header = CreateTopicRequestHeader(f"T{number}", "TBW102", 4, 4, 6, "SINGLE_TAG", False)
+            began = sim.loop.time()
+            assert (await peer.call(17, header)).code == 0
+            assert sim.loop.time() - began < 0.1, number
+            assert there.routes.topic_route(f"T{number}") is not None
+            await asyncio.sleep(0.3)
+        await asyncio.sleep(5)
+        assert told.count(servers[0]) == 11  # nothing is told again because another one is away
+        assert sum("not registered" in record.getMessage() for record in caplog.records) == 1, caplog.text
+        await late.run(comes.start())
+        await asyncio.sleep(10)
+        assert comes.routes.topic_route("T0") is not None and comes.routes.topic_route("T9") is not None
+        await peer.close()
+        await host.run(broker.close())
+        await names_host.run(there.close())
+        await late.run(comes.close())
+
+    monkeypatch.setattr(Registration, "_register", recorded)
     simulate(main)
 
 
