@@ -45,12 +45,12 @@ __all__ = ("Connection", "Plain", "serialize_type_of")
 #: What EXT_ACCEPT says to servers. A client answers as it is asked: what Apache's forward to it may carry another's.
 _ACCEPT_MSGPACK = "msgpack"
 #: From this size on a part is handed to the socket as it is; below, copying it into one buffer is cheaper.
-_LARGE = 4096
-_MAX_OPAQUE = 0x7FFF_FFFF
+LARGE = 4096
+MAX_OPAQUE = 0x7FFF_FFFF
 #: Parts after which a loop turn's write goes out early: with a window of hundreds the peer can then begin with the
 #: first part of it while the rest is still being made, instead of both sides waiting for each other in turns.
-_BURST = 64
-_BURST_BYTES = 96 << 10
+BURST = 64
+BURST_BYTES = 96 << 10
 #: What a server works off for one connection in one loop turn; the rest waits for the next, behind everybody else's
 #: turn. Without a bound a peer that is acknowledged early refills the read buffer while it is worked off: 1,664
 #: requests of one connection in a turn of 336 ms were seen.
@@ -167,7 +167,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         if self.closed or self._out_bytes > self.config.write_limit:
             raise self._unusable()
-        command.opaque = opaque = self._opaque = (self._opaque + 1) & _MAX_OPAQUE
+        command.opaque = opaque = self._opaque = (self._opaque + 1) & MAX_OPAQUE
         kind = self._send_type
         if kind == JSON and self._offers:
             command.ext = {**(command.ext or {}), EXT_ACCEPT: _ACCEPT_MSGPACK}
@@ -181,10 +181,10 @@ class Connection(asyncio.BufferedProtocol):
         out.append(head)
         if body := command.body:
             out.append(body)
-            if len(body) >= _LARGE:
+            if len(body) >= LARGE:
                 self._out_large = True
                 self._out_bytes += len(body)
-        if len(out) >= _BURST or self._out_bytes >= _BURST_BYTES:
+        if len(out) >= BURST or self._out_bytes >= BURST_BYTES:
             self._flush()
         return future
 
@@ -192,7 +192,7 @@ class Connection(asyncio.BufferedProtocol):
         """Queue a request that gets no answer. Raises as ``request`` does."""
         if self.closed or self._out_bytes > self.config.write_limit:
             raise self._unusable()
-        self._opaque = command.opaque = (self._opaque + 1) & _MAX_OPAQUE
+        self._opaque = command.opaque = (self._opaque + 1) & MAX_OPAQUE
         command.flag |= 2
         if self._send_type == JSON and self._offers:
             command.ext = {**(command.ext or {}), EXT_ACCEPT: _ACCEPT_MSGPACK}
@@ -221,12 +221,12 @@ class Connection(asyncio.BufferedProtocol):
         out.append(head)
         if body := response.body:
             out.append(body)
-        if (size := len(body) + more) >= _LARGE:
+        if (size := len(body) + more) >= LARGE:
             self._out_large = True
             self._out_bytes += size
         if more:  # asyncio since 3.12 never gets rid of an empty buffer at the end
             out += pieces
-        if at_once or len(out) >= _BURST or self._out_bytes > self.config.write_limit:
+        if at_once or len(out) >= BURST or self._out_bytes > self.config.write_limit:
             self._flush()
         if self._blocked:
             self._release()
@@ -268,7 +268,7 @@ class Connection(asyncio.BufferedProtocol):
         for part in parts:
             if part:
                 out.append(part)
-                if len(part) >= _LARGE:
+                if len(part) >= LARGE:
                     self._out_large = True
                     self._out_bytes += len(part)
 

@@ -36,10 +36,11 @@ NAMES = "10.0.0.1:9876"
 class Kept:
     """A message as it came."""
 
-    def __init__(self, header: SendMessageRequestHeaderV2, body: bytes, code: int, connection: Connection) -> None:
+    def __init__(self, header: SendMessageRequestHeaderV2, command: RemotingCommand, connection: Connection) -> None:
         self.header = header
-        self.body = body
-        self.code = code
+        self.body = bytes(command.body)
+        self.code = command.code
+        self.opaque = command.opaque
         self.connection = connection
         self.properties = decode_properties((header.properties or "").encode())
 
@@ -95,7 +96,7 @@ class FakeBroker:
         )  # fmt: skip
 
     def _send(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        kept = Kept(command.read(SendMessageRequestHeaderV2), bytes(command.body), command.code, connection)
+        kept = Kept(command.read(SendMessageRequestHeaderV2), command, connection)
         self.kept.append(kept)
         return self.on_send(kept)
 

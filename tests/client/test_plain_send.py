@@ -1,6 +1,7 @@
-"""A plain send in compiled code ends as it does in the pure, and leaves the same bytes and state, whatever comes.
+"""A plain send ends as every other send does, and leaves the same bytes and state, whatever comes.
 
-Needs the distribution in protocol/speedups, see tests/protocol/test_speedups.py.
+Python's way of it is compared, and the compiled one where the distribution in protocol/speedups is installed (see
+tests/protocol/test_speedups.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -17,14 +19,21 @@ from hypothesis import strategies as st
 
 from aiorocket import Client, ClientConfig, Producer, ProducerConfig, RocketError, SendReceipt
 from aiorocket.client.sending import plain_send
-from aiorocket.remoting.connection import Connection
+from aiorocket.client.sending.send_hooks import SendContext
+from aiorocket.remoting.connection import Connection, Plain
 from aiorocket.testing import Simulation, simulate
-from aiorocket_protocol import RemotingCommand
+from aiorocket_protocol import JSON, MSGPACK, RemotingCommand
 from aiorocket_protocol.fast import compiled
 from tests.client.fake_broker import NAMES, FakeCluster, Kept
 
-if compiled("ProducerSends") is None:
-    pytest.skip("aiorocketmq-speedups is not installed (pip install ./protocol/speedups)", allow_module_level=True)
+needs_compiled = pytest.mark.skipif(
+    compiled("ProducerSends") is None, reason="aiorocketmq-speedups is not installed (pip install ./protocol/speedups)"
+)
+#: Who takes plain sends, and who the answers from the first of them on, by name.
+WAYS: dict[str, tuple[Any, Plain | None]] = {"python": (lambda _name: None, None)}
+if compiled("ProducerSends") is not None:
+    WAYS["compiled"] = compiled, compiled("take_answers")
+each_way = pytest.mark.parametrize("way", WAYS)
 
 _JULY = 1_782_900_000_000
 _MONTH = 31 * 86_400_000
@@ -50,7 +59,7 @@ class Send(NamedTuple):
 
 
 class Begun:
-    """Counts the sends that the compiled way took."""
+    """Counts the sends that a way took."""
 
     def __init__(self, begin: Any) -> None:
         self.begin = begin
@@ -69,6 +78,12 @@ def answer(broker: Any, kept: Kept, kind: str) -> RemotingCommand | None:
     if kind == "lost":
         kept.connection.abort("as the test wants")
         return None
+    if kind in ("twice", "astray", "json"):
+        more = stored
+        more.flag |= 1
+        more.opaque = kept.opaque + (kind == "astray")
+        kept.connection.send(more, JSON if kind == "json" else MSGPACK)
+        return None if kind == "json" else broker.stored()
     if kind.isdigit():
         return RemotingCommand.response(int(kind), stored.header, remark="scripted")
     fields = (*stored.header, *(None,) * (8 - len(stored.header)))
@@ -91,8 +106,16 @@ def answer(broker: Any, kept: Kept, kind: str) -> RemotingCommand | None:
 
 
 def outcome(
-    sends: list[Send], answers: list[str], times: list[int], *, fast: bool, left: int = 9, most: int = 16
+    sends: list[Send],
+    answers: list[str],
+    times: list[int],
+    *,
+    way: str,
+    left: int = 9,
+    most: int = 16,
+    opaque: int = 5,
 ) -> tuple[list[Any], int]:
+    """How the sends end, and how many of them went the plain way called ``way``; none if that is empty."""
     found: list[Any] = []
     begun = Begun(None)
 
@@ -109,12 +132,20 @@ def outcome(
                 found.append(await producer.send("t", b"first"))
                 ids = producer.sender.ids
                 ids._stop = ids._count + left
-                begun.begin, producer.sender.plain = producer.sender.plain, begun if fast else None
+                begun.begin, producer.sender.plain = producer.sender.plain, begun if way else None
                 connection = client.session.remoting.live(broker.address)
                 assert connection is not None
-                if not fast:
-                    connection.plain = None
-                broker.on_send = lambda kept: answer(broker, kept, script.pop(0) if script else "stored")
+                connection.plain = WAYS[way][1] if way else None
+                connection._opaque = opaque
+                tasks: list[asyncio.Task[Any]] = []
+
+                def on_send(kept: Kept) -> RemotingCommand | None:
+                    kind = script.pop(0) if script else "stored"
+                    if kind == "cancel":  # while it is on its way, and so is its answer
+                        next((task for task in tasks if not task.done()), tasks[0]).cancel()
+                    return answer(broker, kept, kind)
+
+                broker.on_send = on_send
 
                 async def one(send: Send) -> Any:
                     try:
@@ -122,7 +153,7 @@ def outcome(
                     except RocketError as error:
                         return f"{type(error).__name__}: {error} {getattr(error, 'may_be_stored', '')}"
 
-                tasks = [asyncio.create_task(one(send)) for send in sends]
+                tasks += [asyncio.create_task(one(send)) for send in sends]
                 await asyncio.sleep(0)
                 for send, task in zip(sends, tasks, strict=True):
                     if send.cancelled:
@@ -135,7 +166,8 @@ def outcome(
             found.extend((kept.header, kept.body) for kept in broker.kept)
 
         async with FakeCluster(sim, 1) as cluster:
-            await sim.host("10.0.1.1").run(scene())
+            with patch.object(plain_send, "compiled", WAYS[way or "python"][0]):
+                await sim.host("10.0.1.1").run(scene())
 
     simulate(main)
     return [repr(each) for each in found], begun.count
@@ -153,8 +185,8 @@ SENDS = st.lists(
     max_size=8,
 )
 _KINDS = (
-    "stored", "stored", "silence", "lost", "text", "more", "fewer", "none", "nil", "large", "queue", "flag", "handle",
-    "other", "ext", "1", "2", "10", "11", "13", "17",
+    "stored", "stored", "twice", "astray", "json", "cancel", "silence", "lost", "text", "more", "fewer", "none", "nil",
+    "large", "queue", "flag", "handle", "other", "ext", "1", "2", "10", "11", "13", "17",
 )  # fmt: skip
 ANSWERS = st.lists(st.sampled_from(_KINDS), max_size=8)
 TIMES = st.lists(
@@ -162,16 +194,31 @@ TIMES = st.lists(
 )
 
 
-@given(SENDS, ANSWERS, TIMES, st.sampled_from([0, 1, 3, 0x10000]), st.sampled_from([1, 3, 16]))
+@each_way
+@given(
+    SENDS, ANSWERS, TIMES, st.sampled_from([0, 1, 3, 0x10000]), st.sampled_from([1, 3, 16]),
+    st.sampled_from([5, 126, 254, 0xFFFE, 0x7FFF_FFFD]),
+)  # fmt: skip
 @settings(max_examples=40, deadline=None)
-def test_nothing_differs(sends: list[Send], answers: list[str], times: list[int], left: int, most: int) -> None:
-    fast, _ = outcome(sends, answers, times, fast=True, left=left, most=most)
-    pure, _ = outcome(sends, answers, times, fast=False, left=left, most=most)
-    assert fast == pure
+def test_nothing_differs(
+    way: str, sends: list[Send], answers: list[str], times: list[int], left: int, most: int, opaque: int
+) -> None:
+    plain, _ = outcome(sends, answers, times, way=way, left=left, most=most, opaque=opaque)
+    single, _ = outcome(sends, answers, times, way="", left=left, most=most, opaque=opaque)
+    assert plain == single
 
 
-def test_what_is_plain_is_taken_and_nothing_else() -> None:
-    _, count = outcome([Send(), Send(4095), Send(4096), Send(options={"tag": "A"})], [], [], fast=True)
+@each_way
+@pytest.mark.parametrize("opaque", [126, 254, 0xFFFE, 0x7FFF_FFFD])
+def test_opaques_grow_and_begin_anew(way: str, opaque: int) -> None:
+    sends = [Send()] * 4
+    plain, count = outcome(sends, [], [_JULY] * 9, way=way, opaque=opaque)
+    assert count == len(sends) and plain == outcome(sends, [], [_JULY] * 9, way="", opaque=opaque)[0]
+
+
+@each_way
+def test_what_is_plain_is_taken_and_nothing_else(way: str) -> None:
+    _, count = outcome([Send(), Send(4095), Send(4096), Send(options={"tag": "A"})], [], [], way=way)
     assert count == 2
 
 
@@ -192,6 +239,7 @@ def test_a_number_that_no_machine_has_goes_the_pure_way(name: str) -> None:
     simulate(main)
 
 
+@needs_compiled
 def test_without_memory_for_its_receipt_a_send_ends_with_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     failing = [True]
 
@@ -202,7 +250,7 @@ def test_without_memory_for_its_receipt_a_send_ends_with_its_connection(monkeypa
 
     monkeypatch.setattr(plain_send, "partial", lambda *_: receipt)
     monkeypatch.setattr(Connection, "buffer_updated", _as_a_loop_does)
-    (_, _, sent, (*_,), *_), count = outcome([Send()], [], [], fast=True)
+    (_, _, sent, (*_,), *_), count = outcome([Send()], [], [], way="compiled")
     assert count == 1 and not failing and sent.startswith(SendReceipt.__name__)
 
 
@@ -216,8 +264,9 @@ def _as_a_loop_does(connection: Connection, nbytes: int) -> None:
         connection.abort("a loop ends a connection whose protocol fails")
 
 
-def test_a_receipt_is_one() -> None:
-    (first, _, second, *_), _ = outcome([Send()], ["handle"], [], fast=True)
+@each_way
+def test_a_receipt_is_one(way: str) -> None:
+    (first, _, second, *_), _ = outcome([Send()], ["handle"], [], way=way)
     assert first.startswith(SendReceipt.__name__)
     assert "queue_id=" in second and "recall_handle=None" in second
 
@@ -235,5 +284,31 @@ def test_a_namespace_goes_the_pure_way(namespace: str) -> None:
         async with FakeCluster(sim, 1) as cluster:
             cluster.topics["ns%t"] = cluster.topics["t"]
             await sim.host("10.0.1.1").run(scene())
+
+    simulate(main)
+
+
+@each_way
+def test_what_looks_at_each_attempt_sees_all(way: str) -> None:
+    async def main(sim: Simulation) -> None:
+        seen: list[str] = []
+
+        class Hook:
+            def before(self, context: SendContext) -> None:
+                seen.append("before")
+
+            def after(self, context: SendContext) -> None:
+                seen.append("after")
+
+        async def scene() -> None:
+            client = Client(config=ClientConfig(nameservers=(NAMES,)), env=sim.env())
+            async with client, Producer("p", client=client, hooks=[Hook()]) as producer:
+                for _ in range(3):
+                    await producer.send("t", b"x")
+
+        with patch.object(plain_send, "compiled", WAYS[way][0]):
+            async with FakeCluster(sim, 1):
+                await sim.host("10.0.1.1").run(scene())
+        assert seen == ["before", "after"] * 3
 
     simulate(main)

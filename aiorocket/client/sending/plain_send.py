@@ -1,9 +1,8 @@
-"""The plainest sends in compiled code, where the fast lane is installed.
+"""The plainest sends: in Python, or in compiled code where the fast lane is installed.
 
 Of a body that is not compressed, to an opened topic, with nothing but an id among its properties, over a connection
 that speaks msgpack, all that ``Producer.send`` and ``Connection.request`` do before the answer is one call, and so are
-the answers that came behind each other: what is awaited is the receipt. ``Producer.send`` takes every other send, and
-all of them where nothing is compiled.
+the answers that came behind each other: what is awaited is the receipt. ``Producer.send`` takes every other send.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
+from aiorocket.client.sending.plain_run import ProducerSends
 from aiorocket.client.sending.publish import Publish, Target
 from aiorocket.client.session import Session
 from aiorocket.model import SendReceipt, SendStatus
@@ -56,24 +56,22 @@ PlainSend = Callable[[str, bytes, float, float], Sent | None]
 
 def plain_sends(
     sender: HasIds, *, group: str, client: Session, opened: dict[str, Publish], compress_over: int
-) -> PlainSend | None:
-    """None without the fast lane, and with a limit over a machine's number. ``opened`` are the topics, ``group`` is
-    the name on the wire."""
+) -> PlainSend:
+    """The compiled way where there is one, unless a limit is over a machine's number. ``opened`` are the topics,
+    ``group`` is the name on the wire."""
     made = compiled("ProducerSends")
-    if made is None or compress_over > sys.maxsize:
-        return None
     clock = client.env.clock
+    shared: dict[str, Any] = {
+        "opened": opened, "live": client.remoting.by_address, "compress_over": compress_over,
+        "version": VERSION, "group": group, "default_topic": AUTO_CREATE_TOPIC, "queues": 4,
+    }  # fmt: skip
+    if made is None or compress_over > sys.maxsize:
+        return ProducerSends(**shared, next_id=sender.ids.next, wall_ms=clock.wall_ms)
     plain: PlainSend = made(
-        opened=opened,
-        live=client.remoting.by_address,
+        **shared,
         sender=sender,
         wall_ms=None if type(clock) is WallClock else clock.wall_ms,
         receipt=partial(tuple.__new__, SendReceipt),
         ok=SendStatus.SEND_OK,
-        compress_over=compress_over,
-        version=VERSION,
-        group=group,
-        default_topic=AUTO_CREATE_TOPIC,
-        queues=4,
     )
     return plain

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from aiorocket.client.core.queue_choice import QueueChoice
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.errors import TopicNotFoundError, UsageError
 from aiorocket.model import Queue
 
-__all__ = ("Publish", "Target")
+__all__ = ("Publish", "Target", "Template")
+
+
+class Template(NamedTuple):
+    """The bytes of requests to one queue around opaque and time, which together are ``width`` bytes, and id, for bodies
+    of ``size``."""
+
+    size: int
+    width: int
+    begin: bytes
+    before_time: bytes
+    before_id: bytes
+    end: bytes
 
 
 class Target:
     """A writable queue and the address that takes its messages; made once per route, so a send builds nothing."""
 
-    __slots__ = ("address", "broker_name", "queue", "queue_id")
+    __slots__ = ("address", "broker_name", "queue", "queue_id", "template")
 
     def __init__(self, queue: Queue, address: str) -> None:
         self.queue = queue
         self.broker_name = queue.broker_name
         self.queue_id = queue.queue_id
         self.address = address
+        #: What plain sends to it have in common.
+        self.template: Template | None = None
 
 
 class Publish:

@@ -100,7 +100,7 @@ class Sender:
         self._wall_ms = client.env.clock.wall_ms
         #: A new message id (UNIQ_KEY) at this wall clock, once a topic was opened.
         self.next_id: Callable[[int], str] = self._first_id
-        #: The compiled way of plain sends, from the first send on that has looked at everything.
+        #: The way of plain sends, from the first send on that has looked at everything.
         self.plain: PlainSend | None = None
 
     def need_running(self) -> None:
