@@ -189,15 +189,16 @@ class Producer:
 
         UsageError for what can never be sent, TopicNotFoundError when nobody has the topic, SendError otherwise.
         """
-        sender, in_flight, flag, sys_flag, given_id = self.sender, self.sender.in_flight, 0, 0, None
-        timeout = self.config.send_timeout if timeout is None else timeout
-        if not isinstance(timeout, (float, int)) or isnan(timeout):
+        if timeout is None:
+            timeout = self.config.send_timeout
+        elif not isinstance(timeout, (float, int)) or isnan(timeout):
             raise UsageError(f"timeout={timeout!r}: a number of seconds")
         deadline = self._time() + timeout
         if _running_loop() is not self._loop:
             raise wrong_loop(self._lifecycle.what)
-        more = tag or keys or properties or delay_level or queue or sharding_key is not None
+        sender, in_flight, flag, sys_flag, given_id = self.sender, self.sender.in_flight, 0, 0, None
         full = in_flight.count >= in_flight.most
+        more = tag or keys or properties or delay_level or queue or sharding_key is not None
         special = select is not None or at is not None or after is not None or sender.steps
         if special or type(topic) is not str or type(body) is not bytes:
             message = as_message(topic, body, tag, keys, properties, sharding_key, delay_level, at, after)
@@ -211,11 +212,11 @@ class Producer:
             topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
             properties, delay_level, flag = message.properties, message.delay_level, message.flag
             sharding_key, given_id = message.sharding_key, message.msg_id
-        elif not (more or full) and sender.plain and (plain := sender.plain(topic, body, timeout, deadline)):
+        elif not (more or full) and sender.plain and (begun := sender.plain(topic, body, timeout, deadline)):
             in_flight.count += 1
             try:
-                end = await plain.future
-                return end if type(end) is SendReceipt else await sender.not_plain(plain, body, end, deadline)
+                end = await begun.future
+                return end if type(end) is SendReceipt else await sender.not_plain(begun, body, end, deadline)
             finally:
                 in_flight.count -= 1
                 if in_flight.waited_for:
