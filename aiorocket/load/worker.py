@@ -194,21 +194,23 @@ class _Worker:
         await asyncio.sleep(max(0.0, (self.measured_to - time.perf_counter_ns()) / 1e9))
         self.cpu = time.process_time() - before
 
-    def mine(self, count: int) -> range:
-        return range(self.number, count, self.scenario.processes)
+    def mine(self, count: int, before: int) -> range:
+        """This process' share of so many, the first of which goes to the process behind those ``before`` them."""
+        return range((self.number - before) % self.scenario.processes, count, self.scenario.processes)
 
     async def work(self, lines: asyncio.StreamReader) -> None:
         scenario = self.scenario
         async with AsyncExitStack() as stack:
-            for number in self.mine(scenario.consumers * scenario.groups):
+            members = scenario.consumers * scenario.groups
+            for number in self.mine(members, scenario.producers):
                 client = await stack.enter_async_context(aiorocket.Client(config=self.config))
                 await stack.enter_async_context(self.consumer(client, number % scenario.groups))
             producers = []
-            for number in self.mine(scenario.producers):
+            for number in self.mine(scenario.producers, 0):
                 client = await stack.enter_async_context(aiorocket.Client(config=self.config))
                 producer = client.producer(f"{scenario.topic}-producer-{number}")
                 producers.append((await stack.enter_async_context(producer), int(self.run, 16) << 32 | number))
-            for number in self.mine(scenario.idle):
+            for number in self.mine(scenario.idle, scenario.producers + members):
                 host, _, port = self.brokers[number % len(self.brokers)].rpartition(":")
                 _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
                 stack.callback(writer.close)

@@ -8,6 +8,7 @@ import re
 import struct
 import sysconfig
 import time
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,6 +147,22 @@ async def test_what_goes_out_before_it_is_due_counts_from_then(monkeypatch: pyte
     producer: Any = Takes()
     await worker.produce(producer, 0)
     assert worker.acknowledged == 10 and worker.sends.get_min_value() > 10_000
+
+
+# ---- processes
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+def test_processes_have_equal_shares_of_all_that_there_is(processes: int) -> None:
+    """One producer and one consumer in two processes have one each."""
+    scenario = dataclasses.asdict(Scenario(producers=1, consumers=3, groups=2, idle=4, processes=processes))
+    config = {"tls": False, "nameservers": ("127.0.0.1:1",)}
+    shares: list[list[int]] = []
+    for number in range(processes):
+        worker = _Worker({"scenario": scenario, "config": config, "number": number, "brokers": [], "run": "0"})
+        shares.append([*worker.mine(1, 0), *worker.mine(6, 1), *worker.mine(4, 1 + 6)])
+    assert sorted(chain(*shares)) == sorted([*range(1), *range(6), *range(4)])
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 # ---- counts
