@@ -3,8 +3,9 @@
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
+use pyo3::IntoPyObjectExt;
 
-use crate::bytes;
+use crate::{bytes, unwound};
 
 const PAGE: usize = 32 * 1024;
 
@@ -19,7 +20,11 @@ type Covered = (Vec<usize>, Vec<u32>, usize, u32);
 /// Size and CRC of each entry that `buffers` make (flat), the CRCs of the pages they fill, and how far the last page is
 /// filled with which CRC, which is where they began at `inside`. None unless all of them are `bytes`.
 #[pyfunction]
-pub fn cover(buffers: &Bound<'_, PyList>, mut inside: usize, mut crc: u32) -> Option<Covered> {
+pub fn cover<'py>(buffers: &Bound<'py, PyList>, inside: usize, crc: u32) -> PyResult<Bound<'py, PyAny>> {
+    unwound(|| covered(buffers, inside, crc).into_bound_py_any(buffers.py()))
+}
+
+fn covered(buffers: &Bound<'_, PyList>, mut inside: usize, mut crc: u32) -> Option<Covered> {
     if inside >= PAGE {
         return None;
     }

@@ -16,7 +16,9 @@ mod producer;
 mod properties;
 mod records;
 
-use pyo3::exceptions::PyRuntimeError;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyTuple};
@@ -25,6 +27,11 @@ use pyo3::types::{PyBytes, PyDict, PyInt, PyTuple};
 const INTERFACE: u32 = 8;
 /// What nobody knows. The switch is read here because `aiorocket_protocol` reads no environment.
 const OFF: u32 = 0;
+
+/// What `work` gives; without memory for an object PyO3 panics, which is MemoryError here.
+pub fn unwound<T>(work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(PyMemoryError::new_err(())))
+}
 
 /// The pure function behind a twin.
 pub struct Pure(PyOnceLock<Py<PyAny>>);

@@ -5,10 +5,9 @@
 //! memory nothing is stored: of a run all objects are made first, then the lists grow, which can be taken back, and
 //! numbers are set last, which needs none.
 
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::OnceLock;
 
-use pyo3::exceptions::{PyMemoryError, PyTypeError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
@@ -17,7 +16,7 @@ use pyo3::IntoPyObjectExt;
 use crate::headers::{envelope, pack_number, pack_text, take, Value};
 use crate::properties::find;
 use crate::records::{crc, size_of, write, Own, Shared, MAX_PROPERTIES};
-use crate::{bytes, long};
+use crate::{bytes, long, unwound};
 
 const SEND_MESSAGE_V2: i32 = 310;
 const PYTHON: i64 = 3;
@@ -658,11 +657,6 @@ fn change<'py>(
 /// The store takes no more appends and says so.
 fn broken(log: &Bound<'_, PyAny>, error: &PyErr) -> PyResult<()> {
     log.call_method1(intern!(log.py(), "broken"), (error.value(log.py()),)).map(drop)
-}
-
-/// What `work` gives; without memory for an object PyO3 panics, which is MemoryError here.
-fn unwound<T>(work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(PyMemoryError::new_err(())))
 }
 
 /// What the store calls when the messages of a run are as durable as was asked for.
