@@ -111,9 +111,10 @@ def _threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if not thread.name.startswith(("asyncio_", "uvloop_"))}
 
 
-def _sockets() -> set[str]:
-    """This process's internet sockets (a loop's own wake-up pair is none), by inode. Empty but on Linux."""
-    found = set()
+def _sockets() -> dict[str, str]:
+    """This process's stream sockets of the internet (a loop's own wake-up pair is none), as text by inode. Empty but on
+    Linux. A datagram is the resolver's: looking up a name goes on in a thread of libuv's that nobody can stop."""
+    found = {}
     try:
         names = os.listdir("/proc/self/fd")
     except OSError:
@@ -123,11 +124,11 @@ def _sockets() -> set[str]:
             inode = os.readlink(f"/proc/self/fd/{name}")
             if inode.startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(name))) as opened:
-                    if opened.family in (socket.AF_INET, socket.AF_INET6):
-                        found.add(inode)
+                    if opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM:
+                        found[inode] = str(opened)
         except OSError:  # closed since, as the listing's own descriptor is
             continue
-    return found - claims()
+    return {inode: text for inode, text in found.items() if inode not in claims()}
 
 
 @pytest_asyncio.fixture
@@ -137,7 +138,8 @@ async def nothing_left_on_the_loop() -> AsyncIterator[None]:
     yield
     for _ in range(_PATIENCE):
         tasks = asyncio.all_tasks() - before - {asyncio.current_task()}
-        left = [*(_sockets() - sockets), *(_threads() - threads), *tasks]
+        opened = [text for inode, text in _sockets().items() if inode not in sockets]
+        left = [*opened, *(_threads() - threads), *tasks]
         if not left:
             return
         await asyncio.sleep(0.01)
