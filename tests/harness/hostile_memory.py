@@ -5,6 +5,7 @@ python -m tests.harness.hostile_memory
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
@@ -36,9 +37,10 @@ def listener(address: str) -> int:
     children = Path("/proc/thread-self/children").read_text().split()
     for pid in children:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
-            name = entry.readlink().name
-            if name.startswith("socket:") and name[8:-1] in inodes:
-                return int(pid)
+            with contextlib.suppress(FileNotFoundError):  # it was open for a moment
+                name = entry.readlink().name
+                if name.startswith("socket:") and name[8:-1] in inodes:
+                    return int(pid)
     raise AssertionError(f"nobody listens on {address}")
 
 
