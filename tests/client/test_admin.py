@@ -395,9 +395,9 @@ async def test_a_tail_goes_on_without_a_broker_that_is_away_and_with_it_when_it_
         async with second(mq, data=str(tmp_path), port=port):
             await send("broker-b", b"again")
             assert await until(b"again") == [b"again"], "from where it was"
+            tailing.cancel()  # before it goes away once more
+            await asyncio.wait([tailing])
     assert [each.server for each in missing] == ["broker-b"] and str(port) in missing[0].why
-    tailing.cancel()
-    await asyncio.wait([tailing])
     async with away(mq.nameserver.port, mq.config.cluster, "events"):
         for on_missing in (None, missing.append):
             with pytest.raises(NotConnectedError):  # nobody could be asked
