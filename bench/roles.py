@@ -1,8 +1,7 @@
 """What runs inside a child process of a product scenario: the public API, driven by JSON lines on standard input.
 
     {"do": "send", "count": 1000, "in_flight": 256, "batch": 1, "size": 1024}    producer
-    {"do": "pace", "rate": 1000, "seconds": 10, "size": 1024}                     producer, open loop
-    {"do": "expect", "count": 1000} · {"do": "latencies"} · {"do": "stop"}        consumer
+    {"do": "expect", "count": 1000} · {"do": "stop"}        consumer
     {"do": "first", "count": 20}                                                  fresh: consumers one after the other
     {"do": "park", "connections": 10000} · {"do": "wake", "count": 1000}          parked
     {"do": "count"}                                                               any, with --instrument calls
@@ -19,7 +18,6 @@ import asyncio
 import cProfile
 import json
 import os
-import struct
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -28,8 +26,6 @@ from typing import Any
 import aiorocket
 from aiorocket.runtime.loop import run
 from bench.parked import park, wake
-
-STAMP = struct.Struct(">Q")
 
 
 def say(**what: object) -> None:
@@ -125,10 +121,7 @@ async def producer(options: argparse.Namespace, instrument: Instrument) -> None:
         instrument.enable()
         say(ready=True)
         async for command in commands(instrument):
-            if command["do"] == "pace":
-                await pace(rocket, options.topic, command)
-            else:
-                await send(rocket, options.topic, command)
+            await send(rocket, options.topic, command)
 
 
 async def send(rocket: aiorocket.Producer, topic: str, command: dict[str, Any]) -> None:
@@ -159,31 +152,6 @@ async def send(rocket: aiorocket.Producer, topic: str, command: dict[str, Any]) 
     say(sent=sent * batch, acknowledged=acknowledged * batch, started=started, ended=ended, cpu=used)
 
 
-async def pace(rocket: aiorocket.Producer, topic: str, command: dict[str, Any]) -> None:
-    """Open loop: the next message goes out on time whatever became of the ones before. A stamp is taken at the call."""
-    loop, rate, rest = asyncio.get_running_loop(), command["rate"], os.urandom(command["size"] - STAMP.size)
-    total = int(rate * command["seconds"])
-    late = 0.0
-    acknowledgements = []
-
-    async def one() -> float:
-        stamp = time.monotonic_ns()
-        await rocket.send(topic, STAMP.pack(stamp) + rest)
-        return (time.monotonic_ns() - stamp) / 1e6
-
-    begin = loop.time()
-    for number in range(total):
-        due = begin + number / rate
-        # uvloop's timers count milliseconds: up to half of one too early is better than a loop that spins on one of the
-        # cores until the moment has come.
-        if (wait := due - loop.time()) > 0:
-            await asyncio.sleep(wait)
-        late = max(late, loop.time() - due)
-        acknowledgements.append(asyncio.create_task(one()))
-    times = sorted(await asyncio.gather(*acknowledgements))
-    say(sent=total, acknowledged=len(times), late_ms=late * 1e3, **percentiles(times))
-
-
 def percentiles(times: list[float]) -> dict[str, float]:
     """Milliseconds of a sorted list."""
     last = len(times) - 1
@@ -202,7 +170,6 @@ async def consumer(options: argparse.Namespace, instrument: Instrument) -> None:
     rockets = [aiorocket.Consumer(name, nameservers=options.nameserver) for name in names]
     consumed, target, first = 0, -1, 0.0
     arrived = asyncio.Event()
-    times: list[float] = []
 
     async def count(message: aiorocket.Message) -> None:
         nonlocal consumed, first
@@ -211,13 +178,6 @@ async def consumer(options: argparse.Namespace, instrument: Instrument) -> None:
             arrived.set()
         elif consumed == 1:
             first = time.monotonic()
-
-    async def measure(message: aiorocket.Message) -> None:
-        nonlocal consumed
-        times.append((time.monotonic_ns() - STAMP.unpack_from(message.body)[0]) / 1e6)
-        consumed += 1
-        if consumed == target:
-            arrived.set()
 
     async def count_batch(messages: list[aiorocket.Message]) -> None:
         nonlocal consumed, first
@@ -232,7 +192,7 @@ async def consumer(options: argparse.Namespace, instrument: Instrument) -> None:
             handler = count_batch if options.orderly > 1 else count
             rocket.orderly(options.topic, batch_size=options.orderly, start_from="first")(handler)
         else:
-            rocket.listener(options.topic, start_from="first")(measure if options.stamped else count)
+            rocket.listener(options.topic, start_from="first")(count)
         if options.paused:
             rocket.pause()
     cpu = time.process_time()
@@ -261,8 +221,6 @@ async def consumer(options: argparse.Namespace, instrument: Instrument) -> None:
             used = time.process_time() - cpu
             say(consumed=consumed, first=first, started=starting, ended=ended, cpu=used)
             cpu = time.process_time()
-        elif command["do"] == "latencies":
-            say(consumed=consumed, **percentiles(sorted(times[command["skip"] :])))
         elif command["do"] == "stop":
             await asyncio.gather(*(rocket.stop() for rocket in rockets))
             say(consumed=consumed)
@@ -319,7 +277,6 @@ def main() -> None:
     parser.add_argument("--paused", action="store_true", help="with --wait: get the queues at once, pull then")
     parser.add_argument("--orderly", type=int, default=0, help="an orderly listener with batches of this size")
     parser.add_argument("--broker", type=int)
-    parser.add_argument("--stamped", action="store_true", help="bodies begin with the monotonic time of the send")
     parser.add_argument("--instrument", choices=("none", "calls", "profile"), default="none")
     parser.add_argument("--profile")
     options = parser.parse_args()

@@ -6,6 +6,7 @@ consumer has stopped, what the group has committed.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tempfile
 import time
@@ -14,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
+from aiorocket import ClientConfig
+from aiorocket.load import Scenario, measure
 from bench import wire
 from bench.processes import BenchError, Child
 from bench.roles import groups_of
@@ -170,30 +173,26 @@ def rest(server: Server, patience: float = 30.0) -> None:
 def latency(
     rate: int = 1_000, seconds: float = 10.0, *, flush: str = "async", size: int = 1024, data: str | None = None
 ) -> dict[str, Any]:
-    """Milliseconds from the call of ``send`` to the listener at a fixed rate, open loop, after a warm-up."""
-    total, warm = int(rate * seconds), rate
-    with (
-        standalone(flush, data) as server,
-        client("producer", server) as sends,
-        client("consumer", server, "--stamped") as takes,
-    ):
-        sends.answer(), takes.answer()
-        takes.tell(do="expect", count=warm + total)
-        sends.ask(do="pace", rate=rate, seconds=1.0, size=size)
+    """Milliseconds from when a message was due to its listener at a fixed rate: an open loop of ``aiorocket.load``."""
+    load = Scenario(queues=QUEUES, rate=rate, seconds=seconds, warmup=1.0, size=size, processes=2, flush=flush)
+    with standalone(flush, data) as server:
         before = server.child.cpu()
-        sent, taken = sends.ask(do="pace", rate=rate, seconds=seconds, size=size), takes.answer()
+        config = ClientConfig(nameservers=(f"127.0.0.1:{server.nameserver}",))
+        found = asyncio.run(measure(load, config))
         busy = server.child.cpu() - before
-        times = takes.ask(do="latencies", skip=warm)
-        check(
-            server, warm + total, takes,
-            sent=warm + sent["sent"], acknowledged=warm + sent["acknowledged"], consumed=taken["consumed"],
-        )  # fmt: skip
+    figures, checks = found["figures"], found["checks"]
+    due = int(rate * (load.warmup + seconds))
+    if [checks[name] for name in ("acknowledged", "received", "lost", "duplicates")] != [due, due, 0, 0]:
+        raise BenchError(f"{due} messages were due: {checks}")
+    send, listener = (
+        {name: figures[f"{kind}_{name}_ms"] for name in ("p50", "p99", "p99.9")} for kind in ("send", "end_to_end")
+    )
     return {
-        "count": total,
-        "listener_ms": {name: times[name] for name in ("p50", "p99", "p99.9")},
-        "acknowledged_ms": {name: sent[name] for name in ("p50", "p99", "p99.9")},
-        "producer_late_ms": round(sent["late_ms"], 2),
-        "broker_cores": round(busy / seconds, 3),
+        "count": int(rate * seconds),
+        "listener_ms": listener,
+        "acknowledged_ms": send,
+        "producer_late_ms": round(figures["most_behind_ms"], 2),
+        "broker_cores": round(busy / (load.warmup + seconds), 3),
     }
 
 

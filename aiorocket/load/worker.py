@@ -33,6 +33,8 @@ assert _STAMP.size == HEAD
 #: Microseconds, up to an hour, three digits.
 _RANGE = 1, 3_600_000_000, 3
 _LAG_EVERY = 0.01
+#: Nanoseconds by which a timer may be late: loops count milliseconds, and round up.
+_TIMER = 1_000_000
 
 
 def _histogram() -> Any:
@@ -87,9 +89,9 @@ class _Worker:
                     return
                 count += 1
                 if step and (wait := due - loop_now()) > 0:
-                    await asyncio.sleep(wait / 1e9)
+                    await asyncio.sleep(max(0, wait - _TIMER) / 1e9)
                 began = loop_now()
-                due = min(due, began)  # uvloop's timers count milliseconds: up to half of one too early
+                due = min(due, began)  # rather one millisecond too early: late, the timer would be in the latency
                 first = turn * scenario.batch
                 bodies = [_STAMP.pack(who, first + n, due) + padding for n in range(scenario.batch)]
                 try:

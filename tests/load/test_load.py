@@ -165,6 +165,32 @@ def test_processes_have_equal_shares_of_all_that_there_is(processes: int) -> Non
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+async def test_the_grain_of_timers_is_in_no_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops count milliseconds and round up; an open loop does not count that as the broker's."""
+    now, sleep = 0, asyncio.sleep
+
+    async def late(seconds: float) -> None:
+        nonlocal now
+        now += round(seconds * 1e9)
+        now += -now % 1_000_000
+        await sleep(0)
+
+    class Takes:
+        async def send(self, *_args: Any, **_options: Any) -> None:
+            nonlocal now
+            now += 1_000
+
+    scenario = dataclasses.asdict(Scenario(rate=300, seconds=1, warmup=0, producers=1, in_flight=1))
+    config = {"tls": False, "nameservers": ("127.0.0.1:1",)}
+    worker = _Worker({"scenario": scenario, "config": config, "number": 0, "brokers": [], "run": "0"})
+    worker.measured_to = 1_000_000_000
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now)
+    monkeypatch.setattr(asyncio, "sleep", late)
+    producer: Any = Takes()
+    await worker.produce(producer, 0)
+    assert worker.acknowledged == 300 and worker.sends.get_max_value() < 10
+
+
 # ---- counts
 
 
