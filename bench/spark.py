@@ -8,7 +8,7 @@
 One JVM on local[2], one broker in a process of its own, records of about 350 bytes with five properties.
 
     read      one queue, one partition, all 20 columns with the map, to Spark's noop sink; the ceiling is a Parquet file
-              with the same rows
+              with the same rows, and that of any source in Python one whose batches lie ready in memory
     archive   the same queue written as Parquet by the task that decodes it; the obvious way is the naive source and
               Spark's Parquet sink
     restore   an archive of eight queues (``lake_rows``) to a new topic, each queue's order kept; the obvious way is its
@@ -122,6 +122,9 @@ def in_turn(bench: Bench, ways: dict[str, tuple[int, Callable[[], object]]]) -> 
 
 
 def read(bench: Bench) -> dict[str, Any]:
+    from aiorocket.spark.source import RocketMQDataSource
+    from bench.ready_source import keep
+
     topic, rows = "read", bench.rows
     one = bench.options(topic, startingOffsets="earliest", endingOffsets="latest", maxPartitions=1)
     ours = bench.spark.read.format("rocketmq").options(**one).load()
@@ -132,11 +135,16 @@ def read(bench: Bench) -> dict[str, Any]:
         raise BenchError(f"{rows // NAIVE_PART} rows were due of the naive source, {found} were read")
     parquet = os.path.join(bench.directory, "parquet")
     ours.write.mode("overwrite").parquet(parquet)
+    kept = os.path.join(bench.directory, "ready.arrow")
+    if (found := keep(RocketMQDataSource(one), kept)) != rows:
+        raise BenchError(f"{rows} rows were due, {found} were kept")
+    ready = bench.spark.read.format("ready").option("path", kept).load()
     return in_turn(
         bench,
         {
             "product": (rows, lambda: noop(ours)),
             "naive": (rows // NAIVE_PART, lambda: noop(naive)),
+            "ready": (rows, lambda: noop(ready)),
             "ceiling": (rows, lambda: noop(bench.spark.read.parquet(parquet).coalesce(1))),
         },
     )
@@ -377,13 +385,13 @@ FLOORS = {
 
 def show(results: dict[str, Any], floors: list[Floor], console: Console) -> None:
     table = Table(title="Medians", title_justify="left")
-    for column in ("scenario", "product", "naive", "Spark's own", "unit", "product / naive"):
+    for column in ("scenario", "product", "naive", "ready batches", "Spark's own", "unit", "product / naive"):
         table.add_column(column, justify="left" if column in ("scenario", "unit") else "right")
     for name, result in results.items():
-        product, naive, own = (result.get(side) for side in ("product", "naive", "ceiling"))
+        product, naive, ready, own = (result.get(side) for side in ("product", "naive", "ready", "ceiling"))
         ratio = "" if naive is None else f"{product / naive if UNITS[name] == 'rows/s' else naive / product:.1f} x"
-        naive, own = ("" if each is None else f"{each:,}" for each in (naive, own))
-        table.add_row(name, f"{product:,}", naive, own, UNITS[name], ratio)
+        naive, ready, own = ("" if each is None else f"{each:,}" for each in (naive, ready, own))
+        table.add_row(name, f"{product:,}", naive, ready, own, UNITS[name], ratio)
     console.print(table)
     console.print(table_of(floors))
 
@@ -400,6 +408,7 @@ def main() -> None:
     os.environ.update(environment())
     from aiorocket.spark import spark_session
     from bench.naive_source import NaiveSource
+    from bench.ready_source import ReadySource
 
     rows = SMOKE_ROWS if options.smoke else ROWS
     conf = {"spark.log.level": "ERROR", "spark.sql.streaming.noDataMicroBatches.enabled": "false"}
@@ -410,6 +419,7 @@ def main() -> None:
         spark = spark_session(app_name="bench", master="local[2]", conf=conf)
         try:
             spark.dataSource.register(NaiveSource)
+            spark.dataSource.register(ReadySource)
             bench = Bench(spark, server, directory, rows, 1 if options.smoke else options.repeat, console)
             for topic, queues in (("read", 1), ("micro", 4), ("single", 4)):
                 wire.create_topic(server.nameserver, server.broker, topic, queues)

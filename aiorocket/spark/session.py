@@ -54,6 +54,12 @@ _DEFAULTS = {
 #: Over TCP the second of a task's messages to its Python worker waits 40 ms for the receipt of the first (Nagle's
 #: algorithm, delayed acknowledgements). Not on clusters: YARN's temporary folders are too long for a socket's name.
 _LOCAL_DEFAULTS = {"spark.python.unix.domain.socket.enabled": "true"}
+#: A micro-batch writes two files of its checkpoint. On a disk Hadoop's FileContext starts five processes for each
+#: (chmod, readlink), 70 ms a batch, its FileSystem two; neither renames more atomically than the other there.
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_LOCAL_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+#: The versions of pyspark that are known to have it under this name.
+_HAVE_FILE_MANAGER = ("4.2.", "4.3.")
 
 
 def spark_session(
@@ -80,11 +86,17 @@ def spark_session(
                 running.conf.set(name, value)
         return running
     builder = SparkSession.builder.master(master).appName(app_name)
-    local = _LOCAL_DEFAULTS if master.startswith("local") else {}
-    for name, value in {**_DEFAULTS, **local, **(conf or {})}.items():
+    for name, value in {**_DEFAULTS, **_local_defaults(master, __version__), **(conf or {})}.items():
         builder = builder.config(name, value)
     with _environment(_settings(master)):
         return builder.getOrCreate()
+
+
+def _local_defaults(master: str, version: str) -> dict[str, str]:
+    if not master.startswith("local"):
+        return {}
+    files = {_FILE_MANAGER: _LOCAL_FILE_MANAGER} if version.startswith(_HAVE_FILE_MANAGER) else {}
+    return {**_LOCAL_DEFAULTS, **files}
 
 
 def register(spark: SparkSession, by_value: bool = False) -> None:

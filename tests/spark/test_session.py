@@ -143,6 +143,19 @@ def test_tasks_do_not_wait_for_their_workers_receipts(spark: SparkSession) -> No
     assert way == ["True"]
 
 
+def test_a_local_checkpoint_is_written_with_few_processes(spark: SparkSession, tmp_path: Path) -> None:
+    """Hadoop's FileContext runs ``readlink`` for each file, four times."""
+    name = "spark.sql.streaming.checkpointFileManagerClass"
+    assert str(spark.conf.get(name)).endswith(".FileSystemBasedCheckpointFileManager")
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    assert query.start().awaitTermination(60)  # Spark finds the class
+    # Where it is not known to have this name, and where checkpoints are elsewhere, Spark chooses.
+    assert name in session._local_defaults("local[2]", "4.2.1")
+    assert name not in session._local_defaults("local[2]", "4.9.0")
+    assert not session._local_defaults("spark://master:7077", "4.3.0")
+
+
 def test_a_second_call_gives_the_running_session_and_the_environment_is_as_before(spark: SparkSession) -> None:
     before = dict(os.environ)
     again = spark_session(conf={"spark.sql.shuffle.partitions": "3"})

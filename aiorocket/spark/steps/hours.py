@@ -35,6 +35,7 @@ _DICTIONARIES = [
     "brokerName", "queueId", "tags", "bornHost", "storeHost", "reconsumeTimes", "sysFlag", "flag",
     "preparedTransactionOffset", "properties.key_value.key",
 ]  # fmt: skip
+_PLACE = ["brokerName", "queueId", "queueOffset"]
 
 
 class _Open(NamedTuple):
@@ -165,7 +166,7 @@ def count_files(folder: Folder, below: str, names: Sequence[str]) -> list[DataFi
         topic = partition_of(f"{below}/{name}")[0]
         path = f"{below}/{name}"
         with folder.filesystem.open_input_file(folder.full(path)) as stream:
-            table = pq.ParquetFile(stream).read(columns=["brokerName", "queueId", "queueOffset"])
+            table = pq.ParquetFile(stream, read_dictionary=["brokerName"]).read(columns=_PLACE)
         column = table.column("queueOffset").to_numpy()
         held = {queue: column[places] for queue, places in by_queue(topic, table)}
         for queue, offsets in held.items():
@@ -184,13 +185,20 @@ def by_queue(
     topic: str, rows: pa.Table | pa.RecordBatch
 ) -> Iterator[tuple[Queue, np.ndarray[Any, np.dtype[np.int64]]]]:
     """At which places of ``rows``, in rising order, each queue is."""
+    if not rows.num_rows:
+        return
     brokers = rows.column("brokerName")
     brokers = (brokers.combine_chunks() if isinstance(brokers, pa.ChunkedArray) else brokers).dictionary_encode()
     names, ids = brokers.dictionary.to_pylist(), rows.column("queueId").to_numpy()
     keys = brokers.indices.to_numpy().astype(np.int64) << 32 | ids
-    order = np.argsort(keys, kind="stable")
-    values, starts = np.unique(keys[order], return_index=True)
-    for key, places in zip(values.tolist(), np.split(order, starts[1:]), strict=True):
+    # Rows of a queue mostly stand together: runs of them are put in order, which are few.
+    starts = np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1])
+    runs = np.argsort(keys[starts], kind="stable")
+    starts, lengths = starts[runs], np.diff(starts, append=len(keys))[runs]
+    before = np.cumsum(lengths) - lengths
+    order = np.repeat(starts - before, lengths) + np.arange(len(keys))
+    values, firsts = np.unique(keys[starts], return_index=True)
+    for key, places in zip(values.tolist(), np.split(order, before[firsts[1:]]), strict=True):
         yield Queue(topic, names[key >> 32], key & 0xFFFF_FFFF), places
 
 
