@@ -20,8 +20,8 @@ from aiorocket.config import BrokerConfig
 from aiorocket.errors import UsageError
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.server import RemotingServer
-from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import Env
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket.storage.results import Recovery
 from aiorocket.storage.store import MessageStore

@@ -2,10 +2,11 @@
 
 from aiorocket.runtime.clock import Clock, WallClock
 from aiorocket.runtime.deadlines import DeadlineDriver, TimeoutQueue
-from aiorocket.runtime.disk import Disk, File, Lock, MemoryDisk, RealDisk
+from aiorocket.runtime.disk import Disk, File, Lock, RealDisk
 from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.env import Env, memory_env, real_env
 from aiorocket.runtime.loop import new_event_loop, run
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.runtime.tasks import TaskScope
 
 __all__ = (

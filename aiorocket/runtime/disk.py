@@ -1,21 +1,26 @@
-"""Files behind one seam: the real disk with its one writer thread, and a disk in memory with the same behaviour.
+"""Files behind one seam, and the machine's own with one writer thread.
 
 Blocking calls are plain methods; ``Disk.run(fn, *args)`` moves one of them off the loop. Jobs of one disk run one after
 another in the order they were given, so a write that was submitted before a sync is on the disk when the sync returns.
+``Disk.sync(file)`` is for what was written already, and waits behind none of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from aiorocket.errors import StoreLockedError
 
-__all__ = ("Buffer", "Disk", "File", "Lock", "MemoryDisk", "MemoryFile", "RealDisk", "RealFile")
+if TYPE_CHECKING:
+    from aiorocket.runtime.kernel_sync import KernelSync
+
+__all__ = ("Buffer", "Disk", "File", "Lock", "RealDisk", "RealFile", "locked", "replace")
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
@@ -99,11 +104,16 @@ class Disk(Protocol):
     def run(self, fn: Callable[..., T], *args: object) -> asyncio.Future[T]:
         """Run ``fn(*args)`` in the disk's one writer thread, first in first out; await the result on the loop."""
 
+    def sync(self, file: File) -> asyncio.Future[None]:
+        """``file.fdatasync()`` while the loop goes on, in no order with what ``run`` was given. One at a time for a
+        file that is open: the kernel tells of bytes it could not write once."""
+
     async def close(self) -> None:
-        """Finish the jobs given so far and end the thread. A later ``run`` starts it again."""
+        """Finish what was begun and end the thread. A later ``run`` starts it again."""
 
 
-def _replace(disk: Disk, path: str, data: bytes) -> None:
+def replace(disk: Disk, path: str, data: bytes) -> None:
+    """``Disk.replace`` by the other methods of ``disk``."""
     temporary = path + ".tmp"
     file = disk.open(temporary, create=True)
     try:
@@ -116,7 +126,7 @@ def _replace(disk: Disk, path: str, data: bytes) -> None:
     disk.fsync_dir(os.path.dirname(path) or ".")
 
 
-def _locked(path: str) -> StoreLockedError:
+def locked(path: str) -> StoreLockedError:
     return StoreLockedError(f"{path} is locked: another broker uses this directory; stop it or give this one its own")
 
 
@@ -128,6 +138,9 @@ class RealFile:
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
 
     def pread(self, size: int, offset: int) -> bytes:
         data = os.pread(self._fd, size, offset)
@@ -200,10 +213,13 @@ class _FileLock:
 class RealDisk:
     """The machine's file system, with one writer thread that starts with the first ``run``."""
 
-    __slots__ = ("_thread",)
+    __slots__ = ("_asked", "_kernel", "_thread")
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
+        #: What syncs without the thread, if there is one, for which the machine was asked.
+        self._kernel: KernelSync | None = None
+        self._asked = False
 
     def open(self, path: str, *, create: bool = False) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
@@ -266,7 +282,7 @@ class RealDisk:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise _locked(path) from None
+            raise locked(path) from None
         except BaseException:
             os.close(fd)
             raise
@@ -277,7 +293,7 @@ class RealDisk:
             return file.read()
 
     def replace(self, path: str, data: bytes) -> None:
-        _replace(self, path, data)
+        replace(self, path, data)
 
     def run(self, fn: Callable[..., T], *args: object) -> asyncio.Future[T]:
         thread = self._thread
@@ -285,7 +301,23 @@ class RealDisk:
             thread = self._thread = ThreadPoolExecutor(1, "aiorocket-disk")
         return asyncio.get_running_loop().run_in_executor(thread, fn, *args)
 
+    def sync(self, file: File) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        if not self._asked:
+            from aiorocket.runtime.kernel_sync import KernelSync  # brings ctypes, which clients do without
+
+            self._asked = True
+            with contextlib.suppress(OSError):
+                self._kernel = KernelSync(loop)
+        if self._kernel is not None and self._kernel.loop is loop and isinstance(file, RealFile):
+            with contextlib.suppress(OSError):
+                return self._kernel.sync(file.fileno())
+        return self.run(file.fdatasync)
+
     async def close(self) -> None:
+        kernel, self._kernel, self._asked = self._kernel, None, False
+        if kernel is not None:
+            await kernel.close()
         thread, self._thread = self._thread, None
         if thread is not None:
             # The last job is ours: once it has run the thread is idle, and joining it does not block the loop. Whoever
@@ -300,197 +332,3 @@ class RealDisk:
 
 def _nothing() -> None:
     return None
-
-
-class MemoryFile:
-    """An open file of a MemoryDisk; several handles of one path share the bytes."""
-
-    __slots__ = ("_data", "_disk", "path")
-
-    def __init__(self, disk: MemoryDisk, path: str, data: bytearray) -> None:
-        self._disk = disk
-        self.path = path
-        self._data = data
-
-    def pread(self, size: int, offset: int) -> bytes:
-        return bytes(memoryview(self._data)[offset : offset + size])
-
-    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
-        data = self._data
-        for buffer in buffers:
-            end = offset + len(buffer)
-            if len(data) < offset:
-                data.extend(bytes(offset - len(data)))
-            data[offset:end] = buffer
-            offset = end
-
-    def fdatasync(self) -> None:
-        return None
-
-    def allocate(self, size: int) -> None:
-        # Nothing can run out here, so nothing is reserved and the file does not grow: a segment would cost its size.
-        return None
-
-    def truncate(self, size: int) -> None:
-        data = self._data
-        if size < len(data):
-            del data[size:]
-        else:
-            data.extend(bytes(size - len(data)))
-
-    def size(self) -> int:
-        return len(self._data)
-
-    def close(self) -> None:
-        return None
-
-
-class _MemoryLock:
-    __slots__ = ("_disk", "_path")
-
-    def __init__(self, disk: MemoryDisk, path: str) -> None:
-        self._disk = disk
-        self._path = path
-
-    def release(self) -> None:
-        self._disk.locks.discard(self._path)
-
-
-class MemoryDisk:
-    """The same interface over bytes of this process; jobs given to ``run`` are done in the next loop turn."""
-
-    #: What free_bytes answers; tests lower it.
-    free = 1 << 40
-
-    def __init__(self) -> None:
-        self.files: dict[str, bytearray] = {}
-        self.directories: dict[str, None] = {"/": None}
-        self.locks: set[str] = set()
-
-    @staticmethod
-    def _path(path: str) -> str:
-        return os.path.normpath("/" + path.lstrip("/"))  # POSIX gives two slashes at the start a meaning of their own
-
-    def _need_directory(self, path: str) -> None:
-        if path in self.files:
-            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", path)
-        if path not in self.directories:
-            above = os.path.dirname(path)
-            if above != path and above not in self.directories:
-                self._need_directory(above)
-            raise FileNotFoundError(errno.ENOENT, "No such directory", path)
-
-    def open(self, path: str, *, create: bool = False) -> File:
-        path = self._path(path)
-        data = self.files.get(path)
-        if data is None:
-            if path in self.directories:
-                raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
-            self._need_directory(os.path.dirname(path))
-            if not create:
-                raise FileNotFoundError(errno.ENOENT, "No such file", path)
-            data = self.files[path] = bytearray()
-        return self._open(path, data)
-
-    def _open(self, path: str, data: bytearray) -> File:
-        return MemoryFile(self, path, data)
-
-    def listdir(self, path: str) -> list[str]:
-        path = self._path(path)
-        self._need_directory(path)
-        names = (*self.files, *self.directories)
-        return sorted(os.path.basename(name) for name in names if os.path.dirname(name) == path and name != path)
-
-    def exists(self, path: str) -> bool:
-        path = self._path(path)
-        return path in self.files or path in self.directories
-
-    def is_dir(self, path: str) -> bool:
-        return self._path(path) in self.directories
-
-    def makedirs(self, path: str) -> None:
-        path = self._path(path)
-        missing: list[str] = []
-        while path not in self.directories:
-            if path in self.files:
-                raise NotADirectoryError(errno.ENOTDIR, "Not a directory", path)
-            missing.append(path)
-            path = os.path.dirname(path)
-        for directory in reversed(missing):
-            self.directories[directory] = None
-
-    def rename(self, source: str, target: str) -> None:
-        source, target = self._path(source), self._path(target)
-        if source in self.files:
-            self._need_directory(os.path.dirname(target))
-            self.files[target] = self.files.pop(source)
-            return
-        if source not in self.directories:
-            raise FileNotFoundError(errno.ENOENT, "No such file", source)
-        if target in self.directories or target in self.files:
-            raise FileExistsError(errno.EEXIST, "Exists", target)
-        self._need_directory(os.path.dirname(target))
-        inside = source + "/"
-        for name in [name for name in self.files if name.startswith(inside)]:
-            self.files[target + name[len(source) :]] = self.files.pop(name)
-        for name in [name for name in self.directories if name == source or name.startswith(inside)]:
-            del self.directories[name]
-            self.directories[target + name[len(source) :]] = None
-
-    def unlink(self, path: str) -> None:
-        path = self._path(path)
-        if path not in self.files:
-            raise FileNotFoundError(errno.ENOENT, "No such file", path)
-        del self.files[path]
-
-    def rmdir(self, path: str) -> None:
-        if self.listdir(path):
-            raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
-        del self.directories[self._path(path)]
-
-    def fsync_dir(self, path: str) -> None:
-        self._need_directory(self._path(path))
-
-    def free_bytes(self, path: str) -> int:
-        return self.free
-
-    def total_bytes(self, path: str) -> int:
-        return self.free_bytes(path) + sum(map(len, self.files.values()))
-
-    def lock(self, path: str) -> Lock:
-        self.open(path, create=True).close()
-        path = self._path(path)
-        if path in self.locks:
-            raise _locked(path)
-        self.locks.add(path)
-        return _MemoryLock(self, path)
-
-    def read_bytes(self, path: str) -> bytes:
-        path = self._path(path)
-        if path not in self.files:
-            raise FileNotFoundError(errno.ENOENT, "No such file", path)
-        return bytes(self.files[path])
-
-    def replace(self, path: str, data: bytes) -> None:
-        _replace(self, path, data)
-
-    def run(self, fn: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        loop.call_soon(_perform, future, fn, args)
-        return future
-
-    async def close(self) -> None:
-        return None
-
-
-def _perform(future: asyncio.Future[T], fn: Callable[..., T], args: tuple[object, ...]) -> None:
-    """Do the job even if nobody waits any more, as the writer thread would."""
-    try:
-        result = fn(*args)
-    except BaseException as error:  # noqa: BLE001 - whoever awaits the job gets its error, whatever it is
-        if not future.done():
-            future.set_exception(error)
-        return
-    if not future.done():
-        future.set_result(result)

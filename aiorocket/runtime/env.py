@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiorocket.runtime.clock import Clock, WallClock
-from aiorocket.runtime.disk import Disk, MemoryDisk, RealDisk
+from aiorocket.runtime.disk import Disk, RealDisk
 from aiorocket.runtime.entropy import Entropy
+from aiorocket.runtime.memory_disk import MemoryDisk
 
 __all__ = ("Env", "memory_env", "real_env")
 

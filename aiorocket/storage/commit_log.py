@@ -1,8 +1,9 @@
 """The commit log: one sequence of records over preallocated segments, written in groups.
 
-Group commit without a timer: whatever is appended while the last group is being written and synced forms the next
-group. A group is one pwritev (and, with ``flush="sync"``, one fdatasync) in the disk's writer thread. With
-``flush="async"`` the group of a loop turn is written from the loop, and a sync follows ``flush_interval`` later.
+Group commit without a timer. A group is one pwritev from the loop. With ``flush="sync"`` one fdatasync beside the loop
+follows, and whatever is appended meanwhile forms the next group. With ``flush="async"`` a loop turn is a group, and a
+sync follows ``flush_interval`` later. A group that begins a segment is written in the disk's thread: files are made and
+synced on the way.
 
 Offsets, in order: ``synced`` <= ``written`` <= ``end``. ``visible`` follows ``synced`` or ``written``, by the flush
 mode. A segment is synced before the next one gets its first byte, so bad bytes in front of a non-empty segment are
@@ -25,16 +26,16 @@ from aiorocket.config import StoreConfig
 from aiorocket.errors import StoreError, StoreFullError
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.runtime.env import Env
-from aiorocket.storage.consume_queue import ConsumeQueue
+from aiorocket.storage.commit_group import CommitGroup, Run, SyncError
 from aiorocket.storage.damage import DamagedRanges
 from aiorocket.storage.files import FileCache
-from aiorocket.storage.results import PutResult, PutStatus, StoreBrokenError, StoreBusyError
+from aiorocket.storage.results import PutStatus, StoreBrokenError, StoreBusyError
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.walk import Bad
 from aiorocket.storage.written import WrittenLog
 from aiorocket_protocol import BLANK_SIZE, encode_blank
 
-__all__ = ("CommitGroup", "CommitLog")
+__all__ = ("CommitLog",)
 
 #: Messages after which a group of flush="async" is written at once instead of at the end of the loop turn: a full
 #: read holds a producer's whole window, and answering it in one piece makes producer and broker wait for each other.
@@ -48,51 +49,6 @@ _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PROBE = 0.25
 #: Seconds between two syncs of the checksum file of a segment that is being written (flush="sync").
 _SUMS_SYNC = 1.0
-
-Done = Callable[[PutResult], None]
-
-
-class _SyncError(Exception):
-    """A sync failed; the OSError is the cause."""
-
-
-class Run:
-    """Consecutive bytes of a group within one segment. ``mark`` is what the segment's checksums covered before."""
-
-    __slots__ = ("buffers", "mark", "position", "segment")
-
-    def __init__(self, segment: Segment, position: int) -> None:
-        self.segment = segment
-        self.position = position
-        self.buffers: list[bytes] = []
-        self.mark: tuple[tuple[int, int], int] | None = None
-
-
-class CommitGroup:
-    """What is written and acknowledged together. ``marks`` are (queue, its next offset, tags code or None if they
-    differ)."""
-
-    __slots__ = ("dones", "end", "marks", "results", "runs", "size", "start", "sync_sums", "touched")
-
-    def __init__(self, start: int, runs: list[Run]) -> None:
-        self.start = start
-        self.end = start
-        self.size = 0
-        self.runs = runs
-        #: Its sync is to include the checksums.
-        self.sync_sums = False
-        self.dones: list[Done] = []
-        self.results: list[PutResult] = []
-        self.touched: list[ConsumeQueue] = []
-        self.marks: list[tuple[ConsumeQueue, int, int | None]] = []
-
-    def seal(self, end: int) -> None:
-        self.end = end
-        self.size = end - self.start
-        marks = self.marks
-        for queue in self.touched:
-            queue.marked = False
-            marks.append((queue, queue.next_offset, queue.code))
 
 
 def _or_broken(step: Callable[..., None]) -> Callable[..., None]:
@@ -157,6 +113,8 @@ class CommitLog(WrittenLog):
         self._probe_at = 0.0
         self._sync_timer: asyncio.TimerHandle | None = None
         self._sums_due = 0.0
+        #: What is flushing is written by the disk's thread.
+        self._in_thread = False
         self._idle: list[asyncio.Future[None]] = []
 
     # ---- opening and closing
@@ -185,8 +143,7 @@ class CommitLog(WrittenLog):
             await waiter
 
     async def close(self) -> None:
-        """Write out what waits, sync, refuse everything later. Never raises for the disk's sake: a failure is in
-        ``refusal``."""
+        """Write out what waits, sync, refuse everything later. A failure of the disk is in ``refusal`` only."""
         await self.drain()
         if self.refusal is None or isinstance(self.refusal, StoreFullError):
             await self.sync()
@@ -208,9 +165,7 @@ class CommitLog(WrittenLog):
         """Make room for ``size`` bytes in a new segment; the offset at which they will stand."""
         capacity = self._config.segment_size
         if size + BLANK_SIZE > capacity:
-            raise StoreError(
-                f"{size} bytes in one append do not fit into a segment of {capacity}: raise segment_size or send less"
-            )
+            raise StoreError(f"{size} bytes at once do not fit into a segment of {capacity}: raise segment_size")
         active, spare = self._active, self._spare
         base = self.end if active is None else active.end
         segment = spare if spare is not None and spare.base == base else Segment(self._directory, base, capacity)
@@ -265,8 +220,7 @@ class CommitLog(WrittenLog):
         _LOG.error("%s", self.refusal)
 
     def units_failed(self, error: BaseException) -> None:
-        """A consume queue or the checkpoint could not be written. No space: refuse appends, or memory would grow
-        instead."""
+        """A consume queue or the checkpoint could not be written. Without space memory would grow: refuse appends."""
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
             if self.refusal is None:
                 self._full(str(error))
@@ -311,46 +265,48 @@ class CommitLog(WrittenLog):
         group.seal(self.end)
         self._new_group()
         self.flushing = group
-        if self._sync_mode and (now := self._loop.time()) >= self._sums_due:
-            self._sums_due = now + _SUMS_SYNC
-            group.sync_sums = True
-        if not self._sync_mode and len(group.runs) == 1 and group.runs[0].segment.file is not None:
-            try:
-                self._write(group)
-            except (OSError, MemoryError, _SyncError) as error:
-                self._ended(error)
-            else:
-                self._ended(None)
+        run = group.runs[0]
+        self._in_thread = len(group.runs) > 1 or run.segment.file is None
+        if self._in_thread:  # files are made, synced and closed on the way
+            floor, sync = self._config.min_free, self._sync_mode
+            job = self._disk.run(group.write, self._disk, floor, self.synced, self.replay, sync)
+            job.add_done_callback(partial(self._written, None))
         else:
-            self._disk.run(self._write, group).add_done_callback(self._written)
+            self._put(run)
         active = self._active
         if self._spare is None and active is not None and self.end - active.base > active.capacity // 2:
             self._spare = Segment(self._directory, active.end, self._config.segment_size)
             self._prepare(self._spare)
 
-    def _write(self, group: CommitGroup) -> None:
-        """Blocking. With more than one run, each but the last is synced before the next is begun."""
-        last = group.runs[-1]
-        for run in group.runs:
-            segment = run.segment
-            file = segment.prepare(self._disk, self._config.min_free)
-            run.mark = segment.mark()
-            if run.buffers:
-                segment.write(run.buffers, run.position, self.synced, self.replay)
-            if self._sync_mode or run is not last:
-                try:
-                    file.fdatasync()
-                    if run is not last:
-                        segment.finish(self.synced, self.replay)
-                    elif group.sync_sums:
-                        segment.sync_sums()
-                except OSError as error:
-                    segment.failed = error
-                    raise _SyncError from error
+    def _put(self, run: Run) -> None:
+        file = run.segment.file
+        assert file is not None
+        try:
+            run.put(self.synced, self.replay)
+        except (OSError, MemoryError) as error:
+            if self._sync_mode:  # not now: the end that began this flush has its own to tell first
+                failed: asyncio.Future[None] = self._loop.create_future()
+                failed.add_done_callback(partial(self._written, None))
+                failed.set_exception(error)
+            else:
+                self._ended(error)
+        else:
+            if self._sync_mode:
+                self._disk.sync(file).add_done_callback(partial(self._written, run.segment))
+                if self._loop.time() >= self._sums_due:
+                    self._sums_due = self._loop.time() + _SUMS_SYNC
+                    self._disk.run(run.segment.sync_sums).add_done_callback(partial(self._synced, 0))
+            else:
+                self._ended(None)
 
     @_or_broken
-    def _written(self, future: asyncio.Future[None]) -> None:
-        self._ended(asyncio.CancelledError() if future.cancelled() else future.exception())
+    def _written(self, synced: Segment | None, future: asyncio.Future[None]) -> None:
+        """``synced`` is None where the future is not of its sync alone."""
+        error = asyncio.CancelledError() if future.cancelled() else future.exception()
+        if synced is not None and isinstance(error, OSError):
+            synced.failed, cause, error = error, error, SyncError()
+            error.__cause__ = cause
+        self._ended(error)
 
     def _ended(self, error: BaseException | None) -> None:
         group, self.flushing = self.flushing, None
@@ -457,24 +413,23 @@ class CommitLog(WrittenLog):
         if self.synced < self.written and self._sync_timer is None:
             self._sync_timer = self._loop.call_later(self._config.flush_interval, self._sync_due)
 
-    async def stamp(self, replay: int) -> None:
+    def stamp(self, replay: int) -> None:
         """A checkpoint is saved: say so in the checksum file too, where it outlives the checkpoint. OSError passes."""
         self.replay = replay
         segment = self.segments[-1] if self.segments else None
-        if segment is None or segment.file is None:
+        if segment is None or segment.file is None or self._rolling_back:
             return
-        if self._sync_mode:
-            await self._disk.run(segment.stamp, self.synced, replay)
-        elif self.flushing is None:  # else the writer's thread is at the file
+        if self.flushing is None or not self._in_thread:  # else the writer's thread is at the file
             segment.stamp(self.synced, replay)
 
     async def sync(self) -> None:
         """Make everything that is written durable. A failure ends up in ``refusal``."""
+        # With flush="sync" only groups sync the log's file: of two syncs at once one would learn that bytes were lost.
         segment, upto = self.unsynced(), self.written
         if segment is None:
             return
         try:
-            await self._disk.run(segment.sync)
+            await self._disk.run(segment.sync_sums if self._sync_mode else segment.sync)
         except OSError as error:
             self.broken(error)
         else:

@@ -176,7 +176,7 @@ class Housekeeping:
                     for queue, count in some:
                         queue.written(count, synced=True)
                 await disk.run(self._snapshot.save, state)
-                await log.stamp(replay)
+                log.stamp(replay)
                 self._covered, self._put_off = replay, 0
             except OSError as error:
                 self.dirty = dirty | self.dirty

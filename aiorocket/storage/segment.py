@@ -157,8 +157,12 @@ class Segment:
 
     def sync_sums(self) -> None:
         if self.unsynced_sums and self._sums_file is not None:
-            self._sums_file.fdatasync()
-            self.unsynced_sums = False
+            self.unsynced_sums = False  # before the sync: what is written meanwhile, from the loop, needs another
+            try:
+                self._sums_file.fdatasync()
+            except OSError:
+                self.unsynced_sums = True
+                raise
 
     def finish(self, durable: int, replay: int) -> None:
         """The segment is full: close its checksum file with a summary, durably."""

@@ -23,7 +23,8 @@ from aiorocket.runtime.env import Env
 from aiorocket.storage.block import BLOCK_MASK
 from aiorocket.storage.checkpoint import QueueTable
 from aiorocket.storage.chunk_cache import ChunkCache
-from aiorocket.storage.commit_log import CommitGroup, CommitLog, Done
+from aiorocket.storage.commit_group import CommitGroup, Done
+from aiorocket.storage.commit_log import CommitLog
 from aiorocket.storage.consume_queue import UNIT, ConsumeQueue, queue_directory, units_of
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.housekeeping import Housekeeping
@@ -56,8 +57,7 @@ def _no_arrival(topic: str, queue_id: int, max_offset: int, code: int | None) ->
 
 
 class MessageStore:
-    """A store in a directory, made by ``open``. Set ``on_arrival`` to hear of visible messages, once per queue and
-    group commit."""
+    """A store in a directory, made by ``open``. ``on_arrival`` hears of visible messages, once per queue and group."""
 
     def __init__(
         self, env: Env, config: StoreConfig, directory: str, store_host: bytes, opened: Opened, codes: Codes

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from aiorocket.runtime.disk import Buffer, File, MemoryDisk, MemoryFile
+from aiorocket.runtime.disk import Buffer, File
+from aiorocket.runtime.memory_disk import MemoryDisk, MemoryFile
 
 __all__ = ("SimDisk",)
 

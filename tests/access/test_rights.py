@@ -23,7 +23,7 @@ from aiorocket.access.core.rights import (
 )
 from aiorocket.access.file import read_access_file
 from aiorocket.errors import ConfigError
-from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket_protocol import (
     JSON,
     MSGPACK,

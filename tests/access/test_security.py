@@ -19,8 +19,8 @@ from aiorocket.errors import RocketError
 from aiorocket.nameserver import NameServer
 from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.server import RemotingServer
-from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import memory_env
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.testing import Simulation, simulate
 
 DATA = Path(__file__).parents[1] / "remoting" / "data"

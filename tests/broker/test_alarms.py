@@ -18,7 +18,7 @@ from aiorocket.broker.core.alarms import ALARMS, MOST_NAMED, SAID_EVERY, AlarmBo
 from aiorocket.broker.lags import lags
 from aiorocket.client.admin.brokers import BrokerRuntime
 from aiorocket.client.admin.doctor import _of_runtime
-from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import KVTable, decode_body
 from tests.broker.peer import Peer, heartbeat, running

@@ -12,8 +12,8 @@ import pytest
 
 from aiorocket.broker import Broker
 from aiorocket.config import BrokerConfig, StoreConfig
-from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import memory_env
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import (
     EndTransactionRequestHeader,

@@ -11,7 +11,7 @@ import pytest
 
 from aiorocket.broker import Broker
 from aiorocket.broker.lags import lags
-from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket_protocol import MSGPACK, MessageQueue, UpdateConsumerOffsetRequestHeader, encode_body
 from tests.broker.peer import Peer, heartbeat, records, running
 

@@ -20,8 +20,8 @@ from aiorocket.broker.lags import lags
 from aiorocket.broker.state import BrokerState, LargeTable
 from aiorocket.config import BrokerConfig, NameServerConfig
 from aiorocket.nameserver import NameServer
-from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import memory_env
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import Snapshot
 from aiorocket_protocol import (
     JSON,

@@ -17,7 +17,7 @@ from aiorocket.config import ClientConfig, RemotingConfig, TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket.remoting import ProcessorTable, RemotingClient, RemotingServer
 from aiorocket.remoting.credentials import signer_of
-from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.testing import Simulation, simulate
 from aiorocket.testing.cluster import SimCluster
 from aiorocket.testing.faults import WireFaults

@@ -18,7 +18,7 @@ from aiorocket.client.message import Message
 from aiorocket.config import BrokerConfig, ConsumerConfig
 from aiorocket.errors import StoreError
 from aiorocket.model import Queue
-from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.testing import SimDisk, Simulation, simulate
 from aiorocket.testing.cluster import SMALL_STORE, SimCluster
 from aiorocket_protocol import (

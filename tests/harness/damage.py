@@ -26,8 +26,8 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
-from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import Env, memory_env
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import MessageStore, ReadStatus, StoreBusyError
 from aiorocket_protocol import RecordView, split_records, tags_code
 from tests.storage.stores import opened, put, put_batch

@@ -90,7 +90,9 @@ _ROUTES = "aiorocket.nameserver.core.routes:RouteInfo"
 
 BREAKAGES: Final[dict[str, Breakage]] = {
     # -- the disk --
-    "ack before fsync": Breakage(f"{_LOG}._write", "file.fdatasync()", "None", power_cuts),
+    "ack before fsync": Breakage(
+        f"{_LOG}._put", "self._disk.sync(file)", "self._disk.run(lambda: None)", power_cuts
+    ),
     "recovery without CRC": Breakage(
         "aiorocket.storage.walk:_careful", "check_crc=not is_covered", "check_crc=False", power_cuts
     ),
@@ -117,20 +119,21 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "aiorocket.storage.opening:_open", 'disk.fsync_dir(f"{directory}/commitlog")', "None", power_cuts
     ),
     "a full segment that is not synced": Breakage(
-        f"{_LOG}._write", "if self._sync_mode or run is not last:",
-        "if self._sync_mode and run is last:", power_cuts,
+        "aiorocket.storage.commit_group:CommitGroup.write", "if sync or run is not last:",
+        "if sync and run is last:", power_cuts,
     ),
     "a durable point ahead of the disk": Breakage(
-        f"{_LOG}._write", "run.position, self.synced, self.replay)", "run.position, self.end, self.replay)", power_cuts
+        "aiorocket.storage.commit_group:Run.put", "self.position, durable,",
+        "self.position, self.segment.base + self.position + sum(map(len, self.buffers)),", power_cuts,
     ),
     "queues that are not cut to the checkpoint": Breakage(
         "aiorocket.storage.queue_recovery:sync_queue", "write_units(", "(lambda *_: None)(", power_cuts
     ),
-    "state saved without fsync": Breakage(f"{_DISK}:_replace", "file.fdatasync()", "None", power_cuts),
+    "state saved without fsync": Breakage(f"{_DISK}:replace", "file.fdatasync()", "None", power_cuts),
     "state renamed and its directory not synced": Breakage(
-        f"{_DISK}:_replace", "disk.fsync_dir(", "(lambda _: None)(", power_cuts
+        f"{_DISK}:replace", "disk.fsync_dir(", "(lambda _: None)(", power_cuts
     ),
-    "state saved in place": Breakage(f"{_DISK}:_replace", 'temporary = path + ".tmp"', "temporary = path", power_cuts),
+    "state saved in place": Breakage(f"{_DISK}:replace", 'temporary = path + ".tmp"', "temporary = path", power_cuts),
     "state without a checksum": Breakage(
         "aiorocket.storage.snapshots:_parse", 'checksum != b"%08x" % zlib.crc32(covered)', "False", damaged_stores
     ),

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import memory_env
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import MessageStore, StoreBusyError
 from aiorocket_protocol import split_records, tags_code
 from tests.harness.damage import images, one_place

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.env import Env, memory_env
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import MessageStore
 from aiorocket.storage.key_index import _Growing
 from aiorocket.testing import SimClock, SimDisk, SimLoop

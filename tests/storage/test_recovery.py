@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from aiorocket.errors import StoreCorruptedError
-from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import Env, memory_env
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import MessageStore, Recovery, Snapshot, StoreBusyError, housekeeping
 from aiorocket.storage.segment import Segment
 from aiorocket_protocol import RecordView

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorocket.errors import StoreCorruptedError
-from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import Snapshot, snapshots
 from aiorocket.testing import SimDisk
 

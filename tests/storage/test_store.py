@@ -9,15 +9,17 @@ import os
 import threading
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from aiorocket.errors import ProtocolError, StoreError, StoreFullError, StoreLockedError, UsageError
-from aiorocket.runtime.disk import MemoryDisk
 from aiorocket.runtime.env import memory_env, real_env
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import PutResult, PutStatus, ReadStatus, StoreBusyError, opening
 from aiorocket.storage import store as store_module
+from aiorocket.storage.commit_group import Run
+from aiorocket.storage.segment import Segment
 from aiorocket_protocol import RecordView, split_records, tags_code
 from aiorocket_protocol.fast import PURE
 from tests.storage.stores import HOST, HOST_V6, bodies, everything, opened, put, put_batch
@@ -500,11 +502,14 @@ async def test_open_files_are_bounded() -> None:
     await store.close()
 
 
-@pytest.mark.parametrize("step", ["_new_group", "_write", "_committed"])
-async def test_a_group_without_memory_breaks_the_store(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("flush", ["async", "sync"])
+@pytest.mark.parametrize("step", ["_new_group", "put", "_committed"])
+async def test_a_group_without_memory_breaks_the_store(
+    step: str, flush: Literal["async", "sync"], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody would write or acknowledge what it stopped at: appends are refused, and a close does not wait for it."""
     env = memory_env()
-    store = await opened(env, flush="async")
+    store = await opened(env, flush=flush)
     await put(store, body=b"before")
     log = store._log
 
@@ -512,11 +517,13 @@ async def test_a_group_without_memory_breaks_the_store(step: str, monkeypatch: p
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(log, step, fail)
+        patch.setattr(Run if step == "put" else log, step, fail)
         future = put(store)
         with contextlib.suppress(MemoryError):
             log.flush()
-    assert future.done() == (step == "_write")
+        while log.flushing is not None:
+            await asyncio.sleep(0)
+    assert future.done() == (step == "put")
     if future.done():
         assert future.result().status is PutStatus.BROKEN
     assert "look at the disk" in (store.problem or "")
@@ -595,3 +602,18 @@ async def test_without_memory_nothing_is_assigned_and_the_next_append_goes_on(
         await store.close()
         if not failed:
             return
+
+
+async def test_nothing_but_its_groups_syncs_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells once of bytes that it could not write: another sync beside a group's might be the one to learn
+    it, and the group be acknowledged."""
+    store = await opened(flush="sync")
+
+    def fail(segment: Segment) -> None:
+        pytest.fail(f"{segment.path} is synced beside its groups")
+
+    monkeypatch.setattr(Segment, "sync", fail)
+    for _ in range(3):
+        await put(store)
+        assert await store._behind.save()
+    await store.close()

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from aiorocket.runtime.disk import MemoryDisk
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import walk
 from aiorocket.storage.checksums import PAGE, Checksums, Entries
 from aiorocket.storage.walk import Bad, Found

@@ -1,0 +1,77 @@
+"""What the commit log writes and acknowledges together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiorocket.runtime.disk import Disk
+from aiorocket.storage.consume_queue import ConsumeQueue
+from aiorocket.storage.results import PutResult
+from aiorocket.storage.segment import Segment
+
+__all__ = ("CommitGroup", "Done", "Run", "SyncError")
+
+Done = Callable[[PutResult], None]
+
+
+class SyncError(Exception):
+    """A sync failed; the OSError is the cause."""
+
+
+class Run:
+    """Consecutive bytes of a group within one segment. ``mark`` is what the segment's checksums covered before."""
+
+    __slots__ = ("buffers", "mark", "position", "segment")
+
+    def __init__(self, segment: Segment, position: int) -> None:
+        self.segment = segment
+        self.position = position
+        self.buffers: list[bytes] = []
+        self.mark: tuple[tuple[int, int], int] | None = None
+
+    def put(self, durable: int, replay: int) -> None:
+        """Blocking: write the bytes and their checksums."""
+        self.mark = self.segment.mark()
+        if self.buffers:
+            self.segment.write(self.buffers, self.position, durable, replay)
+
+
+class CommitGroup:
+    """What is written and acknowledged together. ``marks`` are (queue, its next offset, tags code or None if they
+    differ)."""
+
+    __slots__ = ("dones", "end", "marks", "results", "runs", "size", "start", "touched")
+
+    def __init__(self, start: int, runs: list[Run]) -> None:
+        self.start = start
+        self.end = start
+        self.size = 0
+        self.runs = runs
+        self.dones: list[Done] = []
+        self.results: list[PutResult] = []
+        self.touched: list[ConsumeQueue] = []
+        self.marks: list[tuple[ConsumeQueue, int, int | None]] = []
+
+    def seal(self, end: int) -> None:
+        self.end = end
+        self.size = end - self.start
+        marks = self.marks
+        for queue in self.touched:
+            queue.marked = False
+            marks.append((queue, queue.next_offset, queue.code))
+
+    def write(self, disk: Disk, min_free: int, durable: int, replay: int, sync: bool) -> None:
+        """Blocking, of a group that begins a segment. Each run but the last is synced before the next is begun."""
+        last = self.runs[-1]
+        for run in self.runs:
+            segment = run.segment
+            file = segment.prepare(disk, min_free)
+            run.put(durable, replay)
+            if sync or run is not last:
+                try:
+                    file.fdatasync()
+                    if run is not last:
+                        segment.finish(durable, replay)
+                except OSError as error:
+                    segment.failed = error
+                    raise SyncError from error
