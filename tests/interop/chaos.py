@@ -40,11 +40,12 @@ class Chaos:
         task = asyncio.current_task()
         assert task is not None
         self._links.add(task)
+        task.add_done_callback(self._links.discard)
         late: list[asyncio.Task[None]] = []
         born = self._turns
         try:
             far_reader, far_writer = await asyncio.open_connection(*self._target)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             return
         for each in (writer, far_writer):
@@ -67,7 +68,6 @@ class Chaos:
                 for each in late:
                     each.cancel()
                 far_writer.transport.abort()
-                self._links.discard(task)
 
     async def _pump(
         self,
@@ -127,9 +127,11 @@ class Chaos:
         writer.write(data)
 
     async def close(self) -> None:
-        for link in list(self._links):
-            link.cancel()
-        await asyncio.gather(*self._links, return_exceptions=True)
+        await asyncio.sleep(0)  # who has just been accepted has a task that has not begun
+        while self._links:
+            for link in self._links:
+                link.cancel()
+            await asyncio.wait(self._links)
 
 
 @asynccontextmanager

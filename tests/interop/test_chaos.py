@@ -215,3 +215,21 @@ async def test_what_a_stalled_connection_delivers_late_overtakes_nothing(bad: tu
         await asyncio.sleep(2)
 
     await keyed(ClientConfig(nameservers=(server.nameserver,)), proxy, trouble)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_proxy_that_ends_while_somebody_comes_keeps_no_connection(turns: int) -> None:
+    async def quiet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.transport.abort()
+
+    target = await asyncio.start_server(quiet, "127.0.0.1", 0)
+    port = free_port()
+    async with target:
+        async with chaos("127.0.0.1", port, target.sockets[0].getsockname()[:2]):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.transport.abort()
