@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,9 +14,12 @@ from pyspark.sql import functions as F
 from aiorocket.cli.lake.made_up_log import made_up_log as made_up
 from aiorocket.cli.main import cli
 from aiorocket.model import Queue
+from aiorocket.spark.steps import plot_style
 from aiorocket.spark.steps.demo import Pipeline
 from aiorocket.spark.steps.demo.access_log import PATTERN, access_log
+from aiorocket.spark.steps.demo.plots import Found, draw_log
 from aiorocket.spark.steps.report import StepReport
+from tests.spark import pictures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,6 +62,22 @@ def test_a_log_of_something_else_is_quarantined_and_drawn_as_nothing(spark: Spar
     assert done.exit_code == 0, done.output
     assert "2 lines = 2 sent = 2 archived = 0 decoded + 2 quarantined; 0 decoded = 0 in windows." in done.stdout
     assert "no plots: there is nothing to draw" in done.stdout
+
+
+def test_pictures_of_a_minute_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One window has a point, and no name of a path is on another or leaves the picture."""
+    made: dict[str, Any] = {}
+
+    def save(figure: Any, path: Path) -> Path:
+        made[path.stem] = figure.axes[0]
+        return pictures.framed(figure, path)
+
+    monkeypatch.setattr(plot_style, "save", save)
+    at = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    paths = [(f"/$a_{n}$/{'x' * 40}/{n}", 9 - n, 0, 0.2) for n in range(2)]
+    draw_log(Found("1 minute", [(at, "2xx", 9)], [(at, 9, 0.01, 0.1, 0.5)], paths, (2, 1, 100)), tmp_path)
+    assert all(line.get_marker() == "o" for line in made["response_times"].lines)
+    assert made["paths"].get_ylim()[0] > 4  # two bars are no wall
 
 
 def test_counts_that_do_not_add_up_end_with_1(

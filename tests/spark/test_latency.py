@@ -16,6 +16,7 @@ from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime import run
 from aiorocket.spark import cluster
+from aiorocket.spark.steps import plot_style, plots
 from aiorocket.spark.steps.lag_samples import LagSample, sample_lag
 from aiorocket.spark.steps.latency import (
     ARCHIVED,
@@ -29,6 +30,7 @@ from aiorocket.spark.steps.latency import (
     latency_report,
 )
 from aiorocket.spark.steps.plots import WindowCount, draw, draw_windows
+from tests.spark import pictures
 from tests.spark.producing import send
 from tests.spark.row_frames import BEGAN, at, frame, row, shuffled
 
@@ -124,7 +126,9 @@ def _size(path: Path) -> tuple[int, int]:
     return width, height
 
 
-def test_pictures_of_little_and_of_much(tmp_path: Path) -> None:
+def test_pictures_of_little_and_of_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "save", pictures.framed)
+
     def line(topic: str, start: datetime | None, p50: float, p99: float) -> Percentiles:
         return Percentiles(STORED, topic, None, None, start, 5, 1 if p50 < 0 else 0, p50, p50, p99, p99, p99)
 
@@ -151,3 +155,48 @@ def test_pictures_of_little_and_of_much(tmp_path: Path) -> None:
     assert _size(draw_windows(year, "1 second", tmp_path / "year.png")) == (2000, 1080)
     with pytest.raises(UsageError, match="no window"):
         draw_windows([], "1 minute", tmp_path / "no.png")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.0, 0.0, ["0 ms", "0.2 ms", "0.4 ms", "0.6 ms", "0.8 ms", "1 ms"]),
+        (100e3, 250e3, ["0 ms", "1 min", "2 min", "3 min", "4 min"]),
+        (90 * 3.6e6, 150 * 3.6e6, ["0 ms", "2 d", "4 d", "6 d"]),
+        (3.0, 200e3, ["10 ms", "100 ms", "1 s", "10 s", "1 min"]),
+        (2000.0, 400e3, ["2 s", "5 s", "10 s", "15 s", "30 s", "1 min", "2 min", "5 min"]),
+        (-20.0, 5e6, ["-10 ms", "-1 ms", "0 ms", "1 ms", "10 ms", "100 ms", "1 s", "10 s", "1 min", "10 min", "1 h"]),
+        (-40.0, -10.0, ["-40 ms", "-30 ms", "-20 ms", "-10 ms"]),
+    ],
+)
+def test_an_axis_of_durations_has_round_numbers(low: float, high: float, said: list[str]) -> None:
+    _, [axes] = plot_style.new_figure("", "")
+    axes.plot([0, 1], [low, high])
+    plot_style.duration_scale(axes, low, high)
+    bottom, top = axes.get_ylim()
+    ticks = [each for each in axes.get_yticks() if bottom <= each <= top]
+    assert [plot_style.duration(each) for each in ticks] == said
+
+
+def test_an_axis_of_years_has_its_ticks() -> None:
+    """No warning, which matplotlib has for spans that it has no steps for."""
+    _, [axes] = plot_style.new_figure("", "")
+    plot_style.time_axis(axes, [at(0), at(0) + timedelta(days=1800)])
+    assert 4 <= len(axes.get_xticks()) <= 9
+
+
+def test_names_are_drawn_as_they_are() -> None:
+    _, [axes] = plot_style.new_figure("", "")
+    names = ["$x_1$ a", "_x", "a\nb", "\ue000", "\ue001", "é"]
+    for name in names:
+        axes.plot([0], [0], label=plot_style.shortened(name))
+    plot_style.legend(axes, whole=True)
+    drawn = [each.get_text() for each in axes.figure.legends[0].get_texts()] if axes.figure.legends else []
+    drawn = drawn or [each.get_text() for each in axes.get_legend().get_texts()]
+    assert drawn == [r"\$x_1\$ a", " _x", r"a\nb", r"\ue000", r"\ue001", "é"]
+
+
+def test_rates_have_a_unit_in_which_they_are_numbers() -> None:
+    assert [plot_style.per(each) for each in (7, 1 / 60, 1 / 3600, 1 / 86400)] == [
+        ("a second", 1.0), ("a minute", 60.0), ("an hour", 3600.0), ("a day", 86400.0)
+    ]  # fmt: skip

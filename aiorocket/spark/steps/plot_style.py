@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = (
     "all_starts",
     "amount",
     "duration",
+    "duration_scale",
     "legend",
     "need_matplotlib",
     "new_figure",
@@ -42,6 +44,23 @@ PALE = "#a9cfe8"
 _SIZE, _DPI = (10.0, 5.4), 200
 #: Windows that are drawn as one.
 _TOGETHER = (1, 2, 5, 10, 15, 30, 60, 120, 240, 360, 720, 1440, 10_080, 43_200, 525_600)
+_SECOND, _MINUTE, _HOUR, _DAY = 1e3, 6e4, 3.6e6, 8.64e7
+#: Milliseconds that people have a number for, to count by.
+_ROUND = (
+    *(digit * 10.0**power for power in range(-3, 3) for digit in (1, 2, 5)),
+    *(number * _SECOND for number in (1, 2, 5, 10, 15, 30)), *(number * _MINUTE for number in (1, 2, 5, 10, 15, 30)),
+    *(number * _HOUR for number in (1, 2, 3, 6, 12)), *(number * _DAY for number in (1, 2, 5, 10, 20, 50, 100)),
+)  # fmt: skip
+#: By factors of about ten.
+_FACTORS = (
+    *(10.0**power for power in range(-3, 5)),
+    *(_MINUTE, 10 * _MINUTE, _HOUR, 10 * _HOUR, 5 * _DAY, 50 * _DAY),
+)
+#: Fonts for what DejaVu Sans has no letters for, in keys and tags, where one of them is installed.
+_WIDE = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei",
+    "PingFang SC", "Hiragino Sans GB", "Microsoft YaHei", "SimHei", "Arial Unicode MS",
+)  # fmt: skip
 _UNITS = {
     "microsecond": 1e-6, "millisecond": 1e-3, "second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0,
     "week": 604800.0,
@@ -71,6 +90,7 @@ def new_figure(title: str, subtitle: str, rows: int = 1) -> tuple[Any, list[Any]
         axes.set_axisbelow(True)
         axes.grid(color=GRID, linewidth=0.8)
         axes.tick_params(colors=INK, labelsize=9, length=0)
+        axes.tick_params(axis="x", pad=6)  # clear of the zero of the other axis
         axes.yaxis.label.set_color(GREY)
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
@@ -80,6 +100,11 @@ def new_figure(title: str, subtitle: str, rows: int = 1) -> tuple[Any, list[Any]
 
 
 def save(figure: Any, path: Path) -> Path:
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        if not text.get_text().isascii():
+            text.set_fontfamily(_fonts()[0])
     figure.savefig(path, dpi=_DPI)
     return path
 
@@ -99,6 +124,7 @@ def time_axis(axes: Any, moments: Sequence[datetime]) -> None:
 
     untyped: Any = dates  # the two in it
     locator = untyped.AutoDateLocator(tz=UTC, maxticks=9)
+    locator.intervald[untyped.MONTHLY] = [1, 2, 3, 4, 6, 12]
     axes.xaxis.set_major_locator(locator)
     shown = untyped.ConciseDateFormatter(locator, tz=UTC)
     # Seconds say their minute, and at the axis' end is the day alone.
@@ -110,9 +136,36 @@ def time_axis(axes: Any, moments: Sequence[datetime]) -> None:
     axes.set_xlabel("time (UTC)", color=GREY, fontsize=9)
 
 
+def duration_scale(axes: Any, low: float, high: float, *, least: float = 1.0) -> None:
+    """The axis of durations between ``low`` and ``high`` ms, which go through it: by factors when these are large ones,
+    of ``least`` ms at least; around zero it has to be a straight one. Its numbers are round ones of their unit."""
+    from matplotlib.ticker import FixedLocator
+
+    ticks: Sequence[float]
+    if high > 30 * max(low, least):
+        if low < least:
+            axes.set_yscale("symlog", linthresh=least, subs=[])
+            factors = [each for each in _FACTORS if each >= least]
+            ticks = [*(-each for each in reversed(factors)), 0.0, *factors]
+        else:
+            axes.set_yscale("log")
+            ticks = _ROUND if high < 1000 * low else _FACTORS
+        axes.yaxis.minorticks_off()
+    else:
+        bottom, top = min(low, 0.0), max(high, 0.0)
+        if top == bottom:
+            top = 1.0
+        step = next((each for each in _ROUND if 6 * each >= top - bottom), _ROUND[-1])
+        ticks = [step * number for number in range(int(bottom // step), int(1.1 * top // step) + 1)]
+        if low >= 0:
+            axes.set_ylim(0, top * 1.1)
+    axes.yaxis.set_major_locator(FixedLocator(ticks))
+    axes.yaxis.set_major_formatter(lambda value, _: duration(value))
+
+
 def duration(ms: float) -> str:
-    """``12 ms``, ``3.4 s``, ``5 min``, ``2.5 h``."""
-    for unit, size in (("h", 3_600_000.0), ("min", 60_000.0), ("s", 1000.0)):
+    """``12 ms``, ``3.4 s``, ``5 min``, ``2.5 h``, ``3 d``."""
+    for unit, size in (("d", _DAY), ("h", _HOUR), ("min", _MINUTE), ("s", _SECOND)):
         if abs(ms) >= size:
             return f"{ms / size:.3g} {unit}"
     return f"{ms:.3g} ms"
@@ -130,11 +183,12 @@ def plural(number: int, noun: str) -> str:
 
 
 def per(most: float) -> tuple[str, float]:
-    """In which unit of time rates up to ``most`` a second are numbers that people read, and how many seconds it has."""
-    for unit, seconds in (("second", 1.0), ("minute", 60.0)):
+    """In which unit of time (``a minute``) rates up to ``most`` a second are numbers that people read, and how many
+    seconds it has."""
+    for unit, seconds in (("a second", 1.0), ("a minute", 60.0), ("an hour", 3600.0)):
         if most * seconds >= 1:
             return unit, seconds
-    return "hour", 3600.0
+    return "a day", 86400.0
 
 
 def thinned(starts: Sequence[datetime], seconds: float, most: int = 400) -> int:
@@ -153,8 +207,24 @@ def spelled(seconds: float) -> str:
 
 
 def shortened(name: str) -> str:
-    """Long names differ at their ends as often as at their beginnings."""
-    return name if len(name) <= 32 else f"{name[:18]}…{name[-13:]}"
+    """A name as it is drawn: long ones differ at their ends as often as at their beginnings. Letters that no font here
+    has are their escapes, so that two names stay two; nothing in it is markup, and nothing keeps it out of a legend."""
+    short = name if len(name) <= 32 else f"{name[:18]}…{name[-13:]}"
+    if not (short.isascii() and short.isprintable()):
+        known = _fonts()[1]
+        short = "".join(each if ord(each) in known and each.isprintable() else ascii(each)[1:-1] for each in short)
+    return (" " if short.startswith("_") else "") + short.replace("$", r"\$")
+
+
+@cache
+def _fonts() -> tuple[list[str], frozenset[int]]:
+    """Families in the order in which they are asked for a letter, and the letters that they have."""
+    from matplotlib import font_manager
+
+    installed = {each.name for each in font_manager.fontManager.ttflist}
+    names = ["DejaVu Sans", *(each for each in _WIDE if each in installed)]
+    letters = (font_manager.get_font(font_manager.findfont(each)).get_charmap() for each in names)
+    return names, frozenset().union(*letters)
 
 
 def seconds_of(every: str) -> float:

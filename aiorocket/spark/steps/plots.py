@@ -23,6 +23,7 @@ from aiorocket.spark.steps.plot_style import (
     all_starts,
     amount,
     duration,
+    duration_scale,
     legend,
     need_matplotlib,
     new_figure,
@@ -119,7 +120,7 @@ def draw_windows(
     if step > seconds:
         subtitle += f", drawn as means of {spelled(step)}"
     if len(windows) > 1:
-        subtitle += f" · at most {amount(windows[busiest] * length / seconds)} a {unit}, {busiest:%Y-%m-%d %H:%M:%S}"
+        subtitle += f" · at most {amount(windows[busiest] * length / seconds)} {unit}, {busiest:%Y-%m-%d %H:%M:%S}"
     figure, [axes] = new_figure(title, subtitle)
     # A window is a step as wide as it is long; the last one needs an end.
     edges = [*starts, starts[-1] + timedelta(seconds=step)]
@@ -127,7 +128,7 @@ def draw_windows(
     colours = [*COLOURS[: len(shown)], GREY]
     names = [shortened(name) for name in series]
     axes.stackplot(edges, *heights, labels=names, colors=colours, step="post", linewidth=0)
-    axes.set_ylabel(f"messages a {unit}")
+    axes.set_ylabel(f"messages {unit}")
     sums = [sum(each) for each in zip(*series.values(), strict=True)]
     _cut(axes, starts, sums, step)
     axes.yaxis.set_major_formatter(lambda value, _: amount(value))
@@ -160,8 +161,7 @@ def _cut(axes: Any, starts: Sequence[datetime], sums: Sequence[float], step: flo
 def _over_time(report: LatencyReport, stage: str, path: Path) -> Path:
     totals = [row for row in report.by_topic if row.stage == stage]
     topics = sorted(totals, key=lambda row: -row.rows)[:_PANELS]
-    hidden = len(totals) - len(topics)
-    subtitle = f"percentiles per window of {report.every}" + (f" · {hidden} smaller topics not shown" if hidden else "")
+    subtitle = f"percentiles per window of {report.every}{_others(len(totals), 'smaller topic')}"
     figure, panels = new_figure(f"Time from {_spoken(stage)}", subtitle, rows=len(topics))
     seconds = seconds_of(report.every)
     for axes, total in zip(panels, topics, strict=True):
@@ -177,7 +177,7 @@ def _over_time(report: LatencyReport, stage: str, path: Path) -> Path:
             stroke = _STROKE if len(starts) <= 300 else {**_STROKE, "linewidth": 0.8}
             axes.plot(middles, values, color=colour, marker=mark, label=name, **stroke)
         axes.fill_between(middles, lines["p50"], lines["p99"], color=PALE, alpha=0.25, linewidth=0)
-        _latency_scale(axes, rows)
+        duration_scale(axes, min(row.p50 for row in rows), max(row.p99 for row in rows))
         time_axis(axes, [*starts, starts[-1] + timedelta(seconds=seconds)])
         axes.set_ylabel("latency")
         axes.set_title(_headline(total), loc="left", fontsize=10, color=INK)
@@ -190,7 +190,9 @@ def _histogram(report: LatencyReport, stage: str, path: Path) -> Path:
     topics = sorted(totals, key=lambda row: -row.rows)[:_PANELS]
     bars = [bar for bar in report.histogram if bar.stage == stage and bar.topic in {row.topic for row in topics}]
     edges = _between({bar.up_to for bar in bars})
-    figure, panels = new_figure(f"How long from {_spoken(stage)}", "share of the messages", rows=len(topics))
+    figure, panels = new_figure(
+        f"How long from {_spoken(stage)}", f"share of the messages{_others(len(totals), 'smaller topic')}", len(topics)
+    )
     labels = ["more" if edge is None else f"≤ {duration(edge)}" for edge in edges]
     for axes, total in zip(panels, topics, strict=True):
         rows = {bar.up_to: bar.rows for bar in bars if bar.topic == total.topic}
@@ -207,7 +209,11 @@ def _histogram(report: LatencyReport, stage: str, path: Path) -> Path:
         axes.set_ylabel("messages")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
         axes.set_title(_headline(total), loc="left", fontsize=10, color=INK)
-        axes.tick_params(axis="x", labelrotation=35 if len(edges) > 10 else 0)
+        # One bar alone would be a wall.
+        around = 0.6 + max(0, 4 - len(edges)) / 2
+        axes.set_xlim(-around, len(edges) - 1 + around)
+        if len(edges) > 10:
+            axes.set_xticks(range(len(edges)), labels, rotation=35, ha="right", rotation_mode="anchor")
         axes.grid(axis="x", visible=False)
         axes.legend(loc="best", frameon=True, framealpha=0.9, edgecolor=GRID, fontsize=9)
     return save(figure, path)
@@ -216,8 +222,10 @@ def _histogram(report: LatencyReport, stage: str, path: Path) -> Path:
 def _lag(samples: Sequence[LagSample], path: Path) -> Path:
     from matplotlib.ticker import MaxNLocator
 
-    pairs = sorted({(sample.group, sample.queue.topic) for sample in samples})[:_PANELS]
-    figure, panels = new_figure("Consumer lag", "messages stored and not consumed yet, per queue", rows=len(pairs))
+    every = sorted({(sample.group, sample.queue.topic) for sample in samples})
+    pairs = every[:_PANELS]
+    subtitle = f"messages stored and not consumed yet, per queue{_others(len(every), 'other')}"
+    figure, panels = new_figure("Consumer lag", subtitle, rows=len(pairs))
     for axes, (group, topic) in zip(panels, pairs, strict=True):
         own = [sample for sample in samples if (sample.group, sample.queue.topic) == (group, topic)]
         times = sorted({sample.at_ms for sample in own})
@@ -259,22 +267,9 @@ def _lag(samples: Sequence[LagSample], path: Path) -> Path:
     return save(figure, path)
 
 
-def _latency_scale(axes: Any, rows: Sequence[Percentiles]) -> None:
-    """A scale by factors when the values differ by large ones; around zero it has to be a straight one."""
-    from matplotlib.ticker import LogLocator
-
-    low, high = min(row.p50 for row in rows), max(row.p99 for row in rows)
-    if high > 30 * max(low, 1.0):
-        if low < 1:
-            axes.set_yscale("symlog", linthresh=1.0, subs=[])
-        else:
-            axes.set_yscale("log")
-            if high < 1000 * low:
-                axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.minorticks_off()
-    elif low >= 0:
-        axes.set_ylim(0, high * 1.1 or 1)
-    axes.yaxis.set_major_formatter(lambda value, _: duration(value))
+def _others(number: int, noun: str) -> str:
+    """What is beyond the panels that are drawn."""
+    return f" · {plural(number - _PANELS, noun)} not shown" if number > _PANELS else ""
 
 
 def _headline(total: Percentiles) -> str:

@@ -74,7 +74,9 @@ def _requests(found: Found, path: Path) -> Path:
     axes.set_ylabel("requests a minute")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: style.amount(value))
-    style.time_axis(axes, edges)
+    # One window alone would be a wall of colour.
+    around = timedelta(seconds=step) if len(starts) == 1 else timedelta()
+    style.time_axis(axes, [edges[0] - around, edges[-1] + around])
     style.legend(axes, whole=True)
     return style.save(figure, path)
 
@@ -93,12 +95,11 @@ def _times(found: Found, path: Path) -> Path:
         shares = {start: row[2:][place] for start, row in by_start.items()}
         values = [shares[at] * 1000 if at in shares else math.nan for at in starts]
         lines.append(values)
-        axes.plot(middles, values, color=colour, linewidth=1.6, label=name)
+        mark = "o" if len(starts) <= 60 else None
+        axes.plot(middles, values, color=colour, linewidth=1.6, marker=mark, markersize=3.5, label=name)
     axes.fill_between(middles, lines[0], lines[2], color=style.PALE, alpha=0.25, linewidth=0)
-    if min(value for value in lines[0] if not math.isnan(value)) > 0:
-        axes.set_yscale("log")
-        axes.yaxis.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda value, _: style.duration(value))
+    low, high = min(row[2] for row in found.times), max(row[4] for row in found.times)
+    style.duration_scale(axes, low * 1000, high * 1000, least=0.001)
     axes.set_ylabel("time of a response")
     style.time_axis(axes, [*starts, starts[-1] + timedelta(seconds=step)])
     style.legend(axes, whole=True)
@@ -109,8 +110,9 @@ def _paths(found: Found, path: Path) -> Path:
     top = list(found.paths[:_PATHS])
     everything = sum(rows for _, rows, _, _ in found.paths)
     shown = sum(rows for _, rows, _, _ in top)
-    share = f"{100 * shown / everything:.0f} % of all requests"
-    subtitle = f"{len(found.paths):,} different paths; these {len(top)} are {share}"
+    subtitle = style.plural(len(found.paths), "different path")
+    if len(top) < len(found.paths):
+        subtitle += f" · these {len(top)} have {100 * shown / everything:.0f} % of all requests"
     figure, [axes] = style.new_figure("What is asked for", subtitle)
     names = [style.shortened(name) for name, _, _, _ in top]
     places = list(range(len(top)))
@@ -119,7 +121,7 @@ def _paths(found: Found, path: Path) -> Path:
     axes.barh(places, good, color=_STATUS["2xx"], height=0.72, label="answered")
     axes.barh(places, bad, left=good, color=_STATUS["5xx"], height=0.72, label="failed (5xx)")
     axes.set_yticks(places, names)
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(top), 5) - 0.4, -0.6)
     most = max(rows for _, rows, _, _ in top)
     for place, (_, rows, _, p95) in enumerate(top):
         text = style.amount(rows) + ("" if p95 is None else f" · p95 {style.duration(p95 * 1000)}")
