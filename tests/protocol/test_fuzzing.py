@@ -18,6 +18,7 @@ from aiorocket_protocol import (
     ProtocolError,
     decode,
     decode_batch,
+    encode,
     split_records,
 )
 from aiorocket_protocol.fuzzing import (
@@ -46,6 +47,17 @@ def test_a_legal_request_of_every_code_reads_as_its_header_in_every_codec() -> N
         header = REQUEST_HEADERS.get(code)
         if header is not None and kind != ROCKETMQ:  # which has no empty text
             command.read(header)
+
+
+def test_a_header_put_together_from_kept_fields_says_what_encode_says() -> None:
+    draw, known = Random(2), legal_words()
+    for code, kind in ALL:
+        data = request(draw, code, known, kind=kind, opaque=7).data
+        command = decode(*FrameSplitter().feed(data)[0])
+        (again,) = FrameSplitter().feed(encode(command, command.serialize_type))
+        assert decode(*again) == command, (code, kind)
+        if command.serialize_type != JSON:  # where the order of the fields is of no account
+            assert encode(command, command.serialize_type) == data, (code, kind)
 
 
 def test_the_same_source_of_chance_draws_the_same() -> None:

@@ -12,18 +12,16 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgpack
-
 from aiorocket_protocol.batch import encode_batch
 from aiorocket_protocol.codec import encode
 from aiorocket_protocol.codes import RequestCode
 from aiorocket_protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, JSON, MSGPACK, ROCKETMQ, RemotingCommand
-from aiorocket_protocol.fuzzing.bodies import body_of
+from aiorocket_protocol.fuzzing.bodies import WITH_BODY, body_of
 from aiorocket_protocol.fuzzing.chance import Draw, pick, some_bytes
+from aiorocket_protocol.fuzzing.frames import framed, header_of
 from aiorocket_protocol.fuzzing.words import BROKEN_VALUES, ODD_VALUES, Words, meaning_of
 from aiorocket_protocol.fuzzing.words import words as all_words
 from aiorocket_protocol.headers import REQUEST_HEADERS, SPECS
-from aiorocket_protocol.names import VERSION
 from aiorocket_protocol.record_writer import encode_record
 from aiorocket_protocol.spec import FieldSpec
 
@@ -73,15 +71,25 @@ def legal_words() -> Words:
     return all_words({spec.wire: spec.kind for specs in SPECS.values() for spec in specs})
 
 
-#: Of each code: its fields, and under which name ``Words`` has their values.
-_FIELDS: dict[int, tuple[tuple[FieldSpec, str], ...]] = {
-    code: tuple((spec, meaning_of(spec.wire)) for spec in SPECS[header]) for code, header in REQUEST_HEADERS.items()
+class _Field(NamedTuple):
+    """``meaning``: under which name ``Words`` has its values."""
+
+    spec: FieldSpec
+    meaning: str
+
+
+_FIELDS: dict[int, tuple[_Field, ...]] = {
+    code: tuple(_Field(spec, meaning_of(spec.wire)) for spec in SPECS[header])
+    for code, header in REQUEST_HEADERS.items()
 }
+#: The same, as drawing needs it: must it be there, and where its values are.
+_WANTED = {code: tuple((spec.required, meaning) for spec, meaning in fields) for code, fields in _FIELDS.items()}
+_WIRES = {code: tuple(spec.wire for spec, _ in fields) for code, fields in _FIELDS.items()}
 
 
 def fields_of(code: int) -> tuple[str, ...]:
     """The wire keys of the header of a request."""
-    return tuple(spec.wire for spec, _ in _FIELDS.get(code, ()))
+    return _WIRES.get(code, ())
 
 
 def request(
@@ -97,65 +105,70 @@ def request(
     """A request of this code, in serialize type ``kind`` (JSON for codes that ROCKETMQ has no room for)."""
     if kind == ROCKETMQ and code >= _WIDE:
         kind = JSON
+    chance = draw.random
     values = [
-        pick(draw, known[meaning]) if spec.required or draw.random() < 0.5 else None
-        for spec, meaning in _FIELDS.get(code, ())
+        (among := known[meaning])[int(chance() * len(among))] if required or chance() < 0.5 else None
+        for required, meaning in _WANTED.get(code, ())
     ]
-    header_class = REQUEST_HEADERS.get(code)
-    header = tuple.__new__(header_class, values) if header_class is not None else None
-    command = RemotingCommand(code, opaque, FLAG_ONEWAY if oneway else 0, header=header)
-    command.body = body_of(draw, code, known, kind, header)
-    answered = not oneway
+    body = body_of(draw, code, known, kind, values) if code in WITH_BODY else b""
     if form == LEGAL:
-        return Drawn(code, kind, form, "", opaque, answered, encode(command, kind))
+        flag = FLAG_ONEWAY if oneway else 0
+        data = framed(kind, header_of(kind, code, opaque, flag, _WIRES.get(code), values), body)
+        return Drawn(code, kind, form, "", opaque, not oneway, data)
     if form == ODD:
-        return _odd(draw, command, kind, answered)
-    return _broken(draw, command, kind, answered)
+        return _odd(draw, code, kind, opaque, values, body)
+    return _broken(draw, code, kind, opaque, values, body)
 
 
 # ---- odd but legal
 
 
-def _odd(draw: Draw, command: RemotingCommand, kind: int, answered: bool | None) -> Drawn:
-    code, fields = command.code, _FIELDS.get(command.code, ())
-    way = int(draw.random() * (8 if fields else 4))
+def _odd(draw: Draw, code: int, kind: int, opaque: int, values: list[Any], body: bytes) -> Drawn:
+    wires = _WIRES.get(code)
+    way = int(draw.random() * (8 if wires else 4))
     part = "header"
-    if way == 0:
-        command.ext = {"x-" + "y" * int(draw.random() * 40): "z" * int(draw.random() * 400)}
-    elif way == 1:
-        command.version, command.language = pick(draw, ((0, 0), (32767, 13), (317, 1), (501, 12)))
-        command.remark = pick(draw, (None, "", "why not \u00e9"))
-    elif way == 2:  # a response that nobody waits for
-        command.flag = FLAG_RESPONSE
+    answered: bool | None = True
+    flag = 0
+    if way < 2:
+        header = tuple.__new__(REQUEST_HEADERS[code], values) if code in REQUEST_HEADERS else None
+        command = RemotingCommand(code, opaque, header=header, body=body)
+        if way == 0:
+            command.ext = {"x-" + "y" * int(draw.random() * 40): "z" * int(draw.random() * 400)}
+        else:
+            command.version, command.language = pick(draw, ((0, 0), (32767, 13), (317, 1), (501, 12)))
+            command.remark = pick(draw, (None, "", "why not \u00e9"))
+        return Drawn(code, kind, ODD, part, opaque, answered, encode(command, kind))
+    if way == 2:  # a response that nobody waits for
+        flag = FLAG_RESPONSE
         answered = False
     elif way == 3 and kind == JSON:
-        data = _loose_json(draw, command)
-        return Drawn(code, kind, ODD, part, command.opaque, answered, _framed(kind, data, command.body))
+        return Drawn(
+            code, kind, ODD, part, opaque, answered, framed(kind, _loose_json(draw, code, opaque, values), body)
+        )
     elif way == 3:
         part = "body"
-        command.body += b" " * int(draw.random() * 3) if command.body[:1] in b"{[" else b""
+        body += b" " * int(draw.random() * 3) if body[:1] in b"{[" else b""
     else:
-        at = int(draw.random() * len(fields))
-        spec, meaning = fields[at]
+        at = int(draw.random() * len(values))
+        spec, meaning = _FIELDS[code][at]
         part = spec.wire
-        if meaning == "hold" and answered:
+        if meaning == "hold":
             answered = None
-        changed = list(command.header or ())
-        changed[at] = pick(draw, ODD_VALUES[spec.kind])
-        command.header = tuple.__new__(REQUEST_HEADERS[code], changed)
-    return Drawn(code, kind, ODD, part, command.opaque, answered, encode(command, kind))
+        values[at] = pick(draw, ODD_VALUES[spec.kind])
+    header_bytes = header_of(kind, code, opaque, flag, wires, values)
+    return Drawn(code, kind, ODD, part, opaque, answered, framed(kind, header_bytes, body))
 
 
-def _loose_json(draw: Draw, command: RemotingCommand) -> bytes:
+def _loose_json(draw: Draw, code: int, opaque: int, values: Sequence[Any]) -> bytes:
     """A header as other languages write it: numbers and booleans in extFields, blanks, members in any order, nulls,
     members that nobody knows."""
     loose: list[tuple[str, Any]] = []
-    for (spec, _), value in zip(_FIELDS.get(command.code, ()), command.header or (), strict=False):
+    for wire, value in zip(_WIRES.get(code, ()), values, strict=True):
         if value is not None or draw.random() < 0.3:
-            loose.append((spec.wire, value if draw.random() < 0.7 or value is None else str(value).lower()))
+            loose.append((wire, value if draw.random() < 0.7 or value is None else str(value).lower()))
     plain: list[tuple[str, Any]] = [
-        ("extFields", dict(loose)), ("flag", command.flag), ("language", pick(draw, ("GO", 0, "nobody's", None))),
-        ("opaque", command.opaque), ("version", pick(draw, (0, "453"))), ("code", command.code),
+        ("extFields", dict(loose)), ("flag", 0), ("language", pick(draw, ("GO", 0, "nobody's", None))),
+        ("opaque", opaque), ("version", pick(draw, (0, "453"))), ("code", code),
         ("serializeTypeCurrentRPC", "JSON"), ("remark", None), ("later", {"a": [1, {}]}),
     ]  # fmt: skip
     if draw.random() < 0.5:
@@ -166,47 +179,33 @@ def _loose_json(draw: Draw, command: RemotingCommand) -> bytes:
 # ---- broken
 
 
-def _broken(draw: Draw, command: RemotingCommand, kind: int, answered: bool | None) -> Drawn:
-    code, fields, opaque = command.code, _FIELDS.get(command.code, ()), command.opaque
+def _broken(draw: Draw, code: int, kind: int, opaque: int, values: list[Any], body: bytes) -> Drawn:
+    wires = _WIRES.get(code)
     way = draw.random()
-    if way < 0.6 and fields:
-        at = int(draw.random() * len(fields))
-        spec, meaning = fields[at]
-        wrong = pick(draw, BROKEN_VALUES[spec.kind])
-        if meaning == "hold" and answered:
+    answered: bool | None = True
+    if way < 0.6 and wires:
+        at = int(draw.random() * len(wires))
+        spec, meaning = _FIELDS[code][at]
+        part = spec.wire
+        if meaning == "hold":
             answered = None
-        data = _with(command, kind, at, spec.wire, wrong)
-        return Drawn(code, kind, BROKEN, spec.wire, opaque, answered, data)
-    whole = encode(command, kind)
-    header_length = int.from_bytes(whole[5:8], "big")
-    header, body = whole[8 : 8 + header_length], whole[8 + header_length :]
+        values[at] = _wrong(kind, pick(draw, BROKEN_VALUES[spec.kind]))
+        data = framed(kind, header_of(kind, code, opaque, 0, wires, values), body)
+        return Drawn(code, kind, BROKEN, part, opaque, answered, data)
+    header = header_of(kind, code, opaque, 0, wires, values)
     if way < 0.96:
         changed = mutated(draw, body) if body else some_bytes(draw, 1 + int(draw.random() * 40))
-        return Drawn(code, kind, BROKEN, "body", opaque, answered, _framed(kind, header, changed))
+        return Drawn(code, kind, BROKEN, "body", opaque, answered, framed(kind, header, changed))
     if way < 0.99:
-        return Drawn(code, kind, BROKEN, "header", opaque, None, _framed(kind, mutated(draw, header), body))
-    return Drawn(code, kind, BROKEN, "frame", opaque, None, _bad_frame(draw, whole))
+        return Drawn(code, kind, BROKEN, "header", opaque, None, framed(kind, mutated(draw, header), body))
+    return Drawn(code, kind, BROKEN, "frame", opaque, None, _bad_frame(draw, framed(kind, header, body)))
 
 
-def _with(command: RemotingCommand, kind: int, at: int, wire: str, wrong: Any) -> bytes:
-    """The request with one field that is not of its kind, or is not there."""
+def _wrong(kind: int, value: Any) -> Any:
+    """As it can be written: text in JSON and ROCKETMQ."""
     if kind == MSGPACK:
-        fields = [*(command.header or ())]
-        fields[at] = wrong if not isinstance(wrong, int) or -(1 << 63) <= wrong < 1 << 64 else str(wrong)
-        packed = [command.code, command.flag, command.opaque, VERSION, command.language, None, fields]
-        return _framed(kind, msgpack.packb(packed), command.body)
-    ext = dict(command.ext_fields())
-    command.header = None
-    if wrong is None:
-        ext.pop(wire, None)
-    else:
-        ext[wire] = wrong if isinstance(wrong, str) else str(wrong)
-    command.ext = ext
-    return encode(command, kind)
-
-
-def _framed(kind: int, header: bytes, body: bytes) -> bytes:
-    return struct.pack(">II", 4 + len(header) + len(body), kind << 24 | len(header)) + header + body
+        return str(value) if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64 else value
+    return value if value is None or isinstance(value, str) else str(value)
 
 
 def _bad_frame(draw: Draw, frame: bytes) -> bytes:
