@@ -58,10 +58,13 @@ class ListTable(Table, Protocol):
 
 
 class _Saved:
-    __slots__ = ("running", "snapshot", "table", "version", "waits", "wanted", "written")
+    __slots__ = ("large", "listed", "running", "snapshot", "table", "version", "waits", "wanted", "written")
 
     def __init__(self, table: Table, snapshot: Snapshot) -> None:
         self.table = table
+        # Looked at once: to ask whether a value has a protocol's methods costs more than to begin a save.
+        self.large = table if isinstance(table, LargeTable) else None
+        self.listed = table if isinstance(table, ListTable) else None
         self.snapshot = snapshot
         self.version = table.version
         self.running: asyncio.Future[None] | None = None
@@ -149,17 +152,17 @@ class BrokerState:
             return saved.running if saved.running is not None else _done()
         saved.version = version
         run = self._behind_sync if name in _BEHIND else self._disk.run
-        table = saved.table
         job: asyncio.Future[None]
-        if isinstance(table, LargeTable) and (len(table) > A_TURN or isinstance(saved.running, asyncio.Task)):
-            save = _in_turns(table, saved.snapshot, run, saved.running)
+        large, listed = saved.large, saved.listed
+        if large is not None and (len(large) > A_TURN or isinstance(saved.running, asyncio.Task)):
+            save = _in_turns(large, saved.snapshot, run, saved.running)
             job = asyncio.get_running_loop().create_task(save, name=f"save {name}")
-        elif isinstance(table, ListTable):
-            saved.wanted = version, table.later()
+        elif listed is not None:
+            saved.wanted = version, listed.later()
             saved.waits = True
             job = self._disk.run(saved.write)
         else:
-            job = run(saved.snapshot.save, table.to_dict())
+            job = run(saved.snapshot.save, saved.table.to_dict())
         saved.running = job
         job.add_done_callback(lambda job: self._finished(saved, name, job))
         return job
@@ -168,8 +171,8 @@ class BrokerState:
         """Begin to save ``name`` now; failures are logged and tried again with the next save. A job that waits for the
         disk takes it along: thousands of topics made side by side would have one each in memory."""
         saved = self._saved[name]
-        if saved.waits and isinstance(saved.table, ListTable):
-            saved.wanted = saved.table.version, saved.table.later()
+        if saved.waits and saved.listed is not None:
+            saved.wanted = saved.table.version, saved.listed.later()
             if saved.waits:  # still: it has not looked
                 saved.version = saved.table.version
                 return
