@@ -84,6 +84,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(self.options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
+    @untraced
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end. It fails when a broker cannot be asked: what is available there is not known."""
         self._target = bridge.call(self._all_bounds)

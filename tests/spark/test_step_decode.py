@@ -212,6 +212,9 @@ def test_refusals(spark: SparkSession) -> None:
     ]:
         with pytest.raises(UsageError, match=said.replace("(", r"\(")):
             decode(df, *arguments)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"no DDL: .*BIGINTT") as caught:
+        decode(df, "json", "id BIGINTT")
+    assert "\n" not in str(caught.value)
     with pytest.raises(UsageError, match="not in the schema"):
         decode(df, "json", "id INT", required=["name"])
     with pytest.raises(UsageError, match="a column 'topic' already"):

@@ -460,8 +460,11 @@ def test_a_batch_just_planned_asks_no_broker_again(fake: Cluster) -> None:
 
 def test_a_topic_that_does_not_exist_is_said_at_the_start(fake: Cluster) -> None:
     fake.no_route = True
-    with pytest.raises(TopicNotFoundError):
-        reader().initialOffset()
+    made = reader()
+    for call in (made.initialOffset, made.prepareForTriggerAvailableNow):
+        with pytest.raises(TopicNotFoundError) as caught:
+            call()
+        assert len(caught.traceback) == 2  # Spark shows all of it
     pattern = reader(topic="", topicPattern="t.*")
     fake.no_route = False
     start = pattern.initialOffset()

@@ -17,6 +17,7 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from aiorocket.client.pipeline.bodies import CONTENT_TYPE
 from aiorocket.errors import BodyError, UsageError
+from aiorocket.spark.failures import explain
 from aiorocket.spark.steps.avro import AvroReader, spark_type
 from aiorocket.spark.steps.fields import need
 from aiorocket.spark.steps.protobuf import ProtobufReader
@@ -262,7 +263,7 @@ def _parsed(ddl: str) -> DataType:
     try:
         return DataType.fromDDL(ddl)
     except PySparkException as error:
-        raise UsageError(f"decode: schema {ddl!r:.200} is no DDL: {error}") from error
+        raise UsageError(f"decode: schema {ddl!r:.200} is no DDL: {explain(error)}") from error
 
 
 # -- Python --
