@@ -14,7 +14,7 @@ __all__ = ("PURE", "SPEEDUPS", "compiled", "twin")
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: What a twin takes, answers and calls: those of another version are not used.
-_INTERFACE = 8
+_INTERFACE = 9
 
 
 def _found() -> Any:

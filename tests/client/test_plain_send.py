@@ -312,3 +312,33 @@ def test_what_looks_at_each_attempt_sees_all(way: str) -> None:
         assert seen == ["before", "after"] * 3
 
     simulate(main)
+
+
+@each_way
+def test_another_connection_and_another_route_are_plain_too(way: str) -> None:
+    async def main(sim: Simulation) -> None:
+        begun = Begun(None)
+
+        async def scene() -> None:
+            client = Client(config=ClientConfig(nameservers=(NAMES,)), env=sim.env())
+            async with client, Producer("p", client=client) as producer:
+                remoting, sender = client.session.remoting, producer.sender
+                for change in ("nothing", "connection", "route"):
+                    if change == "connection":
+                        remoting.by_address[cluster.brokers[0].address].abort("as the test wants")
+                    elif change == "route":
+                        sender.on_route(await client.session.routes.get("t"))
+                    await producer.send("t", b"negotiates, dials or looks up")
+                    begun.begin, sender.plain = begun.begin or sender.plain, begun
+                    before = begun.count
+                    for connection in remoting.connections:
+                        connection.plain = WAYS[way][1]
+                    receipts = [await producer.send("t", b"x") for _ in range(4)]
+                    assert begun.count - before == 4, change
+                    assert {receipt.queue for receipt in receipts} == set(sender.opened["t"].queues)
+
+        with patch.object(plain_send, "compiled", WAYS[way][0]):
+            async with FakeCluster(sim, 1) as cluster:
+                await sim.host("10.0.1.1").run(scene())
+
+    simulate(main)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiorocket.client.core.queue_choice import QueueChoice
 from aiorocket.client.core.routes import TopicRoute
@@ -46,7 +46,7 @@ class Publish:
     (hooks, latencies).
     """
 
-    __slots__ = ("_by_queue", "choice", "name", "next", "provisional", "slow", "topic")
+    __slots__ = ("_by_queue", "choice", "name", "next", "provisional", "routes", "slow", "topic")
 
     def __init__(
         self, route: TopicRoute, *, start: int, provisional: bool, topic: str | None = None, slow: bool = False
@@ -55,6 +55,8 @@ class Publish:
         self.topic = topic = route.topic if topic is None else topic
         self.provisional = provisional
         self.slow = slow or provisional
+        #: What plain sends to its queues have in common, where compiled code makes them.
+        self.routes: Any = None
         # A queue without an address is one of an order topic whose broker is away: sends to it wait for its return.
         targets = [
             Target(queue._replace(topic=topic), route.master(queue.broker_name) or "") for queue in route.publish

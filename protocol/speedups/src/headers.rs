@@ -102,7 +102,14 @@ pub fn pack(to: &mut Vec<u8>, value: &Bound<'_, PyAny>) -> Option<()> {
 }
 
 pub fn pack_text(to: &mut Vec<u8>, text: &str) -> Option<()> {
-    match text.len() {
+    pack_length(to, text.len())?;
+    to.extend_from_slice(text.as_bytes());
+    Some(())
+}
+
+/// What stands before a text of so many bytes.
+pub fn pack_length(to: &mut Vec<u8>, length: usize) -> Option<()> {
+    match length {
         length @ 0..=31 => to.push(0xA0 | length as u8),
         length @ 32..=0xFF => to.extend_from_slice(&[0xD9, length as u8]),
         length @ 0x100..=0xFFFF => {
@@ -114,7 +121,6 @@ pub fn pack_text(to: &mut Vec<u8>, text: &str) -> Option<()> {
             to.extend_from_slice(&u32::try_from(length).ok()?.to_be_bytes());
         }
     }
-    to.extend_from_slice(text.as_bytes());
     Some(())
 }
 

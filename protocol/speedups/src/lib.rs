@@ -24,7 +24,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyTuple};
 
 /// Raised by one with every change of what a twin takes, answers or calls.
-const INTERFACE: u32 = 8;
+const INTERFACE: u32 = 9;
 /// What nobody knows. The switch is read here because `aiorocket_protocol` reads no environment.
 const OFF: u32 = 0;
 
