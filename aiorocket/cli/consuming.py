@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import sys
@@ -15,6 +14,7 @@ from aiorocket import Client, Message
 from aiorocket.cli.counts import counted
 from aiorocket.cli.positions import Positions
 from aiorocket.cli.running import INTERRUPTED
+from aiorocket.cli.show import body_of
 from aiorocket.cli.stopping import stop_signals
 from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.errors import RemoteError
@@ -141,11 +141,6 @@ class Reader:
 
 
 def _as_json(message: Message) -> bytes:
-    body: dict[str, str]
-    try:
-        body = {"body": message.body.decode()}
-    except UnicodeDecodeError:
-        body = {"body_base64": base64.b64encode(message.body).decode()}
     queue = message.queue
     return json.dumps(
         {
@@ -160,7 +155,7 @@ def _as_json(message: Message) -> bytes:
             "stored_ms": message.store_timestamp,
             "reconsume_times": message.reconsume_times,
             "properties": message.properties,
-            **body,
+            **body_of(message.body),
         },
         ensure_ascii=False,
     ).encode()

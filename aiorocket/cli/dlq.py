@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +13,7 @@ from aiorocket.cli.conditions import condition, every
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import broker_option, client_options
 from aiorocket.cli.running import INTERRUPTED, run
-from aiorocket.cli.show import Row, fitting_table, say_json, visible, when
+from aiorocket.cli.show import Row, body_of, fitting_table, say_json, visible, when
 
 if TYPE_CHECKING:
     from aiorocket import DeadMessage, ReplayOutcome, ReplayReport
@@ -225,11 +224,6 @@ def _row(message: DeadMessage) -> Row:
 
 
 def _as_dict(message: DeadMessage) -> dict[str, Any]:
-    body: dict[str, str]
-    try:
-        body = {"body": message.body.decode()}
-    except UnicodeDecodeError:
-        body = {"body_base64": base64.b64encode(message.body).decode()}
     return {
         "msg_id": message.msg_id,
         "replay_id": message.replay_id,
@@ -248,5 +242,5 @@ def _as_dict(message: DeadMessage) -> dict[str, Any]:
         "given_up_ms": message.store_timestamp,
         "replayed": message.replayed,
         "properties": message.properties,
-        **body,
+        **body_of(message.body),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from collections.abc import Awaitable, Callable
@@ -16,7 +15,7 @@ from aiorocket.cli.asked import asks, changes, moment, say_missing, told
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import BadInputError, broker_option, client_options
 from aiorocket.cli.running import run
-from aiorocket.cli.show import say_json, visible, when
+from aiorocket.cli.show import body_of, say_json, visible, when
 
 if TYPE_CHECKING:
     from aiorocket import Admin
@@ -222,14 +221,9 @@ def _shown(title: str, found: list[Any], missing: Any = ()) -> int:
 
 
 def _row(message: Any) -> dict[str, Any]:
-    body: dict[str, str]
-    try:
-        body = {"body": message.body.decode()}
-    except UnicodeDecodeError:
-        body = {"body_base64": base64.b64encode(message.body).decode()}
     return {
         "msg_id": message.msg_id, "offset_msg_id": message.offset_msg_id, "topic": message.queue.topic,
         "broker": message.queue.broker_name, "queue": message.queue.queue_id, "offset": message.queue_offset,
         "stored_ms": message.store_timestamp, "tag": message.tag, "keys": message.keys,
-        "properties": message.properties, **body,
+        "properties": message.properties, **body_of(message.body),
     }  # fmt: skip

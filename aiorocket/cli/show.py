@@ -3,6 +3,7 @@ of commands that ask."""
 
 from __future__ import annotations
 
+import base64
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 
 import click
 
-__all__ = ("Row", "fitting_table", "progress", "say_json", "table", "visible", "when")
+__all__ = ("Row", "body_of", "fitting_table", "progress", "say_json", "table", "visible", "when")
 
 #: Label, then one value for each column.
 Row = tuple[str, ...]
@@ -59,6 +60,14 @@ def when(millis: int) -> str:
         return datetime.fromtimestamp(millis / 1000, UTC).astimezone().isoformat(" ", "seconds")
     except (ValueError, OverflowError, OSError):
         return str(millis)
+
+
+def body_of(body: bytes) -> dict[str, str]:
+    """A message's body in a row of JSON: as text where it is UTF-8, else in base64."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
 
 
 def say_json(document: object) -> None:
