@@ -58,17 +58,16 @@ def write_until_killed(directory: str, flush: str, seconds: float) -> list[tuple
     return [(queue_id, offset, place) for queue_id, offset, place in told]
 
 
-@pytest.mark.crash
-@pytest.mark.parametrize("flush", ["sync", "async"])
-async def test_what_was_told_before_a_kill_is_there(tmp_path: Path, flush: str) -> None:
+async def told_is_there_after_kills(path: str, flush: str, kills: int, seconds: float) -> None:
+    """A writer on one store is killed again and again, after up to ``seconds``: what it was told is there each time."""
     draw = random.Random(flush)
     told: dict[tuple[int, int], int] = {}
     env = real_env()
-    for _ in range(5):
-        for queue_id, offset, place in write_until_killed(str(tmp_path), flush, draw.random() * 0.25):
+    for _ in range(kills):
+        for queue_id, offset, place in write_until_killed(path, flush, draw.random() * seconds):
             assert (queue_id, offset) not in told, "an offset was given twice"
             told[queue_id, offset] = place
-        store = await opened(env, str(tmp_path))
+        store = await opened(env, path)
         recovery = store.recovery
         assert not recovery.clean and not recovery.rebuilt
         found = {
@@ -80,3 +79,9 @@ async def test_what_was_told_before_a_kill_is_there(tmp_path: Path, flush: str) 
         told = found
         await store.close()
     await env.disk.close()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("flush", ["sync", "async"])
+async def test_what_was_told_before_a_kill_is_there(tmp_path: Path, flush: str) -> None:
+    await told_is_there_after_kills(str(tmp_path), flush, 5, 0.25)
