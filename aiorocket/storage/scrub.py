@@ -29,7 +29,7 @@ _DELAY = 60.0
 
 
 class Scrub:
-    """``passes`` counts complete ones."""
+    """Passes over all full segments, one after the other."""
 
     def __init__(self, disk: Disk, config: StoreConfig, log: WrittenLog) -> None:
         self._disk = disk
@@ -39,7 +39,6 @@ class Scrub:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self.passes = 0
         self._arm(_DELAY)
 
     def _arm(self, delay: float) -> None:
@@ -68,7 +67,6 @@ class Scrub:
         for segment in list(self._log.segments):
             if segment.end <= self._log.written and segment in self._log.segments:
                 await self._segment(segment)
-        self.passes += 1
 
     async def _segment(self, segment: Segment) -> None:
         sums = await self._disk.run(load, self._disk, sums_path(segment.path), segment.base)

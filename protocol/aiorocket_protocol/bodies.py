@@ -139,11 +139,6 @@ class SubscriptionData(NamedTuple):
             raise ProtocolError(f"{expression!r:.100} names no tag", where="subscription expression")
         return cls(topic, expression, tags, frozenset(map(tags_code, tags)), version)
 
-    def matches_code(self, code: int) -> bool:
-        """May a message with this tags code match? Decides on a hash, so ``matches_tag`` must follow."""
-        codes = self.code_set
-        return not codes or (code & 0xFFFFFFFF ^ 0x80000000) - 0x80000000 in codes
-
     def matches_tag(self, tag: str) -> bool:
         """Does a message with this tag match?"""
         return not self.tags_set or tag in self.tags_set

@@ -14,7 +14,7 @@ from aiorocket.client.core.pull_gate import DROPPED, Facts, Hold, gate, pull_fla
 from aiorocket.client.message import Message
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.config import ConsumerConfig
-from aiorocket.errors import ConfigError, UsageError
+from aiorocket.errors import ConfigError
 from aiorocket.model import Queue
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable
@@ -110,8 +110,6 @@ def test_who_looks_again_by_itself() -> None:
 def test_flags() -> None:
     assert pull_flags(commit=True, suspend=True) == PULL_COMMIT | PULL_SUSPEND == 3
     assert pull_flags(commit=False, suspend=False, subscription=True) == PULL_SUBSCRIPTION == 4
-    with pytest.raises(UsageError, match="class filters are not supported"):
-        pull_flags(commit=False, suspend=True, class_filter=True)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class DeadLetters:
         self._namespace = client.config.namespace
         #: As brokers know them, with the namespace.
         self.marks = Marks(asking, group)
-        self.topic, self.marks_topic = self.marks.dead_letters_topic, self.marks.topic
+        self.topic = self.marks.dead_letters_topic
         self._client = client
 
     async def messages(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from aiorocket.errors import UsageError
 from aiorocket_protocol import PULL_COMMIT, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 __all__ = ("Facts", "Hold", "gate", "pull_flags")
@@ -58,8 +57,6 @@ def gate(facts: Facts, error_delay: float) -> Hold | None:
     return None
 
 
-def pull_flags(*, commit: bool, suspend: bool, subscription: bool = False, class_filter: bool = False) -> int:
-    """The sysFlag of a pull. UsageError for class filters: code that a broker runs is nothing we ever send."""
-    if class_filter:
-        raise UsageError("class filters are not supported (RocketMQ 5 has none either): use tags or sql=")
+def pull_flags(*, commit: bool, suspend: bool, subscription: bool = False) -> int:
+    """The sysFlag of a pull."""
     return commit * PULL_COMMIT | suspend * PULL_SUSPEND | subscription * PULL_SUBSCRIPTION
