@@ -3,6 +3,9 @@
     python -m bench.lake                     1,000,000 rows, every scenario, and ten times fewer for the cost of a row
     python -m bench.lake windows latency     some of them
     python -m bench.lake --rows 60000000     larger: 130 bytes of disk a row, and four times that for a while
+    python -m bench.lake --rows 600000000 windows latency order
+                                             ten topics with the same files: 16 GB with the tenth beside it. (Dedup and
+                                             compact write such rows anew, 80 GB and more.)
     python -m bench.lake --smoke             20,000 rows (or --rows), the steps alone, once: do their counts add up
     python -m bench.lake --check             exit with 1 when a floor is missed
 
@@ -26,7 +29,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -40,6 +43,7 @@ from bench.machine import facts, version
 from bench.processes import BenchError, environment
 from bench.report import Floor, arguments, finish, table_of
 from bench.spark import timed
+from bench.spark_cpu import jvm, with_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -183,11 +187,25 @@ FLOORS = {"windows": 0.7, "latency": 0.7, "order": 0.7, "dedup": 0.7, "report": 
 COMPACT_FLOOR, COST_FLOOR = 150.0, 1.3
 
 
-def took(lake: Lake, name: str, side: int, console: Console) -> float:
-    seconds = timed(lambda: WAYS[name][side](lake))
+class Taken(NamedTuple):
+    """Seconds by the clock, and of CPU: JVM and workers."""
+
+    clock: float
+    cpu: float
+
+
+def took(lake: Lake, name: str, side: int, console: Console) -> Taken:
+    before = sum(with_workers(jvm(lake.spark)))
+    clock = timed(lambda: WAYS[name][side](lake))
+    cpu = sum(with_workers(jvm(lake.spark))) - before
     shutil.rmtree(lake.scratch, ignore_errors=True)
-    console.print(f"  {name}, {lake.rows:,} rows, {('product', 'by hand')[side]}: {seconds:.1f} s", highlight=False)
-    return seconds
+    way = ("product", "by hand")[side]
+    console.print(f"  {name}, {lake.rows:,} rows, {way}: {clock:.1f} s, CPU {cpu:.1f} s", highlight=False)
+    return Taken(clock, cpu)
+
+
+def medians(taken: Iterable[Taken]) -> Taken:
+    return Taken(*(median(each) for each in zip(*taken, strict=True)))
 
 
 def measure(lakes: list[Lake], name: str, repeat: int, console: Console) -> dict[str, Any]:
@@ -196,13 +214,14 @@ def measure(lakes: list[Lake], name: str, repeat: int, console: Console) -> dict
     for side in (0, 1):
         took(small, name, side, console)
     turns = [(took(large, name, 0, console), took(large, name, 1, console)) for _ in range(repeat)]
-    product, by_hand = (median(each) for each in zip(*turns, strict=True))
-    less = median(took(small, name, 0, console) for _ in range(repeat))
+    product, by_hand = (medians(each) for each in zip(*turns, strict=True))
+    less, times = medians(took(small, name, 0, console) for _ in range(repeat)), large.rows / small.rows
     return {
-        "rows": large.rows, "product": round(product, 2), "by_hand": round(by_hand, 2),
-        "ratio": round(by_hand / product, 3), "us_a_row": round(product / large.rows * 1e6, 3),
-        "mb_s": round(large.rows * RECORD_BYTES / product / 1e6, 1),
-        "cost": round(product / large.rows / (less / small.rows), 3),
+        "rows": large.rows, "product": round(product.clock, 2), "by_hand": round(by_hand.clock, 2),
+        "ratio": round(by_hand.clock / product.clock, 3), "us_a_row": round(product.clock / large.rows * 1e6, 3),
+        "mb_s": round(large.rows * RECORD_BYTES / product.clock / 1e6, 1),
+        "cost": round(product.clock / less.clock / times, 3), "product_cpu": round(product.cpu, 2),
+        "ratio_cpu": round(by_hand.cpu / product.cpu, 3), "cost_cpu": round(product.cpu / less.cpu / times, 3),
     }  # fmt: skip
 
 
@@ -217,12 +236,15 @@ def floors_of(results: dict[str, Any]) -> list[Floor]:
 
 def show(results: dict[str, Any], floors: list[Floor], console: Console) -> None:
     table = Table(title="Seconds", title_justify="left")
-    for column in ("scenario", "rows", "product", "by hand", "by hand / product", "µs a row", "MB/s", "cost of a row"):
+    columns = ("scenario", "rows", "product", "by hand", "by hand / product", "µs a row", "MB/s", "cost of a row",
+               "by hand / product, CPU", "cost of a row, CPU")  # fmt: skip
+    for column in columns:
         table.add_column(column, justify="left" if column == "scenario" else "right")
     for name, each in results.items():
         table.add_row(
             name, f"{each['rows']:,}", f"{each['product']:.1f}", f"{each['by_hand']:.1f}", f"{each['ratio']:.2f}",
-            f"{each['us_a_row']:.2f}", f"{each['mb_s']:.0f}", f"{each['cost']:.2f}",
+            f"{each['us_a_row']:.2f}", f"{each['mb_s']:.0f}", f"{each['cost']:.2f}", f"{each['ratio_cpu']:.2f}",
+            f"{each['cost_cpu']:.2f}",
         )  # fmt: skip
     console.print(table)
     console.print(table_of(floors))

@@ -1,9 +1,14 @@
 """An archive as the direct mode writes it, made without a broker and without Spark: rows of eight queues, of about 350
-bytes as a broker stores them, with bodies that do not compress below three quarters."""
+bytes as a broker stores them, with bodies that do not compress below three quarters.
+
+More than ``DISTINCT`` rows are several topics with the same files, which lie on the disk once: a step reads, decodes
+and counts each of them as if it were another."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +19,16 @@ import pyarrow.compute as pc
 from aiorocket.model import Queue
 from aiorocket.spark.columns import ROW_COLUMNS, arrow_schema
 from aiorocket.spark.steps.hours import HourWriter
-from aiorocket.spark.steps.manifest import Archive, Commit, FileOrigin, lasting, spans
+from aiorocket.spark.steps.manifest import Archive, Commit, FileOrigin, Snapshot, lasting, spans
 
-__all__ = ("QUEUES", "RECORD_BYTES", "TOPIC", "make_archive")
+__all__ = ("DISTINCT", "QUEUES", "RECORD_BYTES", "TOPIC", "make_archive")
 
 TOPIC = "orders"
 #: What a stored record of these takes in a broker's log, on average.
 RECORD_BYTES = 350
 QUEUES = 8
+#: Rows of a topic at most, which take 130 bytes of disk each.
+DISTINCT = 60_000_000
 _CHUNK = 8_192
 #: Rows stored in an hour, unless there would be fewer hours than that: what is done by hours has them to share.
 _HOUR, _HOURS = 1_000_000, 4
@@ -33,8 +40,15 @@ _TAGS = pa.array(("paid", "open", "void"))
 _PROPERTIES = ("KEYS", "TAGS", "UNIQ_KEY", "number", "source")
 
 
-def make_archive(path: Path, rows: int, told: Callable[[int], object] = lambda done: None) -> Archive:
-    """Each thousandth id comes a second time. ``told`` hears how many rows are there."""
+def make_archive(
+    path: Path, rows: int, told: Callable[[int], object] = lambda done: None, *, distinct: int = DISTINCT
+) -> Archive:
+    """Each thousandth id comes a second time. ``told`` hears how many rows are there. Of more than ``distinct`` rows,
+    ``rows`` are to be a multiple of the topics that takes."""
+    topics = -(-rows // distinct)
+    if rows % topics:
+        raise ValueError(f"{rows} rows are no multiple of {topics} topics")
+    rows //= topics
     rows_an_hour = max(_FILES * QUEUES, min(_HOUR, rows // _HOURS))
     archive = Archive.create(str(path), format="parquet", columns=ROW_COLUMNS)
     draw = np.random.default_rng(7)
@@ -58,7 +72,25 @@ def make_archive(path: Path, rows: int, told: Callable[[int], object] = lambda d
         archive.folder.remove_tree(staging)
         snapshot = archive.publish(snapshot, Commit(placed, spans(placed)))
         told(done)
+    for number in range(1, topics):
+        snapshot = _same_files(archive, snapshot, f"{TOPIC}-{number}")
+        told(done * (number + 1))
     return archive
+
+
+def _same_files(archive: Archive, snapshot: Snapshot, topic: str) -> Snapshot:
+    """A topic more, with the files of the first: a file does not say its topic, its folder does."""
+    linked = []
+    for file in snapshot.files:
+        if any(queue.topic != TOPIC for queue in file.queues):
+            continue
+        path = file.path.replace(f"topic={TOPIC}/", f"topic={topic}/")
+        target = Path(archive.folder.full(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(archive.folder.full(file.path), target)
+        queues = {queue._replace(topic=topic): span for queue, span in file.queues.items()}
+        linked.append(replace(file, path=path, queues=queues))
+    return archive.publish(snapshot, Commit(linked, spans(linked)))
 
 
 def _rows(draw: Any, queue: int, offset: int, count: int, first: int, rows_an_hour: int) -> pa.RecordBatch:

@@ -42,6 +42,7 @@ from bench.machine import facts, version
 from bench.processes import BenchError, environment
 from bench.report import Floor, arguments, finish, table_of
 from bench.scenarios import Server, standalone
+from bench.spark_cpu import jvm, own, with_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -109,16 +110,27 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def in_turn(bench: Bench, ways: dict[str, tuple[int, Callable[[], object]]]) -> dict[str, Any]:
-    """Each way once to warm up, then all in turn; rows per second, medians."""
+    """Each way once to warm up, then all in turn; rows per second and microseconds of CPU a row, of the JVM, Python's
+    workers and the broker, medians."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
+    spent: dict[str, list[tuple[float, ...]]] = {name: [] for name in ways}
+    driver, broker = jvm(bench.spark), bench.server.child.process.pid
     for name, (_, action) in ways.items():
         bench.console.print(f"  warming up {name}", highlight=False)
         action()
     for _ in range(bench.repeat):
         for name, (rows, action) in ways.items():
+            before = *with_workers(driver), own(broker)
             rates[name].append(rows / timed(action))
-            bench.console.print(f"  {name}: {rates[name][-1]:,.0f} rows/s", highlight=False)
-    return {name: round(median(each)) for name, each in rates.items()}
+            after = *with_workers(driver), own(broker)
+            micros = tuple((late - early) / rows * 1e6 for early, late in zip(before, after, strict=True))
+            spent[name].append(micros)
+            text = " + ".join(f"{each:.2f}" for each in micros)
+            bench.console.print(f"  {name}: {rates[name][-1]:,.0f} rows/s, CPU {text} µs a row", highlight=False)
+    medians: dict[str, Any] = {name: round(median(each)) for name, each in rates.items()}
+    for name, each in spent.items():
+        medians[f"{name}_cpu"] = [round(median(process), 3) for process in zip(*each, strict=True)]
+    return medians
 
 
 def read(bench: Bench) -> dict[str, Any]:
@@ -393,6 +405,11 @@ def show(results: dict[str, Any], floors: list[Floor], console: Console) -> None
         naive, ready, own = ("" if each is None else f"{each:,}" for each in (naive, ready, own))
         table.add_row(name, f"{product:,}", naive, ready, own, UNITS[name], ratio)
     console.print(table)
+    for name, result in results.items():
+        for side in ("product", "naive", "ready", "ceiling"):
+            if (cpu := result.get(f"{side}_cpu")) is not None:
+                driver, workers, broker = cpu
+                console.print(f"{name}, {side}: CPU {driver} JVM + {workers} workers + {broker} broker, µs a row")
     console.print(table_of(floors))
 
 
