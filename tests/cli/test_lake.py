@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from aiorocket.cli.lake.log_demo import _event_time, _message
 from aiorocket.cli.lake.made_up_log import made_up_log
 from aiorocket.cli.lake.running import INSTALL, Interrupts
-from aiorocket.cli.lake.telling import cell, proof
+from aiorocket.cli.lake.telling import cell, proof, summary
 from aiorocket.cli.lines import Line
 from aiorocket.cli.main import cli
 from aiorocket.errors import UsageError
@@ -125,6 +125,14 @@ def test_without_spark_each_command_says_what_to_install(aiorocket: Any, argumen
     )
     said = aiorocket.python(script)
     assert said == f"Error: aiorocket lake needs pyspark, pyarrow, numpy: {INSTALL}\n"
+
+
+def test_a_run_without_its_pictures_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    for plots, said in (([], True), (["a.png"], False), (None, False)):
+        summary(StepReport("windows", 0, 0, details={"plots": plots}))
+        assert ("no plots: there is nothing to draw\n" in capsys.readouterr().out) is said
+    result = lake("windows", "--topic", "t", "--slide", "1 second", "--plots", "there")
+    assert (result.exit_code, "without --slide" in result.output) == (2, True)
 
 
 def test_plots_without_matplotlib_name_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:

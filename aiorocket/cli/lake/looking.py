@@ -179,8 +179,10 @@ def windows(
     """
     if key is not None and "key" not in by:
         raise click.UsageError("--key goes with --by key")
+    if plots is not None and slide is not None:
+        raise click.UsageError("--plots is for windows that do not overlap, without --slide")
     given = make_input(archive_path, topic, name_server, since, until, options)
-    plots = _folder_of_plots(plots)
+    plots = None if slide is not None else _folder_of_plots(plots)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
         from aiorocket.spark.steps.analyses import run_windows

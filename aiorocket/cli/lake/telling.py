@@ -97,9 +97,11 @@ def summary(report: StepReport) -> None:
     reasons: Any = details.get("reasons") or {}
     for reason, count in list(reasons.items())[:_NAMED]:
         click.echo(f"  {count:,} quarantined: {reason}")
-    for name in ("plots",):
-        for path in _list(details.get(name)):
-            click.echo(f"plot: {path}")
+    plots = details.get("plots")
+    for path in _list(plots):
+        click.echo(f"plot: {path}")
+    if plots == []:
+        click.echo("no plots: there is nothing to draw")
     for failure in _list(details.get("failures")):
         click.echo(f"  not sent: {failure}", err=True)
     if details.get("up_to_date"):

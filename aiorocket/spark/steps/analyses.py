@@ -189,7 +189,7 @@ def run_windows(
     report = whole(
         "windows", spark, given, output, settings, make, always=plots is not None, stop=stop, on_progress=on_progress
     )
-    return _with(report, plots=drawn, **sums)
+    return _with(report, plots=_asked(drawn, plots), **sums)
 
 
 def _by_time(windows: DataFrame, by: Sequence[str]) -> DataFrame:
@@ -283,7 +283,8 @@ def run_latency(
     always = plots is not None or group is not None
     report = whole("latency", spark, given, output, settings, make, always=always, on_progress=on_progress)
     newest = max((each.at_ms for each in lag), default=0)
-    return _with(report, plots=drawn, lag=sum(each.lag for each in lag if each.at_ms == newest) if lag else None)
+    behind = sum(each.lag for each in lag if each.at_ms == newest) if lag else None
+    return _with(report, plots=_asked(drawn, plots), lag=behind)
 
 
 def _latency_parts(spark: SparkSession, found: LatencyReport) -> dict[str, DataFrame]:
@@ -348,7 +349,7 @@ def run_report(
         "report", spark, given, output, settings, make, few=few, always=plots is not None, on_progress=on_progress
     )
     parts: Any = report.details["parts"]
-    return _with(report, **{"plots": drawn, "findings": parts.get("findings", 0), **counted})
+    return _with(report, **{"plots": _asked(drawn, plots), "findings": parts.get("findings", 0), **counted})
 
 
 def run_triage(
@@ -392,6 +393,11 @@ def run_replay(
         df, name_server, dry_run=dry_run, confirm=not dry_run, rate=rate, limit=limit, to=to, on_progress=on_progress,
         **_loose(given),
     )  # fmt: skip
+
+
+def _asked(drawn: list[str], plots: str | None) -> list[str] | None:
+    """None where nobody wanted pictures; an empty list where there was nothing to draw."""
+    return None if plots is None else drawn
 
 
 def _with(report: StepReport, **details: object) -> StepReport:
