@@ -12,16 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-_START = f"import sys; sys.path[:0] = [{str(_ROOT)!r}, {str(_ROOT / 'protocol')!r}]; "
-_START += "from aiorocket.cli.main import main; main()"
+_PATHS = f"import sys; sys.path[:0] = [{str(_ROOT)!r}, {str(_ROOT / 'protocol')!r}]; "
+_START = "from aiorocket.cli.main import main; main()"
 _READY = re.compile(r"name server \S+?:(\d+), broker \S+ \S+?:(\d+)")
 
 
 class Standalone:
-    """Name server and broker of one process, on the same ports and the same directory at every start."""
+    """Name server and broker of one process, on the same ports and the same directory at every start. ``prelude`` is
+    what the process does before it begins."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, prelude: str = "") -> None:
         self._data = data
+        self._prelude = prelude
         self._ports = (_free_port(), _free_port())
         self._process: subprocess.Popen[str] | None = None
 
@@ -32,7 +34,8 @@ class Standalone:
     def start(self) -> None:
         """Return when it answers."""
         nameserver, broker = map(str, self._ports)
-        command = [sys.executable, "-c", _START, "standalone", "--port", nameserver, "--broker-port", broker]
+        start = _PATHS + self._prelude + _START
+        command = [sys.executable, "-c", start, "standalone", "--port", nameserver, "--broker-port", broker]
         self._process = subprocess.Popen(
             [*command, "--data", str(self._data)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
         )

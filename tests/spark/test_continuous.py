@@ -5,12 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +15,6 @@ from urllib.request import urlopen
 
 import pytest
 from click.testing import CliRunner
-from pyarrow.parquet import read_table
 from pyspark.sql import SparkSession
 
 from aiorocket.cli.lake.run import pages
@@ -29,9 +23,9 @@ from aiorocket.errors import ConfigError, NotConnectedError, UsageError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.spark.steps.continuous import Continuous, Health, Plan
 from aiorocket.spark.steps.folder import Folder
-from aiorocket.spark.steps.manifest import Archive
 from aiorocket.spark.steps.report import StepReport
 from aiorocket.spark.steps.table import Table
+from tests.spark.day import live_through
 from tests.spark.lakes import make
 from tests.spark.producing import send
 
@@ -268,57 +262,9 @@ def test_what_it_answers_to_prometheus_and_probes(tmp_path: Path) -> None:
     } <= set(samples)  # fmt: skip
 
 
-@contextmanager
-def service(file: Path, nameserver: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process, when it has said where its metrics are."""
-    start = "from aiorocket.cli.main import main; main()"
-    command = [sys.executable, "-c", start, "lake", "run", str(file), "--nameserver", nameserver]
-    process = subprocess.Popen([*command, "--metrics-port", "0"], stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if found := re.search(r"metrics on (http://[^/]+)", line):
-                yield process, found[1]
-                return
-        raise AssertionError(f"ended with {process.wait()}")
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()  # type: ignore[union-attr]  # a pipe was asked for
-
-
-def until_archived(address: str, rows: int) -> None:
-    end = time.monotonic() + 600
-    while f'aiorocket_lake_rows_total{{step="dedup"}} {rows}.0' not in get(f"{address}/metrics")[1]:
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 @pytest.mark.spark_long
 @pytest.mark.timeout(1500)  # two sessions that start
-def test_killed_and_told_to_end_it_has_every_row_once(nameserver: str, topic: str, tmp_path: Path) -> None:
-    plan_of(tmp_path, topic, FILE.replace('by = "key"', 'by = "id"'))
-    file = tmp_path / "pipeline.toml"
-    send(nameserver, topic, [f'{{"id": {n}}}' for n in range(40)])
-    with service(file, nameserver) as (process, address):
-        until_archived(address, 40)
-        send(nameserver, topic, [f'{{"id": {n}}}' for n in range(40, 60)])
-        process.kill()  # in a round, whichever
-    send(nameserver, topic, [f'{{"id": {n}}}' for n in range(60, 90)])
-    with service(file, nameserver) as (process, address):
-        end = time.monotonic() + 600
-        while get(f"{address}/readyz")[0] != 200:
-            assert time.monotonic() < end
-            time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
-        assert process.stderr is not None
-        said = process.stderr.read()
-        assert process.wait(120) == 0 and "ended after" in said, said
-    lake = tmp_path / "lake"
-    snapshot = Archive.open(str(lake / "archive")).snapshot()
-    assert (snapshot.rows, snapshot.missing()) == (90, {})
-    for name, part, rows in (("decode", "decoded", 90), ("dedup", "rows", 90)):
-        table = Table.there(str(lake / name))
-        assert table is not None and (table.snapshot().rows(part), table.snapshot().missing) == (rows, {})
-        places = read_table(str(lake / name / part), columns=["queueId", "queueOffset"]).to_pylist()
-        assert len({tuple(each.values()) for each in places}) == rows == len(places)
+def test_a_day_with_a_crash_of_the_machine_is_accounted_for(tmp_path: Path) -> None:
+    """And the last driver is told to end. More of it, and more kinds of ends: ``python -m tests.spark.day``."""
+    found = live_through(tmp_path, 40, [(6, "machine killed")], rate=40)
+    assert found["lost"] == found["twice"] == 0 and found["messages"] >= found["orders"] > 0
