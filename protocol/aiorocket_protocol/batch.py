@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
 
@@ -58,8 +59,14 @@ def encode_bodies(bodies: Sequence[bytes], ids: Sequence[str]) -> bytes:
 def decode_batch(data: bytes, most: int | None = None) -> list[BatchItem]:
     """The messages of a batch body, what ``encode_batch`` was given. ProtocolError unless items fill it exactly and are
     ``most`` at most."""
-    items: list[BatchItem] = []
     start, total = 0, len(data)
+    if total >= BATCH_ITEM_OVERHEAD and type(data) is bytes:
+        size, _, length = _READ_HEAD.unpack_from(data)
+        if BATCH_ITEM_OVERHEAD <= size < total and not total % size and 0 <= length <= size - BATCH_ITEM_OVERHEAD:
+            even = _even_items(data, size, length)
+            if even is not None and (most is None or len(even) <= most):
+                return even
+    items: list[BatchItem] = []
     unpack, add = _READ_HEAD.unpack_from, items.append
     while start < total:
         if total - start < BATCH_ITEM_OVERHEAD:
@@ -78,6 +85,24 @@ def decode_batch(data: bytes, most: int | None = None) -> list[BatchItem]:
         if len(items) == most and start < total:
             raise ProtocolError(f"more than {most} messages", where="batch")
     return items
+
+
+@lru_cache(maxsize=64)
+def _iter_even(length: int, properties: int) -> Callable[[bytes], Iterator[tuple[int, int, int, bytes, int, bytes]]]:
+    return Struct(f">i8xii{length}sH{properties}s").iter_unpack
+
+
+def _even_items(data: bytes, size: int, length: int) -> list[BatchItem] | None:
+    """The messages if all are of this size with a body of this length, in half the time of one by one."""
+    wanted = size - BATCH_ITEM_OVERHEAD - length
+    if wanted > MAX_PROPERTIES:
+        return None
+    items = [
+        (body, flag, own)
+        for its_size, flag, its_length, body, own_length, own in _iter_even(length, wanted)(data)
+        if its_size == size and its_length == length and own_length == wanted
+    ]
+    return items if len(items) * size == len(data) else None
 
 
 def _bad_item(start: int, what: str) -> ProtocolError:

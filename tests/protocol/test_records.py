@@ -310,6 +310,31 @@ def test_batch_round_trip(items: list[tuple[bytes, int, bytes]]) -> None:
     assert decode_batch(encode_batch(items)) == items
 
 
+@given(
+    st.integers(2, 4),
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.lists(st.tuples(st.integers(0, 159), st.binary(max_size=3))),
+)
+def test_messages_of_one_size_are_read_as_others_are(
+    count: int, body: int, properties: int, changes: list[tuple[int, bytes]]
+) -> None:
+    encoded = bytearray(encode_batch([(bytes([at]) * body, at, b"p" * properties) for at in range(count)]))
+    for at, changed in changes:
+        at %= len(encoded)
+        encoded[at : at + len(changed)] = changed
+
+    def read(data: Any, most: int | None) -> Any:
+        try:
+            return decode_batch(data, most)
+        except ProtocolError as error:
+            return str(error)
+
+    for most in (None, 0, 1, 2, 3, 4):
+        # What is no ``bytes`` is read one by one.
+        assert read(bytes(encoded), most) == read(memoryview(encoded), most)
+
+
 @given(st.lists(st.tuples(st.binary(max_size=20), INT32, st.binary(max_size=9)), min_size=1, max_size=3), st.data())
 def test_damaged_batches(items: list[tuple[bytes, int, bytes]], data: st.DataObject) -> None:
     encoded = bytearray(encode_batch(items))
