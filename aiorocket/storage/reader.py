@@ -13,13 +13,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise, repeat
-from operator import add, le
+from itertools import accumulate, pairwise
 from struct import Struct
 from struct import error as StructError
 from typing import NoReturn
 
 from aiorocket.errors import ProtocolError
+from aiorocket.storage.agreement import ANY_V6, belong_each, belong_even, plausible, starts_of, unpack_head
 from aiorocket.storage.checkpoint import QueueTable
 from aiorocket.storage.chunk_cache import ChunkCache, in_parts, runs
 from aiorocket.storage.commit_log import CommitLog
@@ -29,7 +29,7 @@ from aiorocket.storage.queue_recovery import Codes, code_of, tags_code_in
 from aiorocket.storage.results import ReadResult, ReadStatus, StoreBusyError
 from aiorocket.storage.tail_cache import LARGE, read_tail, scan_tail
 from aiorocket.storage.walk import Bad, Found
-from aiorocket_protocol import MAX_TOPIC, MIN_RECORD, V4_HEAD, RecordView, check_record
+from aiorocket_protocol import MIN_RECORD, V4_HEAD, RecordView, check_record
 from aiorocket_protocol.fast import compiled
 
 __all__ = ("YOUNG_BYTES", "Reader")
@@ -168,7 +168,7 @@ class Reader:
                 if sizes[0] != GAP and not self._in_order(queue, offsets[0]):
                     self._mend(queue, offsets[0])
                 return [], 0
-            if not _plausible(places[:taken], sizes[:taken], log.start_offset, log.written):
+            if not plausible(places[:taken], sizes[:taken], log.start_offset, log.written):
                 self._mend(queue, offsets[0])
             places, sizes, offsets = places[:taken], sizes[:taken], offsets[:taken]
             changes = log.damage.changes
@@ -181,10 +181,12 @@ class Reader:
             self._mend(queue, offsets[0])
         if len(parts) == 1 or len(parts) * LARGE > total:
             parts = [b"".join(parts)]
-            where = parts * taken, _starts(sizes)
+            belong = belong_even(parts[0], places, sizes, queue, offsets) or belong_each(
+                parts * taken, starts_of(sizes), places, sizes, queue, offsets
+            )
         else:
-            where = in_parts(parts, starts, lengths, places)
-        if not _belong(*where, places, sizes, queue, offsets):
+            belong = belong_each(*in_parts(parts, starts, lengths, places), places, sizes, queue, offsets)
+        if not belong:
             self._mend(queue, offsets[0])
         if log.unchecked:
             self._check_each(b"".join(parts), places, sizes)
@@ -206,12 +208,12 @@ class Reader:
             return True
         if log.damage.touches(place, place + size):
             return self._in_order(queue, offset)
-        if not _plausible((place,), (size,), log.start_offset, log.written):
+        if not plausible((place,), (size,), log.start_offset, log.written):
             return False
         data = log.checked(place, size)
         if log.damage.touches(place, place + size):
             return self._in_order(queue, offset)
-        if len(data) != size or not _belong([data], [0], (place,), (size,), queue, (offset,)):
+        if len(data) != size or not belong_each([data], [0], (place,), (size,), queue, (offset,)):
             return False
         return self._wrong_code(queue, data, (size,), (code,)) is None
 
@@ -220,9 +222,9 @@ class Reader:
         at, plain = 0, queue.topic not in self._codes
         behind_body = V4_HEAD + 1 + len(queue.topic_bytes) + 2
         for index, (size, code) in enumerate(zip(sizes, codes, strict=True)):
-            *_, flags, body = _head(data, at)
+            *_, flags, body = unpack_head(data, at)
             first = at + behind_body + body
-            if not plain or flags & _V6 or tags_code_in(data, first, at + size) != code:
+            if not plain or flags & ANY_V6 or tags_code_in(data, first, at + size) != code:
                 try:
                     view = RecordView(data, at, at + size)
                     found = Found(0, size, b"", 0, 0, 0, data, at, view.end - len(view.raw_properties))
@@ -425,59 +427,6 @@ class Reader:
         for (topic, _), queue in self._queues.items():
             ends[topic] = ends.get(topic, 0) + queue.max_offset
         return ends
-
-
-# size, queue id, queue offset, physical offset, sysFlag; where the body's length stands when both hosts are IPv4
-_head = Struct(">i8xi4xqqi44xi").unpack_from
-_V6 = 0x030
-
-
-def _plausible(places: Sequence[int], sizes: Sequence[int], start: int, end: int) -> bool:
-    """Whether these can be records of a log of ``start`` to ``end``."""
-    return (
-        start <= places[0]
-        and places[-1] + sizes[-1] <= end
-        and min(sizes) >= MIN_RECORD
-        and all(map(le, map(add, places, sizes), places[1:]))
-    )
-
-
-def _starts(sizes: Sequence[int]) -> list[int]:
-    """Where records that stand back to back begin."""
-    starts = list(accumulate(sizes, initial=0))
-    del starts[-1]
-    return starts
-
-
-def _belong(
-    datas: Sequence[bytes],
-    starts: Sequence[int],
-    places: Sequence[int],
-    sizes: Sequence[int],
-    queue: ConsumeQueue,
-    offsets: Sequence[int],
-) -> bool:
-    """Whether the records that begin at ``starts`` of ``datas`` are those of this queue with these log and queue
-    offsets."""
-    found_sizes, ids, found_offsets, found_places, flags, bodies = zip(*map(_head, datas, starts), strict=True)
-    if not (
-        found_sizes == tuple(sizes)
-        and found_places == tuple(places)
-        and found_offsets == tuple(offsets)
-        and ids.count(queue.queue_id) == len(ids)
-    ):
-        return False
-    topic = queue.topic_bytes
-    if len(topic) <= MAX_TOPIC and not any(map(_V6.__and__, set(flags))):
-        field = bytes((len(topic),)) + topic
-        return all(map(bytes.startswith, datas, repeat(field), map(add, map(add, starts, bodies), repeat(V4_HEAD))))
-    try:
-        return all(
-            RecordView(data, start, start + size).topic.encode() == topic
-            for data, start, size in zip(datas, starts, sizes, strict=True)
-        )
-    except (ProtocolError, IndexError, StructError):  # without checksums anything may stand there
-        return False
 
 
 def _outside(offset: int, low: int, high: int) -> tuple[ReadStatus, int]:

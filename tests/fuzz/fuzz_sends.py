@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 
 def targets() -> tuple[Callable[[bytes], None], ...]:
-    from aiorocket.storage import reader
+    from aiorocket.storage import agreement
     from aiorocket.storage.consume_queue import UNIT
     from aiorocket_protocol import MIN_RECORD, MSGPACK
     from aiorocket_protocol.fast import compiled
@@ -57,13 +57,13 @@ def targets() -> tuple[Callable[[bytes], None], ...]:
             return
         places, sizes, _ = (list(column) for column in zip(*UNIT.iter_unpack(units), strict=True))
         cut = cut_units(units, 1 << 62, 0, 1 << 62)
-        plain = min(sizes) >= MIN_RECORD and reader._plausible(places, sizes, 0, 1 << 62)
+        plain = min(sizes) >= MIN_RECORD and agreement.plausible(places, sizes, 0, 1 << 62)
         assert (cut is not None) == plain
         if not plain or sum(sizes) != len(records):
             return
         queue: Any = SimpleNamespace(queue_id=1, topic="T", topic_bytes=b"T")
         offsets = range(2, 2 + count)
-        belong = reader._belong([records] * count, reader._starts(sizes), places, sizes, queue, offsets)
+        belong = agreement.belong_each([records] * count, agreement.starts_of(sizes), places, sizes, queue, offsets)
         # What it does not take the pure way looks at; the other way round a wrong record would be served.
         assert belong or not are_records([records], units, count, 2, 1, b"T")
 
@@ -102,7 +102,7 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 2 or arguments[0] != "--runs" or not arguments[1].isdigit():
         sys.exit("usage: fuzz_sends.py --runs N")
     with atheris.instrument_imports(include=["aiorocket.broker.handlers.send", "aiorocket.remoting.connection",
-                                             "aiorocket.storage.reader", "aiorocket_protocol"]):  # fmt: skip
+                                             "aiorocket.storage.agreement", "aiorocket_protocol"]):  # fmt: skip
         chosen = targets()
     directory = Path(tempfile.mkdtemp(prefix="fuzz-sends-"))
     for number, data in enumerate(seeds()):

@@ -540,7 +540,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "aiorocket.storage.written:WrittenLog.checked", "if wrong:", "if False:", damaged_stores
     ),
     "a unit that is believed": Breakage(
-        f"{_READER}._records", "not _belong(*where, places, sizes, queue, offsets)", "False", damaged_stores
+        f"{_READER}._records", "not belong:", "False:", damaged_stores
     ),
     "a record without checksums that is believed": Breakage(
         f"{_READER}._records", "if log.unchecked:", "if False:", damaged_stores

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiorocket.storage.agreement import belong_each, belong_even, starts_of
 from aiorocket.storage.chunk_cache import CHUNK, ChunkCache, runs
-from aiorocket.storage.reader import _belong
 from aiorocket_protocol.record_writer import encode_record
 from aiorocket_protocol.records import ANY_V6, HOST_V6_EXTRA, SYS_FLAG_AT, V4_HEAD
 from tests.storage.stores import HOST, HOST_V6
@@ -75,7 +75,31 @@ def test_a_record_whose_body_would_end_behind_it_is_nobodys() -> None:
     queue: Any = SimpleNamespace(queue_id=1, topic="T", topic_bytes=b"T")
     for length in (4, 5, len(record), 1 << 30, -(1 << 30), -1):
         record[V4_HEAD + HOST_V6_EXTRA - 4 : V4_HEAD + HOST_V6_EXTRA] = length.to_bytes(4, "big", signed=True)
-        assert _belong([bytes(record)], [0], [0], [len(record)], queue, [2]) is (length == 4)
+        assert belong_each([bytes(record)], [0], [0], [len(record)], queue, [2]) is (length == 4)
     short = bytearray(encode_record(b"T", b"", b"", 1, 2, 0, 0, 0, 3, HOST, 4, HOST))
     short[SYS_FLAG_AT + 3] = ANY_V6
-    assert not _belong([bytes(short)], [0], [0], [len(short)], queue, [2])
+    assert not belong_each([bytes(short)], [0], [0], [len(short)], queue, [2])
+
+
+@given(st.integers(1, 4), st.integers(0, 9), st.integers(0, 2**16), st.integers(1, 255), st.sampled_from([0, 1, 2]))
+def test_records_of_one_size_belong_as_others_do(count: int, body: int, at: int, change: int, kind: int) -> None:
+    queue: Any = SimpleNamespace(queue_id=1, topic="T", topic_bytes=b"T")
+    records = [
+        encode_record(b"T", bytes([n]) * body, b"P\1a\2", 1, 7 + n, 500 + n, 0, 0, 3, HOST, 4, HOST)
+        for n in range(count)
+    ]
+    sizes = list(map(len, records))
+    places, offsets, data = list(range(500, 500 + count)), range(7, 7 + count), bytearray(b"".join(records))
+    if kind == 1:
+        data[at % len(data)] ^= change
+    elif kind == 2:
+        places[at % count] += change
+    each = belong_each([bytes(data)] * count, starts_of(sizes), places, sizes, queue, offsets)
+    even = belong_even(bytes(data), places, sizes, queue, offsets)
+    assert even <= each
+    assert even is each or data[SYS_FLAG_AT + 3 :: sizes[0]].strip(bytes(1))
+    assert even or kind
+    assert not belong_even(bytes(data), places, sizes, queue, range(8, 8 + count))
+    assert not belong_even(
+        bytes(data) + bytes(sizes[0] + 1), places * 2, [*sizes, *(size + 1 for size in sizes)], queue, offsets
+    )

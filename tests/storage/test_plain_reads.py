@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiorocket.storage import reader
+from aiorocket.storage import agreement
 from aiorocket.storage.chunk_cache import runs
 from aiorocket.storage.consume_queue import GAP, UNIT
 from aiorocket_protocol import MIN_RECORD, fast, pack_host
@@ -68,7 +68,7 @@ def test_entries_are_cut_as_the_pure_way_cuts_them(
         return
     taken = max(1, bisect_right(list(accumulate(sizes)), most))
     places, sizes = places[:taken], sizes[:taken]
-    if not reader._plausible(places, sizes, low, high):
+    if not agreement.plausible(places, sizes, low, high):
         assert got is None
         return
     # It looks at the entry behind the last that fits as well, and may leave all to the pure way for its sake.
@@ -97,8 +97,8 @@ def test_records_belong_where_the_pure_way_says_so(found: tuple[Any, ...], at: i
     places, sizes = [row[0] for row in rows], [row[1] for row in rows]
     queue: Any = SimpleNamespace(queue_id=QUEUE_ID, topic_bytes=topic, topic=topic.decode())
     offsets = range(OFFSET, OFFSET + len(rows))
-    pure = len(data) == sum(sizes) and min(sizes) >= MIN_RECORD and reader._belong(
-        [bytes(data)] * len(rows), reader._starts(sizes), places, sizes, queue, offsets
+    pure = len(data) == sum(sizes) and min(sizes) >= MIN_RECORD and agreement.belong_each(
+        [bytes(data)] * len(rows), agreement.starts_of(sizes), places, sizes, queue, offsets
     )  # fmt: skip
     got = are_records([bytes(data)], bytes(units), len(rows), OFFSET, QUEUE_ID, topic)
     assert not (got and not pure)
