@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-__all__ = ("allow_most_files", "most_files")
+__all__ = ("allow_most_files", "most_files", "open_files")
 
 _UNBOUNDED = 1 << 30
+
+
+def open_files() -> int | None:
+    """How many are open; None where the system has no ``/proc``."""
+    try:
+        # Linux says their number as the directory's size since 6.2; a list of 20,000 takes milliseconds.
+        return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return None
+
 
 if sys.platform == "win32":
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +62,17 @@ async def test_a_disk_that_does_not_say_how_full_it_is(peer: Peer, monkeypatch: 
     told = json.loads((await peer.call(28)).body)["table"]
     assert told["commitLogDiskRatio"] == "-1.0"
     assert told["commitLogDirCapacity"] == "Total : 0 B, Free : 0 B."
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+async def test_open_files_and_how_many_there_may_be(peer: Peer, tmp_path: Path) -> None:
+    before = json.loads((await peer.call(28)).body)["table"]
+    with ExitStack() as stack:
+        for number in range(20):
+            stack.enter_context((tmp_path / str(number)).open("w"))
+        now = json.loads((await peer.call(28)).body)["table"]
+    # What else this process has may come and go meanwhile.
+    assert 0 < int(before["openFiles"]) < int(now["openFiles"]) - 10 < int(now["openFilesMax"])
 
 
 async def test_what_a_topic_holds(peer: Peer) -> None:

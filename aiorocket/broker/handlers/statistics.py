@@ -19,6 +19,7 @@ from aiorocket.broker.core.groups import ConsumerGroup, Member
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.traffic import GROUP_GET_NUMS, TOPIC_PUT_NUMS, Growth, Key
 from aiorocket.broker.traffic import GETS_FOUND, GETS_MISSED, PUTS, TrafficMeter
+from aiorocket.runtime.open_files import most_files, open_files
 from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     LANGUAGE_NAMES,
@@ -280,6 +281,7 @@ class StatisticsHandlers:
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": VERSION_NAME,
             **_store_facts(store),
+            **_file_facts(),
             "startAcceptSendRequestTimeStamp": "0",
             "sendThreadPoolQueueSize": "0",
             "sendThreadPoolQueueCapacity": "0",
@@ -333,6 +335,12 @@ class StatisticsHandlers:
 
 def _stats(grown: Growth) -> dict[str, Any]:
     return {"sum": grown.total, "tps": grown.per_second}
+
+
+def _file_facts() -> dict[str, str]:
+    """Files and sockets that this process has open, and may have."""
+    now = open_files()
+    return {} if now is None else {"openFiles": str(now), "openFilesMax": str(most_files())}
 
 
 def _store_facts(store: MessageStore) -> dict[str, str]:
