@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from aiorocket.spark.columns import arrow_schema
 
-__all__ = ("PropertyTable", "as_text", "bad_text", "cut", "numbers")
+__all__ = ("PropertyTable", "as_text", "bad_text", "cut", "map_of", "numbers")
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -42,6 +42,11 @@ def numbers(values: npt.NDArray[Any], valid: Mask | None = None) -> pa.Array:
     missing = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
     buffers = [missing, pa.py_buffer(np.ascontiguousarray(values))]
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
+
+
+def map_of(firsts: pa.Array, names: pa.StringArray, values: pa.StringArray) -> pa.MapArray:
+    """A column of properties: those of row n are the ones from ``firsts[n]`` up to ``firsts[n + 1]``."""
+    return pa.MapArray.from_arrays(firsts, names, values, _MAP)
 
 
 def bad_text(column: pa.BinaryArray) -> Mask | None:
@@ -109,7 +114,7 @@ class PropertyTable:
     def map(self) -> pa.MapArray:
         """All of them, in stored order."""
         values = self._pieces.take(numbers(np.arange(2, 4 * self._count, 4)))
-        return pa.MapArray.from_arrays(numbers(self._first), self._names, values, _MAP)
+        return map_of(numbers(self._first), self._names, values)
 
     def json(self) -> pa.StringArray:
         """All of them as a compact JSON object."""

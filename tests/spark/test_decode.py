@@ -29,6 +29,7 @@ from aiorocket_protocol import (
     compress,
     encode_blank,
     encode_record,
+    fast,
     pack_host,
 )
 
@@ -133,6 +134,25 @@ def test_good_properties_need_no_slow_way(rows: list[tuple[bytes, bool]]) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("aiorocket.spark.decode.decode_slowly", None)
         assert decode(data, "b", ROW_COLUMNS).equals(expected)
+
+
+@pytest.mark.skipif(fast.compiled("record_columns") is None, reason="aiorocketmq-speedups is not installed")
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(GOOD, BODIES, MILLIS, V4), min_size=1, max_size=30), CHOICES, st.booleans(), st.booleans())
+def test_plain_records_are_compiled(
+    rows: list[tuple[bytes, bytes, int, bytes]], choice: tuple[bool, list[str]], crc: bool, decompress: bool
+) -> None:
+    """The others, and what the compiled way gives for them, are in every test of this module."""
+    made = []
+    for number, (text, body, millis, host) in enumerate(rows):
+        stamp = millis % slowly.MAX_MILLIS
+        made.append(record(number, text, body=body, born_timestamp=-stamp, store_timestamp=stamp, born_host=host))
+    legacy, names = choice
+    options: dict[str, Any] = {"verify_crc": crc, "decompress": decompress, "legacy": legacy}
+    with pytest.MonkeyPatch.context() as patch:
+        if not (legacy and "properties" in names):
+            patch.setattr("aiorocket.spark.decode._frame", None)
+        both(b"".join(made), names, **options)
 
 
 @settings(max_examples=300, deadline=None)

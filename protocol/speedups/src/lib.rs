@@ -8,6 +8,7 @@
 mod batch;
 mod checksums;
 mod cold_reads;
+mod columns;
 mod frames;
 mod headers;
 mod plain_send;
@@ -121,6 +122,8 @@ mod aiorocketmq_speedups {
     use super::checksums::{cover, wrong_pages};
     #[pymodule_export]
     use super::cold_reads::{are_records, cut_units};
+    #[pymodule_export]
+    use super::columns::record_columns;
     #[pymodule_export]
     use super::frames::cut_frames;
     #[pymodule_export]
