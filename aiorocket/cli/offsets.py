@@ -59,7 +59,7 @@ def reset(
         plan = await admin.offsets.plan(group, topic, queues if to is None else to, skip=skip)
         title = f"Group {group} in {topic}: {plan.again} messages come again, {plan.skipped} will not come"
         if dry_run:
-            return told("offset move", title, plan.moves, plan.missing)
+            return told("offset move", f"{title}, without --dry-run", plan.moves, plan.missing)
         failed = False
         try:
             plan = await admin.offsets.apply(plan)

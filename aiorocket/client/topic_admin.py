@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.routes import TopicRoute
@@ -95,6 +95,19 @@ async def ensure_topics(client: Session, topics: Iterable[str]) -> None:
             await asyncio.sleep(_PAUSE)
 
 
+def refused_by(nameserver: str, error: Exception) -> str:
+    """Its text, which may name the address already."""
+    return str(error) if nameserver in str(error) else f"{nameserver}: {error}"
+
+
+def no_brokers(said: Sequence[str]) -> NotConnectedError:
+    """``said``: what came of each name server."""
+    return NotConnectedError(
+        f"no name server says which brokers there are: {'; '.join(said)}. Does one run there (`aiorocket standalone` "
+        "starts one), or are others meant (--nameserver, nameservers=)?"
+    )
+
+
 async def masters_of(client: Session, cluster: str | None) -> dict[str, str]:
     """The addresses of the masters by their brokers' names, as the first name server that answers knows them."""
     said: list[str] = []
@@ -104,9 +117,9 @@ async def masters_of(client: Session, cluster: str | None) -> dict[str, str]:
             about = decode_body(ClusterInfo, answer.body, answer.serialize_type)
             break
         except (RocketError, ProtocolError) as error:
-            said.append(f"{nameserver}: {error}")
+            said.append(refused_by(nameserver, error))
     else:
-        raise NotConnectedError(f"no name server says which brokers there are: {'; '.join(said)}")
+        raise no_brokers(said)
     if cluster is not None and about.cluster_addr_table and cluster not in about.cluster_addr_table:
         known = ", ".join(sorted(about.cluster_addr_table))
         raise UsageError(f"no broker of cluster {cluster!r} is registered; there are {known}")

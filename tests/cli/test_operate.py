@@ -217,7 +217,26 @@ def test_topics_come_change_and_go(ask: Run) -> None:
     assert unsure.exit_code == 2 and "--yes" in unsure.output
     assert ask("topic", "delete", "events", "--yes").exit_code == 0
     gone = ask("topic", "status", "events")
-    assert gone.exit_code == 1 and "no broker has topic 'events'" in gone.output
+    assert gone.exit_code == 1 and "no broker has topic 'events': `aiorocket topic list` names" in gone.output
+
+
+def test_a_dry_run_says_that_it_was_one(ask: Run) -> None:
+    again = ["offsets", "reset", "billing", "orders", "--to", "first"]
+    assert "will not come, without --dry-run\n" in ask(*again, "--dry-run").output
+    assert "--dry-run" not in ask(*again).output
+
+
+def test_an_error_names_the_next_step(ask: Run) -> None:
+    nobody = "127.0.0.1:1"
+    alone = CliRunner().invoke(cli, ["topic", "list", "--nameserver", nobody])
+    assert (
+        alone.exit_code == 1 and alone.output.count(nobody) == 1 and "`aiorocket standalone` starts one" in alone.output
+    )
+    # Who says where a broker is needs no word about addresses that brokers register.
+    given = ask("topic", "list", "--broker", nobody)
+    assert given.exit_code == 1 and "refused" in given.output and "address_map" not in given.output
+    other = ask("message", "get", "zz")
+    assert other.exit_code == 1 and "looked up in its topic (by_unique_key, --topic)" in other.output
 
 
 def test_settings_change_while_it_runs(ask: Run) -> None:

@@ -10,8 +10,8 @@ from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.session import Session
-from aiorocket.client.topic_admin import master_of, masters_of
-from aiorocket.errors import NotConnectedError, RemoteError, RocketError, UsageError
+from aiorocket.client.topic_admin import master_of, masters_of, no_brokers, refused_by
+from aiorocket.errors import RemoteError, RocketError, UsageError
 from aiorocket_protocol import (
     MASTER_ID,
     BrokerData,
@@ -72,6 +72,7 @@ class Asking:
     def __init__(self, client: Session, brokers: Sequence[str] = ()) -> None:
         self.client = client
         self.given = tuple(brokers)
+        client.remoting.reached.update(brokers)  # as if: they are the user's, not what brokers registered
 
     # ---- names
 
@@ -97,8 +98,8 @@ class Asking:
                 answer = await self.client.call(nameserver, RequestCode.GET_BROKER_CLUSTER_INFO)
                 return decode_body(ClusterInfo, answer.body, answer.serialize_type)
             except (RocketError, ProtocolError) as error:
-                said.append(f"{nameserver}: {error}")
-        raise NotConnectedError(f"no name server says which brokers there are: {'; '.join(said)}")
+                said.append(refused_by(nameserver, error))
+        raise no_brokers(said)
 
     async def brokers(self, *, cluster: str | None = None, broker: str | None = None) -> list[Broker]:
         """The masters of one cluster or of all, or the one named ``broker``. UsageError when there is none of the name,

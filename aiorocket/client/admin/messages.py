@@ -69,7 +69,10 @@ class Messages:
         try:
             host, port, offset = parse_offset_msg_id(offset_msg_id.strip())
         except ProtocolError as error:
-            raise UsageError(f"{offset_msg_id!r} is no offset id ({error}): by_unique_key takes a sender's") from None
+            raise UsageError(
+                f"{offset_msg_id!r} is no offset id ({error}): a sender's is looked up in its topic (by_unique_key, "
+                "--topic)"
+            ) from None
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         brokers = await self._ask.brokers()
         found = [each for each in brokers if each.address == address]

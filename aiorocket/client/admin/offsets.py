@@ -100,7 +100,10 @@ class Offsets:
             at = millis("to", to)
         lags = await self._groups.lag(check_group(group), topic)
         if not lags and not lags.missing:
-            raise TopicNotFoundError(f"no broker has topic {topic!r} and group {group!r}")
+            raise TopicNotFoundError(
+                f"no broker has topic {topic!r} and group {group!r}: `aiorocket topic list` and `aiorocket group list` "
+                "name those there are"
+            )
         addresses = {each.name: each.address for each in await self._ask.brokers()}
         known = {(each.broker, each.queue) for each in lags}
         if isinstance(to, Mapping) and (unknown := sorted(to.keys() - known)):

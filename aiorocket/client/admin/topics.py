@@ -165,7 +165,7 @@ class Topics:
 
         changed = await self._ask.each(ask, cluster=cluster, broker=broker)
         if not changed and not changed.missing:
-            raise TopicNotFoundError(f"no broker has topic {topic!r}")
+            raise TopicNotFoundError(f"no broker has topic {topic!r}: `aiorocket topic list` names those there are")
         return changed
 
     async def delete(self, topic: str, *, cluster: str | None = None) -> Answers[str]:
@@ -203,7 +203,7 @@ class Topics:
 
         answers = await self._ask.each(ask)
         if not answers and not answers.missing:
-            raise TopicNotFoundError(f"no broker has topic {topic!r}")
+            raise TopicNotFoundError(f"no broker has topic {topic!r}: `aiorocket topic list` names those there are")
         answers.sort()
         return answers
 

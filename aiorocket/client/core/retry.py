@@ -100,6 +100,6 @@ def unreached(address: str, cause: str, *, known: bool) -> NotConnectedError:
     if not known and not address.startswith("unix:"):
         said += (
             "; never reached so far: when a broker registered this address and has another from here, say so by "
-            "address_map= of ClientConfig"
+            "address_map= of ClientConfig (--address-map)"
         )
     return NotConnectedError(said)
