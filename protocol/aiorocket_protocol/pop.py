@@ -33,6 +33,7 @@ __all__ = (
     "REVIVE_TOPIC_PREFIX",
     "BatchAck",
     "PopHandle",
+    "is_pop_retry_topic",
     "pop_retry_topic",
     "pop_retry_topic_v1",
     "popped_topic",
@@ -70,6 +71,11 @@ def pop_retry_topic(group: str, topic: str) -> str:
 def pop_retry_topic_v1(group: str, topic: str) -> str:
     """The older name, which two pairs of group and topic may share: ``a_b`` with ``c``, ``a`` with ``b_c``."""
     return f"{RETRY_PREFIX}{group}_{topic}"
+
+
+def is_pop_retry_topic(name: str, topic: str) -> bool:
+    """Whether ``name`` is the ``pop_retry_topic`` of ``topic`` for some group; no topic or group has a "+" of its own."""
+    return name.startswith(RETRY_PREFIX) and name.endswith("+" + topic)
 
 
 def revive_topic(cluster: str) -> str:

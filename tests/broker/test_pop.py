@@ -353,6 +353,16 @@ async def test_a_deleted_topic_ends_what_waits_for_it(peer: Peer, broker: Broker
     await other.close()
 
 
+async def test_a_deleted_topic_takes_along_what_groups_get_of_it_again(peer: Peer, broker: Broker) -> None:
+    retries = "%RETRY%g+T", "%RETRY%g+aT"
+    for topic in retries:
+        broker.topics.ensure(topic, 1)
+        broker.offsets.commit("g", topic, 0, 1)
+    assert (await peer.call(215, DeleteTopicRequestHeader("T"))).code == 0
+    assert [topic in broker.topics for topic in retries] == [False, True]
+    assert [broker.offsets.query("g", topic, 0) for topic in retries] == [None, 1]
+
+
 async def test_nobody_writes_records_but_the_broker(peer: Peer) -> None:
     assert (await peer.send(topic="rmq_sys_REVIVE_LOG_DefaultCluster")).code == 16
 

@@ -335,6 +335,15 @@ def test_a_repetition_before_what_is_damaged_is_stored_once(damage: str, monkeyp
     simulate(main)
 
 
+def test_a_deleted_topic_leaves_no_messages_behind() -> None:
+    table = SentTable()
+    for topic in ("T", "U"):
+        for number in range(3):
+            table.keep(topic, number % 2, key("p", number), number)
+    table.delete_topic("T")
+    assert len(table) == 3 and table.offset("T", 0, key("p", 0)) is None and table.offset("U", 0, key("p", 0)) == 0
+
+
 async def test_what_is_known_of_a_topic_ends_with_it(peer: Peer) -> None:
     async def sent() -> tuple[int, str]:
         header = send_header(properties=f"UNIQ_KEY\x01{key('p', 1)}\x02")

@@ -86,6 +86,11 @@ class SentTable:
         self.version += 1
         self.use()
 
+    def delete_topic(self, topic: str) -> None:
+        for key in [key for key in self._stored if key[0] == topic]:
+            self._count -= len(self._stored.pop(key))
+            self.version += 1
+
     def producers(self) -> set[str]:
         return {producer for _, _, producer in self._stored}
 

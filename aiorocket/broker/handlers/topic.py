@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from aiorocket_protocol import (
     TopicConfig,
     UpdateGroupForbiddenRequestHeader,
     encode_body,
+    is_pop_retry_topic,
     table_body,
 )
 from aiorocket_protocol.plain import Plain
@@ -56,6 +58,7 @@ class TopicHandlers:
         self._configs = tables.configs
         self._offsets = tables.offsets
         self._consumers = tables.consumers
+        self._sent = tables.sent
         self._store = store
         self._topic_version = version
         self._save = save
@@ -124,26 +127,31 @@ class TopicHandlers:
         return RemotingCommand.response()
 
     async def delete_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Code 215: the topic, its messages and every group's offsets in it."""
+        """Code 215: the topic, its messages and every group's offsets in it, and what groups that popped it get again."""
         name = command.read(DeleteTopicRequestHeader).topic
         if is_system_topic(name):
             return refuse(
                 Refusal(ResponseCode.INVALID_PARAMETER, f"The topic[{name:.200}] is conflict with system topic.")
             )
+        retries = [one.name for one in self._topics if is_pop_retry_topic(one.name, name)]
+        # Begins before anything is waited for, name servers above all: what others store in a new topic of this name is
+        # not to go with the old one.
+        gone = [self._delete(one) for one in (name, *retries)]
+        # Offsets too, in front of it in the disk's thread: those that a crash brings back would pass over what a new
+        # topic of this name begins with.
+        await self._save("offsets")
+        await asyncio.gather(*gone)
+        return RemotingCommand.response()
+
+    def _delete(self, name: str) -> asyncio.Future[None]:
         topic = self._topics.get(name)
         if topic is not None:
             self._topics.delete(name)
             self._deleted(topic)
         self._offsets.delete_topic(name)
+        self._sent.delete_topic(name)
         self._revival.forget(topic=name)
-        # Begins before anything is waited for, name servers above all: what others store in a new topic of this name is
-        # not to go with the old one.
-        gone = self._store.delete_topic(name)
-        # Offsets too, in front of it in the disk's thread: those that a crash brings back would pass over what a new
-        # topic of this name begins with.
-        await self._save("offsets")
-        await gone
-        return RemotingCommand.response()
+        return self._store.delete_topic(name)
 
     async def all_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 21."""
