@@ -74,7 +74,7 @@ def pop_retry_topic_v1(group: str, topic: str) -> str:
 
 
 def is_pop_retry_topic(name: str, topic: str) -> bool:
-    """Whether ``name`` is the ``pop_retry_topic`` of ``topic`` for some group; no topic or group has a "+" of its own."""
+    """Whether ``name`` is the ``pop_retry_topic`` of ``topic`` for any group; neither has a "+" of its own."""
     return name.startswith(RETRY_PREFIX) and name.endswith("+" + topic)
 
 

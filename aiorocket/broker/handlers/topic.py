@@ -127,7 +127,7 @@ class TopicHandlers:
         return RemotingCommand.response()
 
     async def delete_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Code 215: the topic, its messages and every group's offsets in it, and what groups that popped it get again."""
+        """Code 215: the topic, its messages, every group's offsets in it, and what comes again of it."""
         name = command.read(DeleteTopicRequestHeader).topic
         if is_system_topic(name):
             return refuse(
