@@ -45,15 +45,19 @@ class KernelSync:
         self._calls = calls
         self._system = ctypes.CDLL(None, use_errno=True)["syscall"]
         self._system.argtypes, self._system.restype = (ctypes.c_long,) * 6, ctypes.c_long
-        context = ctypes.c_ulong()
-        self._call(calls.setup, _ROOM, ctypes.addressof(context))
-        self._context = context.value
         self._block = ctypes.create_string_buffer(_BLOCK.size)
         self._blocks = ctypes.c_void_p(ctypes.addressof(self._block))
         self._events = ctypes.create_string_buffer(_EVENT.size * _ROOM)
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._number = 0
+        context = ctypes.c_ulong()
         self._ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._call(calls.setup, _ROOM, ctypes.addressof(context))
+        except OSError:
+            os.close(self._ended)
+            raise
+        self._context = context.value
         loop.add_reader(self._ended, self._tell)
 
     def _call(self, number: int, first: int, second: int = 0, *others: int) -> int:
@@ -66,9 +70,13 @@ class KernelSync:
         """Done when the data of the descriptor is durable, or with the OSError that says why not. OSError at once when
         the kernel does not take it, which says nothing about the file."""
         number = self._number = self._number + 1
+        future = self._waiting[number] = self.loop.create_future()  # what finds no memory, finds it before
         _BLOCK.pack_into(self._block, 0, number, 0, 0, _FDSYNC, 0, file, 0, 0, 0, 0, _TELL, self._ended)
-        self._call(self._calls.submit, self._context, 1, ctypes.addressof(self._blocks))
-        future = self._waiting[number] = self.loop.create_future()
+        try:
+            self._call(self._calls.submit, self._context, 1, ctypes.addressof(self._blocks))
+        except OSError:
+            del self._waiting[number]
+            raise
         return future
 
     def _tell(self) -> None:
@@ -76,7 +84,12 @@ class KernelSync:
             os.eventfd_read(self._ended)
         count = _ROOM
         while count == _ROOM:  # the eventfd does not tell of the rest again
-            count = self._call(self._calls.getevents, self._context, 0, _ROOM, ctypes.addressof(self._events))
+            try:
+                count = self._call(self._calls.getevents, self._context, 0, _ROOM, ctypes.addressof(self._events))
+            except (
+                InterruptedError
+            ):  # a signal, and nothing to tell: what had ended was told before its eventfd said so
+                return
             for at in range(0, count * _EVENT.size, _EVENT.size):
                 number, _, result, _ = _EVENT.unpack_from(self._events, at)
                 future = self._waiting.pop(number)

@@ -90,6 +90,33 @@ async def test_what_the_kernel_does_not_take_is_refused_at_once(kernel: KernelSy
         await kernel.close()
 
 
+async def test_a_signal_while_nothing_has_ended_is_no_error(
+    kernel: KernelSync, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: int) -> int:
+        raise InterruptedError(errno.EINTR, "Interrupted system call")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "_call", interrupted)
+        kernel._tell()
+    await kernel.close()
+
+
+async def test_a_sync_that_finds_no_memory_is_not_begun(kernel: KernelSync, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def create_future(self) -> None:
+            raise MemoryError
+
+    begun: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "loop", Full())
+        patch.setattr(kernel, "_call", lambda number, *_: begun.append(number))
+        with pytest.raises(MemoryError):
+            kernel.sync(0)
+    assert not begun and not kernel._waiting
+    await kernel.close()
+
+
 async def test_a_close_waits_for_what_is_under_way(kernel: KernelSync, tmp_path: Path) -> None:
     with open(tmp_path / "file", "wb") as file:
         file.write(bytes(1 << 20))
