@@ -175,6 +175,7 @@ class Broker:
             # repeated in numbers, without the access tables anybody would be let in: that is for people to decide.
             replaceable=("locks", "transactions", "topics", "groups", "settings", "modes", "sent"),
             behind_sync=store.behind_sync,
+            ahead=store.ahead,
         )
         await state.load()
         tables.follow_settings()

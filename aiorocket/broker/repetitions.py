@@ -97,7 +97,7 @@ class Repetitions:
                 self._table.keep(topic, queue_id, unique, result.queue_offset)
             done(result)
 
-        self._table.use()  # saved in front of the first message, in the disk's queue of jobs
+        self._table.use()  # saved before the first message can be in the log
         try:
             return self._once.begin(topic, queue_id, unique, stored, elsewhere)
         except (StoreError, OSError) as error:

@@ -1,8 +1,8 @@
 """The broker's small state: topics, groups, offsets, delay progress and queue locks, saved as snapshots when they
 changed.
 
-Topics are saved at once, in the disk's one writer thread, and so with ``flush="sync"`` before the first message of a
-new topic can be acknowledged; many that are made side by side share few saves. A queue lock is granted when it is
+Topics are saved at once, in the disk's one writer thread, and before the first message of a new topic can be stored
+(``ahead``); many that are made side by side share few saves. A queue lock is granted when it is
 saved. The rest is saved every few seconds and at the end: a crash costs repeated deliveries, never a lost message. What
 says how far something has come is saved behind a sync of the log: with ``flush="async"`` it would outlive the copies
 that it passes in a power cut. A table that may have hundreds of thousands of entries is read in turns, and its saves
@@ -86,7 +86,8 @@ class _Saved:
 
 class BrokerState:
     """Named tables in one directory. Those named ``replaceable`` start anew when their file cannot be trusted; those
-    that say how far something has come are saved by ``behind_sync`` (that of the store), else at once."""
+    that say how far something has come are saved by ``behind_sync`` (that of the store), else at once. ``ahead`` is
+    told of saves that have to be done before what is appended to the store from then on."""
 
     def __init__(
         self,
@@ -95,11 +96,13 @@ class BrokerState:
         tables: Mapping[str, Table],
         replaceable: Container[str] = (),
         behind_sync: Callable[..., asyncio.Future[None]] | None = None,
+        ahead: Callable[[asyncio.Future[None]], None] = lambda job: None,
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._replaceable = replaceable
         self._behind_sync = behind_sync or disk.run
+        self._ahead = ahead
         #: Tables whose newest state was not found by ``load``: there is no file, or one of its generations is damaged.
         self.lost: set[str] = set()
         #: ``load`` found no file at all, good or bad.
@@ -168,15 +171,16 @@ class BrokerState:
         return job
 
     def begin(self, name: str) -> None:
-        """Begin to save ``name`` now; failures are logged and tried again with the next save. A job that waits for the
-        disk takes it along: thousands of topics made side by side would have one each in memory."""
+        """Begin to save ``name`` now, before what is appended to the store from now on; failures are logged and tried
+        again with the next save. A job that waits for the disk takes it along: thousands of topics made side by side
+        would have one each in memory."""
         saved = self._saved[name]
         if saved.waits and saved.listed is not None:
             saved.wanted = saved.table.version, saved.listed.later()
             if saved.waits:  # still: it has not looked
                 saved.version = saved.table.version
                 return
-        self._save(name)
+        self._ahead(self._save(name))
 
     async def save_all(self) -> None:
         """Save whatever changed; an OSError is logged and tried again with the next save."""

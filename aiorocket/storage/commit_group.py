@@ -61,7 +61,7 @@ class CommitGroup:
             marks.append((queue, queue.next_offset, queue.code))
 
     def write(self, disk: Disk, min_free: int, durable: int, replay: int, sync: bool) -> None:
-        """Blocking, of a group that begins a segment. Each run but the last is synced before the next is begun."""
+        """Blocking, in the disk's thread. Each run but the last is synced before the next is begun."""
         last = self.runs[-1]
         for run in self.runs:
             segment = run.segment

@@ -3,7 +3,7 @@
 Group commit without a timer. A group is one pwritev from the loop. With ``flush="sync"`` one fdatasync beside the loop
 follows, and whatever is appended meanwhile forms the next group. With ``flush="async"`` a loop turn is a group, and a
 sync follows ``flush_interval`` later. A group that begins a segment is written in the disk's thread: files are made and
-synced on the way.
+synced on the way. So is one that comes behind a job of that thread, ``ahead``.
 
 Offsets, in order: ``synced`` <= ``written`` <= ``end``. ``visible`` follows ``synced`` or ``written``, by the flush
 mode. A segment is synced before the next one gets its first byte, so bad bytes in front of a non-empty segment are
@@ -108,6 +108,7 @@ class CommitLog(WrittenLog):
         #: What is on its way to the disk in a thread; and the last sync behind the writes, which may be done.
         self.flushing: CommitGroup | None = None
         self.syncing: asyncio.Future[None] | None = None
+        self.ahead: asyncio.Future[None] | None = None
         self._committing = False
         self._rolling_back = False
         self._probe_at = 0.0
@@ -266,7 +267,7 @@ class CommitLog(WrittenLog):
         self._new_group()
         self.flushing = group
         run = group.runs[0]
-        self._in_thread = len(group.runs) > 1 or run.segment.file is None
+        self._in_thread = len(group.runs) > 1 or run.segment.file is None or not _over(self.ahead)
         if self._in_thread:  # files are made, synced and closed on the way
             floor, sync = self._config.min_free, self._sync_mode
             job = self._disk.run(group.write, self._disk, floor, self.synced, self.replay, sync)
@@ -434,6 +435,10 @@ class CommitLog(WrittenLog):
             self.broken(error)
         else:
             self.synced = max(self.synced, upto)
+
+
+def _over(job: asyncio.Future[None] | None) -> bool:
+    return job is None or job.done()
 
 
 def _nothing() -> None:

@@ -213,6 +213,10 @@ class Housekeeping:
         job.add_done_callback(lambda _: None if segment.failed is None else log.broken(segment.failed))
         return job
 
+    def ahead(self, job: asyncio.Future[None]) -> None:
+        """Nothing that is appended from now on is in the log before the end of ``job``, of the disk's thread."""
+        self._log.ahead = job
+
     # ---- deleted topics
 
     def remove(self, topic: str, queues: list[ConsumeQueue]) -> asyncio.Future[None]:

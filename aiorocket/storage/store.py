@@ -91,9 +91,9 @@ class MessageStore:
         self._behind = Housekeeping(
             env.disk, config, log, files, found.snapshot, self._queues, found.deleted, lambda: self._timestamp
         )
-        #: Runs a job of the disk's thread once what was acknowledged so far survives a power cut: for what must not
-        #: outlive it. OSError, with nothing done, when the disk fails.
-        self.behind_sync = self._behind.behind_sync
+        #: The first runs a job of the disk's thread once what was acknowledged so far survives a power cut (OSError,
+        #: with nothing done, when the disk fails). What is appended later is written behind a job the second is given.
+        self.behind_sync, self.ahead = self._behind.behind_sync, self._behind.ahead
         #: Removes what is old.
         self.retention = Retention(
             env.disk, config, f"{directory}/commitlog", log, files, self._queues, self._reader, self.keys,

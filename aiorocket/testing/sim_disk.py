@@ -141,8 +141,8 @@ class SimDisk(MemoryDisk):
     or removed without ``fsync_dir`` (in order within a directory). ``process_died()`` is a kill -9: bytes stay, locks
     and handles go. Both strike in the middle of the job that runs: it has made a drawn number of its calls.
     ``fail(after, code)`` makes the call number ``calls + after`` fail, a write with a part of it done; ``capacity``
-    bounds the bytes of all files; ``latency`` is what a job given to ``run`` takes, (least, most) seconds: raise it for
-    a slow disk.
+    bounds the bytes of all files; ``latency`` is what a job given to ``run``, or a ``sync``, takes, (least, most)
+    seconds: raise it for a slow disk.
     """
 
     def __init__(self, seed: int = 0, *, capacity: int = 1 << 40) -> None:
@@ -296,10 +296,20 @@ class SimDisk(MemoryDisk):
         loop.call_at(self._busy_until, self._job, self.era)
         return future
 
+    def sync(self, file: File) -> asyncio.Future[None]:
+        # As the kernel does it: begun at once, in no order with the jobs.
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        loop.call_later(self._draw.uniform(*self.latency), self._end, self.era, future, file.fdatasync, ())
+        return future
+
     def _job(self, era: int) -> None:
+        if era == self.era:
+            self._end(era, *self._jobs.popleft())
+
+    def _end(self, era: int, future: asyncio.Future[T], fn: Callable[..., T], args: tuple[object, ...]) -> None:
         if era != self.era:
             return  # the process died before its job began
-        future, fn, args = self._jobs.popleft()
         try:
             result = fn(*args)
         except Exception as error:  # noqa: BLE001 - whoever awaits the job gets its error

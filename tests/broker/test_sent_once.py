@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,13 +16,14 @@ from aiorocket.broker.core.sent_once import PER_PRODUCER, SentOnce, SentTable
 from aiorocket.broker.core.turns import whole
 from aiorocket.broker.repetitions import Repetitions
 from aiorocket.config import Limits, ProducerConfig
+from aiorocket.config.server import Flush
 from aiorocket.errors import UsageError
 from aiorocket.model import SendReceipt
 from aiorocket.storage.written import WrittenLog
 from aiorocket.testing import SimCluster, Simulation, simulate
 from aiorocket_protocol import DeleteTopicRequestHeader, RemotingCommand, SendMessageResponseHeader, encode_batch
 from tests.broker.peer import Peer, send_header
-from tests.broker.test_sim import SimPeer, config, started
+from tests.broker.test_sim import SMALL, SimPeer, config, started
 
 
 async def send(peer: SimPeer, key: str, once: str = "broker-a", **changes: Any) -> RemotingCommand:
@@ -176,12 +178,14 @@ def test_a_start_after_a_kill_lets_others_push_no_producer_out() -> None:
     simulate(main)
 
 
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("busy", [False, True])
-def test_the_first_of_all_is_known_when_the_broker_dies_with_its_answer(busy: bool) -> None:
+def test_the_first_of_all_is_known_when_the_broker_dies_with_its_answer(busy: bool, seed: int, flush: Flush) -> None:
     async def main(sim: Simulation) -> None:
         disk = sim.disk()
         env = sim.env(disk=disk)
-        host, broker = await started(sim, env, config())
+        host, broker = await started(sim, env, config(store=replace(SMALL, flush=flush)))
         peer = SimPeer(sim, broker.address)
         await peer.send(b"not idempotent")
         await asyncio.sleep(6)  # it is saved that there is none
@@ -193,14 +197,14 @@ def test_the_first_of_all_is_known_when_the_broker_dies_with_its_answer(busy: bo
         disk.process_died()
         await asyncio.gather(*sends, return_exceptions=True)
         await peer.close()
-        host, broker = await started(sim, env, config())
+        host, broker = await started(sim, env, config(store=replace(SMALL, flush=flush)))
         peer = SimPeer(sim, broker.address)
         assert (await send(peer, "first")).code == 0
         assert (await peer.drain()).count(b"first") == 1
         await peer.close()
         await host.run(broker.close())
 
-    simulate(main)
+    simulate(main, seed)
 
 
 def test_a_start_that_is_closed_reads_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
