@@ -83,7 +83,8 @@ def checked(lake: Lake, report: StepReport) -> None:
 
 def step(name: str) -> Callable[[Lake], None]:
     def run(lake: Lake) -> None:
-        from aiorocket.spark.steps import Input, Output, analyses
+        from aiorocket.spark.steps import Input, Output
+        from aiorocket.spark.steps.tables import analyses
 
         work: Callable[..., StepReport] = getattr(analyses, f"run_{name}")
         checked(lake, work(lake.spark, Input(archive=str(lake.path)), Output(lake.new())))

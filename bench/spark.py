@@ -225,8 +225,8 @@ def lake(bench: Bench) -> str:
 def step(bench: Bench, name: str, run: Callable[..., StepReport], by_hand: Callable[[DataFrame], DataFrame]) -> Any:
     """A step beside the query that one would write by hand, both from the same files to a new table."""
     from aiorocket.spark.steps import archive_rows
-    from aiorocket.spark.steps.inputs import Input
-    from aiorocket.spark.steps.run import Output
+    from aiorocket.spark.steps.tables.inputs import Input
+    from aiorocket.spark.steps.tables.run import Output
 
     path, places = lake(bench), itertools.count()
 
@@ -246,7 +246,7 @@ def step(bench: Bench, name: str, run: Callable[..., StepReport], by_hand: Calla
 
 
 def dedup(bench: Bench) -> dict[str, Any]:
-    from aiorocket.spark.steps.analyses import run_dedup
+    from aiorocket.spark.steps.tables.analyses import run_dedup
 
     found: dict[str, Any] = step(bench, "dedup", run_dedup, lambda rows: rows.dropDuplicates(["topic", "msgId"]))
     return found
@@ -255,7 +255,7 @@ def dedup(bench: Bench) -> dict[str, Any]:
 def windows(bench: Bench) -> dict[str, Any]:
     from pyspark.sql import functions as F
 
-    from aiorocket.spark.steps.analyses import run_windows
+    from aiorocket.spark.steps.tables.analyses import run_windows
 
     def by_hand(rows: DataFrame) -> DataFrame:
         window = F.window("bornTimestamp", "1 minute").alias("window")

@@ -25,9 +25,9 @@ from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.failures import explain
 from aiorocket.spark.steps.demo.access_log import PATTERN
-from aiorocket.spark.steps.manifest import Archive, Commit, DataFile, Span, partition_folder
+from aiorocket.spark.steps.files.manifest import Archive, Commit, DataFile, Span, partition_folder
 from aiorocket.spark.steps.report import Progress, StepReport
-from aiorocket.spark.steps.run import plain
+from aiorocket.spark.steps.tables.run import plain
 
 COMMANDS = [
     "demo", "archive", "compact", "verify", "restore", "show", "lag", "dedup", "decode", "windows", "order", "latency",
@@ -162,7 +162,7 @@ def given_to_archive(monkeypatch: pytest.MonkeyPatch, answer: StepReport | BaseE
         return answer
 
     monkeypatch.setattr("aiorocket.spark.quiet_session.session_for", no_session)
-    monkeypatch.setattr(import_module("aiorocket.spark.steps.archive"), "archive", step)
+    monkeypatch.setattr(import_module("aiorocket.spark.steps.archives.archive"), "archive", step)
     return got
 
 

@@ -39,9 +39,9 @@ from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage
 from aiorocket.runtime import run
 from aiorocket.runtime.env import Env, real_env
-from aiorocket.spark.steps.folder import Folder
-from aiorocket.spark.steps.manifest import Archive
-from aiorocket.spark.steps.table import Table
+from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.files.manifest import Archive
+from aiorocket.spark.steps.tables.table import Table
 from tests.spark.producing import create_topic
 from tests.spark.servers import Standalone
 from tests.spark.writing import stored

@@ -28,9 +28,9 @@ import pyarrow.parquet as pq
 from aiorocket.model import Queue
 from aiorocket.spark import bridge
 from aiorocket.spark.steps import iceberg_table
-from aiorocket.spark.steps.folder import Folder
-from aiorocket.spark.steps.manifest import Archive, partition_of
-from aiorocket.spark.steps.table import Table
+from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.files.manifest import Archive, partition_of
+from aiorocket.spark.steps.tables.table import Table
 from aiorocket.testing import broker_thread
 from tests.spark.producing import create_topic, send
 from tests.spark.writing import stored
@@ -46,7 +46,7 @@ WORKER = """
 import json, sys
 from aiorocket.spark import spark_session, steps
 from aiorocket.spark.pytest_plugin import TEST_CONF
-from aiorocket.spark.steps import claims
+from aiorocket.spark.steps.files import claims
 
 nameserver, lake, format, conf = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
 claims._RENEW, claims._TRUST, claims._TAKE, claims._LOOK = 0.5, 8.0, 12.0, 0.2  # in a store whoever is next waits

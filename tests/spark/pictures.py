@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.text import Text
 
-from aiorocket.spark.steps.plot_style import save
+from aiorocket.spark.steps.functions.plot_style import save
 
 
 def framed(figure: Any, path: Path) -> Path:

@@ -21,16 +21,15 @@ from aiorocket.spark.steps import (
     Progress,
     StepReport,
     archive_rows,
-    archive_run,
     compact,
-    direct,
     iceberg_table,
     sample_lag,
     verify,
 )
 from aiorocket.spark.steps import archive as archive_step
-from aiorocket.spark.steps.hours import _hours
-from aiorocket.spark.steps.manifest import LAST_HOUR, partition_folder
+from aiorocket.spark.steps.archives import archive_run, direct
+from aiorocket.spark.steps.files.hours import _hours
+from aiorocket.spark.steps.files.manifest import LAST_HOUR, partition_folder
 from aiorocket.spark.steps.rows import with_hours
 from tests.spark.lakes import CrashError, add, crash_at, make
 from tests.spark.producing import create_topic, send

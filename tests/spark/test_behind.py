@@ -13,7 +13,7 @@ from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.offsets import format_offsets
 from aiorocket.spark.steps.behind import Behind, behind, reached
-from aiorocket.spark.steps.table import Table
+from aiorocket.spark.steps.tables.table import Table
 from tests.spark import lakes
 from tests.spark.producing import create_topic, send
 

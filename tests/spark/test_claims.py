@@ -17,16 +17,17 @@ from pathlib import Path
 import pytest
 
 from aiorocket.spark import bridge
-from aiorocket.spark.steps import ArchiveConflictError, ClaimStoppedError, claims, owners
-from aiorocket.spark.steps.claims import claim
-from aiorocket.spark.steps.folder import Folder
+from aiorocket.spark.steps import ArchiveConflictError, ClaimStoppedError
+from aiorocket.spark.steps.files import claims, owners
+from aiorocket.spark.steps.files.claims import claim
+from aiorocket.spark.steps.files.folder import Folder
 from tests.spark.turns import Store, Turns
 
 _ROOT = Path(__file__).parents[2]
 _HOLDS = """
 import sys
-from aiorocket.spark.steps.claims import claim
-from aiorocket.spark.steps.folder import Folder
+from aiorocket.spark.steps.files.claims import claim
+from aiorocket.spark.steps.files.folder import Folder
 folder = Folder(sys.argv[1])
 folder.make("_claims/table" if sys.argv[2] == "store" else "")
 folder._local = sys.argv[2] == "disk"

@@ -15,8 +15,8 @@ from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.steps import Archive, ArchiveConflictError, Progress, archive_rows, compact
 from aiorocket.spark.steps import compact as compact_step
-from aiorocket.spark.steps.delta import sync_delta
-from aiorocket.spark.steps.table import Table
+from aiorocket.spark.steps.files.delta import sync_delta
+from aiorocket.spark.steps.tables.table import Table
 from tests.spark.lakes import CrashError, add, crash_at, make
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def test_nothing_is_replaced_when_a_row_is_lost_or_another_run_was_quicker(
         compact(spark, str(tmp_path), on_step=other)
     assert archive.snapshot().files == before.files
 
-    module = importlib.import_module("aiorocket.spark.steps.compact")
+    module = importlib.import_module("aiorocket.spark.steps.archives.compact")
     real = module.run_tasks
     monkeypatch.setattr(module, "run_tasks", lambda *given: real(*given)[1:])
     with pytest.raises(RocketError, match="nothing was replaced"):
@@ -147,7 +147,7 @@ def test_what_a_failed_try_wrote_does_not_stay(
     archive = make(tmp_path)
     for begin in (0, 5):
         add(archive, {Q0: range(begin, begin + 5)})
-    module = importlib.import_module("aiorocket.spark.steps.compact")
+    module = importlib.import_module("aiorocket.spark.steps.archives.compact")
     real = module.run_tasks
 
     def one_fails(*given: object) -> None:
@@ -247,5 +247,5 @@ def test_a_parquet_table_is_never_read_twice(
 
 
 def test_a_step_is_no_module() -> None:
-    module = importlib.import_module("aiorocket.spark.steps.compact")
+    module = importlib.import_module("aiorocket.spark.steps.archives.compact")
     assert module.compact is compact_step and callable(compact_step)

@@ -22,9 +22,9 @@ from aiorocket.cli.main import cli
 from aiorocket.errors import ConfigError, NotConnectedError, UsageError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.spark.steps.continuous import Continuous, Health, Plan
-from aiorocket.spark.steps.folder import Folder
+from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.report import StepReport
-from aiorocket.spark.steps.table import Table
+from aiorocket.spark.steps.tables.table import Table
 from tests.spark.day import live_through
 from tests.spark.lakes import make
 from tests.spark.producing import send

@@ -17,8 +17,8 @@ from aiorocket.client.push.consumer import Consumer
 from aiorocket.errors import UsageError
 from aiorocket.model import OutgoingMessage
 from aiorocket.runtime import run
-from aiorocket.spark.steps.dead_letters import describe, make_readable, top_causes, triage
-from aiorocket.spark.steps.replay import replay
+from aiorocket.spark.steps.functions.dead_letters import describe, make_readable, top_causes, triage
+from aiorocket.spark.steps.functions.replay import replay
 from aiorocket.spark.steps.report import Progress
 from aiorocket_protocol import CreateTopicRequestHeader, RequestCode
 from tests.spark.producing import create_topic, send

@@ -9,7 +9,7 @@ import pytest
 
 from aiorocket.errors import UsageError
 from aiorocket.spark import steps
-from aiorocket.spark.steps.dedup import DedupCounts, count_duplicates, dedup, duplicates
+from aiorocket.spark.steps.functions.dedup import DedupCounts, count_duplicates, dedup, duplicates
 from tests.spark.row_frames import SCHEMA, frame, row, shuffled
 
 if TYPE_CHECKING:

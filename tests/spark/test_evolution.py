@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 
 from aiorocket.errors import UsageError
 from aiorocket.spark.steps import Input, Output, Table, run_decode
-from aiorocket.spark.steps.evolution import changes, merged
+from aiorocket.spark.steps.tables.evolution import changes, merged
 from tests.spark.producing import send
 
 pytestmark = pytest.mark.usefixtures("spark")  # DDL is read by Spark
@@ -103,8 +103,8 @@ class DiedError(Exception):
 
 
 #: Where a process dies on the way to the new type, and how many runs there are then.
-DEATHS = [("table.Table._stage", 0), ("table.Table._publish", 0)]
-SYNCS = {"delta": [("table.Table._sync_delta", 1)], "iceberg": [("table.sync_iceberg_parts", 1)]}
+DEATHS = [("tables.table.Table._stage", 0), ("tables.table.Table._publish", 0)]
+SYNCS = {"delta": [("tables.table.Table._sync_delta", 1)], "iceberg": [("tables.table.sync_iceberg_parts", 1)]}
 
 
 @pytest.mark.timeout(900)  # fifteen runs

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from aiorocket.model import Queue
-from aiorocket.spark.steps import file_counts
-from aiorocket.spark.steps.file_counts import count_files_by_queue
-from aiorocket.spark.steps.hours import by_queue
+from aiorocket.spark.steps.files import file_counts
+from aiorocket.spark.steps.files.file_counts import count_files_by_queue
+from aiorocket.spark.steps.files.hours import by_queue
 from aiorocket.spark.steps.proof import QueueCount
 from tests.spark.lakes import add, make
 

@@ -15,11 +15,12 @@ from pyarrow import parquet
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime.clock import WallClock
-from aiorocket.spark.steps import Table, iceberg, iceberg_catalog, iceberg_table
-from aiorocket.spark.steps.folder import Folder
-from aiorocket.spark.steps.hours import HourWriter
-from aiorocket.spark.steps.iceberg import expire_iceberg, sync_iceberg
-from aiorocket.spark.steps.manifest import Archive, DataFile, FileOrigin, Snapshot, Span, lasting
+from aiorocket.spark.steps import Table, iceberg_table
+from aiorocket.spark.steps.files import iceberg, iceberg_catalog
+from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.files.hours import HourWriter
+from aiorocket.spark.steps.files.iceberg import expire_iceberg, sync_iceberg
+from aiorocket.spark.steps.files.manifest import Archive, DataFile, FileOrigin, Snapshot, Span, lasting
 from tests.spark.kills import s3_environment
 from tests.spark.lakes import add, make, rows_of
 from tests.spark.test_object_store import s3
@@ -369,7 +370,7 @@ def arrow_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         folder.mkdir(parents=True)
         parquet.write_table(rows, folder / "part-0.parquet")
 
-    monkeypatch.setattr("aiorocket.spark.steps.table._write_parquet", write)
+    monkeypatch.setattr("aiorocket.spark.steps.tables.table._write_parquet", write)
 
 
 def part(numbers: range, **more: list[Any]) -> dict[str, Any]:
@@ -384,7 +385,7 @@ def test_the_table_of_a_step_is_followed(tmp_path: Path, monkeypatch: pytest.Mon
         own.iceberg("rows")
     own.append(part(range(5)), {Q0: (0, 5)}, 5)
     with monkeypatch.context() as dying, pytest.raises(ConnectionAbortedError):
-        dying.setattr("aiorocket.spark.steps.table.sync_iceberg_parts", died)
+        dying.setattr("aiorocket.spark.steps.tables.table.sync_iceberg_parts", died)
         own.append(part(range(5, 9)), {Q0: (5, 9)}, 4)
     table = own.iceberg("rows")
     with closing(table.catalog):
@@ -443,7 +444,7 @@ def test_an_archive_and_a_steps_table_in_s3(tmp_path: Path, monkeypatch: pytest.
             expire_iceberg(archive, after, 1 << 60)
             table.refresh()
             assert readable(table) == [110] and len(archive.folder.names("data/metadata")) < len(before)
-        monkeypatch.setattr("aiorocket.spark.steps.table._write_parquet", in_store)
+        monkeypatch.setattr("aiorocket.spark.steps.tables.table._write_parquet", in_store)
         own = Table.open("s3a://lake/decoded", "x", {}, "iceberg")
         for number in range(2):
             own.append(part(range(number, number + 1)), {Q0: (number, number + 1)}, 1)

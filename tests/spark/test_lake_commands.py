@@ -22,13 +22,13 @@ from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.runtime import run
 from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.steps import ArchiveConflictError, ClaimStoppedError, compact
-from aiorocket.spark.steps import table as table_module
-from aiorocket.spark.steps.analyses import run_decode, run_dedup
-from aiorocket.spark.steps.inputs import Input
-from aiorocket.spark.steps.latency import LatencyReport, latency_report
+from aiorocket.spark.steps.functions.latency import LatencyReport, latency_report
 from aiorocket.spark.steps.report import Progress
-from aiorocket.spark.steps.run import Output
-from aiorocket.spark.steps.table import Table
+from aiorocket.spark.steps.tables import table as table_module
+from aiorocket.spark.steps.tables.analyses import run_decode, run_dedup
+from aiorocket.spark.steps.tables.inputs import Input
+from aiorocket.spark.steps.tables.run import Output
+from aiorocket.spark.steps.tables.table import Table
 from tests.spark import lakes
 from tests.spark.producing import create_topic, send
 
@@ -100,7 +100,7 @@ def test_an_interrupted_run_says_that_the_next_goes_on(
     def interrupted(*_: object, **__: object) -> None:
         raise ends
 
-    monkeypatch.setattr("aiorocket.spark.steps.analyses.whole", interrupted)
+    monkeypatch.setattr("aiorocket.spark.steps.tables.analyses.whole", interrupted)
     result = lake("windows", "--archive", tmp_path / "lake")
     assert result.exit_code == 130
     assert "interrupted; the next run begins with what is not written yet" in result.stderr
@@ -247,7 +247,7 @@ def test_a_report_of_a_topic_reads_it_once(
         run(delete())  # whoever reads a second time finds nothing
         return latency_report(df, **more)
 
-    monkeypatch.setattr("aiorocket.spark.steps.analyses.latency_report", measure)
+    monkeypatch.setattr("aiorocket.spark.steps.tables.analyses.latency_report", measure)
     found = report("report", "--topic", topic, "--nameserver", nameserver)
     assert (found["rows_in"], found["complete"]) == (8, True)
     assert (found["details"]["in_windows"], found["details"]["findings"], found["details"]["repeated"]) == (8, 0, 0)

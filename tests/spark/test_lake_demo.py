@@ -14,10 +14,10 @@ from pyspark.sql import functions as F
 from aiorocket.cli.lake.made_up_log import made_up_log as made_up
 from aiorocket.cli.main import cli
 from aiorocket.model import Queue
-from aiorocket.spark.steps import plot_style
 from aiorocket.spark.steps.demo import Pipeline
 from aiorocket.spark.steps.demo.access_log import PATTERN, access_log
 from aiorocket.spark.steps.demo.plots import Found, draw_log
+from aiorocket.spark.steps.functions import plot_style
 from aiorocket.spark.steps.report import StepReport
 from tests.spark import pictures
 

@@ -16,9 +16,9 @@ from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime import run
 from aiorocket.spark import cluster
-from aiorocket.spark.steps import plot_style, plots
-from aiorocket.spark.steps.lag_samples import LagSample, sample_lag
-from aiorocket.spark.steps.latency import (
+from aiorocket.spark.steps.functions import plot_style, plots
+from aiorocket.spark.steps.functions.lag_samples import LagSample, sample_lag
+from aiorocket.spark.steps.functions.latency import (
     ARCHIVED,
     EDGES,
     STORED,
@@ -29,7 +29,7 @@ from aiorocket.spark.steps.latency import (
     latency,
     latency_report,
 )
-from aiorocket.spark.steps.plots import WindowCount, draw, draw_windows
+from aiorocket.spark.steps.functions.plots import WindowCount, draw, draw_windows
 from tests.spark import pictures
 from tests.spark.producing import send
 from tests.spark.row_frames import BEGAN, at, frame, row, shuffled

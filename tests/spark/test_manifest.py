@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
-from aiorocket.spark.steps import Archive, ArchiveConflictError, StepReport, hours, prove
-from aiorocket.spark.steps import folder as folder_module
-from aiorocket.spark.steps.delta import check_delta, sync_delta
-from aiorocket.spark.steps.folder import Folder
-from aiorocket.spark.steps.hours import HourWriter, count_files
-from aiorocket.spark.steps.manifest import (
+from aiorocket.spark.steps import Archive, ArchiveConflictError, StepReport, prove
+from aiorocket.spark.steps.files import folder as folder_module
+from aiorocket.spark.steps.files import hours
+from aiorocket.spark.steps.files.delta import check_delta, sync_delta
+from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.files.hours import HourWriter, count_files
+from aiorocket.spark.steps.files.manifest import (
     Commit,
     DataFile,
     FileOrigin,

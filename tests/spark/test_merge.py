@@ -14,8 +14,8 @@ import pytest
 
 from aiorocket.errors import RocketError
 from aiorocket.model import Queue
-from aiorocket.spark.steps import merge as merging
-from aiorocket.spark.steps.merge import Pieces, merge
+from aiorocket.spark.steps.archives import merge as merging
+from aiorocket.spark.steps.archives.merge import Pieces, merge
 from tests.spark.lakes import add, make, rows_of
 
 QUEUES = [Queue("t", broker, number) for broker in ("broker-b", "broker-a") for number in (0, 10, 2)]

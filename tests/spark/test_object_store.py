@@ -16,7 +16,7 @@ import pyspark
 import pytest
 
 from aiorocket.errors import UsageError
-from aiorocket.spark.steps.folder import Folder
+from aiorocket.spark.steps.files.folder import Folder
 from tests.interop.peers import fetch_jars, missing_programs
 from tests.ports import free_port
 from tests.spark.producing import create_topic, send
@@ -30,8 +30,8 @@ import json, os, sys
 from aiorocket.spark import spark_session, steps
 from aiorocket.spark.columns import ROW_COLUMNS
 from aiorocket.spark.pytest_plugin import TEST_CONF
-from aiorocket.spark.steps import claims
-from aiorocket.spark.steps.folder import Folder
+from aiorocket.spark.steps.files import claims
+from aiorocket.spark.steps.files.folder import Folder
 from tests.spark.lakes import CrashError, crash_at
 from tests.spark.producing import send
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiorocket.errors import UsageError
-from aiorocket.spark.steps.order import OrderWatch, key_order, order, queue_order, summary
+from aiorocket.spark.steps.functions.order import OrderWatch, key_order, order, queue_order, summary
 from tests.spark.row_frames import SCHEMA, frame, row, shuffled
 
 if TYPE_CHECKING:

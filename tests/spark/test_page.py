@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from aiorocket.model import Queue
+from aiorocket.spark.steps.functions.plots import WindowCount, draw_windows
 from aiorocket.spark.steps.page import page
-from aiorocket.spark.steps.plots import WindowCount, draw_windows
 from aiorocket.spark.steps.report import StepReport
-from aiorocket.spark.steps.run import Shown
+from aiorocket.spark.steps.tables.run import Shown
 
 MADE = datetime(2026, 3, 1, 12, tzinfo=UTC)
 QUEUE = Queue("orders", "broker-a", 0)

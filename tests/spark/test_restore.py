@@ -21,7 +21,7 @@ from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.partition import QueuePartition, read_partition
 from aiorocket.spark.planner import QueueRange
 from aiorocket.spark.steps import ArchiveConflictError, Progress, StepReport, archive, compact, restore, topic_rows
-from aiorocket.spark.steps.file_jobs import Held
+from aiorocket.spark.steps.files.file_jobs import Held
 from tests.spark.lakes import NOON, CrashError, add, crash_at, make
 from tests.spark.producing import create_topic, send
 from tests.spark.writing import stored
@@ -165,7 +165,7 @@ def test_a_rate_is_kept_in_small_portions(
     async def pause(seconds: float) -> None:
         waits.append(seconds)
 
-    module = import_module("aiorocket.spark.steps.restore")
+    module = import_module("aiorocket.spark.steps.archives.restore")
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=pause))
     monkeypatch.setattr(module, "_RATE_SECONDS", 1000.0)  # longer than anything here takes
     said: list[Progress] = []
@@ -221,9 +221,9 @@ def test_tasks_send_files_in_order_with_what_messages_had(
     def run_here(spark: object, work: Callable[[Any], Iterable[Held]], tasks: Sequence[object]) -> list[Held]:
         return [held for task in tasks for held in work(json.loads(json.dumps(task)))]
 
-    for name in ("restore", "file_counts"):
+    for name in ("archives.restore", "files.file_counts"):
         monkeypatch.setattr(import_module(f"aiorocket.spark.steps.{name}"), "run_tasks", run_here)
-    monkeypatch.setattr(import_module("aiorocket.spark.steps.restore_task"), "_ROWS", 16)
+    monkeypatch.setattr(import_module("aiorocket.spark.steps.archives.restore_task"), "_ROWS", 16)
     no_spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
     lake, other = make(tmp_path), Queue("old", "broker-a", 1)
     add(lake, {Q: range(40), other: range(20)})
@@ -262,7 +262,7 @@ def test_tasks_send_files_in_order_with_what_messages_had(
 
 
 def test_a_task_makes_messages_of_few_bytes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task, came = import_module("aiorocket.spark.steps.restore_task"), list[list[Any]]()
+    task, came = import_module("aiorocket.spark.steps.archives.restore_task"), list[list[Any]]()
     monkeypatch.setattr(task, "_BYTES", 8_192)
     monkeypatch.setattr(task, "bridge", SimpleNamespace(call=lambda send, settings, rows, where: came.append(rows)))
     lake, queues = make(tmp_path), [Queue("old", "broker-a", number) for number in range(8)]
@@ -280,7 +280,7 @@ def test_a_task_makes_messages_of_few_bytes_at_a_time(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(("mode", "plain"), [("atLeastOnce", True), ("idempotent", False), ("exactlyOnce", False)])
 def test_only_rows_that_each_count_for_themselves_are_sent_by_files(tmp_path: Path, mode: str, plain: bool) -> None:
-    module = import_module("aiorocket.spark.steps.restore")
+    module = import_module("aiorocket.spark.steps.archives.restore")
     selection: Any = SimpleNamespace(archive=make(tmp_path), whole=True)
     text = {"nameServer": "127.0.0.1:9876", "SINKMODE": mode}
     job = module._Restore(selection, text, None, None, False, "name", {}, None)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiorocket.errors import UsageError
-from aiorocket.spark.steps.decode import Decoded, decode
+from aiorocket.spark.steps.functions.decode import Decoded, decode
 from tests.spark.row_frames import frame, row
 
 if TYPE_CHECKING:

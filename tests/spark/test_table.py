@@ -13,8 +13,8 @@ from pyarrow import parquet
 
 from aiorocket.errors import RocketError
 from aiorocket.model import Queue
-from aiorocket.spark.steps.folder import Folder
-from aiorocket.spark.steps.table import Table, TableSnapshot
+from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.tables.table import Table, TableSnapshot
 
 Q0, Q1 = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
 
@@ -30,8 +30,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         folder.mkdir(parents=True)
         parquet.write_table(rows, folder / f"part-{next(names)}.parquet")
 
-    monkeypatch.setattr("aiorocket.spark.steps.table._WHOLE", 4)
-    monkeypatch.setattr("aiorocket.spark.steps.table._write_parquet", write)
+    monkeypatch.setattr("aiorocket.spark.steps.tables.table._WHOLE", 4)
+    monkeypatch.setattr("aiorocket.spark.steps.tables.table._write_parquet", write)
 
 
 def add(table: Table, begin: int, end: int, queue: Queue = Q0) -> TableSnapshot:
@@ -116,7 +116,7 @@ def test_a_run_that_slept_through_others_is_refused(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "moment", ["aiorocket.spark.steps.table._write_parquet", "aiorocket.spark.steps.table.Folder.move"]
+    "moment", ["aiorocket.spark.steps.tables.table._write_parquet", "aiorocket.spark.steps.tables.table.Folder.move"]
 )
 def test_a_compaction_that_begins_beside_a_run_takes_nothing_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str

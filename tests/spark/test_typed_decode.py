@@ -23,11 +23,11 @@ from pyspark.sql import SparkSession
 from aiorocket.client.core.typed_body import decoder
 from aiorocket.errors import BodyError, UsageError
 from aiorocket.spark.failures import explain
-from aiorocket.spark.steps.avro import AvroReader
-from aiorocket.spark.steps.decode import decode
-from aiorocket.spark.steps.protobuf import ProtobufReader
-from aiorocket.spark.steps.registry import RegistryError, SchemaRegistry
-from aiorocket.spark.steps.typed import TypedReader
+from aiorocket.spark.steps.functions.avro import AvroReader
+from aiorocket.spark.steps.functions.decode import decode
+from aiorocket.spark.steps.functions.protobuf import ProtobufReader
+from aiorocket.spark.steps.functions.registry import RegistryError, SchemaRegistry
+from aiorocket.spark.steps.functions.typed import TypedReader
 from tests.spark.row_frames import frame, row
 
 OLD = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
@@ -109,7 +109,7 @@ def test_the_schema_of_a_body_is_asked_for_once_and_resolved() -> None:
 
 
 def test_numbers_without_a_schema_are_not_asked_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiorocket.spark.steps.registry._MOST_UNKNOWN", 3)
+    monkeypatch.setattr("aiorocket.spark.steps.functions.registry._MOST_UNKNOWN", 3)
     with serving({f"/r/schemas/ids/{number}": {"schema": json.dumps(OLD)} for number in (7, 8)}) as (url, asked):
         reader = AvroReader(NEW, 0, SchemaRegistry(url))
         assert reader(wired(7, OLD, {"id": 1})) == (1, "none")

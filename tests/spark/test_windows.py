@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 from aiorocket.errors import UsageError
-from aiorocket.spark.steps.windows import late_rows, mark_late, rows_dropped, windows
+from aiorocket.spark.steps.functions.windows import late_rows, mark_late, rows_dropped, windows
 from tests.spark.row_frames import SCHEMA, at, frame, row, shuffled
 
 if TYPE_CHECKING:

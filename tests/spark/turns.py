@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from aiorocket.spark.steps.folder import Folder
+from aiorocket.spark.steps.files.folder import Folder
 
 __all__ = ("Store", "Turns")
 

@@ -20,8 +20,8 @@ from aiorocket.cli.lake.running import Interrupts, run_step
 from aiorocket_protocol import DLQ_PREFIX
 
 if TYPE_CHECKING:
-    from aiorocket.spark.steps.inputs import Input
     from aiorocket.spark.steps.report import ProgressCall, StepReport
+    from aiorocket.spark.steps.tables.inputs import Input
 
 __all__ = ("replay", "triage")
 
@@ -47,8 +47,8 @@ def triage(
     given = _letters(group, archive_path, name_server, since, until, options)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
-        from aiorocket.spark.steps.analyses import run_triage
-        from aiorocket.spark.steps.run import Output
+        from aiorocket.spark.steps.tables.analyses import run_triage
+        from aiorocket.spark.steps.tables.run import Output
 
         return run_triage(
             spark, given, Output(out, format, {"causes": show}), samples=samples, causes=causes or None,
@@ -84,7 +84,7 @@ def replay(
     given = _letters(group, archive_path, name_server, since, until, options)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
-        from aiorocket.spark.steps.analyses import run_replay
+        from aiorocket.spark.steps.tables.analyses import run_replay
 
         return run_replay(
             spark, given, name_server, where=where, dry_run=dry_run, rate=rate, limit=limit, to=to, on_progress=tell

@@ -201,12 +201,12 @@ def show(path: str, as_json: bool) -> None:
     """
     check_extras()
     with told_in_a_line():
-        from aiorocket.spark.steps.table import Table
+        from aiorocket.spark.steps.tables.table import Table
 
         found = Table.there(path)
         if found is not None:
             sys.exit(_show_table(path, found, as_json))
-        from aiorocket.spark.steps.manifest import Archive
+        from aiorocket.spark.steps.files.manifest import Archive
 
         sys.exit(_show_archive(path, Archive.open(path), as_json))
 

@@ -41,7 +41,7 @@ def lag(
     with told_in_a_line():
         from aiorocket.spark import bridge
         from aiorocket.spark.steps.behind import Behind, behind
-        from aiorocket.spark.steps.lag_samples import sample_lag
+        from aiorocket.spark.steps.functions.lag_samples import sample_lag
 
         try:
             loose: dict[str, Any] = dict(with_environment(options))

@@ -68,8 +68,8 @@ def dedup(
     given = make_input(archive_path, topic, name_server, since, until, options)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
-        from aiorocket.spark.steps.analyses import run_dedup
-        from aiorocket.spark.steps.run import Output
+        from aiorocket.spark.steps.tables.analyses import run_dedup
+        from aiorocket.spark.steps.tables.run import Output
 
         which: Any = by
         return run_dedup(
@@ -143,8 +143,8 @@ def decode(
     given = make_input(archive_path, topic, name_server, since, until, options)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
-        from aiorocket.spark.steps.analyses import run_decode
-        from aiorocket.spark.steps.run import Output
+        from aiorocket.spark.steps.tables.analyses import run_decode
+        from aiorocket.spark.steps.tables.run import Output
 
         output = Output(out, format, {"decoded": show, "quarantine": show})
         return run_decode(
@@ -185,8 +185,8 @@ def windows(
     plots = None if slide is not None else _folder_of_plots(plots)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
-        from aiorocket.spark.steps.analyses import run_windows
-        from aiorocket.spark.steps.run import Output
+        from aiorocket.spark.steps.tables.analyses import run_windows
+        from aiorocket.spark.steps.tables.run import Output
 
         return run_windows(
             spark, given, Output(out, format, {"windows": show}), every=every, slide=slide, by=by, time=time,
@@ -224,8 +224,8 @@ def order(
     given = make_input(archive_path, topic, name_server, since, until, options)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
-        from aiorocket.spark.steps.analyses import run_order
-        from aiorocket.spark.steps.run import Output
+        from aiorocket.spark.steps.tables.analyses import run_order
+        from aiorocket.spark.steps.tables.run import Output
 
         output = Output(out, format, {"findings": show})
         return run_order(spark, given, output, sequence=sequence, key=key, dense=dense, on_progress=tell)
@@ -266,8 +266,8 @@ def latency(
     plots = _folder_of_plots(plots)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
-        from aiorocket.spark.steps.analyses import run_latency
-        from aiorocket.spark.steps.run import Output
+        from aiorocket.spark.steps.tables.analyses import run_latency
+        from aiorocket.spark.steps.tables.run import Output
 
         names = ("by_topic", "by_queue", "over_time", "histogram", "lag")
         return run_latency(
@@ -301,8 +301,8 @@ def report(
     plots = _folder_of_plots(plots)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
-        from aiorocket.spark.steps.analyses import run_report
-        from aiorocket.spark.steps.run import Output
+        from aiorocket.spark.steps.tables.analyses import run_report
+        from aiorocket.spark.steps.tables.run import Output
 
         names = ("windows", "by_topic", "by_queue", "over_time", "histogram", "findings", "summary", "repeats")
         return run_report(

@@ -15,7 +15,7 @@ from aiorocket.errors import RocketError
 from aiorocket_protocol import NAMESERVER_PORT
 
 if TYPE_CHECKING:
-    from aiorocket.spark.steps.inputs import Input
+    from aiorocket.spark.steps.tables.inputs import Input
 
 __all__ = (
     "Spark",
@@ -212,7 +212,7 @@ def make_input(
     if since is not None and until is not None and until <= since:
         raise click.UsageError(f"--until {until.isoformat()} is not after --from {since.isoformat()}")
     check_extras()
-    from aiorocket.spark.steps.inputs import Input
+    from aiorocket.spark.steps.tables.inputs import Input
 
     if archive_path is not None:
         topics = tuple(name.strip() for name in topic.split(",")) if topic is not None else None

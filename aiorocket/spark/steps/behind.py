@@ -13,9 +13,9 @@ from aiorocket.model import Queue
 from aiorocket.spark import bridge, cluster
 from aiorocket.spark.offsets import from_nested
 from aiorocket.spark.options import SourceOptions
-from aiorocket.spark.steps.folder import Folder
-from aiorocket.spark.steps.manifest import Archive
-from aiorocket.spark.steps.table import Table
+from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.files.manifest import Archive
+from aiorocket.spark.steps.tables.table import Table
 
 __all__ = ("Behind", "behind", "reached")
 

@@ -19,15 +19,15 @@ from aiorocket.spark import bridge
 from aiorocket.spark.failures import explain
 from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.options import SourceOptions
-from aiorocket.spark.steps.analyses import run_decode, run_dedup, run_windows
-from aiorocket.spark.steps.archive import archive
+from aiorocket.spark.steps.archives.archive import archive
+from aiorocket.spark.steps.archives.compact import compact
 from aiorocket.spark.steps.behind import behind
-from aiorocket.spark.steps.claims import ClaimStoppedError
-from aiorocket.spark.steps.compact import compact
-from aiorocket.spark.steps.inputs import Input
-from aiorocket.spark.steps.manifest import ArchiveConflictError
+from aiorocket.spark.steps.files.claims import ClaimStoppedError
+from aiorocket.spark.steps.files.manifest import ArchiveConflictError
 from aiorocket.spark.steps.report import Progress, StepReport
-from aiorocket.spark.steps.run import PORTION, Output
+from aiorocket.spark.steps.tables.analyses import run_decode, run_dedup, run_windows
+from aiorocket.spark.steps.tables.inputs import Input
+from aiorocket.spark.steps.tables.run import PORTION, Output
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

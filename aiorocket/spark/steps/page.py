@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiorocket.spark.steps.report import StepReport
-from aiorocket.spark.steps.run import plain
+from aiorocket.spark.steps.tables.run import plain
 
 __all__ = ("page", "simple")
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from aiorocket.spark.columns import spark_schema
-from aiorocket.spark.steps.manifest import DATA, LAST_HOUR, Archive
+from aiorocket.spark.steps.files.manifest import DATA, LAST_HOUR, Archive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from aiorocket.spark.planner import QueueRange
-    from aiorocket.spark.steps.manifest import Archive, DataFile
+    from aiorocket.spark.steps.files.manifest import Archive, DataFile
 
 __all__ = ("archive_rows", "in_ranges", "overlapping", "read_files", "topic_rows", "with_hours", "write_hours")
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from aiorocket.spark.steps.analyses import run_order
-from aiorocket.spark.steps.archive import archive
+from aiorocket.spark.steps.archives.archive import archive
 from aiorocket.spark.steps.demo.access_log import access_log
 from aiorocket.spark.steps.demo.plots import Found, draw_log
-from aiorocket.spark.steps.inputs import Input
+from aiorocket.spark.steps.functions.windows import windows
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport
-from aiorocket.spark.steps.run import Made, Output, Shown, add, told
-from aiorocket.spark.steps.table import Table
-from aiorocket.spark.steps.windows import windows
+from aiorocket.spark.steps.tables.analyses import run_order
+from aiorocket.spark.steps.tables.inputs import Input
+from aiorocket.spark.steps.tables.run import Made, Output, Shown, add, told
+from aiorocket.spark.steps.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from aiorocket.spark.steps.decode import decode
+from aiorocket.spark.steps.functions.decode import decode
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from aiorocket.spark.steps.decode import Decoded
+    from aiorocket.spark.steps.functions.decode import Decoded
 
 __all__ = ("COLUMNS", "PATTERN", "access_log")
 

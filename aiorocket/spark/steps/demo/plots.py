@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from aiorocket.spark.steps import plot_style as style
+from aiorocket.spark.steps.functions import plot_style as style
 
 __all__ = ("Found", "draw_log")
 

@@ -1,0 +1,1 @@
+"""A topic on disk and back: archive, compact, verify, restore."""

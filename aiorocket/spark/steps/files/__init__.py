@@ -1,0 +1,1 @@
+"""What lies on disk: the manifest of an archive, Parquet files, Delta and Iceberg tables over them, claims."""

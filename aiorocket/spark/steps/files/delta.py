@@ -1,0 +1,126 @@
+"""Keeps a Delta table over an archive's files (folder ``data``) in step with its manifest.
+
+The manifest decides; the table follows it with the same Parquet files, so no row is written twice and none passes
+through the driver. Each Delta commit carries an application transaction (archive id, number of the newest commit): what
+a crash left undone is made up for by the next call, and what was done already is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from aiorocket.errors import UsageError
+from aiorocket.runtime.clock import WallClock
+from aiorocket.spark.columns import arrow_schema
+from aiorocket.spark.steps.files.manifest import DATA, FileOrigin, Snapshot, partition_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiorocket.spark.steps.files.manifest import Archive
+
+__all__ = ("check_delta", "sync_delta")
+
+#: Commits and generations are counted apart, each as an application transaction: they can overtake each other.
+_COMPACTED = "/compacted"
+_PARTITIONS = ("topic", "dt", "hour")
+
+
+def sync_delta(archive: Archive, snapshot: Snapshot | None = None) -> int | None:
+    """Brings the table to ``snapshot`` (the archive as it is now); its new Delta version, None when it was there
+    already.
+
+    A snapshot that is behind the table is no harm: what the table has heard of is left alone. UsageError where
+    deltalake is not installed, or files that have to leave the table are not in it any more.
+    """
+    deltalake = _deltalake()
+    snapshot = archive.snapshot() if snapshot is None else snapshot
+    schema = _schema(archive)
+    uri = archive.folder.uri(DATA)
+    if not deltalake.DeltaTable.is_deltatable(uri):
+        if not snapshot.files:
+            return None
+        deltalake.DeltaTable.create(uri, schema, mode="ignore", partition_by=list(_PARTITIONS))
+    table = deltalake.DeltaTable(uri)
+    known = Snapshot(
+        last=_or(table.transaction_version(archive.id), -1),
+        generation=_or(table.transaction_version(archive.id + _COMPACTED), 0),
+    )
+    from deltalake.transaction import AddAction, RemoveAction
+
+    now = WallClock().wall_ms()
+    # What came and went since the last Delta commit never was in the table.
+    stale = [
+        old.path for old in snapshot.superseded if old.generation > known.generation and _heard_of(old.path, known)
+    ]
+    check_delta(archive, stale, table)
+    new = [file for file in snapshot.files if not _heard_of(file.path, known)]
+    if not (stale or new):
+        return None
+    # Readers of changes pass over a rewrite. After a crash it may come together with new rows: then they see it all.
+    rewrite = bool(stale) and snapshot.last <= known.last
+    actions: list[Any] = [RemoveAction(_in_table(path), not rewrite, now) for path in stale]
+    for file in new:
+        values = dict(zip(_PARTITIONS, partition_of(file.path), strict=True))
+        stats = json.dumps({"numRecords": file.rows})
+        actions.append(AddAction(_in_table(file.path), file.bytes, values, now, not rewrite, stats))
+    reached = {archive.id: max(known.last, snapshot.last)}
+    if snapshot.generation > known.generation:
+        reached[archive.id + _COMPACTED] = snapshot.generation
+    table.create_write_transaction(
+        actions, "append", schema, list(_PARTITIONS),
+        commit_properties=deltalake.CommitProperties(
+            app_transactions=[deltalake.Transaction(name, number, now) for name, number in reached.items()],
+        ),
+    )  # fmt: skip
+    table.update_incremental()
+    return int(table.version())
+
+
+def check_delta(archive: Archive, paths: Sequence[str], table: Any = None) -> None:
+    """UsageError when one of the archive's files is not in the table any more."""
+    if not paths:
+        return
+    uri = archive.folder.uri(DATA)
+    table = _deltalake().DeltaTable(uri) if table is None else table
+    here = {unquote(path) for path in table.get_add_actions().column("path").to_pylist()}
+    if not all(_in_table(path) in here for path in paths):
+        raise UsageError(
+            f"the Delta table {uri} does not have all files any more that compaction is to replace: another tool has "
+            "rewritten it. Let one of the two compact it, not both"
+        )
+
+
+def _heard_of(path: str, known: Snapshot) -> bool:
+    """Whether the commit or generation that brought a file is in the table."""
+    origin = FileOrigin.of(path)
+    return origin is not None and origin.decided(known)
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _in_table(path: str) -> str:
+    return path.removeprefix(f"{DATA}/")
+
+
+def _schema(archive: Archive) -> Any:
+    from deltalake import Schema
+
+    schema = arrow_schema([name for name in archive.columns if name != "topic"])
+    for name in _PARTITIONS:
+        schema = schema.append(pa.field(name, pa.string()))
+    return Schema.from_arrow(schema)
+
+
+def _deltalake() -> Any:
+    try:
+        import deltalake
+    except ImportError as error:
+        raise UsageError(f"{error}: format='delta' needs pip install 'aiorocketmq[spark]'") from error
+    return deltalake

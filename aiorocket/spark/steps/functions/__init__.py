@@ -1,0 +1,1 @@
+"""Functions of rows: a DataFrame in, a DataFrame or a picture out."""

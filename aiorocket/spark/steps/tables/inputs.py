@@ -1,0 +1,159 @@
+"""What an analysing step reads: an archive or a live topic, by offsets, so that a later run goes on where one ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
+
+from aiorocket.client.pipeline.reading import unwrap, wrap
+from aiorocket.errors import UsageError
+from aiorocket.model import Queue
+from aiorocket.spark import cluster
+from aiorocket.spark.bridge import call
+from aiorocket.spark.bridge import client as shared_client
+from aiorocket.spark.offsets import format_offsets
+from aiorocket.spark.options import SourceOptions
+from aiorocket.spark.planner import QueueRange
+from aiorocket.spark.steps.files.file_counts import count_files_by_queue
+from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.files.manifest import Archive
+from aiorocket.spark.steps.proof import QueueCount, count_by_queue
+from aiorocket.spark.steps.rows import in_ranges, overlapping, read_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ("Input", "Rows", "open_rows")
+
+Ranges = Mapping[Queue, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Input:
+    """An archive (``archive``, of it ``topics`` when given), or ``topic`` (several with commas between) at
+    ``name_server``. ``since`` and ``until`` select by store time, ``options`` are those of the source."""
+
+    archive: str | None = None
+    topics: tuple[str, ...] | None = None
+    name_server: str | None = None
+    topic: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.archive is None) == (self.topic is None):
+            raise UsageError("a step reads an archive or a topic: give one of the two")
+        if self.topic is not None and self.name_server is None:
+            raise UsageError(f"topic {self.topic}: reading it needs a name server")
+        for name, at in (("since", self.since), ("until", self.until)):
+            if at is not None and at.tzinfo is None:
+                raise UsageError(f"{name}={at.isoformat()} has no time zone: give it one, for instance tzinfo=UTC")
+
+    def settings(self) -> dict[str, object]:
+        """What a table made of this must not be mixed with: another source or another selection of rows."""
+        return {
+            "archive": None if self.archive is None else Folder(self.archive).location,
+            "topics": None if self.topics is None else sorted(self.topics),
+            "topic": self.topic, "since": None if self.since is None else self.since.isoformat(),
+            "until": None if self.until is None else self.until.isoformat(),
+            "filters": {name: self.options[name] for name in sorted(self.options) if name in ("tags", "sqlFilter")},
+        }  # fmt: skip
+
+
+class Rows(Protocol):
+    """An opened input. ``ranges`` are the offsets that it has now, topics named as the rows name them; ``provable``
+    says whether each of these offsets has to be among the rows."""
+
+    ranges: Ranges
+    provable: bool
+    #: Whether reading twice means asking the brokers twice.
+    costly: bool
+
+    def read(self, ranges: Sequence[QueueRange]) -> DataFrame:
+        """The rows of these parts of ``ranges``."""
+
+    def count(self, ranges: Sequence[QueueRange], rows: DataFrame) -> Mapping[Queue, QueueCount]:
+        """``rows`` (what ``read`` gave, perhaps kept) counted by queue."""
+
+
+def open_rows(spark: SparkSession, given: Input) -> Rows:
+    """Looks up what there is to read now. UsageError where no archive is, TopicNotFoundError for a topic that is not
+    there, and what the options of the source may raise."""
+    return _Archived(spark, given) if given.archive is not None else _Live(spark, given)
+
+
+class _Archived(Rows):
+    costly = False
+
+    def __init__(self, spark: SparkSession, given: Input) -> None:
+        assert given.archive is not None
+        self._spark = spark
+        self._given = given
+        self._archive = Archive.open(given.archive)
+        snapshot = self._archive.snapshot()
+        self._files = snapshot.select(given.topics, given.since, given.until)
+        self.ranges = snapshot.ranges(given.topics)
+        self.provable = not self._archive.filtered and given.since is None and given.until is None
+
+    def read(self, ranges: Sequence[QueueRange]) -> DataFrame:
+        files = overlapping(self._files, ranges)
+        df = read_files(self._spark, self._archive, files, self._given.since, self._given.until)
+        if {each.queue: (each.begin, each.end) for each in ranges} == self.ranges:
+            # All of it: nothing to compare. A commit that came since then is in files that were not selected.
+            return df if self._given.topics is None else df.where(df["topic"].isin(*self._given.topics))
+        return in_ranges(df, ranges).select(*self._archive.columns)
+
+    def count(self, ranges: Sequence[QueueRange], rows: DataFrame) -> Mapping[Queue, QueueCount]:
+        counts = None
+        if self._given.since is None and self._given.until is None:
+            told = {each.queue: (each.begin, each.end) for each in ranges}
+            counts = count_files_by_queue(self._spark, self._archive, overlapping(self._files, ranges), told)
+        return count_by_queue(rows) if counts is None else counts
+
+
+class _Live(Rows):
+    costly = True
+
+    def __init__(self, spark: SparkSession, given: Input) -> None:
+        self._spark = spark
+        self._text = {**given.options, "nameServer": given.name_server or "", "topic": given.topic or ""}
+        options = SourceOptions.parse(self._text)
+        self._namespace = options.connection.namespace
+        self._known = call(_bounds, options, _millis(given.since), _millis(given.until))
+        self.ranges = {
+            queue._replace(topic=wrap(self._namespace, queue.topic)): each for queue, each in self._known.items()
+        }
+        self.provable = not (options.tags or options.sql_filter)
+
+    def read(self, ranges: Sequence[QueueRange]) -> DataFrame:
+        # The source wants to hear of every queue; one that is not read begins where it ends.
+        begins = {queue: end for queue, (_, end) in self._known.items()}
+        ends = dict(begins)
+        for each in ranges:
+            queue = each.queue._replace(topic=unwrap(self._namespace, each.queue.topic))
+            begins[queue], ends[queue] = each.begin, each.end
+        reader = self._spark.read.format("rocketmq").options(**self._text)
+        reader = reader.option("startingOffsets", format_offsets(begins)).option("endingOffsets", format_offsets(ends))
+        return reader.load()
+
+    def count(self, ranges: Sequence[QueueRange], rows: DataFrame) -> Mapping[Queue, QueueCount]:
+        return count_by_queue(rows)
+
+
+async def _bounds(options: SourceOptions, since: int | None, until: int | None) -> dict[Queue, tuple[int, int]]:
+    client = await shared_client(options.connection)
+    bounds = await cluster.bounds(client, await cluster.queues(client, options))
+    begins = {queue: each.begin for queue, each in bounds.items()}
+    ends = {queue: each.end for queue, each in bounds.items()}
+    if since is not None:
+        begins = await cluster.offsets_at(client, bounds, since)
+    if until is not None:
+        ends = await cluster.offsets_at(client, bounds, until)
+    return {queue: (begins[queue], max(begins[queue], ends[queue])) for queue in bounds}
+
+
+def _millis(at: datetime | None) -> int | None:
+    return None if at is None else round(at.timestamp() * 1000)
