@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -88,18 +86,6 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = sorted(_HOME_OF)
-
-
-class _Steps(ModuleType):
-    """A step has the name of its module, and Python sets a module as an attribute of its package when it is imported:
-    here that would hide the step, sooner or later depending on who imports what."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (isinstance(value, ModuleType) and name in _HOME_OF):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Steps
 
 
 def __getattr__(name: str) -> object:
