@@ -97,12 +97,13 @@ def _even_items(data: bytes, size: int, length: int) -> list[BatchItem] | None:
     wanted = size - BATCH_ITEM_OVERHEAD - length
     if wanted > MAX_PROPERTIES:
         return None
-    items = [
-        (body, flag, own)
-        for its_size, flag, its_length, body, own_length, own in _iter_even(length, wanted)(data)
-        if its_size == size and its_length == length and own_length == wanted
-    ]
-    return items if len(items) * size == len(data) else None
+    items: list[BatchItem] = []
+    add = items.append
+    for its_size, flag, its_length, body, own_length, own in _iter_even(length, wanted)(data):
+        if its_size != size or its_length != length or own_length != wanted:
+            return None
+        add((body, flag, own))
+    return items
 
 
 def _bad_item(start: int, what: str) -> ProtocolError:
