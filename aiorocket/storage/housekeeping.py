@@ -22,6 +22,8 @@ from aiorocket.storage.snapshots import Snapshot
 
 __all__ = ("Housekeeping",)
 
+#: Seconds between two looks whether the log has written what a deletion is behind.
+_A_MOMENT = 0.01
 #: Queues written and synced by one job of the writer thread; flushes of the log wait behind it.
 _QUEUES = 16
 #: Queues looked at in one turn of the loop, and how often those are looked at again that changed meanwhile, if there
@@ -236,8 +238,8 @@ class Housekeeping:
     async def _remove(self, topic: str, queues: list[ConsumeQueue]) -> None:
         log = self._log
         try:
-            while log.written < self._deleted[topic] and not log.is_broken:
-                await self._disk.run(_nothing)  # behind the flush that runs
+            while log.written < self._deleted[topic] and not log.is_broken:  # noqa: ASYNC110 - it is rare, a flush is not
+                await asyncio.sleep(_A_MOMENT)
             await self._checkpoint(clean=False)
             for queue in queues:
                 self._files.forget(queue.directory + "/")
@@ -256,10 +258,6 @@ def _unwritten(queue: ConsumeQueue, count: int) -> tuple[str, int, bytes, int]:
 def _write_queues(disk: Disk, queues: list[tuple[str, int, bytes, int]]) -> None:
     for queue in queues:
         write_units(disk, *queue)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _remove_files(disk: Disk, path: str) -> None:

@@ -571,3 +571,30 @@ def test_checkpoints_of_many_queues_are_put_off_and_cost_a_start_nothing_but_rea
         await store.close()
 
     run(scenario)
+
+
+def test_a_deletion_waits_for_a_slow_disk_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        store = await opened(sim.env(disk=disk))
+        await put(store)
+        jobs: list[object] = []
+        run, sync = disk.run, disk.sync
+
+        async def slowly(file: File) -> None:
+            await asyncio.sleep(1)
+            await sync(file)
+
+        def counted(fn: Callable[..., Any], *args: object) -> asyncio.Future[Any]:
+            jobs.append(fn)
+            return run(fn, *args)
+
+        monkeypatch.setattr(disk, "sync", lambda file: asyncio.ensure_future(slowly(file)))
+        monkeypatch.setattr(disk, "run", counted)
+        put(store)
+        await asyncio.sleep(0)
+        await store.delete_topic("T")
+        assert len(jobs) < 100
+        await store.close()
+
+    simulate(main)
