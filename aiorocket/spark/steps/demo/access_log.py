@@ -42,10 +42,10 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def access_log(df: DataFrame, *, column: str = "body", into: str = "value", reason: str = "reason") -> Decoded:
-    """``column`` (one line each) to the struct ``into`` with the fields ``COLUMNS``. What is not UTF-8, not such a
-    line, or has no possible time goes to the quarantine. Arguments and result as of ``decode``."""
-    text = decode(df, "text", column=column, into="_line", reason="_bad")
+def access_log(df: DataFrame) -> Decoded:
+    """``body`` (one line each) to the struct ``value`` with the fields ``COLUMNS``. What is not UTF-8, not such a line,
+    or has no possible time goes to the quarantine. The result is as of ``decode``."""
+    text = decode(df, "text", into="_line", reason="_bad")
     joined = _BETWEEN.join(f"${number + 1}" for number in range(_GROUPS))
     parts = F.split(F.regexp_replace("_line", PATTERN, joined), _BETWEEN)
     rows = text.rows.withColumn("_parts", parts)
@@ -75,10 +75,10 @@ def access_log(df: DataFrame, *, column: str = "body", into: str = "value", reas
         .when(F.size("_parts") != _GROUPS, "not a line of an access log")
         .when(at.isNull(), "no such time")
     )
-    rows = rows.withColumn(reason, bad)
+    rows = rows.withColumn("reason", bad)
     fields = F.struct(*[value.cast(COLUMNS[name]).alias(name) for name, value in values.items()])
-    rows = rows.withColumn(into, F.when(F.col(reason).isNull(), fields)).drop("_line", "_bad", "_parts")
-    return replace(text, rows=rows, into=into, reason=reason)
+    rows = rows.withColumn("value", F.when(F.col("reason").isNull(), fields)).drop("_line", "_bad", "_parts")
+    return replace(text, rows=rows, into="value", reason="reason")
 
 
 def _given(value: Column) -> Column:
