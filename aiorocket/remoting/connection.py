@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from operator import call
 from typing import Any, cast
 
 from aiorocket.config import RemotingConfig
@@ -82,11 +83,11 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_blocked", "_ended", "_fault", "_frames", "_frames_mark", "_heard", "_heard_at", "_held", "_held_frames",
-        "_idle", "_in_flight", "_is_client", "_loop", "_memory", "_offers", "_on_lost", "_on_made", "_opaque", "_out",
-        "_out_bytes", "_out_large", "_paused_writing", "_peer_type", "_requests", "_send_type", "_since_partial",
-        "_since_quiet", "_since_stalled", "_splitter", "_stopped", "_suspect_since", "_timeouts", "_transport",
-        "_turn", "_unread", "_unsent", "_upgrade", "_writable_waiters", "_write_mark", "close_reason", "closed",
-        "config", "data", "dispatch", "local", "misbehaved", "peer", "peer_host", "plain", "tasks",
+        "_idle", "_in_flight", "_in_turn", "_is_client", "_loop", "_memory", "_offers", "_on_lost", "_on_made",
+        "_opaque", "_out", "_out_bytes", "_out_large", "_paused_writing", "_peer_type", "_requests", "_send_type",
+        "_since_partial", "_since_quiet", "_since_stalled", "_splitter", "_stopped", "_suspect_since", "_timeouts",
+        "_transport", "_turn", "_unread", "_unsent", "_upgrade", "_writable_waiters", "_write_mark", "close_reason",
+        "closed", "config", "data", "dispatch", "local", "misbehaved", "peer", "peer_host", "plain", "tasks",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +102,7 @@ class Connection(asyncio.BufferedProtocol):
         on_made: Callable[[Connection], None] | None = None,
         on_lost: Callable[[Connection], None] | None = None,
         held: HeldBytes | None = None,
+        in_turn: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.config = config
         self.dispatch = dispatch
@@ -119,6 +121,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_client = is_client
         self._on_made = on_made
         self._on_lost = on_lost
+        self._in_turn = in_turn or call
         self._transport: asyncio.Transport | None = None
         #: What this connection holds of its server's memory: the buffer of a half frame, and what is not read.
         self._memory = held
@@ -254,23 +257,18 @@ class Connection(asyncio.BufferedProtocol):
             await self._idle
 
     def send(self, command: RemotingCommand, serialize_type: int | None = None) -> None:
-        """Queue a command as it is, in ``serialize_type`` or in what this connection uses now."""
-        kind = self._send_type if serialize_type is None else serialize_type
-        self.send_parts((encode_head(command, kind), command.body))
-
-    def send_parts(self, parts: Iterable[Buffer]) -> None:
-        """Queue bytes that form whole frames and do not change until they are written. Not once closed."""
+        """Queue a command as it is, in ``serialize_type`` or in what this connection uses now. Not once closed."""
         if self.closed:
             return
         out = self._out
         if not out:
             self._loop.call_soon(self._flush)
-        for part in parts:
-            if part:
-                out.append(part)
-                if len(part) >= LARGE:
-                    self._out_large = True
-                    self._out_bytes += len(part)
+        out.append(encode_head(command, self._send_type if serialize_type is None else serialize_type))
+        if body := command.body:
+            out.append(body)
+            if len(body) >= LARGE:
+                self._out_large = True
+                self._out_bytes += len(body)
 
     def __repr__(self) -> str:
         return f"<Connection {self.local} to {self.peer}, {f'closed: {self.close_reason}' if self.closed else 'open'}>"
@@ -446,8 +444,7 @@ class Connection(asyncio.BufferedProtocol):
     def _work(self) -> None:
         """One turn's share of what is held."""
         held = self._held_frames
-        frames: list[Frame] = []
-        size = 0
+        frames, size = list[Frame](), 0
         while held and len(frames) < self._turn and size < _TURN_BYTES:
             frame = held.popleft()
             size += len(frame[1]) + len(frame[2])
@@ -522,10 +519,18 @@ class Connection(asyncio.BufferedProtocol):
         if self._blocked:
             self._release()
 
-    def eof_received(self) -> None:
+    def eof_received(self) -> bool:
         self._flush()
+        if self._is_client or self._transport is None or self._transport.get_extra_info("sslcontext"):
+            return False
+        self._in_turn(self._transport.close)
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None  # nothing is written any more
+        self._in_turn(lambda: self._gone(exc))  # a server's: thousands may end together
+
+    def _gone(self, exc: Exception | None) -> None:
         # Apache's server in TLS mode "enforcing" hangs up on plain text.
         ended = "the peer closed it"
         if self._is_client and not self._frames:
@@ -560,13 +565,10 @@ class Connection(asyncio.BufferedProtocol):
         self._requests.clear()
         if self._is_client and self.config.serializer == "msgpack" and self._peer_type < 0:
             reason += " (serializer='msgpack' is forced, the peer never answered in it: perhaps it cannot: use 'auto')"
+        fault = self._fault or ConnectionLostError(f"the connection to {self.peer} ended before the answer: {reason}")
         for future in unanswered:
             if not future.done():
-                future.set_exception(
-                    type(self._fault)(str(self._fault))
-                    if self._fault is not None
-                    else ConnectionLostError(f"the connection to {self.peer} ended before the answer: {reason}")
-                )
+                future.set_exception(type(fault)(str(fault)))
         waiters, self._writable_waiters = self._writable_waiters, []
         if self._idle is not None:
             waiters.append(self._idle)
@@ -575,9 +577,8 @@ class Connection(asyncio.BufferedProtocol):
                 waiter.set_result(None)
 
     def _expire(self, future: asyncio.Future[RemotingCommand], code: int, timeout: float) -> None:
-        future.set_exception(
-            RequestTimeoutError(f"{self.peer} did not answer request code {code} within {timeout:.3g} s")
-        )
+        late = f"{self.peer} did not answer request code {code} within {timeout:.3g} s"
+        future.set_exception(RequestTimeoutError(late))
         if self._is_client:
             self._suspect(timeout)
 

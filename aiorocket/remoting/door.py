@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from aiorocket.remoting.address import format_address
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.tls import server_context
 from aiorocket.runtime.tasks import TaskScope
+from aiorocket.runtime.turns import Turns
 
 __all__ = ("Door", "Doors", "ServerTls")
 
@@ -165,7 +165,7 @@ class Doors:
         self._comes = comes
         self._goes = goes
         self._open: set[Door] = set()
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._turns = Turns(_A_TURN)
         self._refused = 0
 
     def enter(self, door: Door) -> bool:
@@ -181,17 +181,7 @@ class Doors:
 
     def in_turn(self, begin: Callable[[], None]) -> None:
         """Call it in the next turn of the loop or, behind all that came before it, in one to come."""
-        self._waiting.append(begin)
-        if len(self._waiting) == 1:
-            asyncio.get_running_loop().call_soon(self._begin_some)
-
-    def _begin_some(self) -> None:
-        try:
-            for _ in range(min(_A_TURN, len(self._waiting))):
-                self._waiting.popleft()()
-        finally:  # one that fails does not keep the others out
-            if self._waiting:
-                asyncio.get_running_loop().call_soon(self._begin_some)
+        self._turns.soon(begin)
 
     def close(self) -> None:
         for door in list(self._open):

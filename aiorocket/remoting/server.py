@@ -23,6 +23,7 @@ from aiorocket.remoting.sweeper import Sweeper
 from aiorocket.runtime.env import Env
 from aiorocket.runtime.open_files import most_files
 from aiorocket.runtime.tasks import TaskScope
+from aiorocket.runtime.turns import Turns
 from aiorocket.runtime.unix_socket import unix_socket
 from aiorocket_protocol import READ_SIZE
 
@@ -32,6 +33,8 @@ _log = logging.getLogger("aiorocket.remoting")
 _BACKLOG = 1024
 #: What asyncio takes of the queue in one turn of the loop is called its backlog too: a thousand held it for 0.1 s.
 _ACCEPTED_AT_ONCE = 4
+#: Connections that are taken leave of in one turn of the loop: about a millisecond.
+_ENDED_AT_ONCE = 100
 #: Connections that a listener with a mark has to itself: strangers who fill the others do not shut its own people out.
 _OF_ITS_OWN = 64
 #: Files that the process needs for other things than connections: segments, queues, logs.
@@ -69,6 +72,7 @@ class RemotingServer:
         self._doors = self._doors_of(self._room)
         self._all_doors = [self._doors]
         self._sweeper: Sweeper | None = None
+        self._ends = Turns(_ENDED_AT_ONCE)
         self._tasks = TaskScope("remoting-server")
         self._closing = False
         self._misbehaved = Rarely(_WARN_EVERY)
@@ -134,6 +138,7 @@ class RemotingServer:
                 on_made=partial(self._made, room),
                 on_lost=partial(self._lost, room),
                 held=self._held,
+                in_turn=self._ends.soon,
             )
             made.plain = self.processors.plain
             if mark is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
-__all__ = ("in_turns",)
+__all__ = ("Turns", "in_turns")
 
 _T = TypeVar("_T")
 
@@ -20,3 +21,32 @@ async def in_turns(work: Generator[None, None, _T]) -> _T:
             result: _T = end.value
             return result
         await asyncio.sleep(0)
+
+
+class Turns:
+    """Calls that thousands may ask for at once: ``most`` of them are made in a turn of the loop, in their order."""
+
+    __slots__ = ("_armed", "_calls", "_most")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._calls: deque[Callable[[], object]] = deque()
+        self._armed = False
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """In the next turn or, behind all that came before it, in one to come."""
+        self._calls.append(call)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._calls and not self._armed:
+            self._armed = True
+            asyncio.get_running_loop().call_soon(self._make_some)
+
+    def _make_some(self) -> None:
+        self._armed = False
+        try:
+            for _ in range(min(self._most, len(self._calls))):
+                self._calls.popleft()()
+        finally:  # one that fails does not keep the others
+            self._arm()

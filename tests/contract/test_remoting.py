@@ -157,7 +157,7 @@ async def test_pending_requests_fail_when_the_connection_ends() -> None:
         assert connection.closed and service.client.live(service.server.address) is None
         with pytest.raises(NotConnectedError):
             connection.request(RemotingCommand.request(ECHO), 1.0)
-        connection.send_parts([b"ignored"])
+        connection.send(RemotingCommand.request(ECHO))
         assert (await service.call(ECHO)).code == 0  # over a new connection
 
 
