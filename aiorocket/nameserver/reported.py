@@ -32,16 +32,19 @@ async def reported(
         raise ProtocolError("crc32 not match", where="body")
     if not command.body:
         return DataVersion(0, 0), None
-    version, reading = RegisterBrokerBody.one_by_one(
+    reading = RegisterBrokerBody.one_by_one(
         command.body, compressed=bool(header.compressed), serialize_type=command.serialize_type
     )
     topics: dict[str, QueueData] = {}
-    for number, topic in enumerate(reading, 1):
-        topics[topic.topic_name] = QueueData(
-            header.broker_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag
-        )
-        if len(topics) > most:
-            break
-        if number % A_TURN == 0:
+    while len(topics) <= most:
+        try:
+            topic = next(reading)
+        except StopIteration as end:
+            return end.value, topics
+        if topic is not None:
+            topics[topic.topic_name] = QueueData(
+                header.broker_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag
+            )
+        if topic is None or len(topics) % A_TURN == 0:
             await asyncio.sleep(0)
-    return version, topics
+    return DataVersion(0, 0), topics

@@ -15,14 +15,17 @@ from typing import Any
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_NESTING
 
-__all__ = ("dumps", "loads")
+__all__ = ("Tolerant", "check_pairs", "dumps", "loads", "strict_part", "text_of")
 
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
-_strict = json.JSONDecoder(parse_constant=_no_constant).decode
+_decoder: Any = json.JSONDecoder(parse_constant=_no_constant)
+_strict = _decoder.decode
+#: The value of standard JSON at a place of a text, and where it ends; ValueError, RecursionError or StopIteration.
+strict_part = _decoder.scan_once
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -40,18 +43,27 @@ def loads(data: bytes, *, most: int | None = None) -> Any:
     """The value in ``data`` (UTF-8). Unquoted numeric keys become text; an object used as a key becomes the tuple of
     its sorted ``(name, value)`` pairs. ProtocolError when neither reading works: non-standard JSON may be nested
     MAX_NESTING deep and have ``most`` values, standard JSON as deep as the standard library follows."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise ProtocolError(f"not UTF-8 at byte {error.start}: {error.reason}", where="JSON") from None
-    if ("\\ud" in text or "\\uD" in text) and _HALF.search(_PAIR.sub("", text.replace("\\\\", ""))):
-        # It could be kept and then not be told to anybody else: no JSON and no UTF-8 has it.
-        raise ProtocolError("half a surrogate pair is no text", where="JSON")
+    text = text_of(data)
+    check_pairs(text)
     try:
         value = _strict(text)
     except (ValueError, RecursionError):
-        return _Tolerant(text, most).document()
+        return Tolerant(text, most).document()
     return value
+
+
+def text_of(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"not UTF-8 at byte {error.start}: {error.reason}", where="JSON") from None
+
+
+def check_pairs(text: str) -> None:
+    """ProtocolError for half a surrogate pair."""
+    if ("\\ud" in text or "\\uD" in text) and _HALF.search(_PAIR.sub("", text.replace("\\\\", ""))):
+        # It could be kept and then not be told to anybody else: no JSON and no UTF-8 has it.
+        raise ProtocolError("half a surrogate pair is no text", where="JSON")
 
 
 def dumps(value: Any) -> bytes:
@@ -81,7 +93,7 @@ def _key(key: Any) -> str:
     return _encode(to_plain()) if to_plain is not None else _encode(str(key))
 
 
-class _Tolerant:
+class Tolerant:
     """Recursive descent over the text; ``at`` is the next character, ``left`` are the values it may still have."""
 
     def __init__(self, text: str, most: int | None) -> None:

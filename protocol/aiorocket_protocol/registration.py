@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Self
 
 from aiorocket_protocol import fastjson
-from aiorocket_protocol.bodies import decode_plain
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_DECOMPRESSED, MAX_FRAME, MAX_LENIENT
+from aiorocket_protocol.members import members
 from aiorocket_protocol.names import PERM_READ_WRITE, SINGLE_TAG, TOPIC_FILTER_TYPES
 from aiorocket_protocol.plain import Plain
 
@@ -128,8 +128,6 @@ _A_TURN = 250
 _PIECE = 16 << 10
 #: Bytes of one topic in it, or of whatever else has a length.
 _LONGEST = 64 << 10
-#: Values of all topics of one of Apache's brokers: one that has static topics writes maps with numbers as keys.
-_MOST_LENIENT = 64 * MAX_LENIENT
 
 
 class RegisterBrokerBody(NamedTuple):
@@ -193,17 +191,30 @@ class RegisterBrokerBody(NamedTuple):
                 return cls(version, topics, filter_servers.texts("filterServerList"))
 
     @staticmethod
-    def one_by_one(data: bytes, *, compressed: bool, serialize_type: int) -> tuple[DataVersion, Iterator[TopicConfig]]:
-        """The version of a body, and its topics, each read when it is asked for: a broker may have tens of thousands.
-        ProtocolError comes with what it is about."""
+    def one_by_one(
+        data: bytes, *, compressed: bool, serialize_type: int
+    ) -> Generator[TopicConfig | None, None, DataVersion]:
+        """The topics of a body, each read when it is asked for: a broker may have tens of thousands. None in between
+        wherever others may have their turn. Returns the version; ProtocolError comes with what it is about."""
         if compressed:
             content = _Inflated(data)
-            return _version(content), _topics(content)
-        read = decode_plain(data, serialize_type, "RegisterBrokerBody", lenient=_MOST_LENIENT)
-        plain = Plain(read, "RegisterBrokerBody")
-        table = Plain(plain.table("topicConfigSerializeWrapper"), "TopicConfigTable")
-        topics = table.table("topicConfigTable").values()
-        return DataVersion.from_plain(table.table("dataVersion")), map(TopicConfig.from_plain, topics)
+            version = _version(content)
+            yield from _topics(content)
+            return version
+        wrapper = ("topicConfigSerializeWrapper",)
+        table = (*wrapper, "topicConfigTable")
+        outside: dict[Any, Any] = {}
+        for member in members(data, serialize_type, ((), wrapper, table), "RegisterBrokerBody"):
+            if member is None:
+                yield None
+            elif member[0] == table:
+                yield TopicConfig.from_plain(member[2])
+            elif member[1] in (*table, "dataVersion"):  # of the table's own name: no object, or it would be gone into
+                outside[member[1]] = member[2]
+        Plain(outside, "RegisterBrokerBody").table(*wrapper)
+        plain = Plain(outside, "TopicConfigTable")
+        plain.table("topicConfigTable")
+        return DataVersion.from_plain(plain.table("dataVersion"))
 
 
 class _Inflated:

@@ -284,8 +284,7 @@ def test_of_a_compressed_registration_no_more_is_unfolded_than_is_read() -> None
     zeros = zlib.compress(some + bytes(4) + len(one).to_bytes(4, "big") + bytes(MAX_DECOMPRESSED), 1)
     tracemalloc.start()
     try:
-        found, topics = RegisterBrokerBody.one_by_one(bomb, compressed=True, serialize_type=JSON)
-        assert found == version
+        topics = RegisterBrokerBody.one_by_one(bomb, compressed=True, serialize_type=JSON)
         with pytest.raises(ProtocolError, match=f"more than {MAX_DECOMPRESSED} bytes"):
             for _ in topics:
                 pass
