@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal
 from aiorocket.errors import StoreError, StoreFullError
 from aiorocket.storage.results import PutResult, PutStatus, StoreBrokenError
@@ -19,7 +20,7 @@ from aiorocket_protocol import (
     encode_body,
 )
 
-__all__ = ("keyed", "keyed_pair", "plain_body", "put_refusal", "refuse", "store_refusal", "unknown_topic")
+__all__ = ("keyed", "keyed_pair", "plain_body", "put_refusal", "refuse", "store_refusal", "tell_gone", "unknown_topic")
 
 
 def refuse(refusal: Refusal) -> RemotingCommand:
@@ -28,6 +29,14 @@ def refuse(refusal: Refusal) -> RemotingCommand:
 
 def unknown_topic(name: str) -> Refusal:
     return Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name:.200}] not exist")
+
+
+def tell_gone(polls: LongPolls, pull: ParkedPull) -> None:
+    """The topic that a pull or a pop waits for was deleted."""
+    if polls.is_parked(pull):
+        polls.answered(pull)
+        gone = Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{pull.queue[0]}] was deleted")
+        pull.request.connection.reply(pull.request.command, refuse(gone))
 
 
 def store_refusal(error: StoreError) -> Refusal:

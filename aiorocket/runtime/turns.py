@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import islice
 from typing import TypeVar
 
 __all__ = ("Turns", "in_turns")
@@ -30,12 +31,16 @@ class Turns:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._calls: deque[Callable[[], object]] = deque()
+        self._calls: deque[Iterator[Callable[[], object]]] = deque()
         self._armed = False
 
     def soon(self, call: Callable[[], object]) -> None:
         """In the next turn or, behind all that came before it, in one to come."""
-        self._calls.append(call)
+        self.all((call,))
+
+    def all(self, calls: Iterable[Callable[[], object]]) -> None:
+        """The same of many, each of which is made up when it is its turn."""
+        self._calls.append(iter(calls))
         self._arm()
 
     def _arm(self) -> None:
@@ -46,7 +51,13 @@ class Turns:
     def _make_some(self) -> None:
         self._armed = False
         try:
-            for _ in range(min(self._most, len(self._calls))):
-                self._calls.popleft()()
+            for call in islice(self._next(), self._most):
+                call()
         finally:  # one that fails does not keep the others
             self._arm()
+
+    def _next(self) -> Iterator[Callable[[], object]]:
+        while self._calls:
+            for call in self._calls[0]:  # noqa: UP028 - "yield from" closes what is not at its end
+                yield call
+            self._calls.popleft()

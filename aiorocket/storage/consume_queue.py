@@ -22,6 +22,7 @@ __all__ = (
     "FILE_SIZE",
     "FILE_UNITS",
     "GAP",
+    "MAX_QUEUE_ID",
     "UNIT",
     "UNIT_SIZE",
     "ConsumeQueue",

@@ -19,6 +19,7 @@ from aiorocket.storage.commit_log import CommitLog
 from aiorocket.storage.consume_queue import UNIT_SIZE, ConsumeQueue, remove_queue, write_units
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.snapshots import Snapshot
+from aiorocket.storage.tail_cache import TailCache
 
 __all__ = ("Housekeeping",)
 
@@ -221,12 +222,12 @@ class Housekeeping:
 
     # ---- deleted topics
 
-    def remove(self, topic: str, queues: list[ConsumeQueue]) -> asyncio.Future[None]:
+    def remove(self, topic: str, queues: list[ConsumeQueue], tail: TailCache) -> asyncio.Future[None]:
         """Make a deletion durable (the checkpoint no longer knows the topic), then remove its files."""
         self.deleting[topic] = None
         self._deleted[topic] = self._log.end
         self._rows.forget(topic)
-        task = self._loop.create_task(self._remove(topic, queues), name=f"store removes topic {topic}")
+        task = self._loop.create_task(self._remove(topic, queues, tail), name=f"store removes topic {topic}")
         self._start(task)
         return asyncio.shield(task)  # whoever gives up waiting does not stop it
 
@@ -235,15 +236,22 @@ class Housekeeping:
         for topic, upto in self._deleted.items():
             self._deleted[topic] = min(upto, end)
 
-    async def _remove(self, topic: str, queues: list[ConsumeQueue]) -> None:
-        log = self._log
+    async def _remove(self, topic: str, queues: list[ConsumeQueue], tail: TailCache) -> None:
+        log, directories = self._log, list[str]()
         try:
+            while queues:
+                for _ in range(min(_A_TURN, len(queues))):
+                    queue = queues.pop()
+                    tail.forget(queue, queue.cached_first)
+                    self.dirty.pop(queue, None)
+                    directories.append(queue.directory)
+                await asyncio.sleep(0)
             while log.written < self._deleted[topic] and not log.is_broken:  # noqa: ASYNC110 - it is rare, a flush is not
                 await asyncio.sleep(_A_MOMENT)
             await self._checkpoint(clean=False)
-            for queue in queues:
-                self._files.forget(queue.directory + "/")
-                await self._disk.run(_remove_files, self._disk, queue.directory)
+            for directory in directories:
+                self._files.forget(directory + "/")
+                await self._disk.run(_remove_files, self._disk, directory)
         finally:
             del self.deleting[topic]
 

@@ -25,7 +25,7 @@ from aiorocket.storage.checkpoint import QueueTable
 from aiorocket.storage.chunk_cache import ChunkCache
 from aiorocket.storage.commit_group import CommitGroup, Done
 from aiorocket.storage.commit_log import CommitLog
-from aiorocket.storage.consume_queue import UNIT, ConsumeQueue, queue_directory, units_of
+from aiorocket.storage.consume_queue import MAX_QUEUE_ID, UNIT, ConsumeQueue, queue_directory, units_of
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.housekeeping import Housekeeping
 from aiorocket.storage.key_index import KeyIndex
@@ -483,16 +483,16 @@ class MessageStore:
         StoreBusyError. Nobody has to await it: ``close`` does, and an OSError also reaches the loop's exception
         handler.
         """
-        doomed = [queue for (name, _), queue in self._queues.items() if name == topic]
+        queues = self._queues
+        few = len(queues) <= MAX_QUEUE_ID
+        ids = [number for name, number in queues if name == topic] if few else range(MAX_QUEUE_ID + 1)
+        doomed = [queue for queue_id in ids if (queue := queues.pop((topic, queue_id), None)) is not None]
         if not doomed:
             (nothing := self._loop.create_future()).set_result(None)
             return nothing
         for queue in doomed:
             queue.deleted = True
-            del self._queues[topic, queue.queue_id]
-            self._tail.forget(queue, queue.cached_first)
-            self._behind.dirty.pop(queue, None)
-        return self._behind.remove(topic, doomed)
+        return self._behind.remove(topic, doomed, self._tail)
 
 
 def _moved(record: bytes, physical: int) -> bytes:

@@ -295,14 +295,13 @@ def test_holds_that_end_together_do_so_in_turns() -> None:
     assert polls.next_deadline() is None and polls.expire(30.2) == []
 
 
-def test_a_closed_connection_or_a_deleted_queue_takes_its_pulls_along() -> None:
+def test_a_closed_connection_takes_its_pulls_along() -> None:
     polls = LongPolls(30)
     for connection in (1, 1, 2):
         polls.park(pull(connection=connection), 15, 0)
     polls.park(pull(("U", 0), connection=2), 15, 0)
     assert polls.lost(1) == 2 and polls.lost(1) == 0
-    assert len(polls.withdraw_queue("U", 0)) == 1 and polls.count == 1
-    assert len(polls.withdraw_all()) == 1 and polls.count == 0
+    assert polls.count == 2 and len(polls.withdraw_all()) == 2 and polls.count == 0
     assert polls.expire(100) == []
 
 

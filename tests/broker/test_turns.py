@@ -26,6 +26,7 @@ from aiorocket.storage import Snapshot
 from aiorocket_protocol import (
     JSON,
     MSGPACK,
+    DeleteTopicRequestHeader,
     GetConsumeStatsInBrokerHeader,
     GetConsumeStatsRequestHeader,
     GetTopicStatsInfoRequestHeader,
@@ -169,6 +170,25 @@ async def test_a_reset_of_many_queues_and_of_those_who_wait_is_done_in_turns(bro
     assert turns > 2 * 30 and max(before - after for before, after in itertools.pairwise(answered)) <= 16
     assert len(decode_plain(task.result().body, 0)["offsetTable"]) == 2_000
     assert {(await peer.answer()).code for _ in range(200)} == {21}
+
+
+async def test_who_waits_for_a_deleted_topic_is_told_in_turns(broker: Broker, peer: Peer) -> None:
+    await peer.create_topic("wide", queues=2)
+    broker.configs.ensure("g")
+    for number in range(200):
+        await peer.ask(11, pull_header("wide", number % 2))
+    while broker.parked_pulls < 200:
+        await asyncio.sleep(0)
+    delete: Any = broker.server.processors.handler(215)
+    (connection,) = broker.server.connections
+    command = RemotingCommand.request(215, DeleteTopicRequestHeader("wide"))
+    task, parked = asyncio.ensure_future(delete(connection, command)), [200]
+    while parked[-1] or not task.done():
+        await asyncio.sleep(0)
+        parked.append(broker.parked_pulls)
+    assert max(before - after for before, after in itertools.pairwise(parked)) <= 16
+    told = [await peer.answer() for _ in range(200)]
+    assert {(answer.code, answer.remark) for answer in told} == {(17, "topic[wide] was deleted")}
 
 
 @pytest.mark.parametrize("serialize_type", [JSON, MSGPACK])

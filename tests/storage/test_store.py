@@ -19,7 +19,9 @@ from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import PutResult, PutStatus, ReadStatus, StoreBusyError, opening
 from aiorocket.storage import store as store_module
 from aiorocket.storage.commit_group import Run
+from aiorocket.storage.consume_queue import ConsumeQueue
 from aiorocket.storage.segment import Segment
+from aiorocket.storage.tail_cache import TailCache
 from aiorocket_protocol import RecordView, split_records, tags_code
 from aiorocket_protocol.fast import PURE
 from tests.storage.stores import HOST, HOST_V6, bodies, everything, opened, put, put_batch
@@ -362,6 +364,37 @@ async def test_a_deleted_topic_is_gone_and_starts_again_at_zero() -> None:
     again = await opened(env)
     assert bodies(again, "T") == [b"new"] and bodies(again, "kept") == [b"x"] and again.queues("T") == [0]
     await again.close()
+
+
+@pytest.mark.parametrize("others", [0, 65_000])
+async def test_of_a_topic_with_many_queues_little_is_forgotten_in_a_turn(
+    others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """65,536 queues held the loop for 0.12 s."""
+    store = await opened()
+    for queue_id in range(2_500):
+        waiting = put(store, "T", queue_id, b"x")
+    await waiting
+    other = ConsumeQueue("d", "other", 0)
+    store._queues.update({("other", queue_id): other for queue_id in range(others)})
+    turns, forget = [0], TailCache.forget
+
+    def counted(tail: TailCache, queue: ConsumeQueue, offset: int) -> None:
+        turns[-1] += 1
+        forget(tail, queue, offset)
+
+    monkeypatch.setattr(TailCache, "forget", counted)
+    deleting = store.delete_topic("T")
+    assert store.topics() == (["other"] if others else []) and not store.max_offset("T", 0)
+    with pytest.raises(StoreBusyError):
+        await put(store, "T", 0, b"too early")
+    while not deleting.done():
+        turns.append(0)
+        await asyncio.sleep(0)
+    await deleting
+    assert sum(turns) == 2_500 and max(turns) <= 2_000 and not store._tail.size
+    store._queues.clear()
+    await store.close()
 
 
 async def test_consume_queues_leave_memory_and_cross_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,13 +137,6 @@ class LongPolls:
         """Take a pull out that was found by ``arrived`` or ``waiting``."""
         self._remove(pull)
 
-    def withdraw_queue(self, topic: str, queue_id: int) -> list[ParkedPull]:
-        """All pulls of a queue that goes away."""
-        woken = list(self._by_queue.get((topic, queue_id), {}).values())
-        for pull in woken:
-            self._remove(pull)
-        return woken
-
     def expire(self, now: float) -> list[ParkedPull]:
         """The pulls whose hold is over; they are no longer parked. Of very many it is some, and ``next_deadline`` is
         over still: holds of all lengths may end together, as whoever asked for them meant."""

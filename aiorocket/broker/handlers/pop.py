@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.broker.answers import refuse, unknown_topic
+from aiorocket.broker.answers import refuse, tell_gone, unknown_topic
 from aiorocket.broker.core.groups import Subscription, weight_of
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal, full
@@ -23,6 +24,7 @@ from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
+from aiorocket.runtime.turns import Turns
 from aiorocket.storage.results import ReadResult, ReadStatus
 from aiorocket_protocol import (
     ANY_QUEUE,
@@ -119,6 +121,7 @@ class PopHandlers:
         #: the last parked pop that had its turn (0: none yet).
         self._news: dict[tuple[tuple[str, str], int, int], None] = {}
         self._waking = False
+        self._gone = Turns(_WAKES_PER_TURN)
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
         revival.free = self.wake
 
@@ -225,13 +228,9 @@ class PopHandlers:
         self.polls.lost(connection)
 
     def withdraw(self, topic: str) -> None:
-        """A topic was deleted: what waits for it learns it now."""
-        for key in list(self.awaited.get(topic, ())):
-            for pull in self.polls.waiting(key):
-                self.polls.answered(pull)
-                parked: _Parked = pull.request
-                gone = Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] was deleted")
-                parked.connection.reply(parked.command, refuse(gone))
+        """A topic was deleted: what waits for it learns it, some in each turn."""
+        keys = list(self.awaited.get(topic, ()))
+        self._gone.all(partial(tell_gone, self.polls, pull) for key in keys for pull in self.polls.waiting(key))
 
     def close(self) -> None:
         """Answer all that wait with "nothing": the server is about to close and waits for answers."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from aiorocket.broker.answers import refuse
+from aiorocket.broker.answers import refuse, tell_gone
 from aiorocket.broker.core.groups import Subscription, filter_refusal, is_tag_type, weight_of
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal, full
@@ -26,6 +27,7 @@ from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.lower_commits import warn_of_lower
 from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
+from aiorocket.runtime.turns import Turns
 from aiorocket.storage.results import ReadResult, ReadStatus
 from aiorocket_protocol import (
     EXT_ACCEPT,
@@ -129,7 +131,7 @@ class PullHandlers:
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
         self._ending: deque[ParkedPull] = deque()
         #: Those whose topic is gone, as the refusal says, or whose group's offset was set.
-        self._news: deque[tuple[ParkedPull, Refusal | None]] = deque()
+        self._news = Turns(_ENDS_PER_TURN)
 
     def codes(self) -> dict[int, RequestHandler]:
         return {
@@ -247,32 +249,21 @@ class PullHandlers:
         return 1 < news < self._count(command, header) and command.language == LANGUAGE_PYTHON
 
     def reset(self, group: str, topic: str, queue_id: int) -> None:
-        """An administrator set the group's offset: its waiting pulls learn it now."""
-        for pull in self.polls.waiting((topic, queue_id)):
-            if pull.request.header.consumer_group == group:
-                self._tell(pull, None)
+        """An administrator set the group's offset: its waiting pulls learn it, a few in each turn."""
+        self._news.all(
+            partial(self._tell_reset, pull)
+            for pull in self.polls.waiting((topic, queue_id))
+            if pull.request.header.consumer_group == group
+        )
 
-    def _tell(self, pull: ParkedPull, gone: Refusal | None) -> None:
-        """In a turn to come, a few in each, as those whose hold is over: that it is ``gone``, or moved."""
-        if not self._news:
-            self._loop.call_soon(self._tell_some)
-        self._news.append((pull, gone))
-
-    def _tell_some(self) -> None:
-        try:
-            for _ in range(min(_ENDS_PER_TURN, len(self._news))):
-                pull, gone = self._news.popleft()
-                waiting: _Waiting = pull.request
-                if gone is not None:
-                    waiting.connection.reply(waiting.command, refuse(gone))
-                elif self.polls.is_parked(pull):
-                    answer = self._reset_answer(waiting.connection, waiting.header)
-                    if answer is not None:
-                        self.polls.answered(pull)
-                        waiting.connection.reply(waiting.command, answer)
-        finally:  # one that fails does not keep the others from their news
-            if self._news:
-                self._loop.call_soon(self._tell_some)
+    def _tell_reset(self, pull: ParkedPull) -> None:
+        waiting: _Waiting = pull.request
+        if (
+            self.polls.is_parked(pull)
+            and (answer := self._reset_answer(waiting.connection, waiting.header)) is not None
+        ):
+            self.polls.answered(pull)
+            waiting.connection.reply(waiting.command, answer)
 
     def _reset_answer(self, connection: Connection, header: PullMessageRequestHeader) -> RemotingCommand | None:
         """21 with the offset to go on at, when a reset waits for this group."""
@@ -289,17 +280,16 @@ class PullHandlers:
         self._offsets.lost(connection)
 
     def withdraw(self, topic: str, queues: int) -> None:
-        """A topic was deleted: its waiting pulls learn it now."""
-        gone = Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] was deleted")
-        for queue_id in range(queues):
-            for pull in self.polls.withdraw_queue(topic, queue_id):
-                self._tell(pull, gone)
+        """A topic was deleted: its waiting pulls learn it, a few in each turn."""
+        self._news.all(
+            partial(tell_gone, self.polls, pull)
+            for queue_id in range(queues)
+            for pull in self.polls.waiting((topic, queue_id))
+        )
 
     def close(self) -> None:
         """Answer every parked pull with "nothing": the server is about to close and waits for answers."""
         self._driver.close()
-        while self._news:
-            self._tell_some()
         self._resume([*self._ending, *self.polls.withdraw_all()], last=True)
         self._ending.clear()
 
