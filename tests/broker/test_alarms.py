@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -170,7 +171,11 @@ async def test_pairs_that_nobody_asks_the_lag_of_are_counted_in_turns() -> None:
     assert found == [4] * 3 + [0] * 9_997 and turns >= 15
 
 
-def test_a_sync_that_fails_ends_writing_until_a_restart_and_raises_an_alarm() -> None:
+def test_a_sync_that_fails_ends_writing_until_a_restart_and_raises_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(file: object) -> asyncio.Future[None]:
+        (future := asyncio.get_running_loop().create_future()).set_exception(OSError(errno.EIO, "no sync"))
+        return future
+
     async def main(sim: Simulation) -> None:
         disk = sim.disk()
         host, broker = await started(sim, sim.env(disk=disk), config())
@@ -179,7 +184,7 @@ def test_a_sync_that_fails_ends_writing_until_a_restart_and_raises_an_alarm() ->
         watch = asyncio.ensure_future(watching.keep_watching(broker))
         await asyncio.sleep(30)
         assert not broker.alarms.raised["write_dead"]
-        disk.fail(3)  # the record, its checksum, then the sync
+        monkeypatch.setattr(disk, "sync", failing)
         assert [(await peer.send(b"unknown")).code for _ in range(3)] == [1, 14, 14]
         await asyncio.sleep(30)
         assert "restart" in str(broker.alarms.raised["write_dead"])
@@ -188,7 +193,7 @@ def test_a_sync_that_fails_ends_writing_until_a_restart_and_raises_an_alarm() ->
         await peer.close()
         host.kill(power_cut=True)
         disk.crash()
-        disk.clear_failures()
+        monkeypatch.undo()
         host, broker = await started(sim, sim.env(disk=disk), config())
         peer = SimPeer(sim, broker.address)
         assert (await peer.send(b"more")).code == 0
