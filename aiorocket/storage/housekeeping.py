@@ -222,12 +222,14 @@ class Housekeeping:
 
     # ---- deleted topics
 
-    def remove(self, topic: str, queues: list[ConsumeQueue], tail: TailCache) -> asyncio.Future[None]:
+    def remove(
+        self, topic: str, queues: list[ConsumeQueue], tail: TailCache, behind: asyncio.Future[None] | None
+    ) -> asyncio.Future[None]:
         """Make a deletion durable (the checkpoint no longer knows the topic), then remove its files."""
         self.deleting[topic] = None
         self._deleted[topic] = self._log.end
         self._rows.forget(topic)
-        task = self._loop.create_task(self._remove(topic, queues, tail), name=f"store removes topic {topic}")
+        task = self._loop.create_task(self._remove(topic, queues, tail, behind), name=f"store removes topic {topic}")
         self._start(task)
         return asyncio.shield(task)  # whoever gives up waiting does not stop it
 
@@ -236,7 +238,9 @@ class Housekeeping:
         for topic, upto in self._deleted.items():
             self._deleted[topic] = min(upto, end)
 
-    async def _remove(self, topic: str, queues: list[ConsumeQueue], tail: TailCache) -> None:
+    async def _remove(
+        self, topic: str, queues: list[ConsumeQueue], tail: TailCache, behind: asyncio.Future[None] | None
+    ) -> None:
         log, directories = self._log, list[str]()
         try:
             while queues:
@@ -246,6 +250,8 @@ class Housekeeping:
                     self.dirty.pop(queue, None)
                     directories.append(queue.directory)
                 await asyncio.sleep(0)
+            if behind is not None:
+                await behind
             while log.written < self._deleted[topic] and not log.is_broken:  # noqa: ASYNC110 - it is rare, a flush is not
                 await asyncio.sleep(_A_MOMENT)
             await self._checkpoint(clean=False)

@@ -475,13 +475,13 @@ class MessageStore:
 
     # ---- deleting
 
-    def delete_topic(self, topic: str) -> asyncio.Future[None]:
+    def delete_topic(self, topic: str, behind: asyncio.Future[None] | None = None) -> asyncio.Future[None]:
         """Forget the queues of a topic at once; its records stay in the log until their segment goes. A topic made
         again starts at offset 0.
 
-        The future ends when the deletion is durable and the files are gone; until then appends to the topic raise
-        StoreBusyError. Nobody has to await it: ``close`` does, and an OSError also reaches the loop's exception
-        handler.
+        The future ends when the deletion is durable, which comes behind ``behind``, and the files are gone. Until then
+        appends to the topic raise StoreBusyError. Nobody has to await it: ``close`` does, and an OSError also reaches
+        the loop's exception handler.
         """
         queues = self._queues
         few = len(queues) <= MAX_QUEUE_ID
@@ -492,7 +492,7 @@ class MessageStore:
             return nothing
         for queue in doomed:
             queue.deleted = True
-        return self._behind.remove(topic, doomed, self._tail)
+        return self._behind.remove(topic, doomed, self._tail, behind)
 
 
 def _moved(record: bytes, physical: int) -> bytes:

@@ -14,7 +14,9 @@ import pytest
 from aiorocket.broker import Broker
 from aiorocket.config import BrokerConfig
 from aiorocket.runtime.env import real_env
+from aiorocket.storage.housekeeping import Housekeeping
 from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
+from aiorocket.storage.snapshots import Snapshot
 from aiorocket.storage.store import MessageStore
 from aiorocket.testing import SimDisk, Simulation, simulate
 from aiorocket.testing.sim import SimClock
@@ -361,6 +363,32 @@ async def test_a_deleted_topic_takes_along_what_groups_get_of_it_again(peer: Pee
     assert (await peer.call(215, DeleteTopicRequestHeader("T"))).code == 0
     assert [topic in broker.topics for topic in retries] == [False, True]
     assert [broker.offsets.query("g", topic, 0) for topic in retries] == [None, 1]
+
+
+async def test_a_topic_is_deleted_behind_the_offsets_in_it(
+    peer: Peer, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offsets are saved in turns when there are thousands; a crash between the two would bring back theirs."""
+    order: list[str] = []
+    save, checkpoint = Snapshot.save, Housekeeping._checkpoint
+
+    def saved(self: Snapshot, value: dict[str, Any]) -> None:
+        save(self, value)
+        order.append(self.path.rpartition("/")[2])
+
+    async def without_it(self: Housekeeping, *, clean: bool) -> bool:
+        order.append("deletion")
+        return await checkpoint(self, clean=clean)
+
+    await peer.create_topic("T", 1)
+    await peer.send()
+    for number in range(50_000):
+        broker.offsets.commit("g", f"T{number}", 0, 1)
+    broker.offsets.commit("g", "T", 0, 1)
+    monkeypatch.setattr(Snapshot, "save", saved)
+    monkeypatch.setattr(Housekeeping, "_checkpoint", without_it)
+    assert (await peer.call(215, DeleteTopicRequestHeader("T"))).code == 0
+    assert order.index("offsets") < order.index("deletion")
 
 
 async def test_nobody_writes_records_but_the_broker(peer: Peer) -> None:

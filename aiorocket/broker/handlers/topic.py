@@ -42,7 +42,7 @@ __all__ = ("TopicHandlers",)
 
 class TopicHandlers:
     """``save`` returns when topics and groups are durable, and the tables it names, and name servers know the topics;
-    admins are answered after."""
+    admins are answered after. ``save_offsets`` begins at once."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class TopicHandlers:
         *,
         version: Callable[[], DataVersion],
         save: Callable[..., Awaitable[None]],
+        save_offsets: Callable[[], asyncio.Future[None]],
         deleted: Callable[[Topic], None],
     ) -> None:
         self._topics = tables.topics
@@ -62,6 +63,7 @@ class TopicHandlers:
         self._store = store
         self._topic_version = version
         self._save = save
+        self._save_offsets = save_offsets
         self._deleted = deleted
         self._revival = revival
 
@@ -134,16 +136,18 @@ class TopicHandlers:
                 Refusal(ResponseCode.INVALID_PARAMETER, f"The topic[{name:.200}] is conflict with system topic.")
             )
         retries = [one.name for one in self._topics if is_pop_retry_topic(one.name, name)]
+        for one in (name, *retries):
+            self._forget(one)
         # Begins before anything is waited for, name servers above all: what others store in a new topic of this name is
-        # not to go with the old one.
-        gone = [self._delete(one) for one in (name, *retries)]
-        # Offsets too, in front of it in the disk's thread: those that a crash brings back would pass over what a new
+        # not to go with the old one. Offsets come first: those that a crash brings back would pass over what a new
         # topic of this name begins with.
-        await self._save("offsets")
+        saved = self._save_offsets()
+        gone = [self._store.delete_topic(one, saved) for one in (name, *retries)]
+        await self._save()
         await asyncio.gather(*gone)
         return RemotingCommand.response()
 
-    def _delete(self, name: str) -> asyncio.Future[None]:
+    def _forget(self, name: str) -> None:
         topic = self._topics.get(name)
         if topic is not None:
             self._topics.delete(name)
@@ -151,7 +155,6 @@ class TopicHandlers:
         self._offsets.delete_topic(name)
         self._sent.delete_topic(name)
         self._revival.forget(topic=name)
-        return self._store.delete_topic(name)
 
     async def all_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 21."""
