@@ -11,18 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from aiorocket import (
-    Client,
-    ClientConfig,
-    Consumer,
-    Embedded,
-    Message,
-    NotConnectedError,
-    OutgoingMessage,
-    Router,
-    UsageError,
-    embed,
-)
+from aiorocket import Client, ClientConfig, Consumer, Embedded, Message, NotConnectedError, Router, UsageError, embed
 from aiorocket.client.route_table import RouteTable
 from aiorocket.config import DEFAULT_NAMESERVER
 
@@ -42,18 +31,6 @@ def test_tags_with_a_comma() -> None:
         Router().listener("orders", tags="a,b")
     with pytest.raises(UsageError, match=r"written 'a \|\| b \|\| c'"):
         Router().batch("orders", tags="a , b || c")
-
-
-async def test_a_batch_that_is_none(mq: Embedded) -> None:
-    batch: Any
-    await mq.create_topic("orders")
-    async with mq.producer("shop") as producer:
-        for batch in (None, OutgoingMessage(topic="orders", body=b"alone")):
-            with pytest.raises(UsageError, match=f"not {type(batch).__name__}: put it into"):
-                await producer.send_batch("orders", batch)
-        for seconds in ("3", float("nan")):
-            with pytest.raises(UsageError, match="a number of seconds"):
-                await producer.send_batch("orders", [b"x"], timeout=seconds)  # type: ignore[arg-type]  # as it is written
 
 
 async def test_a_consumer_that_would_take_nothing(mq: Embedded, caplog: pytest.LogCaptureFixture) -> None:

@@ -50,11 +50,8 @@ async def send_batch(
     sender: Sender, topic: str, messages: Iterable[Item], queue: Queue | None, timeout: float | None
 ) -> list[SendReceipt]:
     """See ``Producer.send_batch``."""
-    deadline = sender.deadline(timeout)
-    if not isinstance(messages, Iterable):
-        raise UsageError(
-            f"a batch is several bodies or OutgoingMessages, not {type(messages).__name__}: put it into [...]"
-        )
+    timeout = sender.config.send_timeout if timeout is None else timeout
+    deadline = asyncio.get_running_loop().time() + timeout
     messages = list(messages)
     if not sender.steps and _BYTES.issuperset(map(type, messages)):
         return await _send_batch(sender, topic, cast("list[bytes]", messages), queue, deadline, bare=True)
