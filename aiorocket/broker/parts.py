@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 
 from aiorocket.access.handlers import AccessHandlers
 from aiorocket.access.security import Security
@@ -126,9 +125,8 @@ class Parts:
             QueryHandlers(store, max_bytes=config.max_pull_bytes),
         )
         topics = TopicHandlers(
-            tables, store, self.revival, version=self._topic_version, save=self._save_admin,
-            save_offsets=partial(state.save, "offsets"), deleted=self._deleted,
-        )  # fmt: skip
+            tables, store, self.revival, version=self._topic_version, save=self._save_admin, begin=state.save,
+            deleted=self._deleted)  # fmt: skip
         admin = administration(
             env, config, tables, store, state, self.traffic, topics, offsets, address=address,
             port=server.port or config.port, boot=boot, save_settings=self._save_settings, reset=self._reset,

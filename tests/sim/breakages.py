@@ -332,7 +332,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
     ),
     "a deleted topic whose files stay": Breakage(
         "aiorocket.storage.housekeeping:Housekeeping._remove",
-        "await self._disk.run(_remove_files, self._disk, queue.directory)", "None", store_days,
+        "await self._disk.run(_remove_files, self._disk, directory)", "None", store_days,
     ),
     # -- what is old --
     "retention by the oldest message of a segment": Breakage(

@@ -42,7 +42,7 @@ __all__ = ("TopicHandlers",)
 
 class TopicHandlers:
     """``save`` returns when topics and groups are durable, and the tables it names, and name servers know the topics;
-    admins are answered after. ``save_offsets`` begins at once."""
+    admins are answered after. ``begin`` begins to save one at once."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class TopicHandlers:
         *,
         version: Callable[[], DataVersion],
         save: Callable[..., Awaitable[None]],
-        save_offsets: Callable[[], asyncio.Future[None]],
+        begin: Callable[[str], asyncio.Future[None]],
         deleted: Callable[[Topic], None],
     ) -> None:
         self._topics = tables.topics
@@ -63,7 +63,7 @@ class TopicHandlers:
         self._store = store
         self._topic_version = version
         self._save = save
-        self._save_offsets = save_offsets
+        self._begin = begin
         self._deleted = deleted
         self._revival = revival
 
@@ -141,7 +141,7 @@ class TopicHandlers:
         # Begins before anything is waited for, name servers above all: what others store in a new topic of this name is
         # not to go with the old one. Offsets come first: those that a crash brings back would pass over what a new
         # topic of this name begins with.
-        saved = self._save_offsets()
+        saved = self._begin("offsets")
         gone = [self._store.delete_topic(one, saved) for one in (name, *retries)]
         await self._save()
         await asyncio.gather(*gone)
