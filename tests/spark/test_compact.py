@@ -188,7 +188,7 @@ def test_a_table_of_many_runs_has_few_files(
     path, table = str(tmp_path), Table.open(str(tmp_path), "x", {}, "delta")
     for at in range(3):
         both = {"rows": spark.range(at, at + 1).coalesce(1), "more": spark.range(at).coalesce(1)}
-        before = table.append(both, {Q0: (at, at + 1)}, 1)
+        before = table.write(both, {Q0: (at, at + 1)}, 1)
     first = deltalake.DeltaTable(f"{path}/rows")
     with monkeypatch.context() as crashing:  # a record, and no Delta commit yet
         crashing.setattr(Table, "_tidy", lambda self: self.snapshot())
@@ -205,7 +205,7 @@ def test_a_table_of_many_runs_has_few_files(
     assert [each[kind]["dataChange"] for each in changes for kind in ("add", "remove") if kind in each] == [False] * 4
     assert sorted(first.to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2]
 
-    table.append({"rows": spark.range(3, 4).coalesce(1)}, {Q0: (3, 4)}, 1)
+    table.write({"rows": spark.range(3, 4).coalesce(1)}, {Q0: (3, 4)}, 1)
     with pytest.raises(UsageError, match="leave topics out"):
         compact(spark, path, topics=["t"])
     assert compact(spark, path, keep=0).details["waiting"] == 8 and table.snapshot().rows("rows") == 4
@@ -218,8 +218,8 @@ def test_a_parquet_table_is_never_read_twice(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, table = str(tmp_path), Table.open(str(tmp_path), "x", {})
-    table.append({"rows": spark.range(2).coalesce(1)}, {Q0: (0, 2)}, 2)
-    table.append({"rows": spark.sql("SELECT 2L AS id, 'new' AS more")}, {Q0: (2, 3)}, 1)  # by a later release
+    table.write({"rows": spark.range(2).coalesce(1)}, {Q0: (0, 2)}, 2)
+    table.write({"rows": spark.sql("SELECT 2L AS id, 'new' AS more")}, {Q0: (2, 3)}, 1)  # by a later release
     for step in ("_stage", "_publish"):  # files in staging, and in their places without a record
         real = getattr(Table, step)
 

@@ -64,14 +64,14 @@ def test_the_table_follows_the_manifest(tmp_path: Path, monkeypatch: pytest.Monk
         assert two["queueOffset"] == 104
 
         # Archive and compact bring it up to date at once: whoever is second looks again, and adds nothing twice.
-        after, real = compacted(archive, snapshot), iceberg.data_file
+        after, real = compacted(archive, snapshot), iceberg_catalog._data_file
 
         def beside(*given: Any) -> Any:
-            monkeypatch.setattr(iceberg, "data_file", real)
+            monkeypatch.setattr(iceberg_catalog, "_data_file", real)
             sync_iceberg(archive)
             return real(*given)
 
-        monkeypatch.setattr(iceberg, "data_file", beside)
+        monkeypatch.setattr(iceberg_catalog, "_data_file", beside)
         assert sync_iceberg(archive, after) is None
         table.refresh()
         assert names(table) == {Path(each.path).name for each in after.files}
@@ -141,7 +141,7 @@ def test_pipelines_share_a_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyP
     configure(monkeypatch, tmp_path / "catalog.db")
     for count, pipeline in enumerate(["shop", "bank"], start=1):
         own = Table.open(str(tmp_path / pipeline / "dedup"), "x", {}, "iceberg")
-        own.append(part(range(count)), {Q0: (0, count)}, count)
+        own.write(part(range(count)), {Q0: (0, count)}, count)
         other = make(tmp_path / pipeline / "dedup_rows", format="iceberg")  # as the first one's table is called
         sync_iceberg(other)
     found = [
@@ -158,7 +158,7 @@ def test_a_second_catalogue_over_the_same_folder_is_refused(tmp_path: Path, monk
     snapshot = add(archive, {Q0: range(80, 110)})
     sync_iceberg(archive)
     own = Table.open(str(tmp_path / "decoded"), "x", {}, "iceberg")
-    own.append(part(range(5)), {Q0: (0, 5)}, 5)
+    own.write(part(range(5)), {Q0: (0, 5)}, 5)
     monkeypatch.setattr(iceberg_catalog, "_ON_THE_WAY", -60.0)
     with monkeypatch.context() as elsewhere:
         configure(elsewhere, tmp_path / "catalog.db")
@@ -276,7 +276,7 @@ def test_snapshots_go_when_their_time_is_over(tmp_path: Path, monkeypatch: pytes
         expire_iceberg(archive, snapshot, 1 << 60)
         table.refresh()
         assert readable(table) == every  # they are old and few
-        monkeypatch.setattr(iceberg, "SNAPSHOTS", 3)
+        monkeypatch.setattr(iceberg_catalog, "_SNAPSHOTS", 3)
         expire_iceberg(archive, snapshot, 0)
         table.refresh()
         assert readable(table) == every  # they are many and new
@@ -370,7 +370,7 @@ def arrow_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         folder.mkdir(parents=True)
         parquet.write_table(rows, folder / "part-0.parquet")
 
-    monkeypatch.setattr("aiorocket.spark.steps.tables.table._write_parquet", write)
+    monkeypatch.setattr("aiorocket.spark.steps.rows.write_parquet", write)
 
 
 def part(numbers: range, **more: list[Any]) -> dict[str, Any]:
@@ -383,16 +383,16 @@ def test_the_table_of_a_step_is_followed(tmp_path: Path, monkeypatch: pytest.Mon
     metadata = tmp_path / "decoded/_iceberg/rows"
     with pytest.raises(KeyError):
         own.iceberg("rows")
-    own.append(part(range(5)), {Q0: (0, 5)}, 5)
+    own.write(part(range(5)), {Q0: (0, 5)}, 5)
     with monkeypatch.context() as dying, pytest.raises(ConnectionAbortedError):
         dying.setattr("aiorocket.spark.steps.tables.table.sync_iceberg_parts", died)
-        own.append(part(range(5, 9)), {Q0: (5, 9)}, 4)
+        own.write(part(range(5, 9)), {Q0: (5, 9)}, 4)
     table = own.iceberg("rows")
     with closing(table.catalog):
         assert table.name() == ("lake", "decoded_rows") and readable(table) == [5]
         own = Table.open(str(tmp_path / "decoded"), "x", {}, "iceberg")  # it is made up for, once
         Table.open(str(tmp_path / "decoded"), "x", {}, "iceberg")
-        own.append(part(range(9, 10)), {Q0: (9, 10)}, 1)
+        own.write(part(range(9, 10)), {Q0: (9, 10)}, 1)
         table.refresh()
         assert readable(table) == [5, 9, 10]
 
@@ -414,7 +414,7 @@ def test_the_table_of_a_step_is_followed(tmp_path: Path, monkeypatch: pytest.Mon
         assert readable(table) == [10] and len(list(tmp_path.glob("decoded/rows/run=*/*"))) == 1 + 3
         aged(metadata)
         for _ in range(2):
-            own.replace(part(range(3)), {Q0: (0, 10)}, 10)
+            own.write(part(range(3)), {Q0: (0, 10)}, 10, whole=True)
         table.refresh()
         assert readable(table) == [3] and len(avro(metadata)) < 12
         assert own.folder.names("rows") == [] and parquet.read_table(tmp_path / "decoded/rows").num_rows == 3
@@ -444,10 +444,10 @@ def test_an_archive_and_a_steps_table_in_s3(tmp_path: Path, monkeypatch: pytest.
             expire_iceberg(archive, after, 1 << 60)
             table.refresh()
             assert readable(table) == [110] and len(archive.folder.names("data/metadata")) < len(before)
-        monkeypatch.setattr("aiorocket.spark.steps.tables.table._write_parquet", in_store)
+        monkeypatch.setattr("aiorocket.spark.steps.rows.write_parquet", in_store)
         own = Table.open("s3a://lake/decoded", "x", {}, "iceberg")
         for number in range(2):
-            own.append(part(range(number, number + 1)), {Q0: (number, number + 1)}, 1)
+            own.write(part(range(number, number + 1)), {Q0: (number, number + 1)}, 1)
         table = own.iceberg("rows")
         with closing(table.catalog):
             assert readable(table) == [1, 2]
@@ -464,7 +464,7 @@ def test_files_whose_time_comes_during_a_run_go_behind_their_snapshots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = Table.open(str(tmp_path / "decoded"), "x", {}, "iceberg")
-    own.append(part(range(5)), {Q0: (0, 5)}, 5)
+    own.write(part(range(5)), {Q0: (0, 5)}, 5)
     before, now = own.snapshot(), WallClock().wall_ms()
     monkeypatch.setattr(WallClock, "wall_ms", lambda _: now)
     own._rewrite(before, {"rows": list(before.files)}, part(range(5)), 60)
@@ -472,7 +472,7 @@ def test_files_whose_time_comes_during_a_run_go_behind_their_snapshots(
     with closing(table.catalog):
         assert readable(table) == [5, 5]
         monkeypatch.setattr(WallClock, "wall_ms", lambda _: now + 60_000)
-        own.append(part(range(5, 9)), {Q0: (5, 9)}, 4)
+        own.write(part(range(5, 9)), {Q0: (5, 9)}, 4)
         assert not own.folder.exists(before.files[0].path)
         table.refresh()
         assert readable(table) == [5, 9]

@@ -21,10 +21,9 @@ from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.runtime import run
 from aiorocket.spark.fetch import DataLossError
-from aiorocket.spark.steps import ArchiveConflictError, ClaimStoppedError, compact
+from aiorocket.spark.steps import ArchiveConflictError, ClaimStoppedError, compact, rows
 from aiorocket.spark.steps.functions.latency import LatencyReport, latency_report
 from aiorocket.spark.steps.report import Progress
-from aiorocket.spark.steps.tables import table as table_module
 from aiorocket.spark.steps.tables.analyses import run_decode, run_dedup
 from aiorocket.spark.steps.tables.inputs import Input
 from aiorocket.spark.steps.tables.run import Output
@@ -155,7 +154,7 @@ def test_what_is_gone_before_it_was_decoded_stops_the_run_or_counts_as_missing(
     given, output = Input(archive=str(tmp_path / "lake")), Output(str(tmp_path / "out"))
     settings: dict[str, object] = {"using": "text", "schema": None, "required": [], "header_bytes": 0}
     table = Table.open(str(tmp_path / "out"), "decode", {**given.settings(), **settings})
-    table.append({}, {Q0: (0, 2)}, 2)  # an earlier run had more in front of it
+    table.write({}, {Q0: (0, 2)}, 2)  # an earlier run had more in front of it
     with pytest.raises(DataLossError, match="offsets up to 1, and the input begins at 5 now: 3 messages are gone"):
         run_decode(spark, given, output, using="text")
     found = run_decode(spark, replace(given, options={"failOnDataLoss": "false"}), output, using="text")
@@ -171,7 +170,7 @@ def test_a_second_run_is_refused_and_takes_nothing_from_the_first(
     """It would clear away what the first is writing, which then would note offsets and none of their rows."""
     by_hand(tmp_path / "lake", {Q0: range(20)})
     given, output = Input(archive=str(tmp_path / "lake")), Output(str(tmp_path / "out"))
-    real, refused = table_module._write_parquet, list[str]()
+    real, refused = rows.write_parquet, list[str]()
 
     def and_others(*written: Any) -> None:
         real(*written)
@@ -183,7 +182,7 @@ def test_a_second_run_is_refused_and_takes_nothing_from_the_first(
                 other()
             refused.append(str(error.value))
 
-    monkeypatch.setattr(table_module, "_write_parquet", and_others)
+    monkeypatch.setattr(rows, "write_parquet", and_others)
     report = run_decode(spark, given, output, using="text")
     assert (report.rows_in, report.rows_out, report.complete, len(refused)) == (20, 20, True, 4)
     assert places(spark.read.parquet(str(tmp_path / "out" / "decoded"))) == [(0, n) for n in range(20)]
@@ -367,11 +366,11 @@ def test_a_delta_log_that_a_crash_left_behind_is_made_up_for(
 
     path = str(tmp_path / "out")
     table = Table.open(path, "x", {}, "delta")
-    table.append({"rows": spark.range(2)}, {Q0: (0, 2)}, 2)
+    table.write({"rows": spark.range(2)}, {Q0: (0, 2)}, 2)
     with monkeypatch.context() as crashing:
         crashing.setattr(Table, "_sync_delta", lambda *_, **__: (_ for _ in ()).throw(ConnectionAbortedError()))
         with pytest.raises(ConnectionAbortedError):
-            table.append({"rows": spark.range(2, 5)}, {Q0: (2, 5)}, 3)
+            table.write({"rows": spark.range(2, 5)}, {Q0: (2, 5)}, 3)
     assert DeltaTable(f"{path}/rows").to_pyarrow_table().num_rows == 2
     again = Table.open(path, "x", {}, "delta")
     assert sorted(DeltaTable(f"{path}/rows").to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2, 3, 4]
@@ -395,7 +394,7 @@ def test_two_runs_at_once_do_not_both_write(spark: SparkSession, tmp_path: Path)
             return super().items()
 
     with pytest.raises(RocketError, match="another run"):
-        table.append(Racing(rows=df), {Q0: (0, 2)}, 2)
+        table.write(Racing(rows=df), {Q0: (0, 2)}, 2)
 
 
 async def give_up(nameserver: str, group: str, topic: str, count: int) -> None:

@@ -31,12 +31,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         parquet.write_table(rows, folder / f"part-{next(names)}.parquet")
 
     monkeypatch.setattr("aiorocket.spark.steps.tables.table._WHOLE", 4)
-    monkeypatch.setattr("aiorocket.spark.steps.tables.table._write_parquet", write)
+    monkeypatch.setattr("aiorocket.spark.steps.rows.write_parquet", write)
 
 
 def add(table: Table, begin: int, end: int, queue: Queue = Q0) -> TableSnapshot:
     rows: Any = {"rows": pa.table({"offset": list(range(begin, end))})}
-    return table.append(rows, {queue: (begin, end)}, end - begin - 1, {queue: 1})
+    return table.write(rows, {queue: (begin, end)}, end - begin - 1, {queue: 1})
 
 
 def records(path: Path) -> list[int]:
@@ -116,7 +116,7 @@ def test_a_run_that_slept_through_others_is_refused(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "moment", ["aiorocket.spark.steps.tables.table._write_parquet", "aiorocket.spark.steps.tables.table.Folder.move"]
+    "moment", ["aiorocket.spark.steps.rows.write_parquet", "aiorocket.spark.steps.tables.table.Folder.move"]
 )
 def test_a_compaction_that_begins_beside_a_run_takes_nothing_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str

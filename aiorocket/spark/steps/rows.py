@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from aiorocket.spark.columns import spark_schema
-from aiorocket.spark.steps.files.manifest import DATA, LAST_HOUR, Archive
+from aiorocket.spark.steps.files.manifest import DATA, LAST_HOUR, PARTITIONS, Archive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from aiorocket.spark.planner import QueueRange
     from aiorocket.spark.steps.files.manifest import Archive, DataFile
 
-__all__ = ("archive_rows", "in_ranges", "overlapping", "read_files", "topic_rows", "with_hours", "write_hours")
+__all__ = (
+    "archive_rows", "in_ranges", "overlapping", "read_files", "topic_rows", "with_hours", "write_hours",
+    "write_parquet",
+)  # fmt: skip
 
 
 def archive_rows(
@@ -102,11 +105,16 @@ def with_hours(df: DataFrame) -> DataFrame:
 
 def write_hours(df: DataFrame, location: str) -> None:
     """Writes rows that have ``dt`` and ``hour`` as Parquet files of an archive, in folders of topic and hour."""
+    write_parquet(df, location, PARTITIONS)
+
+
+def write_parquet(df: DataFrame, location: str, partitions: Sequence[str] = ()) -> None:
+    """Writes rows to a folder as what a Delta or an Iceberg table can take over."""
     # INT96, Spark's default, is a type of timestamp that Delta does not have.
     name, spark = "spark.sql.parquet.outputTimestampType", df.sparkSession
     before = spark.conf.get(name) or "INT96"
     spark.conf.set(name, "TIMESTAMP_MICROS")
     try:
-        df.write.partitionBy("topic", "dt", "hour").option("compression", "zstd").parquet(location)
+        df.write.option("compression", "zstd").parquet(location, partitionBy=list(partitions) or None)
     finally:
         spark.conf.set(name, before)

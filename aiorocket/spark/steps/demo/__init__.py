@@ -156,7 +156,7 @@ def _windows(spark: SparkSession, log: Table, path: str, on_progress: ProgressCa
             "paths": paths.orderBy(F.desc("rows"), "path"),
         }  # fmt: skip
         table = Table.open(path, "lake demo", {"log": log.id})
-        table.replace({name: df.coalesce(1) for name, df in parts.items()}, snapshot.ranges, snapshot.rows_in)
+        table.write({name: df.coalesce(1) for name, df in parts.items()}, snapshot.ranges, snapshot.rows_in, whole=True)
         _tell(on_progress, count * 2 // 3, count, "reading the windows back")
         who = rows.agg(F.count_distinct("client"), F.count_if("bot"), F.sum("bytes")).collect()[0]
     finally:

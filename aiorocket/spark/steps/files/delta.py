@@ -11,23 +11,20 @@ import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import pyarrow as pa
-
 from aiorocket.errors import UsageError
 from aiorocket.runtime.clock import WallClock
-from aiorocket.spark.columns import arrow_schema
-from aiorocket.spark.steps.files.manifest import DATA, FileOrigin, Snapshot, partition_of
+from aiorocket.spark.steps.files.hours import table_schema
+from aiorocket.spark.steps.files.manifest import DATA, PARTITIONS, Snapshot, partition_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aiorocket.spark.steps.files.manifest import Archive
 
-__all__ = ("check_delta", "sync_delta")
+__all__ = ("check_delta", "import_deltalake", "sync_delta")
 
 #: Commits and generations are counted apart, each as an application transaction: they can overtake each other.
 _COMPACTED = "/compacted"
-_PARTITIONS = ("topic", "dt", "hour")
 
 
 def sync_delta(archive: Archive, snapshot: Snapshot | None = None) -> int | None:
@@ -37,14 +34,14 @@ def sync_delta(archive: Archive, snapshot: Snapshot | None = None) -> int | None
     A snapshot that is behind the table is no harm: what the table has heard of is left alone. UsageError where
     deltalake is not installed, or files that have to leave the table are not in it any more.
     """
-    deltalake = _deltalake()
+    deltalake = import_deltalake()
     snapshot = archive.snapshot() if snapshot is None else snapshot
-    schema = _schema(archive)
+    schema = deltalake.Schema.from_arrow(table_schema(archive.columns))
     uri = archive.folder.uri(DATA)
     if not deltalake.DeltaTable.is_deltatable(uri):
         if not snapshot.files:
             return None
-        deltalake.DeltaTable.create(uri, schema, mode="ignore", partition_by=list(_PARTITIONS))
+        deltalake.DeltaTable.create(uri, schema, mode="ignore", partition_by=list(PARTITIONS))
     table = deltalake.DeltaTable(uri)
     known = Snapshot(
         last=_or(table.transaction_version(archive.id), -1),
@@ -53,26 +50,22 @@ def sync_delta(archive: Archive, snapshot: Snapshot | None = None) -> int | None
     from deltalake.transaction import AddAction, RemoveAction
 
     now = WallClock().wall_ms()
-    # What came and went since the last Delta commit never was in the table.
-    stale = [
-        old.path for old in snapshot.superseded if old.generation > known.generation and _heard_of(old.path, known)
-    ]
+    stale, new = snapshot.since(known)
     check_delta(archive, stale, table)
-    new = [file for file in snapshot.files if not _heard_of(file.path, known)]
     if not (stale or new):
         return None
     # Readers of changes pass over a rewrite. After a crash it may come together with new rows: then they see it all.
     rewrite = bool(stale) and snapshot.last <= known.last
     actions: list[Any] = [RemoveAction(_in_table(path), not rewrite, now) for path in stale]
     for file in new:
-        values = dict(zip(_PARTITIONS, partition_of(file.path), strict=True))
+        values = dict(zip(PARTITIONS, partition_of(file.path), strict=True))
         stats = json.dumps({"numRecords": file.rows})
         actions.append(AddAction(_in_table(file.path), file.bytes, values, now, not rewrite, stats))
     reached = {archive.id: max(known.last, snapshot.last)}
     if snapshot.generation > known.generation:
         reached[archive.id + _COMPACTED] = snapshot.generation
     table.create_write_transaction(
-        actions, "append", schema, list(_PARTITIONS),
+        actions, "append", schema, list(PARTITIONS),
         commit_properties=deltalake.CommitProperties(
             app_transactions=[deltalake.Transaction(name, number, now) for name, number in reached.items()],
         ),
@@ -86,19 +79,13 @@ def check_delta(archive: Archive, paths: Sequence[str], table: Any = None) -> No
     if not paths:
         return
     uri = archive.folder.uri(DATA)
-    table = _deltalake().DeltaTable(uri) if table is None else table
+    table = import_deltalake().DeltaTable(uri) if table is None else table
     here = {unquote(path) for path in table.get_add_actions().column("path").to_pylist()}
     if not all(_in_table(path) in here for path in paths):
         raise UsageError(
             f"the Delta table {uri} does not have all files any more that compaction is to replace: another tool has "
             "rewritten it. Let one of the two compact it, not both"
         )
-
-
-def _heard_of(path: str, known: Snapshot) -> bool:
-    """Whether the commit or generation that brought a file is in the table."""
-    origin = FileOrigin.of(path)
-    return origin is not None and origin.decided(known)
 
 
 def _or(value: int | None, default: int) -> int:
@@ -109,16 +96,8 @@ def _in_table(path: str) -> str:
     return path.removeprefix(f"{DATA}/")
 
 
-def _schema(archive: Archive) -> Any:
-    from deltalake import Schema
-
-    schema = arrow_schema([name for name in archive.columns if name != "topic"])
-    for name in _PARTITIONS:
-        schema = schema.append(pa.field(name, pa.string()))
-    return Schema.from_arrow(schema)
-
-
-def _deltalake() -> Any:
+def import_deltalake() -> Any:
+    """UsageError where it is not installed."""
     try:
         import deltalake
     except ImportError as error:

@@ -17,12 +17,13 @@ import pyarrow.parquet as pq
 from aiorocket.errors import RocketError
 from aiorocket.model import Queue
 from aiorocket.runtime.entropy import Entropy
-from aiorocket.spark.steps.files.manifest import LAST_HOUR, DataFile, Span, partition_folder, partition_of
+from aiorocket.spark.columns import arrow_schema
+from aiorocket.spark.steps.files.manifest import LAST_HOUR, PARTITIONS, DataFile, Span, partition_folder, partition_of
 
 if TYPE_CHECKING:
     from aiorocket.spark.steps.files.folder import Folder
 
-__all__ = ("HourWriter", "by_queue", "count_files", "written_files")
+__all__ = ("HourWriter", "by_queue", "count_files", "table_schema", "written_files")
 
 _HOUR_US = 3_600_000_000
 #: A row group: large enough to compress and to scan well, small enough for a task's memory.
@@ -36,6 +37,14 @@ _DICTIONARIES = [
     "preparedTransactionOffset", "properties.key_value.key",
 ]  # fmt: skip
 _PLACE = ["brokerName", "queueId", "queueOffset"]
+
+
+def table_schema(columns: Sequence[str]) -> pa.Schema:
+    """Of a table over an archive with these columns: what its files have, and what the names of their folders say."""
+    schema = arrow_schema([column for column in columns if column != "topic"])
+    for name in PARTITIONS:
+        schema = schema.append(pa.field(name, pa.string()))
+    return schema
 
 
 class _Open(NamedTuple):

@@ -10,23 +10,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from aiorocket.errors import UsageError
-from aiorocket.spark.columns import arrow_schema
+from aiorocket.spark.steps.files.hours import table_schema
 from aiorocket.spark.steps.files.iceberg_catalog import (
     COMMIT,
     ID,
-    MERGING,
-    SNAPSHOTS,
     address_of,
+    change_files,
     create_table,
-    data_file,
+    forget,
     open_table,
     sweep,
     tried,
 )
-from aiorocket.spark.steps.files.manifest import DATA, FileOrigin, Snapshot, partition_of
+from aiorocket.spark.steps.files.manifest import DATA, PARTITIONS, Snapshot, partition_of
 
 if TYPE_CHECKING:
     from aiorocket.spark.steps.files.manifest import Archive
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ("expire_iceberg", "iceberg_table", "sync_iceberg")
 
 _GENERATION = "aiorocket.generation"
-_PARTITIONS = ("topic", "dt", "hour")
 
 
 def iceberg_table(archive: Archive) -> Any:
@@ -52,24 +48,14 @@ def sync_iceberg(archive: Archive, snapshot: Snapshot | None = None) -> int | No
 
 def expire_iceberg(archive: Archive, snapshot: Snapshot, before_ms: int) -> None:
     """Has the table forget the snapshots that name files which were replaced at ``before_ms`` or earlier, to be called
-    before these files go; and of those that are older all but the newest ``SNAPSHOTS``. What only they had of the
-    metadata is removed. Snapshots with a tag or a branch of somebody's stay."""
+    before these files go; and of those that are older all but the newest. What only they had of the metadata is
+    removed. Snapshots with a tag or a branch of somebody's stay."""
     kept = {old.generation for old in snapshot.superseded if old.at_ms > before_ms}
     # What was replaced by a generation that is in none of the two is gone long since.
     whole = next((number for number in range(snapshot.generation, 0, -1) if number not in kept), -1)
 
     def expire(table: Any) -> None:
-        newest = sorted(table.snapshots(), key=lambda each: -each.sequence_number)
-        held = {each.snapshot_id for each in table.refs().values()}
-        old = [
-            each.snapshot_id
-            for number, each in enumerate(newest)
-            if each.snapshot_id not in held
-            and (_generation(each) < whole or (each.timestamp_ms <= before_ms and number >= SNAPSHOTS))
-        ]
-        if old:
-            table.maintenance.expire_snapshots().by_ids(old).commit()
-            table.refresh()
+        forget(table, before_ms, lambda each: _generation(each) < whole)
         sweep(archive.folder, f"{DATA}/metadata", table)
 
     tried(iceberg_table(archive), expire)
@@ -83,15 +69,10 @@ def _generation(snapshot: Any) -> int:
 
 def _commit(archive: Archive, snapshot: Snapshot, table: Any) -> int | None:
     known = Snapshot(last=int(table.properties[COMMIT]), generation=int(table.properties[_GENERATION]))
-    # What came and went since the last commit never was in the table.
-    stale = {
-        address_of(archive.folder, old.path)
-        for old in snapshot.superseded
-        if old.generation > known.generation and _heard_of(old.path, known)
-    }
-    new = [file for file in snapshot.files if not _heard_of(file.path, known)]
-    if not (stale or new):
+    paths, new = snapshot.since(known)
+    if not (paths or new):
         return None
+    stale = {address_of(archive.folder, path) for path in paths}
     last, generation = max(known.last, snapshot.last), max(known.generation, snapshot.generation)
     told = {COMMIT: str(last), _GENERATION: str(generation)}
     gone = [task.file for task in table.scan().plan_files() if task.file.file_path in stale] if stale else []
@@ -100,27 +81,12 @@ def _commit(archive: Archive, snapshot: Snapshot, table: Any) -> int | None:
             f"the Iceberg table {'.'.join(table.name())} does not have all files any more that compaction is to "
             "replace: another tool has rewritten it. Let one of the two compact it, not both"
         )
-    transaction = table.transaction()
-    transaction.set_properties({**told, MERGING: "true"})
-    update = transaction.update_snapshot(snapshot_properties=told)
-    with update.overwrite() if gone else update.merge_append() as change:
-        for each in gone:
-            change.delete_data_file(each)
-        for file in new:
-            change.append_data_file(data_file(table, address_of(archive.folder, file.path), partition_of(file.path)))
-    transaction.commit_transaction()
+    files = ((address_of(archive.folder, file.path), partition_of(file.path)) for file in new)
+    change_files(table, told, gone, files)
     return int(table.current_snapshot().snapshot_id)
 
 
 def _create(archive: Archive, catalog: Any, name: str) -> Any:
-    schema = arrow_schema([column for column in archive.columns if column != "topic"])
-    for column in _PARTITIONS:
-        schema = schema.append(pa.field(column, pa.string()))
     properties = {ID: archive.id, COMMIT: "-1", _GENERATION: "0"}
-    return create_table(catalog, name, schema, address_of(archive.folder, DATA), properties, _PARTITIONS)
-
-
-def _heard_of(path: str, known: Snapshot) -> bool:
-    """Whether the commit or generation that brought a file is in the table."""
-    origin = FileOrigin.of(path)
-    return origin is not None and origin.decided(known)
+    location = address_of(archive.folder, DATA)
+    return create_table(catalog, name, table_schema(archive.columns), location, properties, PARTITIONS)

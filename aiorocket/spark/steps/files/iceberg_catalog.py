@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 __all__ = (
     "COMMIT",
     "ID",
-    "MERGING",
-    "SNAPSHOTS",
     "address_of",
+    "change_files",
     "create_table",
-    "data_file",
+    "forget",
     "open_catalog",
     "open_table",
     "sweep",
@@ -42,9 +41,9 @@ _NAMESPACE = "lake"
 #: Properties of a table: whose it is, and how far.
 ID, COMMIT = "aiorocket.archive", "aiorocket.commit"
 #: Each snapshot names all manifests: with one for each commit they would fill the disk, too.
-MERGING = "commit.manifest-merge.enabled"
+_MERGING = "commit.manifest-merge.enabled"
 #: So many snapshots stay, however old, if they can be read.
-SNAPSHOTS = 100
+_SNAPSHOTS = 100
 #: Metadata that no snapshot names may be of a commit that is on the way, for so long, in seconds.
 _ON_THE_WAY = 3600.0
 _TRIES = 5
@@ -126,6 +125,46 @@ def tried(table: Any, change: Callable[[Any], T]) -> T:
         table.catalog.close()
 
 
+def change_files(
+    table: Any,
+    told: Mapping[str, str],
+    gone: Sequence[Any],
+    new: Iterable[tuple[str, tuple[str, ...]]],
+    properties: Mapping[str, str] | None = None,
+) -> None:
+    """One commit: without the entries ``gone``, with the files ``new`` (address, partition). ``told`` is in the table's
+    properties then and in its new snapshot's, ``properties`` in the table's alone; without files there is no snapshot.
+    """
+    new = list(new)
+    transaction = table.transaction()
+    transaction.set_properties({**told, **(properties or {}), _MERGING: "true"})
+    if gone or new:
+        update = transaction.update_snapshot(snapshot_properties=dict(told))
+        with update.overwrite() if gone else update.merge_append() as change:
+            for each in gone:
+                change.delete_data_file(each)
+            for address, partition in new:
+                change.append_data_file(_data_file(table, address, partition))
+    transaction.commit_transaction()
+
+
+def forget(table: Any, before_ms: int, unreadable: Callable[[Any], bool]) -> bool:
+    """Has the table forget the snapshots that are ``unreadable``, and of those of ``before_ms`` or earlier all but the
+    newest ``_SNAPSHOTS``; whether there were any. Snapshots with a tag or a branch of somebody's stay."""
+    newest = sorted(table.snapshots(), key=lambda each: -each.sequence_number)
+    held = {each.snapshot_id for each in table.refs().values()}
+    old = [
+        each.snapshot_id
+        for number, each in enumerate(newest)
+        if each.snapshot_id not in held
+        and (unreadable(each) or (each.timestamp_ms <= before_ms and number >= _SNAPSHOTS))
+    ]
+    if old:
+        table.maintenance.expire_snapshots().by_ids(old).commit()
+        table.refresh()
+    return bool(old)
+
+
 def sweep(folder: Folder, metadata: str, table: Any) -> None:
     """Removes manifests, and lists of them, that no snapshot names: of those that are forgotten, and of commits that
     did not come about."""
@@ -144,7 +183,7 @@ def _last(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def data_file(table: Any, address: str, partition: tuple[str, ...]) -> Any:
+def _data_file(table: Any, address: str, partition: tuple[str, ...]) -> Any:
     """As ``add_files`` of pyiceberg has it, but for the partition: that is in no column of the file."""
     import pyarrow.parquet as pq
     from pyiceberg.io import pyarrow as files

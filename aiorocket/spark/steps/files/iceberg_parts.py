@@ -14,11 +14,10 @@ import pyarrow.parquet as pq
 from aiorocket.spark.steps.files.iceberg_catalog import (
     COMMIT,
     ID,
-    MERGING,
-    SNAPSHOTS,
     address_of,
+    change_files,
     create_table,
-    data_file,
+    forget,
     open_table,
     sweep,
     tried,
@@ -103,31 +102,12 @@ def _follow(
     if gone:
         until = {address_of(folder, path): at for path, at in replaced.items()}
         readable.append([table.metadata.last_sequence_number, min(until.get(each.file_path, 0) for each in gone)])
-    told = {COMMIT: str(last)}
-    transaction = table.transaction()
-    transaction.set_properties({**told, _READABLE: json.dumps(readable), MERGING: "true"})
-    if gone or own - here.keys():
-        update = transaction.update_snapshot(snapshot_properties=told)
-        with update.overwrite() if gone else update.merge_append() as change:
-            for each in gone:
-                change.delete_data_file(each)
-            for path in sorted(own - here.keys()):
-                change.append_data_file(data_file(table, path, ()))
-    transaction.commit_transaction()
+    new = ((path, ()) for path in sorted(own - here.keys()))
+    change_files(table, {COMMIT: str(last)}, gone, new, {_READABLE: json.dumps(readable)})
 
 
 def _expire(folder: Folder, part: str, now_ms: int, table: Any) -> None:
     """Forgets snapshots whose files are gone or go now, and of the others the old ones but for the newest."""
     gone = max((number for number, at in json.loads(table.properties[_READABLE]) if at <= now_ms), default=0)
-    newest = sorted(table.snapshots(), key=lambda each: -each.sequence_number)
-    held = {each.snapshot_id for each in table.refs().values()}
-    old = [
-        each.snapshot_id
-        for number, each in enumerate(newest)
-        if each.snapshot_id not in held
-        and (each.sequence_number <= gone or (each.timestamp_ms <= now_ms - _KEEP_MS and number >= SNAPSHOTS))
-    ]
-    if old:
-        table.maintenance.expire_snapshots().by_ids(old).commit()
-        table.refresh()
+    if forget(table, now_ms - _KEEP_MS, lambda each: each.sequence_number <= gone):
         sweep(folder, _metadata(part), table)

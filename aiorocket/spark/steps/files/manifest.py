@@ -37,6 +37,8 @@ __all__ = (
 )
 
 DATA, MANIFEST, STAGING, CHECKPOINT = "data", "_manifest", "_staging", "_checkpoint"
+#: Columns of a table that are in the names of folders.
+PARTITIONS = ("topic", "dt", "hour")
 _ABOUT = "_archive.json"
 _FORMAT_VERSION = 1
 _COMPACT = "compact-"
@@ -136,6 +138,17 @@ class Snapshot:
             for queue, span in self.queues.items()
             if topics is None or queue.topic in topics
         }
+
+    def since(self, known: Snapshot) -> tuple[list[str], list[DataFile]]:
+        """The files that a table which has come to ``known`` has and is to lose, and those it has not heard of. What
+        came and went in between is in neither."""
+
+        def heard_of(path: str) -> bool:
+            origin = FileOrigin.of(path)
+            return origin is not None and origin.decided(known)
+
+        stale = [old.path for old in self.superseded if old.generation > known.generation and heard_of(old.path)]
+        return stale, [file for file in self.files if not heard_of(file.path)]
 
     def plus(self, commit: Commit) -> Snapshot:
         """The snapshot after ``commit``; ArchiveConflictError when it brings offsets that are there already, UsageError

@@ -175,8 +175,7 @@ def run_windows(
 
     def make(df: DataFrame) -> Mapping[str, DataFrame]:
         found = windows(df, every=every, slide=slide, by=by, time=time, watermark=watermark, key=key)
-        found = _by_time(found, by).persist()
-        sums["in_windows"] = _sum(found, "rows")
+        found = _by_time(found, by, sums)
         if watermark is not None:
             sums["late_rows"] = _sum(found, "lateRows")
         if plots is not None and slide is None:
@@ -192,8 +191,11 @@ def run_windows(
     return _with(report, plots=_asked(drawn, plots), **sums)
 
 
-def _by_time(windows: DataFrame, by: Sequence[str]) -> DataFrame:
-    return windows.orderBy("windowStart", *[f"`{name}`" for name in by])
+def _by_time(windows: DataFrame, by: Sequence[str], counted: dict[str, int]) -> DataFrame:
+    """The windows, sorted and kept, and in ``counted`` how many rows are in them."""
+    kept = windows.orderBy("windowStart", *[f"`{name}`" for name in by]).persist()
+    counted["in_windows"] = _sum(kept, "rows")
+    return kept
 
 
 def _sum(windows: DataFrame, column: str) -> int:
@@ -232,21 +234,30 @@ def run_order(
 ) -> StepReport:
     """Parts ``findings`` and ``summary``; ``details["findings"]`` is how many there are. ``sequence`` and ``key`` as of
     ``order.order``."""
-    counted: list[int] = []
+    counted: dict[str, int] = {}
 
     def make(df: DataFrame) -> Mapping[str, DataFrame]:
         more = {} if key is None else {"key": key}
-        found = order(df, sequence=sequence, dense=dense, **more).persist()
-        counted.append(found.count())
-        return {"findings": found, "summary": summary(found).orderBy("scope", "kind", "topic")}
+        return _order_parts(order(df, sequence=sequence, dense=dense, **more), counted)
 
     settings: dict[str, object] = {"sequence": sequence, "key": key, "dense": dense}
     show = {"findings": 20, "summary": 100, **output.show}
     report = whole(
         "order", spark, given, Output(output.path, output.format, show), settings, make, on_progress=on_progress
     )
+    return _with(report, **{"findings": _findings(report), **counted})
+
+
+def _order_parts(findings: DataFrame, counted: dict[str, int]) -> dict[str, DataFrame]:
+    kept = findings.persist()
+    counted["findings"] = kept.count()
+    return {"findings": kept, "summary": summary(kept).orderBy("scope", "kind", "topic")}
+
+
+def _findings(report: StepReport) -> int:
+    """As many as the table has, where they were not counted anew."""
     parts: Any = report.details["parts"]
-    return _with(report, findings=counted[0] if counted else parts.get("findings", 0))
+    return int(parts.get("findings", 0))
 
 
 def run_latency(
@@ -327,11 +338,9 @@ def run_report(
 
     def make(df: DataFrame) -> Mapping[str, DataFrame]:
         size = {"bytes": F.sum(_BYTES)} if _BYTES in df.columns else {}
-        found = _by_time(windows(df, every=every, by=by, time=time, aggregates=size), by).persist()
-        counted["in_windows"] = _sum(found, "rows")
+        found = _by_time(windows(df, every=every, by=by, time=time, aggregates=size), by, counted)
         measured = latency_report(df, every=every, exact=exact)
-        findings = order(df).persist()
-        counted["findings"] = findings.count()
+        ordered = _order_parts(order(df), counted)
         repeats = count_duplicates(df)
         counted["repeated"] = repeats.dropped
         if plots is not None:
@@ -339,8 +348,7 @@ def run_report(
         return {
             "windows": found,
             **_latency_parts(spark, measured),
-            "findings": findings,
-            "summary": summary(findings).orderBy("scope", "kind", "topic"),
+            **ordered,
             "repeats": spark.createDataFrame([tuple(repeats)], "rows LONG, kept LONG, repeated LONG, withoutId LONG"),
         }
 
@@ -348,8 +356,7 @@ def run_report(
     report = whole(
         "report", spark, given, output, settings, make, few=few, always=plots is not None, on_progress=on_progress
     )
-    parts: Any = report.details["parts"]
-    return _with(report, **{"plots": _asked(drawn, plots), "findings": parts.get("findings", 0), **counted})
+    return _with(report, **{"plots": _asked(drawn, plots), "findings": _findings(report), **counted})
 
 
 def run_triage(

@@ -127,7 +127,7 @@ def add(
                 missing.update({queue: missing.get(queue, 0) + count for queue, count in lost.items()})
                 read = sum(each.rows for each in counts.values())
                 if table:
-                    snapshot = table.append(made.parts, ranges, read, lost)
+                    snapshot = table.write(made.parts, ranges, read, lost)
                     wrote = {name: _of_run(snapshot, name) for name in made.parts}
                 else:
                     wrote = {name: df.count() for name, df in made.parts.items()}
@@ -206,7 +206,7 @@ def whole(
                 _tell(on_progress, step, goal, goal, f"{rows_in:,} rows read; computing")
                 parts = make(df)
                 if table:
-                    snapshot = table.replace(parts, ranges, rows_in, missing)
+                    snapshot = table.write(parts, ranges, rows_in, missing, whole=True)
                 else:
                     shows = _shows(parts, output.show)
             finally:

@@ -158,25 +158,22 @@ class Table:
         part without files, UsageError as of ``iceberg_table``."""
         return iceberg_part(self.folder, self.id, part, _paths(self.snapshot())[part])
 
-    def append(
+    def write(
         self,
         parts: Mapping[str, DataFrame],
         ranges: Mapping[Queue, tuple[int, int]],
         rows_in: int,
         missing: Mapping[Queue, int] | None = None,
+        *,
+        whole: bool = False,
     ) -> TableSnapshot:
-        """Adds what one portion of the input, ``ranges`` with ``rows_in`` rows, gave; the snapshot with it."""
-        return self._write("append", parts, ranges, rows_in, missing or {})
-
-    def replace(
-        self,
-        parts: Mapping[str, DataFrame],
-        ranges: Mapping[Queue, tuple[int, int]],
-        rows_in: int,
-        missing: Mapping[Queue, int] | None = None,
-    ) -> TableSnapshot:
-        """Puts ``parts`` in the place of all that is there; the snapshot then."""
-        return self._write("replace", parts, ranges, rows_in, missing or {})
+        """Adds what one portion of the input, ``ranges`` with ``rows_in`` rows, gave, or with ``whole`` puts it in the
+        place of all that is there; the table then."""
+        before = self.snapshot()
+        run = before.last + 1
+        staged = self._stage(run, parts)
+        made = TableSnapshot(run, tuple(staged), ranges, rows_in, missing or {})
+        return self._publish("replace" if whole else "append", made, staged, before)
 
     def evolve(self, spark: SparkSession, part: str, column: str, type_: DataType) -> DataType:
         """The type that ``column`` of ``part`` has from now on: its own where rows have come so far, made to hold those
@@ -195,7 +192,7 @@ class Table:
         if not same(old, wanted):
             before = self.snapshot()
             files = [file for file in before.files if file.part == part]
-            rows = spark.read.option("mergeSchema", "true").parquet(*(self.folder.uri(file.path) for file in files))
+            rows = self._read(spark, files)
             made = rows.withColumn(column, as_type(rows[column], old, wanted))
             self._rewrite(before, {part: files}, {part: made}, _KEEP)
         return wanted
@@ -224,13 +221,14 @@ class Table:
         if not parts:
             return before
         made = {
-            # A later release may have written columns that an earlier one had not.
-            part: spark.read.option("mergeSchema", "true")
-            .parquet(*(self.folder.uri(file.path) for file in files))
-            .coalesce(-(-sum(file.bytes for file in files) // target_bytes))
+            part: self._read(spark, files).coalesce(-(-sum(file.bytes for file in files) // target_bytes))
             for part, files in parts.items()
         }
         return self._rewrite(before, parts, made, keep)
+
+    def _read(self, spark: SparkSession, files: Sequence[TableFile]) -> DataFrame:
+        # A later release may have written columns that an earlier one had not.
+        return spark.read.option("mergeSchema", "true").parquet(*(self.folder.uri(file.path) for file in files))
 
     def _rewrite(
         self,
@@ -257,25 +255,14 @@ class Table:
         files = (*(file for file in before.files if file.path not in gone), *new.files)
         return self._publish("compact", replace(before, last=run, files=files, replaced=replaced), staged)
 
-    def _write(
-        self,
-        kind: str,
-        parts: Mapping[str, DataFrame],
-        ranges: Mapping[Queue, tuple[int, int]],
-        rows_in: int,
-        missing: Mapping[Queue, int],
-    ) -> TableSnapshot:
-        before = self.snapshot()
-        run = before.last + 1
-        staged = self._stage(run, parts)
-        return self._publish(kind, TableSnapshot(run, tuple(staged), ranges, rows_in, missing), staged, before)
-
     def _stage(self, number: int, parts: Mapping[str, DataFrame]) -> dict[TableFile, str]:
         """Writes the parts of run ``number``: its files, as they are to be named, and where each is."""
+        from aiorocket.spark.steps.rows import write_parquet  # Spark's, which readers do not need
+
         run = f"{number:010d}"
         staging, staged = f"{_STAGING}/{run}-{Entropy().token(4).hex()}", dict[TableFile, str]()
         for part, df in parts.items():
-            _write_parquet(df, self.folder.uri(f"{staging}/{part}"))
+            write_parquet(df, self.folder.uri(f"{staging}/{part}"))
             for name in self.folder.names(f"{staging}/{part}"):
                 if name.endswith(".parquet") and name[0] not in "._":
                     here, path = f"{staging}/{part}/{name}", f"{part}/run={run}/{name}"
@@ -350,10 +337,9 @@ class Table:
         """Each part's Delta table, with the same files; a commit carries the number of the run, so that one that a
         crash left undone is made up for and one that is there is not repeated. Readers of changes pass over one that
         does no more than the compaction of run ``rewritten``."""
-        try:
-            import deltalake
-        except ImportError as error:
-            raise UsageError(f"{error}: format='delta' needs pip install 'aiorocketmq[spark]'") from error
+        from aiorocket.spark.steps.files.delta import import_deltalake  # Spark's types, which readers do not need
+
+        deltalake = import_deltalake()
         from deltalake.transaction import AddAction, RemoveAction
 
         now = WallClock().wall_ms()
@@ -420,17 +406,6 @@ def _after(snapshot: TableSnapshot, entry: Mapping[str, Any]) -> TableSnapshot:
     files = before.files + tuple(TableFile(*item) for item in entry["files"])
     replaced = {**before.replaced, **entry.get("replaced", {})}
     return TableSnapshot(entry["run"], files, ranges, before.rows_in + entry["rows_in"], missing, replaced)
-
-
-def _write_parquet(df: DataFrame, location: str) -> None:
-    # INT96, Spark's default, is a type of timestamp that Delta does not have.
-    name, spark = "spark.sql.parquet.outputTimestampType", df.sparkSession
-    before = str(spark.conf.get(name))
-    spark.conf.set(name, "TIMESTAMP_MICROS")
-    try:
-        df.write.option("compression", "zstd").parquet(location)
-    finally:
-        spark.conf.set(name, before)
 
 
 def _types(schema: Any) -> Any:
