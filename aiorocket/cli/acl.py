@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,27 @@ def create_user(user: str, password: str, is_admin: bool) -> Work:
 
     async def work(admin: Admin) -> int:
         done = await admin.users.create(user, password, admin=is_admin)
+        return told("changed", f"User {user}", [{"broker": each} for each in done], done.missing)
+
+    return work
+
+
+@acl.command("update-user")
+@click.argument("user")
+@click.option("--password", "new_password", is_flag=True, help="Asked for, or AIOROCKET_PASSWORD of the environment.")
+@click.option("--admin/--no-admin", "is_admin", default=None, help="May USER do everything?")
+@click.option("--enabled/--disabled", default=None, help="May USER sign in?")
+@changes
+def update_user(user: str, new_password: bool, is_admin: bool | None, enabled: bool | None) -> Work:
+    """Change what is given of USER, and nothing else."""
+    password = None
+    if new_password:
+        password = os.environ.get("AIOROCKET_PASSWORD") or click.prompt(
+            "Password", hide_input=True, confirmation_prompt=True
+        )
+
+    async def work(admin: Admin) -> int:
+        done = await admin.users.update(user, password=password, admin=is_admin, enabled=enabled)
         return told("changed", f"User {user}", [{"broker": each} for each in done], done.missing)
 
     return work

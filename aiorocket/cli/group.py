@@ -20,7 +20,7 @@ Work = Callable[["Admin"], Awaitable[int]]
 
 @click.group()
 def group() -> None:
-    """List, create, delete and look at consumer groups."""
+    """List, create, change, delete and look at consumer groups."""
 
 
 @group.command("list")
@@ -45,6 +45,22 @@ def create(name: str, retries: int, disabled: bool) -> Work:
 
     async def work(admin: Admin) -> int:
         rows = await admin.groups.create(name, retries=retries, enabled=not disabled)
+        return told("group", f"Group {name}", rows, rows.missing)
+
+    return work
+
+
+@group.command()
+@click.argument("name")
+@click.option("--retries", type=click.IntRange(0), help="Of a failed message, at most.")
+@click.option("--enabled/--disabled", default=None, help="May its members consume?")
+@click.option("--broadcasting/--clustering", default=None, help="May its members broadcast?")
+@changes
+def update(name: str, **given: Any) -> Work:
+    """Change what is given of group NAME, and nothing else."""
+
+    async def work(admin: Admin) -> int:
+        rows = await admin.groups.update(name, **given)
         return told("group", f"Group {name}", rows, rows.missing)
 
     return work

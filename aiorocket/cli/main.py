@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "produce": ("aiorocket.cli.produce", "Send each line of FILE, or of standard input, as one message to TOPIC."),
     "consume": ("aiorocket.cli.consume", "Print the messages of TOPIC as a member of a consumer group."),
     "topic": ("aiorocket.cli.topic", "List, create, change, delete and look at topics."),
-    "group": ("aiorocket.cli.group", "List, create, delete and look at consumer groups."),
+    "group": ("aiorocket.cli.group", "List, create, change, delete and look at consumer groups."),
     "offsets": ("aiorocket.cli.offsets", "Put consumer groups somewhere else."),
     "message": ("aiorocket.cli.message", "Look at single messages. Looking joins no group and moves no offset."),
     "send": ("aiorocket.cli.send", "Send one message with BODY to TOPIC, and say where it lies."),

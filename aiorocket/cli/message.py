@@ -155,6 +155,20 @@ def consume(group: str, client_id: str, message_id: str) -> Work:
 
 
 @message.command()
+@click.option("--newest", type=click.IntRange(1), default=10_000, show_default=True, metavar="N",
+              help="Of the last N timers that each broker stored.")  # fmt: skip
+@asks
+def timers(newest: int) -> Work:
+    """Timer messages that are not due yet, the next first."""
+
+    async def work(admin: Admin) -> int:
+        rows = await admin.timers.pending(newest=newest)
+        return told("timer", "Not due yet", rows, rows.missing)
+
+    return work
+
+
+@message.command()
 @click.argument("topic")
 @click.option("--since", callback=_read_moment, metavar="TIME")
 @click.option("--until", callback=_read_moment, metavar="TIME")

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from aiorocket.client.admin.asking import Broker
 from aiorocket.client.admin.brokers import ProducerConnection
 from aiorocket.client.admin.offsets import OffsetMove, OffsetPlan, Offsets
 from aiorocket.client.admin.pops import Checkpoint
+from aiorocket.client.admin.timers import PendingTimer
 from aiorocket.client.admin.users import AclEntry, User
 from aiorocket.errors import (
     BadNameError,
@@ -93,6 +95,7 @@ def test_every_kind_of_document_is_on_the_page() -> None:
     assert set(re.findall(r'told\(\s*"([a-z ]+)"', source)) == FIELDS.keys()
     assert (User._fields, AclEntry._fields) == (tuple(FIELDS["user"]), tuple(FIELDS["right"]))
     assert [*ProducerConnection._fields] == FIELDS["producer"] and [*Checkpoint._fields] == FIELDS["checkpoint"]
+    assert [*PendingTimer._fields] == FIELDS["timer"]
 
 
 @pytest.mark.parametrize(
@@ -218,6 +221,23 @@ def test_topics_come_change_and_go(ask: Run) -> None:
     assert ask("topic", "delete", "events", "--yes").exit_code == 0
     gone = ask("topic", "status", "events")
     assert gone.exit_code == 1 and "no broker has topic 'events': `aiorocket topic list` names" in gone.output
+
+
+def test_a_group_changes_in_what_is_given_and_nothing_else(ask: Run) -> None:
+    assert ask("group", "create", "clerks", "--retries", "5").exit_code == 0
+    (off,) = rows(ask("group", "update", "clerks", "--disabled", "--json"), "group")
+    assert (off["enabled"], off["retries"]) == (False, 5)
+    (more,) = rows(ask("group", "update", "clerks", "--retries", "7", "--json"), "group")
+    assert (more["enabled"], more["retries"]) == (False, 7)
+    nobody = ask("group", "update", "nobody", "--enabled")
+    assert nobody.exit_code == 1 and "no broker has group 'nobody'" in nobody.output
+
+
+def test_what_waits_for_its_time_is_listed(ask: Run, server: RocketMQServer) -> None:
+    sent = server.send("parcels", b"later", keys=["o-later"], after=timedelta(hours=1))
+    (row,) = rows(ask("message", "timers", "--json"), "timer")
+    assert list(row) == FIELDS["timer"]
+    assert (row["topic"], row["msg_id"], row["keys"]) == ("parcels", sent.msg_id, ["o-later"])
 
 
 def test_a_dry_run_says_that_it_was_one(ask: Run) -> None:

@@ -45,6 +45,13 @@ def test_a_standalone_with_access_control_and_tls(
     read = aiorocket.run("consume", "t", "--group", "g", **environment)
     assert (read.code, read.out) == (0, "one\n"), read
     assert aiorocket.run("dlq", "list", "g", **environment).code == 0
+    password = {"AIOROCKET_PASSWORD": "clerk-s3cret-of-the-test"}
+    assert aiorocket.run("acl", "create-user", "clerk", **environment, **password).code == 0
+    changed = aiorocket.run("acl", "update-user", "clerk", "--disabled", "--password", **environment, **password)
+    assert changed.code == 0, changed
+    users = aiorocket.run("acl", "users", "--json", **environment)
+    (clerk,) = [row for row in json.loads(users.out)["rows"] if row["name"] == "clerk"]
+    assert (clerk["enabled"], clerk["admin"]) == (False, False)
     unsigned = aiorocket.run("produce", "t", "--nameserver", address, "--tls-ca", CA, stdin=b"two\n")
     assert unsigned.code == 1 and "not signed" in unsigned.err, unsigned
     plain = aiorocket.run("produce", "t", "--nameserver", address, "--credentials", "keys.json", stdin=b"two\n")
