@@ -39,7 +39,7 @@ from aiorocket.client.admin.topics import Topics
 from aiorocket.client.admin.users import Users
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.config import BrokerConfig, ConsumerConfig
-from aiorocket.errors import NotConnectedError
+from aiorocket.errors import NotConnectedError, RocketError
 from aiorocket.model import Queue
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import REVIVE_TOPIC_PREFIX, TIMER_TOPIC, RequestCode, split_records
@@ -196,6 +196,11 @@ async def test_offsets_are_planned_applied_and_verified(mq: Embedded, admin: Adm
     await offsets.clone("billing", "audit", "orders")
     audit = await admin.groups.lag("audit", "orders")
     assert [each.offset for each in audit] == [each.offset for each in await admin.groups.lag("billing", "orders")]
+    assert "%RETRY%billing" in await admin.groups.topics("billing")
+    await offsets.clone("billing", "auditors")
+    assert await admin.groups.topics("auditors") == ["orders"], "what comes again to one group comes to no other"
+    with pytest.raises(RocketError, match="no broker knows a group 'nobody'"):
+        await offsets.clone("nobody", "auditors")
     with pytest.raises(TopicNotFoundError):
         await offsets.plan("billing", "nothing", "first")
     with pytest.raises(UsageError, match="one of them"):

@@ -25,7 +25,9 @@ from aiorocket_protocol import (
 )
 from aiorocket_protocol.plain import Plain
 
-__all__ = ("GroupInfo", "GroupMembers", "Groups", "Lags", "Member", "QueueLag", "RunningInfo", "Subscription")
+__all__ = (
+    "GroupInfo", "GroupMembers", "Groups", "Lags", "Member", "QueueLag", "RunningInfo", "Subscription", "topics_of",
+)  # fmt: skip
 
 
 class GroupInfo(NamedTuple):
@@ -284,23 +286,24 @@ class Groups:
 
     async def topics(self, group: str) -> Answers[str]:
         """The topics it has offsets in."""
-        header = QueryTopicsByConsumerRequestHeader(self._ask.wire(group))
-        older = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
-
-        async def ask(broker: Broker) -> list[str]:
-            code = RequestCode.QUERY_TOPICS_BY_CONSUMER
-            answer = await self._ask.call(broker.address, code, header, accept=(*ABSENT, older))
-            if answer.code == older:  # 4.9: of members that are online, what they subscribe to
-                code, stats = RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(self._ask.wire(group))
-                plain = await self._ask.plain(broker.address, code, stats, accept=ABSENT)
-                return [] if plain is None else [queue.topic for queue, _ in by_queue(plain, "offsetTable")]
-            return [] if answer.code else decode_body(TopicListBody, answer.body, answer.serialize_type).topics
-
-        return once(await self._ask.each(ask), self._ask.shown)
+        wire = self._ask.wire(group)
+        return once(await self._ask.each(lambda broker: topics_of(self._ask, broker, wire)), self._ask.shown)
 
     async def _configs(self, broker: Broker) -> dict[str, dict[str, Any]]:
         plain = await self._ask.plain(broker.address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         return {} if plain is None else {str(name): row for name, row in plain.table("subscriptionGroupTable").items()}
+
+
+async def topics_of(ask: Asking, broker: Broker, wire: str) -> list[str]:
+    """The topics in which a group has offsets at one broker; all names as on the wire."""
+    code, older = RequestCode.QUERY_TOPICS_BY_CONSUMER, int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+    header = QueryTopicsByConsumerRequestHeader(wire)
+    answer = await ask.call(broker.address, code, header, accept=(*ABSENT, older))
+    if answer.code == older:  # 4.9: of members that are online, what they subscribe to
+        code, stats = RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(wire)
+        plain = await ask.plain(broker.address, code, stats, accept=ABSENT)
+        return [] if plain is None else list({queue.topic: None for queue, _ in by_queue(plain, "offsetTable")})
+    return [] if answer.code else decode_body(TopicListBody, answer.body, answer.serialize_type).topics
 
 
 def _info(group: str, broker: Broker, row: dict[str, Any]) -> GroupInfo:

@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal, NamedTuple
 
 from aiorocket.client.admin.asking import ABSENT, Answers, Asking, Broker, Missing
-from aiorocket.client.admin.groups import Groups, QueueLag
+from aiorocket.client.admin.groups import Groups, QueueLag, topics_of
 from aiorocket.client.admin.moments import Moment, millis
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.errors import NotConnectedError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue, check_group
 from aiorocket_protocol import (
+    RETRY_PREFIX,
     CloneGroupOffsetRequestHeader,
     GetConsumerConnectionListRequestHeader,
     QueryConsumerOffsetRequestHeader,
@@ -213,13 +214,18 @@ class Offsets:
             await asyncio.sleep(_PAUSE)
 
     async def clone(self, source: str, target: str, topic: str | None = None) -> Answers[str]:
-        """Put group ``target`` where group ``source`` is, in ``topic`` or in all topics of ``source``. The brokers
-        where that was done."""
-        wire = None if topic is None else self._ask.wire(topic)
-        header = CloneGroupOffsetRequestHeader(self._ask.wire(source), self._ask.wire(check_group(target)), wire, True)
+        """Put group ``target`` where group ``source`` is, in ``topic`` or in all topics of ``source`` but those of its
+        own retries. The brokers where that was done. RocketError when nobody knows ``source``."""
+        of, to = self._ask.wire(source), self._ask.wire(check_group(target))
+        await self._groups.check(source)
 
         async def ask(broker: Broker) -> list[str]:
-            await self._ask.call(broker.address, RequestCode.CLONE_GROUP_OFFSET, header)
+            wires = await topics_of(self._ask, broker, of) if topic is None else [self._ask.wire(topic)]
+            for wire in wires:
+                # What comes again to ``source`` comes to nobody else: ``target`` would wait for it for ever.
+                if not wire.startswith(RETRY_PREFIX):
+                    header = CloneGroupOffsetRequestHeader(of, to, wire, True)
+                    await self._ask.call(broker.address, RequestCode.CLONE_GROUP_OFFSET, header)
             return [broker.name]
 
         return await self._ask.each(ask)
