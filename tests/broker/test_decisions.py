@@ -267,6 +267,31 @@ def test_an_arrival_wakes_those_it_concerns() -> None:
     assert list(polls.arrived("U", 0, 6, None)) == [] and polls.count == 3
 
 
+def test_a_crowd_is_looked_at_in_rounds() -> None:
+    """One for what arrived, however many, and one more for all that arrives meanwhile."""
+    polls, looked = LongPolls(30), [0]
+
+    def wants(code: int) -> bool:
+        looked[0] += 1
+        return code == 7
+
+    crowd, others = ([pull((topic, 0), accept=wants) for _ in range(2 * A_TURN + 500)] for topic in "TU")
+    for each in (*crowd, *others):
+        polls.park(each, 15, 0)
+    assert polls.arrived("T", 0, 1, 8) == () and not looked[0] and polls.is_behind(("T", 0))
+    assert polls.of_crowds(A_TURN) == [] and looked[0] == A_TURN
+    for offset in range(2, 5):
+        assert polls.arrived("T", 0, offset, 8) == polls.arrived("U", 0, 1, 7) == ()
+    polls.answered(crowd[-1])
+    rounds, turns = list[ParkedPull](), list[int]()
+    while polls.crowded:
+        looked[0], some = 0, polls.of_crowds(A_TURN)
+        rounds += some
+        turns.append(max(len(some), looked[0]))
+    assert max(turns) <= A_TURN and len(turns) == 7
+    assert rounds == [*crowd[:-1], *others] and not polls.is_behind(("T", 0))
+
+
 def test_holds_end_at_their_deadline_and_the_longest_is_bounded() -> None:
     polls = LongPolls(30)
     first, second, third = pull(), pull(), pull()

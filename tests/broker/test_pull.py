@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aiorocket.broker import Broker
+from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.config import Limits, StoreConfig
 from aiorocket.remoting import Connection
 from aiorocket_protocol import (
@@ -25,7 +26,7 @@ from aiorocket_protocol import (
     encode_body,
     tags_code,
 )
-from tests.broker.peer import SUSPEND, Peer, heartbeat, pull_header, records, running, send_header, span
+from tests.broker.peer import SUSPEND, Peer, heartbeat, pull_header, records, running, span
 
 NO_WAIT = {"suspend_timeout_millis": 0}
 
@@ -324,12 +325,12 @@ async def test_who_waits_for_a_message_is_written_to_before_its_sender(
     await other.close()
 
 
-def store(broker: Broker, *bodies: bytes) -> None:
-    """Messages with the tag A of one group commit."""
+def store(broker: Broker, *bodies: bytes, queue_id: int = 0, tag: str = "A") -> None:
+    """Messages of one group commit."""
     for body in bodies:
         broker.store.append(
-            "T", 0, body, b"TAGS\1A\2", flag=0, sys_flag=0, born_timestamp=0, born_host=bytes(8),
-            tags_code=tags_code("A"), done=lambda _: None,
+            "T", queue_id, body, f"TAGS\1{tag}\2".encode(), flag=0, sys_flag=0, born_timestamp=0, born_host=bytes(8),
+            tags_code=tags_code(tag), done=lambda _: None,
         )  # fmt: skip
 
 
@@ -417,22 +418,75 @@ async def test_what_there_is_comes_at_once_where_no_more_pulls_may_wait() -> Non
         await other.close()
 
 
-async def test_those_who_wait_for_one_message_have_their_turns(
-    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often a waiting pull was looked at, with eight pulls a turn."""
+    monkeypatch.setattr("aiorocket.broker.core.long_poll.A_TURN", 8)
+    monkeypatch.setattr("aiorocket.broker.handlers.pull.A_TURN", 8)
+    is_parked, looks = LongPolls.is_parked, [0]
+
+    def counted(self: LongPolls, pull: ParkedPull) -> bool:
+        looks[0] += 1
+        return is_parked(self, pull)
+
+    monkeypatch.setattr(LongPolls, "is_parked", counted)
+    return looks
+
+
+async def woken(broker: Broker, waiting: int) -> int:
+    """The most of those who wait that were answered in a turn."""
+    left = [waiting]
+    while left[-1]:
+        await asyncio.sleep(0)
+        left.append(broker.parked_pulls)
+    return max(before - after for before, after in itertools.pairwise(left))
+
+
+@pytest.mark.parametrize("messages", [1, 2])
+async def test_those_who_wait_for_one_queue_have_their_turns(
+    messages: int, broker: Broker, peer: Peer, looked: list[int]
 ) -> None:
     """100,000 pulls that waited for one message held the loop for half a second when it came."""
-    monkeypatch.setattr("aiorocket.broker.handlers.pull._WAKES_PER_TURN", 8)
-    sender = await Peer.connect(broker.port)
-    await sender.create_topic("T")
+    await peer.create_topic("T")
     for _ in range(100):
         await peer.ask(11, pull_header())
     while broker.parked_pulls < 100:
         await asyncio.sleep(0)
-    left = [100]
-    await sender.ask(310, send_header(), b"news")
-    while left[-1]:
+    store(broker, *[b"news"] * messages)
+    assert await woken(broker, 100) <= 16
+    assert [len(records(await peer.answer())) for _ in range(100)] == [messages] * 100
+    assert looked[0] == 100
+
+
+async def test_those_who_wait_for_many_queues_have_their_turns(broker: Broker, peer: Peer, looked: list[int]) -> None:
+    """Each turn looked at all that were left: at 200,000 some twenty million times."""
+    await peer.create_topic("T", 25)
+    for number in range(100):
+        await peer.ask(11, pull_header(queue_id=number % 25))
+    while broker.parked_pulls < 100:
         await asyncio.sleep(0)
-        left.append(broker.parked_pulls)
-    assert max(before - after for before, after in itertools.pairwise(left)) <= 16
-    assert [records(await peer.answer())[0].body for _ in range(100)] == [b"news"] * 100
-    await sender.close()
+    for queue_id in range(25):
+        store(broker, b"one", b"two", queue_id=queue_id)  # ours gather some turns of them
+    assert await woken(broker, 100) <= 16
+    assert [len(records(await peer.answer())) for _ in range(100)] == [2] * 100
+    assert looked[0] == 100
+
+
+async def test_what_comes_while_a_crowd_is_looked_at_reaches_all_of_it(
+    broker: Broker, peer: Peer, looked: list[int]
+) -> None:
+    await peer.create_topic("T")
+    for number in range(100):
+        await peer.ask(11, pull_header(subscription="AB"[number % 2]))
+    while broker.parked_pulls < 100:
+        await asyncio.sleep(0)
+    store(broker, b"first")
+    await visible(broker, 1)
+    for tag in "CCB":
+        store(broker, b"later", tag=tag)
+        await asyncio.sleep(0)
+    await woken(broker, 100)
+    answers = [await peer.answer() for _ in range(100)]
+    bodies = [[record.body for record in records(answer)] for answer in answers]
+    assert bodies.count([b"first"]) == bodies.count([b"later"]) == 50
+    assert looked[0] <= 100 + 50 + 50

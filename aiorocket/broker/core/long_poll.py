@@ -6,12 +6,16 @@ each FIFO is the earliest and adding or removing one costs a dict store. Hold ti
 100 ms, so that a client that asks for a different one each time cannot make more FIFOs than ``max_hold`` has tenths.
 Deadlines are multiples of 100 ms too: ten thousand parked pulls would else wake the broker 700 times a second, for one
 of them each, at twice the CPU time.
+
+Where thousands wait for one queue, a crowd, they are looked at in rounds, some of them in a turn of the loop. Whatever
+arrives during a round makes one more.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from aiorocket.broker.core.names import Refusal, full
@@ -19,7 +23,7 @@ from aiorocket.config import Limits
 
 __all__ = ("A_TURN", "LongPolls", "ParkedPull")
 
-#: Pulls whose hold ends in one turn of the loop.
+#: Pulls whose hold ends in one turn of the loop, or that are looked at in it because something arrived: some 5 ms.
 A_TURN = 1000
 
 _INFINITY = float("inf")
@@ -66,6 +70,13 @@ class LongPolls:
         self._seq = 0
         self._armed = _INFINITY
         self.count = 0
+        #: Crowds that have news: up to which offset, and its tags code.
+        self._crowds: dict[tuple[str, Hashable], tuple[int, int | None]] = {}
+        #: The one whose round it is, with its news, and who is still to be looked at in it.
+        self._crowd: tuple[tuple[str, Hashable], int, int | None] | None = None
+        self._round: Iterator[ParkedPull] = iter(())
+        #: Whether ``of_crowds`` has something to look at.
+        self.crowded = False
 
     def refusal(self, pull: ParkedPull) -> Refusal | None:
         """Why ``pull`` may not be parked."""
@@ -115,15 +126,43 @@ class LongPolls:
         they have, until ``answered``: what is read may still not match their filter.
 
         ``tags_code`` is that of the one new message, None when there are several; pulls it cannot match are left out.
+        Of a crowd it is none: ``of_crowds`` has them, turn by turn.
         """
-        parked = self._by_queue.get((topic, queue_id))
+        queue = topic, queue_id
+        parked = self._by_queue.get(queue)
         if parked is None:
+            return ()
+        if len(parked) > A_TURN:
+            self._crowds[queue] = max_offset, None if queue in self._crowds else tags_code
+            self.crowded = True
             return ()
         return [
             pull
             for pull in parked.values()
             if pull.scanned < max_offset and (tags_code is None or pull.accept is None or pull.accept(tags_code))
         ]
+
+    def of_crowds(self, most: int) -> list[ParkedPull]:
+        """The pulls to run again among the next ``most`` of crowds; some may be parked no more."""
+        woken: list[ParkedPull] = []
+        while most and self.crowded:
+            if self._crowd is None:
+                queue = next(iter(self._crowds))
+                self._crowd = queue, *self._crowds.pop(queue)
+                self._round = iter(self.waiting(queue))
+            _, max_offset, code = self._crowd
+            for pull in islice(self._round, most):
+                most -= 1
+                if pull.scanned < max_offset and (code is None or pull.accept is None or pull.accept(code)):
+                    woken.append(pull)
+            if most:
+                self._crowd = None
+                self.crowded = bool(self._crowds)
+        return woken
+
+    def is_behind(self, queue: tuple[str, Hashable]) -> bool:
+        """Whether something arrived there that not all who wait were looked at for."""
+        return self.crowded and (queue in self._crowds or (self._crowd is not None and self._crowd[0] == queue))
 
     def waiting(self, queue: tuple[str, Hashable]) -> list[ParkedPull]:
         """Those of a queue, the longest waiting first. They stay parked until ``answered``."""

@@ -8,14 +8,14 @@ answered when its hold is over. That second pass never commits an offset and nev
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import refuse, tell_gone
 from aiorocket.broker.core.groups import Subscription, filter_refusal, is_tag_type, weight_of
-from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
+from aiorocket.broker.core.long_poll import A_TURN, LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal, full
 from aiorocket.broker.core.pull_checks import (
     check_access,
@@ -67,8 +67,6 @@ _EMPTY = frozenset({ReadStatus.NO_MATCHED_LOGIC_QUEUE, ReadStatus.NO_MESSAGE_IN_
 _RETRY = frozenset({ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVING})
 #: Ended holds that are answered in one turn of the loop.
 _ENDS_PER_TURN = 8
-#: Waiting pulls that are run again in one turn of the loop: some 5 ms.
-_WAKES_PER_TURN = 1024
 #: Turns of the loop in which a pull of ours gathers messages. Under load that makes twice as many of them.
 _GATHER_TURNS = 4
 #: An answer whose head is made.
@@ -126,18 +124,15 @@ class PullHandlers:
         #: Bytes that these take, about.
         self._parsed_weight = 0
         self.polls = LongPolls(config.max_hold, config.limits)
-        #: Parked pulls that have news to look at, in the turns to come.
-        self._later: dict[ParkedPull, None] = {}
+        #: Parked pulls that have news to look at in the turns to come, if they were begun.
+        self._later, self._waking = OrderedDict[ParkedPull, None](), False
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
         self._ending: deque[ParkedPull] = deque()
         #: Those whose topic is gone, as the refusal says, or whose group's offset was set.
         self._news = Turns(_ENDS_PER_TURN)
 
     def codes(self) -> dict[int, RequestHandler]:
-        return {
-            RequestCode.PULL_MESSAGE: self.pull,
-            RequestCode.LITE_PULL_MESSAGE: self.pull,
-        }
+        return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
 
     def pull(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """One pull: None when it is parked or answered already."""
@@ -242,6 +237,8 @@ class PullHandlers:
                 now.append(pull)
         if now:
             self._resume(now)
+        if self.polls.crowded and not self._waking:
+            self._wake(1)
 
     def _gathers(self, command: RemotingCommand, header: PullMessageRequestHeader, news: int) -> bool:
         """Whether a pull that may wait, and has no filter, shall bring more than this. One message is awaited; where
@@ -305,7 +302,8 @@ class PullHandlers:
             for _ in range(min(_ENDS_PER_TURN, len(self._ending))):
                 pull = self._ending.popleft()
                 waiting: _Waiting = pull.request
-                if pull.accept is None and waiting.nothing is not _NOTHING and pull not in self._later:
+                behind = pull in self._later or self.polls.is_behind(pull.queue)
+                if pull.accept is None and waiting.nothing is not _NOTHING and not behind:
                     # Without a filter it would have been answered if anything had come.
                     self._counters.gets_missed += 1
                     waiting.connection.reply(waiting.command, _not_found(waiting.nothing, pull.scanned))
@@ -325,8 +323,8 @@ class PullHandlers:
         result: ReadResult | None = None
         alone: dict[Connection, None] = {}
         spent = 0
-        for number, pull in enumerate(pulls):
-            if not last and (number >= _WAKES_PER_TURN or (spent > FILTER_WORK and type(pull.accept) is RecordFilter)):
+        for pull in pulls:
+            if spent > FILTER_WORK and not last and type(pull.accept) is RecordFilter:
                 self._defer(pull)
                 continue
             waiting: _Waiting = pull.request
@@ -376,14 +374,24 @@ class PullHandlers:
 
     def _defer(self, pull: ParkedPull, turns: int = 1) -> None:
         """Some after the others, in turns: many may wait for the same queue, each with a filter of its own."""
-        if not self._later:
-            soon: Callable[..., object] = self._loop.call_soon  # of itself, until it is its turn
-            soon(*[soon] * (turns - 1), self._resume_some)
         self._later[pull] = None
+        if not self._waking:
+            self._wake(turns)
+
+    def _wake(self, turns: int) -> None:
+        self._waking = True
+        soon: Callable[..., object] = self._loop.call_soon  # of itself, until it is its turn
+        soon(*[soon] * (turns - 1), self._resume_some)
 
     def _resume_some(self) -> None:
-        pulls, self._later = self._later, {}
-        self._resume([pull for pull in pulls if self.polls.is_parked(pull)])
+        later, polls = self._later, self.polls
+        pulls = [later.popitem(last=False)[0] for _ in range(min(len(later), A_TURN))]
+        if polls.crowded:
+            pulls += polls.of_crowds(A_TURN - len(pulls))
+        self._waking = False
+        if later or polls.crowded:  # before one of these fails
+            self._wake(1)
+        self._resume([pull for pull in pulls if polls.is_parked(pull)])
 
     def _select(
         self,
