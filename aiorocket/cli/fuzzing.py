@@ -6,7 +6,8 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -47,12 +48,23 @@ def run_fuzz(
         return await fuzz(wanted, _progress())
 
     async def stopped() -> Report:
-        return (await until_stopped(work())).result()
+        with _reached(server):
+            return (await until_stopped(work())).result()
 
     report = run_loop(stopped())
     names = _write(report.found, Path(out))
     _tell(report, server, options["seed"], names, as_json)
     return 1 if report.found else INTERRUPTED if report.interrupted else 0
+
+
+@contextmanager
+def _reached(*servers: str) -> Iterator[None]:
+    """An error of the network says of whom, and what to do."""
+    try:
+        yield
+    except ConnectionError as error:
+        where, why = " or ".join(servers), error.strerror or error
+        raise click.ClickException(f"{where}: {why}. Does one run there (`aiorocket standalone` starts one)?") from None
 
 
 def _progress() -> Any:
@@ -176,7 +188,8 @@ def run_compared(
 
     async def stopped() -> Compared | None:
         task = await until_stopped(work())
-        return None if task.cancelled() else task.result()
+        with _reached(server, against):
+            return None if task.cancelled() else task.result()
 
     compared = run_loop(stopped())
     if compared is None:

@@ -93,4 +93,8 @@ def test_a_finding_that_is_no_file_of_ours(tmp_path: Path) -> None:
 
 def test_nobody_listens() -> None:
     found = call("127.0.0.1:1", "--frames", "10")
-    assert found.exit_code == 1 and "Traceback" not in found.output
+    assert (
+        found.exit_code == 1 and "127.0.0.1:1: " in found.output and "`aiorocket standalone` starts one" in found.output
+    )
+    both = call("127.0.0.1:1", "--against", "127.0.0.1:2", "--frames", "10")
+    assert both.exit_code == 1 and "127.0.0.1:1 or 127.0.0.1:2: " in both.output
