@@ -37,17 +37,24 @@ def html(result: Mapping[str, Any]) -> str:
     )  # fmt: skip
     parts.append(f"<h2>Figures</h2><table><tr><th></th>{head}</tr>{rows}</table>")
     bad = any(run["checks"][name] for run in runs for name in ("lost", "duplicates", "out_of_order", "failed_sends"))
-    checks = "; ".join(", ".join(f"{name.replace('_', ' ')} {run['checks'][name]}" for name in run["checks"]
-                                 if name != "errors") for run in runs)  # fmt: skip
-    parts.append(f'<h2>Checks</h2><p class="{"bad" if bad else ""}">{escape(checks)}</p>')
+    checks = "<br>".join(
+        (f"run {number}: " if len(runs) > 1 else "")
+        + escape(
+            ", ".join(f"{name.replace('_', ' ')} {found}" for name, found in run["checks"].items() if name != "errors")
+        )
+        for number, run in enumerate(runs, 1)
+    )
+    parts.append(f'<h2>Checks</h2><p class="{"bad" if bad else ""}">{checks}</p>')
     for run, title in ((runs[-1], "the last run"),):
         seconds = _whole(run["seconds"], result["scenario"])
         if len(seconds) > 1:
             sent = [(row[0], row[1]) for row in seconds]
-            came = [(row[0], row[2]) for row in seconds]
+            groups = result["scenario"].get("groups", 1)  # each gets every message; a figure is of one of them too
+            came = [(row[0], row[2] / groups) for row in seconds]
+            of_each = "received" if groups == 1 else "received by a group"
             slow = [(row[0], row[3] / 1000) for row in seconds]
             parts.append(
-                f"<h2>Messages a second, {title}</h2>" + _plot({"acknowledged": sent, "received": came}, "s", "/s")
+                f"<h2>Messages a second, {title}</h2>" + _plot({"acknowledged": sent, of_each: came}, "s", "/s")
             )
             parts.append(f"<h2>Slowest send of each second</h2>{_plot({'send': slow}, 's', 'ms')}")
         curves = {name: [(each[0], each[1]) for each in points] for name, points in run["percentiles"].items()
@@ -86,7 +93,10 @@ def _whole(seconds: Sequence[Sequence[int]], scenario: Mapping[str, Any]) -> lis
 
 
 def _said(scenario: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in scenario.items() if value != "")
+    """Yes and no, and no zeros behind a point."""
+    said = {name: f"{value:g}" if isinstance(value, float) else value for name, value in scenario.items()}
+    said |= {name: "yes" if value else "no" for name, value in scenario.items() if isinstance(value, bool)}
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in said.items() if value != "")
 
 
 def _number(value: float | None) -> str:

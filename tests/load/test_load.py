@@ -289,6 +289,18 @@ def test_the_page_shows_whole_seconds_and_names_each_once() -> None:
     assert "flush ," not in page and re.findall(r">(\d+) s<", page) == [*"2345"] * 2
 
 
+def test_the_plot_of_several_groups_says_what_the_figure_says() -> None:
+    run = {
+        "figures": {"received_per_s": 500.0}, "verdict": {"limit": "none", "why": ""}, "percentiles": {}, "brokers": [],
+        "checks": {"received": 4000, "lost": 0, "duplicates": 0, "out_of_order": 0, "failed_sends": 0},
+        "seconds": [[second, 500, 1000, 1000] for second in range(4)],
+    }  # fmt: skip
+    page = html({"runs": [run, run], "scenario": {"groups": 2, "orderly": False, "rate": 500.0}, "machine": {}})
+    acknowledged, received = re.findall(r'<polyline points="([^"]+)"', page)[:2]
+    assert acknowledged == received and "received by a group" in page
+    assert "orderly no, rate 500<" in page and "run 1: received 4000" in page
+
+
 def test_the_page_is_static_and_escapes() -> None:
     run = {
         "figures": {"acknowledged_per_s": 1234.5, "send_p99_ms": None},
