@@ -81,7 +81,7 @@ class Mending:
     async def _report(self, bad: Bad, *, known: bool) -> None:
         lost: list[tuple[str, int, int, int]] = []
         for number, queue in enumerate(list(self._queues.values()), 1):
-            first, last = self._first_behind(queue, bad.offset), self._first_behind(queue, bad.end)
+            first, last = self._first(queue, bad.offset, ends=True), self._first(queue, bad.end, ends=False)
             if last > first:
                 lost.append((queue.topic, queue.queue_id, first, last - first))
             if number % _QUEUES_PER_TURN == 0:
@@ -99,8 +99,8 @@ class Mending:
                 damage.file, bad.offset, bad.end, bad.reason, total, text or "none that a queue knows",
             )  # fmt: skip
 
-    def _first_behind(self, queue: ConsumeQueue, place: int) -> int:
-        """The first queue offset whose record ends behind log offset ``place``."""
+    def _first(self, queue: ConsumeQueue, place: int, *, ends: bool) -> int:
+        """The first queue offset whose record ends behind log offset ``place``, or begins there or behind it."""
         low, high = queue.min_offset, queue.max_offset
         while low < high:
             middle = (low + high) // 2
@@ -111,7 +111,7 @@ class Mending:
             if len(unit) < UNIT.size:
                 return low
             at, size, _ = UNIT.unpack(unit)
-            if at + max(size, 1) <= place:
+            if (at + max(size, 1) <= place) if ends else (at < place):
                 low = middle + 1
             else:
                 high = middle

@@ -9,6 +9,7 @@ import pytest
 from aiorocket.runtime.env import memory_env
 from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import MessageStore, StoreBusyError
+from aiorocket.storage.checksums import PAGE
 from aiorocket_protocol import split_records, tags_code
 from tests.harness.damage import images, one_place
 from tests.storage.stores import HOST, config, intact, opened, put, put_batch
@@ -36,6 +37,22 @@ async def test_the_scrub_finds_damage_that_nobody_reads(caplog: pytest.LogCaptur
     await store._scrub.once()
     await asyncio.sleep(0)
     assert len(store.damaged) == 1 and caplog.text.count("are lost") == 1, "said once"
+    await store.close()
+
+
+async def test_a_message_of_which_only_the_beginning_is_damaged_is_counted_as_lost() -> None:
+    """Checksums end with a page, messages do not."""
+    env = memory_env()
+    assert isinstance(env.disk, MemoryDisk)
+    store = await opened(env, tail_cache=0)
+    places = [(await put(store, "T", 0, b"%d." % number * 200)).physical_offset for number in range(300)]
+    across = next(number for number, place in enumerate(places[1:]) if place > PAGE)
+    env.disk.files["/store/commitlog/" + "0" * 20][PAGE - 1] ^= 1
+    await store._scrub.once()
+    await asyncio.sleep(0)
+    [damage] = store.damaged
+    assert damage.end == PAGE and damage.lost == (("T", 0, across, 1),)
+    assert sorted(intact(store)) == [offset for offset in range(300) if offset != across]
     await store.close()
 
 
