@@ -28,6 +28,7 @@ from aiorocket.runtime.disk import Disk
 from aiorocket.storage.commit_log import CommitLog
 from aiorocket.storage.files import FileCache
 from aiorocket.storage.segment import Segment
+from aiorocket.storage.walk import Bad, walk
 from aiorocket_protocol import (
     BLANK_SIZE,
     MIN_RECORD,
@@ -415,9 +416,16 @@ def _index_slice(disk: Disk, segment: Segment, growing: _Growing, stop: int, ent
     except ProtocolError as error:
         following = 0 if at else _next_start(disk, segment, offset)
         if not following:
-            _LOG.warning("%s: not all is in the key index, from log offset %d on: %s", segment.path, offset + at, error)
-        at = (following or segment.end) - offset
+            bad, following = offset + at, _behind_damage(disk, segment, offset + at)
+            _LOG.warning("%s: log offsets %d to %d are not in the key index: %s", segment.path, bad, following, error)
+        at = following - offset
     growing.end = min(offset + (at or segment.end - offset), stop)
+
+
+def _behind_damage(disk: Disk, segment: Segment, offset: int) -> int:
+    """Where the first good record begins behind bad bytes at a log offset; the end of the segment without one."""
+    item = next(walk(disk, segment.path, segment.base, segment.capacity, None, offset), None)
+    return item.end if isinstance(item, Bad) else segment.end
 
 
 def _next_start(disk: Disk, segment: Segment, offset: int) -> int:
