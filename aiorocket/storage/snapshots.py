@@ -1,8 +1,9 @@
 """Small state files: one JSON object, two generations, each with its checksum; the newest valid one wins.
 
 A save replaces the *older* generation atomically, so a crash, a torn write or a flipped bit in one file leaves the
-other. The first line of a file is ``aiorocket-state 1 CRC32 GENERATION``, then the JSON text follows; the checksum
-covers the generation, its newline and the text.
+other; the first save makes both, so that a file that is missing later is known to have been there. The first line of a
+file is ``aiorocket-state 1 CRC32 GENERATION``, then the JSON text follows; the checksum covers the generation, its
+newline and the text.
 """
 
 from __future__ import annotations
@@ -61,9 +62,14 @@ class Snapshot:
         return newest
 
     def save(self, value: dict[str, Any]) -> None:
-        """Make ``value`` the state, durably. OSError leaves the previous state in force."""
-        generation = self._generation + 1
+        """Make ``value`` the state, durably. OSError leaves the previous state in force, or this one in one file."""
         text = "".join(_pieces(value)).encode()
+        self._write(text)
+        if self._generation == 1:
+            self._write(text)
+
+    def _write(self, text: bytes) -> None:
+        generation = self._generation + 1
         covered = b"%d\n%s" % (generation, text)
         head = b"%s %d %08x " % (_MAGIC, _VERSION, zlib.crc32(covered))
         self._disk.replace(f"{self.path}.{'ab'[generation & 1]}", head + covered)

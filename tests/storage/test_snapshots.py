@@ -35,10 +35,10 @@ def test_what_is_saved_is_loaded() -> None:
 def test_one_damaged_generation_leaves_the_other(newest: bool) -> None:
     disk = MemoryDisk()
     snapshot = made(disk)
-    snapshot.save({"number": 1})  # state.b
-    snapshot.save({"number": 2})  # state.a
+    snapshot.save({"number": 1})  # both
+    snapshot.save({"number": 2})  # state.b
     image = {path: bytes(data) for path, data in disk.files.items()}
-    path = "/d/state.a" if newest else "/d/state.b"
+    path = "/d/state.b" if newest else "/d/state.a"
     good = image[path]
     damaged = [good[:cut] for cut in range(len(good))]
     damaged += [good[:at] + bytes([good[at] ^ bit]) + good[at + 1 :] for at in range(len(good)) for bit in (1, 4, 32)]
@@ -51,11 +51,24 @@ def test_one_damaged_generation_leaves_the_other(newest: bool) -> None:
         assert Snapshot(disk, "d/state").load() == {"number": 3}
 
 
+@pytest.mark.parametrize("saves", range(1, 5))
+@pytest.mark.parametrize("name", "ab")
+def test_a_file_that_is_gone_leaves_the_other_or_is_missed(saves: int, name: str) -> None:
+    disk = MemoryDisk()
+    snapshot = made(disk)
+    for number in range(saves):
+        snapshot.save({"number": number})
+    disk.unlink(f"d/state.{name}")
+    again = Snapshot(disk, "d/state")
+    assert again.load() == {"number": saves - 1} or "missing" in again.problems[0]
+
+
 def test_no_valid_generation_is_an_error_that_names_the_files() -> None:
     disk = MemoryDisk()
     snapshot = made(disk)
     snapshot.save({})
-    disk.files["/d/state.b"][:] = b"rubbish"
+    for data in disk.files.values():
+        data[:] = b"rubbish"
     with pytest.raises(StoreCorruptedError, match=r"d/state\.b"):
         Snapshot(disk, "d/state").load()
 
