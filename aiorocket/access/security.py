@@ -108,16 +108,19 @@ class Security:
 
     def reload(self) -> None:
         """Read the access file and the certificates again. What cannot be used is named in the log, and what was in
-        force stays."""
-        try:
-            if self.accounts is not None and self._acl is not None:
+        force stays, of the one as of the other."""
+        if self.accounts is not None and self._acl is not None:
+            try:
                 self.accounts.renew(read_access_file(self._disk, self._acl))
                 _log.warning("access file %r is read again", self._acl)
-            if self.tls is not None:
+            except ConfigError as error:
+                _log.error("not read again, what was in force stays: %s", error)
+        if self.tls is not None:
+            try:
                 self.tls.reload()
                 _log.warning("certificates are read again: %s", ", ".join(self.tls.files))
-        except ConfigError as error:
-            _log.error("not read again, what was in force stays: %s", error)
+            except ConfigError as error:
+                _log.error("not read again, what was in force stays: %s", error)
 
     async def keep_fresh(self) -> None:
         """Reload when one of the files has changed, until cancelled."""

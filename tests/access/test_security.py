@@ -89,6 +89,17 @@ def test_a_file_that_changed_is_read_again_and_one_with_a_fault_changes_nothing(
     simulate(main)
 
 
+def test_a_fault_of_the_access_file_keeps_no_certificate_from_being_read() -> None:
+    disk = MemoryDisk()
+    disk.replace("a.toml", b"users.me.secret = 'me-s3cret'")
+    guards = Security(disk, NameServerConfig(acl="a.toml", tls=SERVER))
+    assert guards.tls is not None
+    disk.replace("a.toml", b"users.me.secret = 'no'")
+    before = guards.tls.context
+    guards.reload()
+    assert guards.tls.context is not before
+
+
 @pytest.mark.parametrize(
     ("host", "config", "said"),
     [
