@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiorocket_protocol import RemotingCommand
+
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
 
-__all__ = ("AwaitedBytes",)
+__all__ = ("AwaitedBytes", "size_of")
+
+
+def size_of(request: RemotingCommand) -> int:
+    """Bytes of a request that waits, about: half a mebibyte may stand in its head as well as in its body."""
+    size = len(request.body) + len(request.fields or "") + len(request.remark or "")
+    for name, value in (request.ext or {}).items():
+        size += len(name) + len(value or "")
+    return size
 
 
 class AwaitedBytes:
-    """Bodies of requests whose handlers wait for somebody else: a task, another peer. What waits for the disk is
-    counted by the store, and handlers that answer at once keep nothing.
+    """Requests whose handlers wait for somebody else: a task, another peer. What waits for the disk is counted by the
+    store, and handlers that answer at once keep nothing.
 
     All of them together take ``RemotingConfig.max_in_flight_bytes``, those of one connection a quarter of it. Who would
     pass that is told SYSTEM_BUSY, as by Apache's broker when the queue of a thread pool is full.
@@ -25,7 +35,7 @@ class AwaitedBytes:
         self._of: dict[Connection, int] = {}
 
     def begin(self, connection: Connection, size: int) -> str | None:
-        """Count a body until ``end``; or, and then nothing is counted, the remark of the refusal."""
+        """Count a request of ``size`` until ``end``; or, and then nothing is counted, the remark of the refusal."""
         if not size:
             return None
         most = connection.config.max_in_flight_bytes

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import cast
 
 from aiorocket.errors import BackPressureError, RemoteError, RocketError, StoreFullError
-from aiorocket.remoting.awaited import AwaitedBytes
+from aiorocket.remoting.awaited import AwaitedBytes, size_of
 from aiorocket.remoting.connection import Connection, Plain
 from aiorocket.remoting.rarely import Rarely
 from aiorocket_protocol import MAX_CONTROL_BODY, MSGPACK, ProtocolError, RemotingCommand, RequestCode, ResponseCode
@@ -106,7 +106,7 @@ class ProcessorTable:
             self._failed(connection, request, error)
             return
         awaitable = cast(Awaitable[RemotingCommand | None], result)
-        size = len(request.body)
+        size = size_of(request)
         if (busy := self.awaited.begin(connection, size)) is not None:
             if isinstance(awaitable, Coroutine):
                 awaitable.close()

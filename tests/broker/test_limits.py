@@ -549,6 +549,21 @@ async def test_of_pops_that_wait_their_filters_are_counted_and_nothing_else_is_k
         await peer.close()
 
 
+async def test_of_pulls_and_pops_that_wait_the_remark_is_not_kept() -> None:
+    async with broker(offsets=999) as (server, peer):
+        await peer.create_topic("T")
+        for code, header in ((11, pull_header()), (200050, pop_header(poll_time=60_000))):
+            request = RemotingCommand.request(code, header)
+            request.remark = "r" * 100_000
+            peer.writer.write(request)
+        await peer.call(28)
+        parts = server._parts
+        assert parts is not None
+        (pull,) = parts.pulls.polls.waiting(("T", 0))
+        (pop,) = parts.pops.polls.waiting(("T", "g"))
+        assert pull.request.command.remark is None and pop.request.command.remark is None
+
+
 async def test_pops_that_waited_once_leave_nothing_behind() -> None:
     async with broker(offsets=5000, groups=5000, topics=100, parked_pops=5000) as (server, peer):
         await peer.send()

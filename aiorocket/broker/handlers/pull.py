@@ -213,7 +213,7 @@ class PullHandlers:
     def _park(self, waiting: _Waiting, subscription: Subscription) -> ParkedPull | Refusal:
         command, header = waiting.command, waiting.header
         # It may wait for half a minute: nothing is kept of it that is not needed, and its texts are counted.
-        command.body, command.fields = b"", None
+        command.body, command.fields, command.remark = b"", None, None
         command.ext = {EXT_ACCEPT: accepts} if (accepts := command.ext_value(EXT_ACCEPT)) else None
         own = weight_of(subscription.data) if header.sys_flag & _OWN_FILTER else 0
         own += sum([len(text) for text in header if type(text) is str])

@@ -19,6 +19,7 @@ from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.send_checks import Admitted, SendHeader, added_properties, check_sizes
 from aiorocket.broker.core.tables import Tables
 from aiorocket.errors import RocketError
+from aiorocket.remoting.awaited import AwaitedBytes, size_of
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     DEFAULT_REGION,
@@ -43,7 +44,6 @@ from aiorocket_protocol import (
 if TYPE_CHECKING:
     from aiorocket.broker.core.groups import GroupTable
     from aiorocket.config import BrokerConfig
-    from aiorocket.remoting.awaited import AwaitedBytes
     from aiorocket.remoting.connection import Connection
     from aiorocket.remoting.processors import RequestHandler
     from aiorocket.runtime.env import Env
@@ -72,11 +72,12 @@ class _Reply(NamedTuple):
     values: dict[str, str]
     properties: bytes
     awaited: AwaitedBytes
+    size: int
 
     def answer(self, error: str | None, msg_id: str = "0", offset: int = 0) -> None:
         """Tell the replier; ``error`` is what went wrong with the push."""
         header = SendMessageResponseHeader(msg_id, self.queue_id, offset, None, None, None, DEFAULT_REGION, "true")
-        self.awaited.end(self.connection, len(self.command.body))
+        self.awaited.end(self.connection, self.size)
         code = ResponseCode.SUCCESS if error is None else ResponseCode.SYSTEM_ERROR
         self.connection.reply(self.command, RemotingCommand.response(code, header, remark=error))
 
@@ -131,9 +132,10 @@ class ReplyHandlers:
         refusal = check_sizes(len(command.body), len(properties) + ROOM_FOR_PUSH, self._config.max_message_size)
         if refusal is not None:
             return refuse(refusal)
-        if (busy := self._awaited.begin(connection, len(command.body))) is not None:  # until the asker has answered
+        size = size_of(command)
+        if (busy := self._awaited.begin(connection, size)) is not None:  # until the asker has answered
             return refuse(Refusal(ResponseCode.SYSTEM_BUSY, busy))
-        reply = _Reply(connection, command, header, topic.name, queue_id, values, properties, self._awaited)
+        reply = _Reply(connection, command, header, topic.name, queue_id, values, properties, self._awaited, size)
         # What the replier is told is decided by the push: a reply that arrived and could not be stored has arrived.
         self._push(reply, partial(self._keep, reply) if self._config.store_replies else reply.answer)
         return None
