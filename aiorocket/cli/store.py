@@ -112,6 +112,8 @@ def salvage_(directory: str, target: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found._asdict()))
     else:
+        for problem in found.problems:
+            click.echo(problem)
         click.echo(
             f"{counted(found.records, 'record')}, {counted(found.bytes, 'byte')} written to {target};"
             f" {counted(found.skipped, 'byte')} of {directory} were damaged"

@@ -62,6 +62,8 @@ class Salvaged(NamedTuple):
     records: int
     bytes: int
     skipped: int
+    #: State files that could not be read, and why: what they said is older now, or missing.
+    problems: list[str]
 
 
 class _Log:
@@ -262,15 +264,17 @@ def salvage(disk: Disk, directory: str, target: str, config: StoreConfig, progre
     finally:
         segment.close()
     disk.makedirs(f"{target}/config")
+    problems: list[str] = []
     for snapshot in state_files(disk, directory):
         try:
             value = snapshot.load()
         except StoreCorruptedError:
-            continue
+            value = None
+        problems += snapshot.problems
         if value is not None:
             name = snapshot.path.rpartition("/")[2]
             Snapshot(disk, f"{target}/config/{name}").save(value)
-    return Salvaged(count, place, skipped)
+    return Salvaged(count, place, skipped, problems)
 
 
 def _new_segment(disk: Disk, target: str, base: int, config: StoreConfig, size: int = 0) -> Segment:

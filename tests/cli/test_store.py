@@ -130,16 +130,18 @@ def test_what_is_derived_or_kept_twice_is_mended(data: Path, what: str) -> None:
 def test_salvage_keeps_queue_offsets_and_leaves_the_old_store_alone(data: Path, tmp_path: Path) -> None:
     flip(log_file(data), 5_000)
     os.unlink(log_file(data, 1))
+    flip(data / "config" / "offsets.a", 30)
     before = {path: path.read_bytes() for path in data.rglob("*") if path.is_file()}
     target = tmp_path / "new"
     result = called("salvage", data, target)
     assert result.exit_code == 0, result.output
+    assert f"{data}/config/offsets.a: the checksum does not fit" in result.output
     assert {path: path.read_bytes() for path in data.rglob("*") if path.is_file()} == before
     assert called("verify", target).exit_code == 0
     new = found_in(target)
     called("repair", data)
     assert new == found_in(data) and 0 < len(new[0]) < 29
-    assert (target / "config" / "offsets.b").exists()  # a first save goes there
+    assert (target / "config" / "offsets.b").exists()
     refused = called("salvage", data, target)
     assert refused.exit_code == 1 and "is not empty" in refused.output
 
