@@ -3,9 +3,11 @@
     python -m bench.storm
 
 One client asks for the end of a queue every 2 ms, first alone, then while another process opens 5,000 connections and
-keeps them, opens and closes 20,000, or leaves 2,000 with a frame half sent. Beside the neighbour's times, which a busy
-machine makes longer, stands the CPU time of the longest turn of the broker's loop, which it does not. Exits with 1 when
-the neighbour's p99 is above 5 times that of the quiet, unless the turns say that it was not the broker.
+keeps them, opens and closes 20,000, or leaves 2,000 with a frame half sent. Before each of these the same goes to a
+server that accepts and does nothing else, while the client asks the broker: what the machine itself takes. Beside the
+times, which a busy machine makes longer, stands the CPU time of the longest turn of the broker's loop, which it does
+not. Exits with 1 when the client's p99 is above 5 times that of the quiet, unless the turns say that it was not the
+broker.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 
 from aiorocket.broker import Broker
@@ -67,6 +70,15 @@ async def serve() -> None:
     await broker.close()
 
 
+def accept() -> None:
+    """A server that does nothing, until it is terminated; it drops the oldest connections."""
+    kept = deque[socket.socket](maxlen=max(STORMS["open"], STORMS["half frames"]))
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
+        print(json.dumps({"port": server.getsockname()[1]}), flush=True)
+        while True:
+            kept.append(server.accept()[0])
+
+
 def storm(port: int, kind: str) -> None:
     os.nice(19)  # it comes from elsewhere: what it takes of these cores is not the neighbour's
     links = []
@@ -94,28 +106,38 @@ async def neighbour(port: int, goes_on: Callable[[], bool]) -> list[float]:
     return sorted(took)
 
 
+async def beside(port: int, stormed: int, kind: str) -> list[float]:
+    """The neighbour's, while a storm goes to a port."""
+    with subprocess.Popen([sys.executable, "-m", "bench.storm", "--storm", str(stormed), kind]) as child:
+        return await neighbour(port, lambda: child.poll() is None)
+
+
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     late = False
     with (
         asyncio.Runner(loop_factory=new_event_loop) as runner,
         Child("broker", "-m", "bench.storm", "--serve") as broker,
+        Child("control", "-m", "bench.storm", "--accept") as control,
     ):
-        port = broker.answer()["port"]
+        port, nothing = broker.answer()["port"], control.answer()["port"]
         end = time.monotonic() + 5
         quiet = runner.run(neighbour(port, lambda: time.monotonic() < end))
         calm = broker.ask()
         print(f"{'quiet':12} {_times(quiet)}, longest turn {calm['longest'] * 1e3:.1f} ms of CPU")
         for kind, count in STORMS.items():
+            alone = runner.run(beside(port, nothing, kind))
+            broker.ask()
             before = broker.cpu()
-            child = subprocess.Popen([sys.executable, "-m", "bench.storm", "--storm", str(port), kind])
-            took = runner.run(neighbour(port, lambda child=child: child.poll() is None))  # type: ignore[misc]
+            took = runner.run(beside(port, port, kind))
             spent, turns = broker.cpu() - before, broker.ask()
             ratio = _p99(took) / _p99(quiet)
+            print(f"{kind:12} {_times(alone)}, {_p99(alone) / _p99(quiet):.1f} times quiet: the control")
             late = late or (ratio > FLOOR and turns["p99"] > SHORT)
             print(
-                f"{kind:12} {_times(took)}, {ratio:.1f} times quiet; turns p99 {turns['p99'] * 1e3:.1f} ms, longest "
-                f"{turns['longest'] * 1e3:.1f} ms of CPU, {spent / count * 1e6:.0f} us of CPU a connection"
+                f"{'':12} {_times(took)}, {ratio:.1f} times quiet, {_p99(took) / _p99(alone):.1f} the control; turns "
+                f"p99 {turns['p99'] * 1e3:.1f} ms, longest {turns['longest'] * 1e3:.1f} ms of CPU, "
+                f"{spent / count * 1e6:.0f} us of CPU a connection"
             )
     sys.exit(late)
 
@@ -132,6 +154,9 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
         new_event_loop().run_until_complete(serve())
+    elif sys.argv[1:2] == ["--accept"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+        accept()
     elif sys.argv[1:2] == ["--storm"]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
         storm(int(sys.argv[2]), sys.argv[3])
