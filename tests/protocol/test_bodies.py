@@ -213,6 +213,14 @@ def test_half_a_surrogate_pair_is_no_text() -> None:
     assert fastjson.loads(rb'"\ud83d\ude00 \uD7FF \\ud800"') == "\U0001f600 \ud7ff \\ud800"
 
 
+def test_more_objects_than_a_body_needs_are_not_read() -> None:
+    """1 MiB of empty lists took 80 ms."""
+    for some in (b"[" + b"[]," * 8_000 + b"{}]", b'["' + b"{" * 8_002 + b'"]'):
+        assert fastjson.loads(some) == fastjson.loads(some, most=1_001)
+        with pytest.raises(ProtocolError, match="more than 8000 objects and lists"):
+            fastjson.loads(some, most=1_000)
+
+
 @pytest.mark.parametrize("text", ['{0:1,"a":[2,3]}', '["a",{},[],null,]', '{{"b":0}:1,1:2,}'])
 def test_of_json_that_is_not_standard_so_many_values_are_read(text: str) -> None:
     data = text.encode()
