@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiorocket.broker.answers import plain_body, refuse
 from aiorocket.broker.core.group_configs import GroupConfig
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 __all__ = ("TopicHandlers",)
 
+_T = TypeVar("_T")
+#: Topics or groups of a list that are read or kept in one turn of the loop.
+_A_TURN = 500
+
 
 class TopicHandlers:
     """``save`` returns when topics and groups are durable, and the tables it names, and name servers know the topics;
@@ -66,6 +70,7 @@ class TopicHandlers:
         self._begin = begin
         self._deleted = deleted
         self._revival = revival
+        self._lists = asyncio.Lock()  # one works in turns of the loop, not each of many
 
     def codes(self) -> dict[int, RequestHandler]:
         return {
@@ -105,7 +110,9 @@ class TopicHandlers:
 
     async def create_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 18: several at once, all or none."""
-        topics = list(map(_topic, Plain(dict(plain_body(command)), "topics").items("topicConfigList")))
+        body = Plain(dict(plain_body(command)), "topics")
+        async with self._lists:
+            topics = await _each(_topic, body.items("topicConfigList"))
         for topic in topics:
             topic.attributes = self._altered(topic.name, topic.attributes)
         return await self._configure(*topics)
@@ -187,7 +194,8 @@ class TopicHandlers:
         for data in groups:
             if not isinstance(data, dict) or data.get("groupName") is None:
                 return refuse(Refusal(ResponseCode.INVALID_PARAMETER, "the body names no group (member groupName)"))
-        refusals = [self._configs.put(config) for config in list(map(GroupConfig.from_dict, groups))]
+        async with self._lists:
+            refusals = await _each(self._configs.put, await _each(GroupConfig.from_dict, groups))
         refusal = next(filter(None, refusals), None)
         await self._save()
         return RemotingCommand.response() if refusal is None else refuse(refusal)
@@ -251,6 +259,18 @@ class TopicHandlers:
         readable = (group, topic) not in self._configs.forbidden
         plain = {"group": group, "readable": readable, "topic": topic}
         return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
+
+
+async def _each(make: Callable[[Any], _T], values: Iterable[Any]) -> list[_T]:
+    """``make`` of each, in turns of the loop."""
+    made: list[_T] = []
+    for value in values:
+        if made and len(made) % _A_TURN == 0:
+            await asyncio.sleep(0)
+        made.append(make(value))
+    if len(made) > 1:
+        await asyncio.sleep(0)
+    return made
 
 
 def _topic(value: Any) -> Topic:
