@@ -12,8 +12,8 @@ from aiorocket_protocol.limits import MAX_FRAME
 
 __all__ = ("list_body", "table_body")
 
-#: Bytes written before others have their turn: a millisecond or two.
-_A_TURN = 128 << 10
+#: Bytes, and entries, written before others have their turn: a millisecond or two.
+_A_TURN, _ENTRIES = 128 << 10, 500
 
 _T = TypeVar("_T")
 _NONE: Mapping[str, Any] = {}
@@ -23,14 +23,17 @@ def table_body(
     head: Mapping[str, Any],
     name: str,
     entries: Iterable[_T],
-    plain: Callable[[_T], tuple[Any, Any]],
+    plain: Callable[[_T], tuple[Any, Any] | bytes],
     serialize_type: int,
     tail: Mapping[str, Any] = _NONE,
+    *,
+    at_once: int = _ENTRIES,
 ) -> Generator[None, None, bytes]:
     """``head``, an object of which ``plain`` makes each of ``entries`` a key and a value, and ``tail``: one object,
-    as ``encode_body`` writes it. ProtocolError when it is more than a frame can hold."""
-    ones = (dict([plain(entry)]) for entry in entries)
-    return _written({**head, name: {}, **tail}, tail, ones, serialize_type)
+    as ``encode_body`` writes it. ProtocolError when it is more than a frame can hold. Bytes are an object with one
+    key and value that was written before; others have their turn after ``at_once`` entries."""
+    ones = (_bare(one, serialize_type) if isinstance(one, bytes) else dict([one]) for one in map(plain, entries))
+    return _written({**head, name: {}, **tail}, tail, ones, serialize_type, at_once)
 
 
 def list_body(
@@ -50,6 +53,7 @@ def _written(
     tail: Mapping[str, Any],
     ones: Iterable[dict[Any, Any] | list[Any] | bytes],
     serialize_type: int,
+    at_once: int = _ENTRIES,
 ) -> Generator[None, None, bytes]:
     """The last member of ``whole`` before ``tail`` is empty, and ``ones`` are what it is to hold, each by itself."""
     packed = serialize_type == MSGPACK
@@ -61,21 +65,22 @@ def _written(
     parts: list[bytes] = []
     size = turn = 0
     for one in ones:
-        if isinstance(one, bytes):
-            part = one
-        else:
-            part = encode_body(one, serialize_type)
-            part = part[1:] if packed else part[1:-1]
+        part = one if isinstance(one, bytes) else _bare(encode_body(one, serialize_type), serialize_type)
         parts.append(part)
         size += len(part)
         if size > MAX_FRAME:
             raise ProtocolError(f"the answer would be larger than {MAX_FRAME} bytes", where="body")
-        if size - turn >= _A_TURN:
+        if size - turn >= _A_TURN or len(parts) % at_once == 0:
             turn = size
             yield
     if not packed:
         return b"".join((around[: at + 1], b",".join(parts), around[at + 1 :]))
     return b"".join((around[:at], _counted(len(parts), around[at]), *parts, end))
+
+
+def _bare(one: bytes, serialize_type: int) -> bytes:
+    """What is in an object or list of one."""
+    return one[1:] if serialize_type == MSGPACK else one[1:-1]
 
 
 def _counted(count: int, empty: int) -> bytes:

@@ -32,6 +32,7 @@ from aiorocket_protocol import (
     GetConsumeStatsRequestHeader,
     GetTopicStatsInfoRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
+    QueryCorrectionOffsetHeader,
     RemotingCommand,
     ResetOffsetRequestHeader,
     TopicConfig,
@@ -149,6 +150,38 @@ async def test_answers_of_whole_tables_are_made_in_turns(broker: Broker, peer: P
         assert answer.code == 0 and turns > least, code
         plain = decode_plain(answer.body, 0)
         assert len(plain[member]) >= entries, code
+
+
+async def test_of_many_short_entries_few_are_written_in_a_turn(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128 KiB of a turn were 5,000 offsets, and those of one group in 65,536 queues one entry: turns of 140 ms."""
+    await peer.create_topic("wide", queues=4_000)
+    for number in range(4_000):
+        broker.topics.put(Topic(f"t{number}", 1, 1))
+        broker.offsets.commit("g", f"t{number}", 0, 5)
+        broker.offsets.commit("g", "wide", number, 5)
+    written: list[int] = []
+
+    def noted(value: Any, kind: int) -> bytes:
+        written[-1] += sum(1 + len(each) if isinstance(each, dict) else 1 for each in value.values())
+        return encode_body(value, kind)
+
+    monkeypatch.setattr("aiorocket_protocol.long_bodies.encode_body", noted)
+    for code, header, entries in (
+        (43, None, 8_001),
+        (202, GetTopicStatsInfoRequestHeader("wide"), 4_000),
+        (208, GetConsumeStatsRequestHeader("g", ""), 8_000),
+        (308, QueryCorrectionOffsetHeader("g", "wide"), 4_000),
+    ):
+        (connection,) = broker.server.connections
+        serving: Any = broker.server.processors.handler(code)(connection, RemotingCommand.request(code, header))
+        task = asyncio.ensure_future(serving)
+        while not task.done():
+            written.append(0)
+            await asyncio.sleep(0)
+        assert task.result().code == 0 and sum(written) >= entries and max(written) <= 5 * 500 + 100, code
+        written.clear()
 
 
 @pytest.mark.parametrize(("code", "name"), [(18, "topicConfigList"), (225, "groupConfigList")])

@@ -112,6 +112,10 @@ class ConsumerOffsets:
             self.version += 1
         return offset
 
+    def width(self, group: str, topic: str) -> int:
+        """In how many queues it has an offset."""
+        return len(self._offsets.get((group, topic), ()))
+
     def queues(self, group: str, topic: str) -> dict[int, int]:
         return dict(self._offsets.get((group, topic), ()))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import refuse, unknown_topic
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.core.turns import A_TURN
 from aiorocket.broker.lower_commits import warn_of_lower
 from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
@@ -41,6 +43,8 @@ __all__ = ("OffsetHandlers",)
 
 #: Java's Long.MAX_VALUE.
 NOWHERE = (1 << 63) - 1
+#: Offsets of one group in one topic that are written at once.
+_WIDE = 64
 
 
 class OffsetHandlers:
@@ -158,14 +162,21 @@ class OffsetHandlers:
     async def all_offsets(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 43: how far every group has come in every queue, as slaves of Apache's read it."""
         head = {"dataVersion": DataVersion(0, self._offsets.version).to_plain()}
+        kind = connection.reply_type(command)
+        pairs = self._offsets.pairs()
+        wide: dict[tuple[str, str], bytes] = {}
+        for number, (group, topic) in enumerate(pairs, 1):
+            if self._offsets.width(group, topic) > _WIDE:
+                queues = self._offsets.queues(group, topic)
+                wide[group, topic] = await in_turns(table_body({}, f"{topic}@{group}", queues.items(), _numbered, kind))
+            if number % A_TURN == 0:
+                await asyncio.sleep(0)
 
-        def entry(pair: tuple[str, str]) -> tuple[str, dict[str, int]]:
+        def entry(pair: tuple[str, str]) -> tuple[str, dict[str, int]] | bytes:
             group, topic = pair
-            queues = self._offsets.queues(group, topic)
-            return f"{topic}@{group}", {str(queue_id): offset for queue_id, offset in queues.items()}
+            return wide.get(pair) or (f"{topic}@{group}", dict(map(_numbered, self._offsets.queues(*pair).items())))
 
-        writing = table_body(head, "offsetTable", self._offsets.pairs(), entry, connection.reply_type(command))
-        return RemotingCommand.response(body=await in_turns(writing))
+        return RemotingCommand.response(body=await in_turns(table_body(head, "offsetTable", pairs, entry, kind)))
 
     def delay_offsets(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 45: up to where each delay level has delivered."""
@@ -173,7 +184,7 @@ class OffsetHandlers:
         plain = {"dataVersion": version, "offsetTable": self._delays.to_dict()["offsetTable"]}
         return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
 
-    def correction(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def correction(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 308: for each queue how far the group has come that is least far, of all whose next message is still
         there; 2^63 - 1 where that is further than ``compareGroup``. ``filterGroups`` (separated by commas) do not
         count; Apache's forgets their offsets, this one does not."""
@@ -181,14 +192,21 @@ class OffsetHandlers:
         topic = header.topic
         left_out = (header.filter_groups or "").split(",")
         least: dict[int, int] = {}
+        looked = 0
         for group in self._offsets.groups(topic):
-            if group in left_out:
-                continue
-            for queue_id, offset in self._offsets.queues(group, topic).items():
+            for queue_id, offset in self._offsets.queues(group, topic).items() if group not in left_out else ():
                 if offset >= self._store.min_offset(topic, queue_id):
                     least[queue_id] = min(offset, least.get(queue_id, offset))
+                looked += 1
+                if looked % A_TURN == 0:
+                    await asyncio.sleep(0)
         for queue_id, offset in self._offsets.queues(header.compare_group, topic).items():
             if least.get(queue_id, offset) > offset:
                 least[queue_id] = NOWHERE
-        plain = {"correctionOffsets": {str(queue_id): offset for queue_id, offset in least.items()}}
-        return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
+        writing = table_body({}, "correctionOffsets", least.items(), _numbered, connection.reply_type(command))
+        return RemotingCommand.response(body=await in_turns(writing))
+
+
+def _numbered(queue: tuple[int, int]) -> tuple[str, int]:
+    """The offset of a queue, as a member of an object."""
+    return str(queue[0]), queue[1]

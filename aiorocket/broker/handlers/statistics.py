@@ -121,16 +121,24 @@ class StatisticsHandlers:
         named = [name for name in (header.topic_list or "").split(";") if name]
         live = self._consumers.get(group)
         topics = named or ([header.topic] if header.topic else self._topics_of(self._offsets.topics(group), live))
-        table: dict[MessageQueue, Any] = {}
         rate = 0.0
         pace = _Pace()
+        shown: list[tuple[str, int]] = []
         for name in topics:
             await pace.look()
             topic = self._topics.get(name)
             if topic is not None and (named or _is_wanted(live, name)):
-                table.update(await self._progress(group, name, topic.read_queues, pace))
+                shown.append((name, topic.read_queues))
                 rate += self._per_second((GROUP_GET_NUMS, f"{name}@{group}"))
-        return await _table(connection, command, {"consumeTps": rate}, table, {})
+        kind = connection.reply_type(command)
+        # Written as it is looked at: of all topics it may be far more than an answer holds, and is given up then.
+        queues = ((name, queue_id) for name, count in dict(shown).items() for queue_id in range(count))
+
+        def entry(queue: tuple[str, int]) -> tuple[Any, Any]:
+            return keyed_pair((self._queue(*queue), self._progress(group, *queue)), kind)
+
+        writing = table_body({"consumeTps": rate}, "offsetTable", queues, entry, kind, at_once=TURN)
+        return RemotingCommand.response(body=await in_turns(writing))
 
     async def all_consume_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 317: 208 for every group and topic, or with ``isOrder`` for order topics only, and how many messages
@@ -152,7 +160,10 @@ class StatisticsHandlers:
                 topic = self._topics.get(name)
                 if topic is None or (order_only and not topic.order) or not _is_wanted(live, name):
                     continue
-                table = await self._progress(group, name, topic.write_queues, pace)
+                table: dict[MessageQueue, Any] = {}
+                for queue_id in range(topic.write_queues):
+                    await pace.look()
+                    table[self._queue(name, queue_id)] = self._progress(group, name, queue_id)
                 behind += sum(each["brokerOffset"] - each["consumerOffset"] for each in table.values())
                 rate = self._per_second((GROUP_GET_NUMS, f"{name}@{group}"))
                 found.append(await in_turns(_written({"consumeTps": rate}, table, {}, kind)))
@@ -166,19 +177,15 @@ class StatisticsHandlers:
         """Those a group has offsets in, which are ``begun``, and those that its members subscribe to."""
         return [*begun, *(live.without_offset(self._offsets) if live is not None else ())]
 
-    async def _progress(self, group: str, topic: str, queues: int, pace: _Pace) -> dict[MessageQueue, Any]:
-        """How far a group is in each queue of a topic."""
-        table: dict[MessageQueue, Any] = {}
-        for queue_id in range(queues):
-            await pace.look()
-            offset = self._offsets.query(group, topic, queue_id) or 0
-            table[self._queue(topic, queue_id)] = {
-                "brokerOffset": self._store.max_offset(topic, queue_id),
-                "consumerOffset": offset,
-                "lastTimestamp": self._stored(topic, queue_id, offset - 1),
-                "pullOffset": offset,
-            }
-        return table
+    def _progress(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
+        """How far a group is in a queue."""
+        offset = self._offsets.query(group, topic, queue_id) or 0
+        return {
+            "brokerOffset": self._store.max_offset(topic, queue_id),
+            "consumerOffset": offset,
+            "lastTimestamp": self._stored(topic, queue_id, offset - 1),
+            "pullOffset": offset,
+        }
 
     def consumed_by(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 300: the groups that subscribe to a topic now or have offsets in it."""
