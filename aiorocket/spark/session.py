@@ -157,11 +157,46 @@ def _java_version(java: str) -> int | None:
     return None
 
 
+def _cache(kind: str, content: str) -> Path:
+    """A directory of this user's, for this content."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "aiorocket" / f"{kind}-{sha256(content.encode()).hexdigest()[:12]}"
+
+
+def _spark_home() -> dict[str, str]:
+    """SPARK_HOME, as pyspark's own but for its zip files: Spark has its Python processes import pyspark from one, and
+    of a zip file Python keeps nothing compiled: 0.8 s of processor time for each process, five times what it takes from
+    where it is installed. Nothing where that cannot be."""
+    import py4j
+    import pyspark
+
+    package, bridge = (Path(module.__path__[0]) for module in (pyspark, py4j))
+    zips = sorted((package / "python" / "lib").glob("py*.zip"))
+    if not (zips and package.is_dir() and bridge.is_dir()):
+        return {}
+    home = _cache("spark", f"{package} {bridge} {zips}")
+    if not home.is_dir():
+        # Renamed into place: two sessions may start at once.
+        fresh = home.with_name(f"{home.name}.{os.getpid()}")
+        try:
+            fresh.mkdir(parents=True, mode=0o700)
+            for name in ("bin", "conf", "jars", "sbin"):
+                if (package / name).is_dir():
+                    (fresh / name).symlink_to(package / name)
+            for each in zips:
+                holds = bridge if each.name.startswith("py4j") else package
+                (fresh / "python" / "lib" / each.name).mkdir(parents=True)
+                (fresh / "python" / "lib" / each.name / holds.name).symlink_to(holds)
+            fresh.rename(home)
+        except OSError:  # no cache, no links; or another session was quicker
+            shutil.rmtree(fresh, ignore_errors=True)
+    return {"SPARK_HOME": str(home)} if (home / "jars").is_dir() else {}
+
+
 def _launcher_home(java: Path) -> Path:
     """A directory in the user's cache that looks like a Java home and starts ``java``."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     text = _LAUNCHER.format(java=shlex.quote(str(java)))
-    home = cache / "aiorocket" / f"java-{sha256(text.encode()).hexdigest()[:12]}"
+    home = _cache("java", text)
     launcher = home / "bin" / "java"
     try:
         if not (launcher.is_file() and launcher.read_text(encoding="utf-8") == text and os.access(launcher, os.X_OK)):
@@ -184,6 +219,7 @@ def _settings(master: str) -> dict[str, str]:
     settings = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if master.startswith("local"):
         settings["SPARK_LOCAL_IP"] = "127.0.0.1"
+        settings |= _spark_home()
     # What the user says is right: the executors of a cluster may have their Python elsewhere.
     settings = {name: value for name, value in settings.items() if not os.environ.get(name)}
     home = java_home()

@@ -107,6 +107,30 @@ def test_a_cache_that_cannot_be_written_is_a_clear_error(tmp_path: Path, monkeyp
         session._launcher_home(Path("/nowhere/java"))
 
 
+def test_a_home_of_spark_without_zips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    home = Path(session._settings("local[2]")["SPARK_HOME"])
+    package = Path(pyspark.__path__[0])
+    assert (home / "bin" / "spark-submit").samefile(package / "bin" / "spark-submit")
+    names = {each.name for each in (package / "python" / "lib").glob("py*.zip")}
+    assert {each.name for each in (home / "python" / "lib").iterdir() if each.is_dir()} == names
+    code = "import pyspark, py4j; print(*[type(each.__loader__).__name__ for each in (pyspark, py4j)])"
+    path = os.pathsep.join(str(home / "python" / "lib" / name) for name in names)
+    done = subprocess.run([sys.executable, "-S", "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.stdout == "SourceFileLoader SourceFileLoader\n", done.stderr
+    assert session._settings("local[2]")["SPARK_HOME"] == str(home)
+    assert [each.name for each in home.parent.iterdir() if each.name.startswith("spark")] == [home.name]
+    # Only where Spark runs on this machine, nobody says where it is, and links can be made.
+    assert "SPARK_HOME" not in session._settings("spark://master:7077")
+    with monkeypatch.context() as patch:
+        patch.setenv("SPARK_HOME", "/opt/spark")
+        assert "SPARK_HOME" not in session._settings("local[2]")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert session._spark_home() == {}
+
+
 def test_the_environment_of_the_jvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in ("PYSPARK_PYTHON", "SPARK_LOCAL_IP"):
@@ -135,6 +159,17 @@ def test_workers_run_this_interpreter_and_this_aiorocket(spark: SparkSession) ->
 
     found = spark.range(1, numPartitions=1).mapInArrow(where, "python STRING, file STRING").collect()
     assert [tuple(row) for row in found] == [(sys.executable, aiorocket.__file__)]
+
+
+def test_workers_do_not_compile_spark(spark: SparkSession) -> None:
+    """Of what is in a zip file Python keeps nothing compiled."""
+
+    def how(_: int) -> str:
+        import pyspark
+
+        return type(pyspark.__loader__).__name__
+
+    assert spark.sparkContext.parallelize([0], 1).map(how).collect() == ["SourceFileLoader"]
 
 
 def test_tasks_do_not_wait_for_their_workers_receipts(spark: SparkSession) -> None:
