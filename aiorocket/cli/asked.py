@@ -12,8 +12,9 @@ import click
 
 import aiorocket
 from aiorocket.cli.options import broker_option, client_options
-from aiorocket.cli.running import INTERRUPTED, in_lines, run
+from aiorocket.cli.running import in_lines, run
 from aiorocket.cli.show import fitting_table, say_json, visible, when
+from aiorocket.cli.terminal import INTERRUPTED
 
 if TYPE_CHECKING:
     from aiorocket import Admin

@@ -12,10 +12,10 @@ import click
 
 import aiorocket
 from aiorocket.cli.asked import SCHEMA
-from aiorocket.cli.running import INTERRUPTED
 from aiorocket.cli.running import run as run_loop
 from aiorocket.cli.show import table
 from aiorocket.cli.stopping import until_stopped
+from aiorocket.cli.terminal import INTERRUPTED
 from aiorocket.load import Scenario, compare, html, measure
 from aiorocket.load.machine import facts
 

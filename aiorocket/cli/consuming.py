@@ -13,9 +13,9 @@ import click
 from aiorocket import Client, Message
 from aiorocket.cli.counts import counted
 from aiorocket.cli.positions import Positions
-from aiorocket.cli.running import INTERRUPTED
 from aiorocket.cli.show import body_of
 from aiorocket.cli.stopping import stop_signals
+from aiorocket.cli.terminal import INTERRUPTED
 from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.errors import RemoteError
 from aiorocket.model import Queue, check_group, check_topic

@@ -19,11 +19,12 @@ from aiorocket.broker.broker import Broker
 from aiorocket.cli.counts import counted
 from aiorocket.cli.ledger import GROUP, LINE, QUEUES, RETRY_TOPIC, TOPIC, Books, message_key, read_books, stock
 from aiorocket.cli.lines import Line, LineSource
-from aiorocket.cli.running import INTERRUPTED, run
+from aiorocket.cli.running import run
 from aiorocket.cli.sending import send_lines
 from aiorocket.cli.show import Row, Update, progress, table
 from aiorocket.cli.stopping import until_stopped
 from aiorocket.cli.tally import Tally, percentile
+from aiorocket.cli.terminal import INTERRUPTED
 from aiorocket.config import ConsumerConfig
 from aiorocket.embedded import Embedded, embed
 from aiorocket.errors import RocketError

@@ -12,8 +12,9 @@ import aiorocket
 from aiorocket.cli.conditions import condition, every
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import broker_option, client_options
-from aiorocket.cli.running import INTERRUPTED, run
+from aiorocket.cli.running import run
 from aiorocket.cli.show import Row, body_of, fitting_table, say_json, visible, when
+from aiorocket.cli.terminal import INTERRUPTED
 
 if TYPE_CHECKING:
     from aiorocket import DeadMessage, ReplayOutcome, ReplayReport

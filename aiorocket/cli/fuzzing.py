@@ -15,10 +15,10 @@ import click
 
 from aiorocket.cli.asked import SCHEMA
 from aiorocket.cli.options import BadInputError
-from aiorocket.cli.running import INTERRUPTED
 from aiorocket.cli.running import run as run_loop
 from aiorocket.cli.show import table
 from aiorocket.cli.stopping import until_stopped
+from aiorocket.cli.terminal import INTERRUPTED
 from aiorocket.errors import ConfigError
 from aiorocket.fuzz import Compared, Fuzzing, Report, Rule, Sample, compare, fuzz, replay, role_of
 from aiorocket.runtime.clock import WallClock

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from aiorocket import __version__
-from aiorocket.cli.running import INTERRUPTED
+from aiorocket.cli.terminal import INTERRUPTED, columns
 
 __all__ = ("COMMANDS", "cli", "main")
 
@@ -55,6 +55,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+#: Lines of help are no longer than this.
+_WIDEST = 110
+
+
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -88,7 +92,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
         ctx.exit()
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
@@ -105,4 +109,4 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
             stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding has no character for
-    cli(prog_name="aiorocket")
+    cli(prog_name="aiorocket", terminal_width=max(50, min(columns(), _WIDEST) - 2))

@@ -10,9 +10,10 @@ import click
 from aiorocket import Client
 from aiorocket.cli.counts import counted
 from aiorocket.cli.lines import Line, LineSource
-from aiorocket.cli.running import INTERRUPTED, run
+from aiorocket.cli.running import run
 from aiorocket.cli.sending import send_lines
 from aiorocket.cli.stopping import until_stopped
+from aiorocket.cli.terminal import INTERRUPTED
 from aiorocket.config import ClientConfig
 from aiorocket.errors import RocketError
 from aiorocket.model import check_group, check_topic

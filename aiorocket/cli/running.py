@@ -13,12 +13,9 @@ import aiorocket
 from aiorocket.cli.options import BadInputError
 from aiorocket.cli.show import visible
 
-__all__ = ("INTERRUPTED", "in_lines", "run", "told_in_a_line")
+__all__ = ("in_lines", "run", "told_in_a_line")
 
 T = TypeVar("T")
-
-#: Exit code of a client command that Ctrl-C or SIGTERM ended before its work was done (128 + SIGINT, as shells count).
-INTERRUPTED = 130
 
 
 def run(work: Coroutine[object, object, T]) -> T:

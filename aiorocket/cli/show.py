@@ -3,13 +3,15 @@ of commands that ask."""
 
 from __future__ import annotations
 
-import base64
 import sys
+from binascii import b2a_base64
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import click
+
+from aiorocket.cli import terminal
 
 __all__ = ("Row", "body_of", "fitting_table", "progress", "say_json", "table", "visible", "when")
 
@@ -67,7 +69,7 @@ def body_of(body: bytes) -> dict[str, str]:
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body).decode()}
+        return {"body_base64": b2a_base64(body, newline=False).decode()}
 
 
 def say_json(document: object) -> None:
@@ -112,9 +114,4 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Row], *, pretty: bo
 
 def fitting_table(title: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
     """As wide as the terminal at most; elsewhere as wide as it is."""
-    width = None
-    if sys.stdout.isatty():
-        from shutil import get_terminal_size  # with it come all kinds of archives
-
-        width = get_terminal_size().columns
-    table(title, columns, rows, pretty=False, width=width)
+    table(title, columns, rows, pretty=False, width=terminal.columns() if sys.stdout.isatty() else None)

@@ -3,6 +3,7 @@ which a busy machine cannot disturb."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,12 +19,12 @@ MOST = 125
 
 _COUNT = """
 import sys
-from aiorocket.cli.main import cli
+from aiorocket.cli.main import main
 try:
-    cli(sys.argv[1:], prog_name="aiorocket")
+    main()
 except SystemExit:
     print(len(sys.modules), "asyncio" in sys.modules, "aiorocket_protocol" in sys.modules,
-          {"dataclasses", "json"} & sys.modules.keys(), file=sys.stderr)
+          {"base64", "dataclasses", "json", "shutil"} & sys.modules.keys(), file=sys.stderr)
 """
 
 
@@ -72,6 +73,18 @@ def test_a_client_command_that_says_what_it_does_imports_little(command: str) ->
     count, asyncio, protocol, others = told.stderr.split(maxsplit=3)
     assert "Usage: aiorocket" in told.stdout and (asyncio, protocol, others) == ("False", "False", "set()\n")
     assert int(count) <= MOST
+
+
+def test_help_is_as_wide_as_the_terminal_and_no_wider_than_is_read() -> None:
+    told = [
+        subprocess.run(
+            [sys.executable, "-m", "aiorocket", "--help"], capture_output=True, text=True, timeout=60,
+            env={**os.environ, "COLUMNS": columns},
+        ).stdout
+        for columns in ("60", "500", "none")
+    ]  # fmt: skip
+    widest = [max(map(len, each.splitlines())) for each in told]
+    assert 50 < widest[0] <= 60 and 80 < widest[1] <= 110 and 60 < widest[2] <= 80
 
 
 def test_the_name_server_of_this_machine_is_where_one_listens() -> None:

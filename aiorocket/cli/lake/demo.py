@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from aiorocket.cli.lake.options import spark_options
 from aiorocket.cli.lake.running import Interrupts, check_extras, told_in_a_line
 from aiorocket.cli.lines import LineSource
-from aiorocket.cli.running import INTERRUPTED
+from aiorocket.cli.terminal import INTERRUPTED
 
 __all__ = ("demo",)
 

@@ -16,7 +16,7 @@ import click
 
 from aiorocket.cli import running
 from aiorocket.cli.lake.telling import Teller, proof, summary
-from aiorocket.cli.running import INTERRUPTED
+from aiorocket.cli.terminal import INTERRUPTED
 from aiorocket.runtime.clock import WallClock
 
 if TYPE_CHECKING:
