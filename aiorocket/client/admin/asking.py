@@ -156,7 +156,13 @@ class Asking:
 
     async def of_member(self, client_id: str, address: str, code: int, header: tuple[Any, ...]) -> Plain:
         """The object that a member answered its broker; RemoteError where there is none, with the member's reason."""
-        answer = await self.call(address, code, header, timeout=CLIENT_CALL)
+        try:
+            answer = await self.call(address, code, header, timeout=CLIENT_CALL)
+        except RemoteError as error:
+            if "not online" not in (error.remark or ""):
+                raise
+            said = f"{error.remark}; `aiorocket group members GROUP` names who is"
+            raise RemoteError(error.code, said, request=RequestCode(code).name, address=address) from None
         if not answer.body:  # Go's client says only in the remark that it could not write its answer
             raise RemoteError(1, f"{client_id} gave an empty answer: {answer.remark}", address=address)
         return Plain(decode_plain(answer.body, answer.serialize_type), RequestCode(code).name)
