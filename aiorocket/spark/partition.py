@@ -31,8 +31,8 @@ class QueuePartition(InputPartition):
 
 
 def cores() -> int:
-    """The processors this process may use. Planning runs in the driver, which does not see how many executors there
-    are: ``minPartitions`` says it."""
+    """The processors this process may use. Planning runs beside the driver, in a process that Spark tells nothing of
+    its executors: with a cluster's, long topics are split by rows (``SPLIT_ROWS``), short ones by ``minPartitions``."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

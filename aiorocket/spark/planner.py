@@ -17,8 +17,9 @@ __all__ = ("MERGE_ROWS", "SPLIT_ROWS", "QueueRange", "admit", "plan")
 #: One more task costs a micro-batch about as much as this many rows cost to decode (measured: some 25 ms on two
 #: cores), so fewer rows than this are not shared out.
 MERGE_ROWS = 8_192
-#: A task that fails reads all of its rows again.
-SPLIT_ROWS = 2_000_000
+#: The most that one task reads, a second's worth. Spark tells whoever plans nothing of its executors, so a long topic
+#: has tasks for as many as may be there, as Spark's own files have by their size; and one that fails reads less again.
+SPLIT_ROWS = 500_000
 #: A cut moves to the end of a queue that is this near, as a share of a partition: no slivers.
 _SNAP = 0.1
 
@@ -31,12 +32,14 @@ class QueueRange(NamedTuple):
     end: int
 
 
-def plan(ranges: Iterable[QueueRange], *, cores: int, options: SourceOptions) -> list[tuple[QueueRange, ...]]:
+def plan(
+    ranges: Iterable[QueueRange], *, cores: int, options: SourceOptions, split: int = SPLIT_ROWS
+) -> list[tuple[QueueRange, ...]]:
     """One tuple for each Spark partition; together they are ``ranges``, without the empty ones, each row once.
 
     The rows are laid end to end in queue order and cut into equal parts, so short queues share a partition and long
     ones are split. How many parts: ``rowsPerPartition`` at most in each, else one a core once there are ``MERGE_ROWS``
-    for each, and none above ``SPLIT_ROWS``; not below ``minPartitions`` and, before all else, not above
+    for each, and none above ``split``; not below ``minPartitions`` and, before all else, not above
     ``maxPartitions``.
     """
     wanted = sorted(part for part in ranges if part.begin < part.end)
@@ -44,7 +47,7 @@ def plan(ranges: Iterable[QueueRange], *, cores: int, options: SourceOptions) ->
     if not wanted:
         return []
     rows = ends[-1]
-    count = _partitions(rows, cores, options)
+    count = _partitions(rows, cores, options, split)
     snap = 0 if options.rows_per_partition else int(rows / count * _SNAP)
     partitions: list[tuple[QueueRange, ...]] = []
     index = done = 0
@@ -62,11 +65,11 @@ def plan(ranges: Iterable[QueueRange], *, cores: int, options: SourceOptions) ->
     return partitions
 
 
-def _partitions(rows: int, cores: int, options: SourceOptions) -> int:
+def _partitions(rows: int, cores: int, options: SourceOptions, split: int) -> int:
     if options.rows_per_partition:
         count = -(-rows // options.rows_per_partition)
     else:
-        count = max(min(cores, rows // MERGE_ROWS), -(-rows // SPLIT_ROWS))
+        count = max(min(cores, rows // MERGE_ROWS), -(-rows // split))
     count = max(count, options.min_partitions or 1)
     return min(count, options.max_partitions or count, rows)
 

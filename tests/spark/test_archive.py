@@ -218,9 +218,9 @@ def test_a_round_has_tasks_for_all_executors(lake: Lake, monkeypatch: pytest.Mon
     planned: list[int] = []
     real = direct.plan
 
-    def plan(ranges: Any, *, cores: int, options: Any) -> Any:
+    def plan(ranges: Any, *, cores: int, **more: Any) -> Any:
         planned.append(cores)
-        return real(ranges, cores=cores, options=options)
+        return real(ranges, cores=cores, **more)
 
     monkeypatch.setattr(direct, "plan", plan)
     monkeypatch.setattr(type(lake.spark.sparkContext), "defaultParallelism", property(lambda _: 7))

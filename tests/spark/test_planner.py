@@ -83,6 +83,9 @@ def test_a_core_each_once_there_is_enough() -> None:
 
 def test_long_queues_are_split() -> None:
     assert len(plan(ranges(SPLIT_ROWS * 10), cores=2, options=options())) == 10
+    assert len(plan(ranges(SPLIT_ROWS * 10), cores=2, options=options(), split=SPLIT_ROWS * 4)) == 3
+    # However few cores the driver has, a topic of millions has work for a cluster.
+    assert len(plan(ranges(8_000_000), cores=1, options=options())) == 16
 
 
 def test_queues_of_about_the_same_length_stay_whole() -> None:

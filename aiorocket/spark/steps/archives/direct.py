@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ("DirectArchive", "Rounds")
 
 _NAME = "rocketmq_direct_archive"
+#: The most that one task writes: each leaves a file of each hour, so not many more of them than there are cores.
+_SPLIT_ROWS = 2_000_000
 #: How long a wait lasts before ``stop`` is looked at, in seconds.
 _LOOK = 0.5
 
@@ -143,7 +145,8 @@ class Rounds:
         run = self._run
         staging = run.staging()
         named = [each._replace(queue=self._name(each.queue)) for each in ranges]
-        parts = plan(named, cores=run.spark.sparkContext.defaultParallelism, options=self._options)
+        cores = run.spark.sparkContext.defaultParallelism
+        parts = plan(named, cores=cores, options=self._options, split=_SPLIT_ROWS)
         job = {
             "path": run.archive.folder.location, "staging": staging, "columns": run.archive.columns,
             "options": self._text,
