@@ -109,7 +109,7 @@ class Disk(Protocol):
         file that is open: the kernel tells of bytes it could not write once."""
 
     async def close(self) -> None:
-        """Finish what was begun and end the thread. A later ``run`` starts it again."""
+        """Finish what was begun, also meanwhile, and end the thread. A later ``run`` starts it again."""
 
 
 def replace(disk: Disk, path: str, data: bytes) -> None:
@@ -315,19 +315,21 @@ class RealDisk:
         return self.run(file.fdatasync)
 
     async def close(self) -> None:
-        kernel, self._kernel, self._asked = self._kernel, None, False
-        if kernel is not None:
-            await kernel.close()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            # The last job is ours: once it has run the thread is idle, and joining it does not block the loop. Whoever
-            # is cancelled does not wait; the thread does its jobs and ends.
-            idle = False
-            try:
-                await asyncio.get_running_loop().run_in_executor(thread, _nothing)
-                idle = True
-            finally:
-                thread.shutdown(wait=idle)
+        while self._kernel is not None or self._thread is not None:  # what begins meanwhile makes them anew
+            kernel, self._kernel, self._asked = self._kernel, None, False
+            if kernel is not None:
+                await kernel.close()
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                # The last job is ours: once it has run the thread is idle, and joining it does not block the loop.
+                # Whoever is cancelled does not wait; the thread does its jobs and ends.
+                idle = False
+                try:
+                    await asyncio.get_running_loop().run_in_executor(thread, _nothing)
+                    idle = True
+                finally:
+                    thread.shutdown(wait=idle)
+        self._asked = False
 
 
 def _nothing() -> None:

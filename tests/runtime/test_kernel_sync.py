@@ -149,6 +149,32 @@ async def test_a_disk_syncs_with_the_kernel_or_with_its_thread(
     assert machine is None or disk._kernel is None
 
 
+@pytest.mark.parametrize("machine", [None, "sparc64"])
+async def test_a_close_leaves_nothing_of_what_began_meanwhile(
+    machine: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = KernelSync.close
+
+    async def later(self: KernelSync) -> None:
+        await asyncio.sleep(0)  # as if one was under way still
+        await close(self)
+
+    monkeypatch.setattr(KernelSync, "close", later)
+    if machine is not None:
+        monkeypatch.setattr(kernel_sync.platform, "machine", lambda: machine)
+    disk = RealDisk()
+    file = disk.open(str(tmp_path / "file"), create=True)
+    file.pwritev([b"durable"], 0)
+    first = disk.sync(file)
+    closing = asyncio.ensure_future(disk.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    second = disk.sync(file)
+    await asyncio.gather(first, second, closing)
+    assert disk._kernel is None and disk._thread is None
+    file.close()
+
+
 def test_a_disk_that_outlives_a_loop_syncs_on_the_next(tmp_path: Path) -> None:
     disk = RealDisk()
     file = disk.open(str(tmp_path / "file"), create=True)
