@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from aiorocket import Client, ClientConfig, Consumer, Embedded, Message, NotConnectedError, Router, UsageError, embed
+from aiorocket import (
+    Client,
+    ClientConfig,
+    Consumer,
+    Embedded,
+    Message,
+    NotConnectedError,
+    OutgoingMessage,
+    Router,
+    TxState,
+    UsageError,
+    embed,
+)
 from aiorocket.client.route_table import RouteTable
 from aiorocket.config import DEFAULT_NAMESERVER
 
@@ -31,6 +43,67 @@ def test_tags_with_a_comma() -> None:
         Router().listener("orders", tags="a,b")
     with pytest.raises(UsageError, match=r"written 'a \|\| b \|\| c'"):
         Router().batch("orders", tags="a , b || c")
+
+
+async def test_a_batch_that_is_none(mq: Embedded) -> None:
+    batch: Any
+    await mq.create_topic("orders")
+
+    def failing() -> Iterator[bytes]:
+        yield b"one"
+        raise TypeError("in the caller's own")
+
+    async with mq.producer("shop") as producer:
+        for batch in (None, OutgoingMessage(topic="orders", body=b"alone")):
+            with pytest.raises(UsageError, match=f"not {type(batch).__name__}: put it into"):
+                await producer.send_batch("orders", batch)
+        with pytest.raises(TypeError, match="in the caller's own"):
+            await producer.send_batch("orders", failing())
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "3"])
+async def test_a_timeout_that_is_over_before_it_begins(mq: Embedded, timeout: Any) -> None:
+    """What was sent with one of -1 second was stored, and its sender told that it may be."""
+    await mq.create_topic("orders", queues=1)
+
+    async def unknown(message: Message) -> TxState:
+        return TxState.UNKNOWN
+
+    async with mq.producer("shop") as producer, mq.transaction_producer("till", checker=unknown) as till:
+        receipt = await producer.send("orders", b"known")
+        for call in (
+            lambda: producer.send("orders", b"x", timeout=timeout),
+            lambda: producer.send("orders", b"x", keys=["k"], timeout=timeout),
+            lambda: producer.send_oneway("orders", b"x", timeout=timeout),
+            lambda: producer.send_batch("orders", [b"x"], timeout=timeout),
+            lambda: producer.request("orders", b"x", timeout=timeout),
+            lambda: producer.recall("handle", timeout=timeout),
+            lambda: till.transaction("orders", b"x", timeout=timeout).prepare(),
+        ):
+            with pytest.raises(UsageError, match="a number of seconds above 0"):
+                await call()
+        assert (await producer.send("orders", b"last")).offset == receipt.offset + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"tag": "a\ud800"}, "tag='a"),
+        ({"tag": "ü", "keys": ["a", "\udfff"]}, r"keys=\['a', "),
+        ({"sharding_key": "\ud83d"}, "sharding_key="),
+        ({"properties": {"name": "\ud800"}}, "properties={'name'"),
+        ({"properties": {"\ud800": "value"}}, "properties="),
+    ],
+)
+async def test_half_a_surrogate_pair_is_named(mq: Embedded, options: dict[str, Any], named: str) -> None:
+    await mq.create_topic("orders")
+    async with mq.producer("shop") as producer:
+        with pytest.raises(UsageError, match=f"{named}.*: half a surrogate pair is no text"):
+            await producer.send("orders", b"x", **options)
+        with pytest.raises(UsageError, match="half a surrogate pair is no text"):
+            await producer.send_batch("orders", [OutgoingMessage(topic="orders", body=b"x", **options)])
+        with pytest.raises(UsageError, match="topic 'orders"):
+            await producer.send("orders\ud800", b"x")
 
 
 async def test_a_consumer_that_would_take_nothing(mq: Embedded, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from aiorocket.client.core.typed_body import Body
 from aiorocket.client.sending.around import around
 from aiorocket.client.sending.outgoing import EncodedMessage, as_message, property_text
-from aiorocket.client.sending.sender import Sender
+from aiorocket.client.sending.sender import Sender, seconds
 from aiorocket.client.sending.timed import not_timed
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
@@ -50,9 +50,16 @@ async def send_batch(
     sender: Sender, topic: str, messages: Iterable[Item], queue: Queue | None, timeout: float | None
 ) -> list[SendReceipt]:
     """See ``Producer.send_batch``."""
-    timeout = sender.config.send_timeout if timeout is None else timeout
+    timeout = sender.config.send_timeout if timeout is None else seconds(timeout)
     deadline = asyncio.get_running_loop().time() + timeout
-    messages = list(messages)
+    try:
+        messages = list(messages)
+    except TypeError:
+        if isinstance(messages, Iterable):
+            raise  # what makes them failed
+        raise UsageError(
+            f"a batch is several bodies or OutgoingMessages, not {type(messages).__name__}: put it into [...]"
+        ) from None
     if not sender.steps and _BYTES.issuperset(map(type, messages)):
         return await _send_batch(sender, topic, cast("list[bytes]", messages), queue, deadline, bare=True)
     ready = [each if type(each) is bytes else _whole(topic, each, number) for number, each in enumerate(messages)]

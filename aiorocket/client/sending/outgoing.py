@@ -165,16 +165,26 @@ def property_text(
         # Each property brings one of either separator; more of them would come back as other properties than were sent.
         if text.count(_NAME_END) != pairs or text.count(_VALUE_END) != pairs:
             raise UsageError("tag, keys, sharding_key and properties must not contain the characters U+0001 and U+0002")
-        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        size = len(text) if text.isascii() else len(text.encode())
         if size > MAX_PROPERTIES:
             raise UsageError(f"the properties take {size} bytes, {MAX_PROPERTIES} is the limit")
         return text
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        given = {"tag": tag, "keys": keys, "sharding_key": sharding_key, "properties": properties}
+        wrong = next(name for name, value in given.items() if value and half in _texts(value))
+        raise UsageError(f"{wrong}={given[wrong]!r:.200}: half a surrogate pair is no text") from None
     except (TypeError, AttributeError):
         raise UsageError(
             f"tag={tag!r:.100}, keys={keys!r:.100}, properties={properties!r:.200}, sharding_key={sharding_key!r:.100} "
             f"or delay_level={delay_level!r:.100} is of another type: a tag, a key and a sharding key are text, keys a "
             "sequence, properties a mapping of text to text, a delay level is a number"
         ) from None
+
+
+def _texts(value: Iterable[str]) -> str:
+    """All that is in one argument."""
+    return "".join([*value, *value.values()] if isinstance(value, Mapping) else value)
 
 
 def squeeze(body: bytes, level: int, compression: int = COMPRESSION_ZLIB) -> tuple[bytes, int]:

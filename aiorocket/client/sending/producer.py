@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from math import isnan
 from typing import Any, Self
 
 from aiorocket.client.core.lifecycle import Lifecycle, State
@@ -19,7 +18,7 @@ from aiorocket.client.sending.bulk import Item, SendOutcome, send_batch, send_ma
 from aiorocket.client.sending.outgoing import EncodedMessage, as_bytes, as_message, property_text
 from aiorocket.client.sending.request_reply import Requests, reply, request
 from aiorocket.client.sending.send_hooks import SendHook
-from aiorocket.client.sending.sender import Selector, Sender
+from aiorocket.client.sending.sender import Selector, Sender, seconds
 from aiorocket.client.sending.timed import not_timed, recall, send_timed
 from aiorocket.client.session import HasSession, Session
 from aiorocket.config import ProducerConfig
@@ -191,8 +190,8 @@ class Producer:
         """
         if timeout is None:
             timeout = self.config.send_timeout
-        elif not isinstance(timeout, (float, int)) or isnan(timeout):
-            raise UsageError(f"timeout={timeout!r}: a number of seconds")
+        elif not (isinstance(timeout, (float, int)) and timeout > 0):
+            seconds(timeout)  # says what is wrong with it
         deadline = self._time() + timeout
         if _running_loop() is not self._loop:
             raise wrong_loop(self._lifecycle.what)

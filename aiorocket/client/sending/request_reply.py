@@ -18,7 +18,7 @@ from aiorocket.client.message import Message
 from aiorocket.client.sending.around import around
 from aiorocket.client.sending.outgoing import property_text
 from aiorocket.client.sending.publish import Publish
-from aiorocket.client.sending.sender import Sender
+from aiorocket.client.sending.sender import Sender, seconds
 from aiorocket.client.sending.timed import not_timed
 from aiorocket.client.session import Session
 from aiorocket.errors import RequestTimeoutError, RocketError, SendError, UsageError
@@ -126,7 +126,7 @@ async def _request(
     not_timed(message, "a request")
     if message.delay_level:
         raise UsageError(f"delay_level={message.delay_level}: a request that is delivered later would only time out")
-    timeout = sender.config.send_timeout if timeout is None else timeout
+    timeout = sender.config.send_timeout if timeout is None else seconds(timeout)
     time = asyncio.get_running_loop().time
     deadline = time() + timeout
     key = message.sharding_key if queue is None else None
@@ -184,7 +184,7 @@ async def reply(
     client = sender.client
     client.need_running()
     sender.need_running()
-    timeout = sender.config.send_timeout if timeout is None else timeout
+    timeout = sender.config.send_timeout if timeout is None else seconds(timeout)
     deadline = client.loop.time() + timeout
     given = request.properties
     cluster, correlation_id = given.get(PROPERTY_CLUSTER), given.get(PROPERTY_CORRELATION_ID)

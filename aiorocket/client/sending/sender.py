@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import cached_property
-from math import isnan
 from typing import Any, TypedDict, cast
 
 from aiorocket.client.core.lifecycle import Lifecycle
@@ -34,7 +33,7 @@ from aiorocket_protocol import (
     pack_host,
 )
 
-__all__ = ("OnewayOptions", "Selector", "SendOptions", "Sender")
+__all__ = ("OnewayOptions", "Selector", "SendOptions", "Sender", "seconds")
 
 #: ``select=``: from the queues that can be written to, the message, and ``arg``, to the queue it goes to (Java's
 #: MessageQueueSelector).
@@ -63,6 +62,14 @@ class SendOptions(OnewayOptions, total=False):
 
 
 _FIRST_PAUSE = 0.05
+
+
+def seconds(timeout: float) -> float:
+    """What was given as a timeout. UsageError for what is no number, and for 0 or less: something would be sent before
+    it is over."""
+    if not isinstance(timeout, int | float) or not timeout > 0:  # which nan is not, either
+        raise UsageError(f"timeout={timeout!r}: a number of seconds above 0")
+    return timeout
 
 
 class Sender:
@@ -109,12 +116,9 @@ class Sender:
         need_loop(self.client.loop, self._lifecycle.what)
 
     def deadline(self, timeout: float | None) -> float:
-        """In loop time; None is the config's. UsageError for what is no number."""
+        """In loop time; None is the config's. UsageError as of ``seconds``."""
         self.need_running()
-        timeout = self.config.send_timeout if timeout is None else timeout
-        if not isinstance(timeout, int | float) or isnan(timeout):
-            raise UsageError(f"timeout={timeout!r}: a number of seconds")
-        return self.client.loop.time() + timeout
+        return self.client.loop.time() + (self.config.send_timeout if timeout is None else seconds(timeout))
 
     def check_compression(self) -> None:
         """UsageError when ``compress_type`` needs what is not installed."""

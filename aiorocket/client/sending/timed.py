@@ -94,14 +94,13 @@ async def need_timers(sender: Sender, publish: Publish, timeout: float) -> None:
 
 async def recall(sender: Sender, handle: str, timeout: float | None) -> str:
     """See ``Producer.recall``."""
-    timeout = sender.config.send_timeout if timeout is None else timeout
+    deadline = sender.deadline(timeout)
     time = asyncio.get_running_loop().time
-    deadline = time() + timeout
     try:
         named = RecallHandle.parse(handle)
     except ProtocolError as error:
         raise UsageError(f"a receipt's recall_handle is needed: {error}") from error
-    publish = await sender.open_topic(unwrap(sender.client.config.namespace, named.topic), timeout)
+    publish = await sender.open_topic(unwrap(sender.client.config.namespace, named.topic), deadline - time())
     address = next((t.address for t in publish.choice.queues if t.queue.broker_name == named.broker_name), "")
     if not address:
         raise NotConnectedError(f"broker {named.broker_name!r}, which has the message, has no master just now")

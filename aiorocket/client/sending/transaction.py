@@ -282,9 +282,8 @@ class Transaction:
         if self.receipt is not None:
             raise UsageError(f"transaction {self.id} has begun already: a new one for each message")
         producer = self._producer
-        timeout = producer.config.send_timeout if self._timeout is None else self._timeout
         system = {PROPERTY_TRAN_MSG: "true", PROPERTY_PGROUP: producer.sender.wire_group}
-        deadline = asyncio.get_running_loop().time() + timeout
+        deadline = producer.sender.deadline(self._timeout)
 
         async def send(message: OutgoingMessage) -> SendReceipt:
             return await producer.sender.send(
