@@ -21,6 +21,8 @@ class Limits:
 
     #: Topics of a broker. Those of retries and dead letters count, but are made above it too: two for a group.
     topics: int = 50_000
+    #: Queues of all of them together, made above it as those are. One that has messages takes 1 KiB and a file.
+    queues: int = 500_000
     #: Characters of the attributes of all topics, names and values, and of those of all groups as many again: name
     #: servers are told of all topics.
     attributes: int = 2 * MIB

@@ -60,7 +60,7 @@ SMALL = Limits(
     topics=40, groups=5, offsets=3, locks=3, members=4, groups_per_connection=3, subscriptions=3, filter_length=200,
     filter_tags=5, filter_memory=20_000, parked_pulls=6, parked_per_queue=4, popped=4, modes=3, deliveries=3,
     client_id=20, batch=10, attributes=1_000, parked_pops=6, parked_pops_per_group=4, timers=3, sent_once=8,
-    transactions=3, brokers=3, broker_topics=4, routes=7, key_values=2_000, route_queues=100,
+    transactions=3, queues=2_000, brokers=3, broker_topics=4, routes=7, key_values=2_000, route_queues=100,
 )  # fmt: skip
 #: A limit -> a program that goes on until it is refused, and says by which answer.
 ATTACKS: dict[str, Callable[[int], Awaitable[str]]] = {}
@@ -103,6 +103,31 @@ async def topics(count: int) -> str:
         said = await refused(peer, count, lambda n: (310, send_header(f"topic-{n}"), b"x"))
         assert len(server.topics) <= SMALL.topics
         assert "topics=40" in ((await peer.create_topic("one-more")).remark or "")
+        return said
+
+
+@attack
+async def queues(count: int) -> str:
+    async with broker(topics=1000) as (_, peer):
+
+        def topic(name: str, queues: int) -> tuple[int, Any]:
+            return 17, CreateTopicRequestHeader(name, "TBW102", queues, queues, 6, "SINGLE_TAG", order=False)
+
+        def several(*queues: int) -> tuple[int, None, bytes]:
+            items = [{"topicName": f"l{n}", "readQueueNums": many, "writeQueueNums": 1, "perm": 6}
+                     for n, many in enumerate(queues)]  # fmt: skip
+            return 18, None, encode_body({"topicConfigList": items}, 0)
+
+        assert "queues=2000" in ((await peer.call(*several(400, 2_000))).remark or "")
+        assert (await peer.call(*topic("l0", 1))).code == 0  # all of a list or nothing
+        said = await refused(peer, count, lambda n: topic(f"t{n}", 100))
+        assert "queues=2000" in ((await peer.call(*topic("t0", 2_000))).remark or "")
+        assert (await peer.call(*topic("t0", 3))).code == 0  # fewer are well, and are others'
+        assert (await peer.call(*topic("one-more", 50))).code == 0
+        assert (await peer.call(215, DeleteTopicRequestHeader("t1"))).code == 0
+        assert (await peer.call(*topic("and-one", 100))).code == 0
+        sends = await refused(peer, count, lambda n: (310, send_header(f"s{n}"), b"x"))
+        assert "queues=2000" in sends
         return said
 
 

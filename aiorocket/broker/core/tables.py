@@ -53,6 +53,7 @@ class Tables(NamedTuple):
                 default_queues=config.default_topic_queues,
                 delay_levels=len(config.delay_levels),
                 most=limits.topics,
+                most_queues=limits.queues,
                 most_attributes=limits.attributes,
             ),
             configs=GroupConfigs(config.retry_max_times, config.auto_create_groups, limits.groups, limits.attributes),

@@ -140,9 +140,11 @@ class TopicTable:
         default_queues: int,
         delay_levels: int = len(DELAY_LEVELS),
         most: int = Limits().topics,
+        most_queues: int = Limits().queues,
         most_attributes: int = Limits().attributes,
     ) -> None:
         self._most = most
+        self._most_queues = most_queues
         self._attributes = AttributeRoom(most_attributes)
         self.auto_create = auto_create
         self._default_queues = default_queues
@@ -152,6 +154,7 @@ class TopicTable:
         self.get = self._topics.get
         for topic in _built_in(broker, cluster, auto_create, default_queues, delay_levels):
             self._topics[topic.name] = topic
+        self._queues = sum(topic.max_queues for topic in self)
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(self._topics.values())
@@ -167,6 +170,7 @@ class TopicTable:
         if self._topics.get(topic.name) == topic:
             return False
         self._attributes.replaced(self._attributes_of(topic.name), topic.attributes)
+        self._queues += self._more_queues(topic)
         self._topics[topic.name] = topic
         self.version += 1
         return True
@@ -176,8 +180,23 @@ class TopicTable:
         if topic is None:
             return False
         self._attributes.replaced(topic.attributes, None)
+        self._queues -= topic.max_queues
         self.version += 1
         return True
+
+    def _more_queues(self, topic: Topic) -> int:
+        known = self._topics.get(topic.name)
+        return topic.max_queues - (0 if known is None else known.max_queues)
+
+    def _no_queues(self, *topics: Topic) -> Refusal | None:
+        """Why these cannot all have as many queues as they are to have."""
+        growth = 0
+        for topic in topics:
+            more = self._more_queues(topic)
+            growth += more
+            if more > 0 and self._queues + growth > self._most_queues:
+                return full("queues", self._most_queues, f"topic {topic.name} gets no {topic.max_queues} queues")
+        return None
 
     def _attributes_of(self, name: str) -> Mapping[str, str] | None:
         topic = self._topics.get(name)
@@ -197,7 +216,7 @@ class TopicTable:
         """An administrator's create or update, of all or none; the bool says whether anything changed."""
         refusal = next(filter(None, map(self.check, topics)), None)
         if refusal is None:
-            refusal = self._attributes.refusal(
+            refusal = self._no_queues(*topics) or self._attributes.refusal(
                 (f"topic {topic.name}", self._attributes_of(topic.name), topic.attributes) for topic in topics
             )
         return True in [self.put(topic) for topic in topics] if refusal is None else refusal
@@ -220,6 +239,8 @@ class TopicTable:
                 return refusal
             count = max(1, min(queues, template.write_queues))
             topic = Topic(name, count, count, template.perm & ~PERM_INHERIT, sys_flag=sys_flag)
+            if (refusal := self._no_queues(topic)) is not None:
+                return refusal
         elif name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             topic = Topic(name, 1, 1, sys_flag=sys_flag)
         else:
@@ -282,6 +303,7 @@ class TopicTable:
             topic = Topic.from_dict(item)
             if topic.name not in built_in and is_topic_name(topic.name) and _out_of_range(topic) is None:
                 self._attributes.replaced(None, topic.attributes)
+                self._queues += self._more_queues(topic)
                 self._topics[topic.name] = topic
         self.version = max(self.version, int(data.get("version", 0)))
 
