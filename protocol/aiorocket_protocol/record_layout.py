@@ -74,7 +74,7 @@ V4_HEAD = 88
 MIN_RECORD = V4_HEAD + 3
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)  # of 32 KiB at most
 def tags_code(tag: str) -> int:
     """Java's ``String.hashCode`` of a tag (signed 32 bits, over UTF-16 units); 0 for no tag. ``TagA`` gives 2598919."""
     code = 0

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from aiorocket.broker import Broker
+from aiorocket.broker.core import topics as topic_table
 from aiorocket.client.core.routes import check_route
 from aiorocket.config import BrokerConfig, Limits, NameServerConfig
 from aiorocket.nameserver import NameServer
@@ -587,6 +588,19 @@ async def test_of_pulls_and_pops_that_wait_the_remark_is_not_kept() -> None:
         (pull,) = parts.pulls.polls.waiting(("T", 0))
         (pop,) = parts.pops.polls.waiting(("T", "g"))
         assert pull.request.command.remark is None and pop.request.command.remark is None
+
+
+async def test_tags_that_are_made_up_fill_one_small_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_table, "MAX_TAG_CACHE", 8)
+    async with broker(topics=100) as (server, peer):
+        for topic in ("T", "U"):
+            for number in range(20):
+                for tag in (f"{topic}-{number}", f"{topic}-{number}-{'x' * 30_000}"):
+                    header = send_header(topic, properties=f"TAGS\x01{tag}\x02")
+                    assert (await peer.call(310, header, b"x")).code == 0
+        tables = {id(topic.tag_codes): topic.tag_codes for topic in server.topics}
+        assert [0 < len(codes) <= 8 for codes in tables.values()] == [True]
+        assert all(len(tag) <= topic_table.LONGEST_TAG for codes in tables.values() for tag in codes)
 
 
 async def test_pops_that_waited_once_leave_nothing_behind() -> None:

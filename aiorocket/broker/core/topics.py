@@ -35,6 +35,7 @@ from aiorocket_protocol import (
     ResponseCode,
     reply_topic,
     revive_topic,
+    tags_code,
 )
 
 __all__ = ("UNIT", "UNIT_SUB", "Topic", "TopicTable")
@@ -45,6 +46,8 @@ UNIT_SUB = 2
 
 #: Topics of an order configuration that are looked at in one turn of the loop.
 _A_TURN = 500
+#: Tags whose hashes are kept, and characters of the longest: who makes up tags must not fill the memory with them.
+MAX_TAG_CACHE, LONGEST_TAG = 16_384, 64
 #: More queues than this in one topic is a typing error, and each costs a file.
 MAX_QUEUES = 65_536
 
@@ -91,8 +94,17 @@ class Topic:
         self.readable = bool(perm & PERM_READ)
         #: Nothing but the range of the queue id is left to check for a send.
         self.plain = bool(perm & PERM_WRITE) and not is_forbidden(name) and not name.startswith(RETRY_PREFIX)
-        #: tag -> hash, for the few tags a topic has; the send path bounds it.
+        #: tag -> hash, of all topics of a table: look here, then ask ``tag_code``.
         self.tag_codes: dict[str, int] = {}
+
+    def tag_code(self, tag: str) -> int:
+        """The hash of a tag, known from now on when it is a short one."""
+        code = tags_code(tag)
+        if len(self.tag_codes) >= MAX_TAG_CACHE:
+            self.tag_codes.clear()
+        if len(tag) <= LONGEST_TAG:
+            self.tag_codes[tag] = code
+        return code
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Topic) and self.to_dict() == other.to_dict()
@@ -152,9 +164,11 @@ class TopicTable:
         self._topics: dict[str, Topic] = {}
         #: Bound once: the send path calls it per message.
         self.get = self._topics.get
+        #: One for all topics, so that who makes up tags fills it once and not for each.
+        self._tag_codes: dict[str, int] = {}
+        self._queues = 0
         for topic in _built_in(broker, cluster, auto_create, default_queues, delay_levels):
-            self._topics[topic.name] = topic
-        self._queues = sum(topic.max_queues for topic in self)
+            self._keep(topic)
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(self._topics.values())
@@ -170,10 +184,14 @@ class TopicTable:
         if self._topics.get(topic.name) == topic:
             return False
         self._attributes.replaced(self._attributes_of(topic.name), topic.attributes)
-        self._queues += self._more_queues(topic)
-        self._topics[topic.name] = topic
+        self._keep(topic)
         self.version += 1
         return True
+
+    def _keep(self, topic: Topic) -> None:
+        topic.tag_codes = self._tag_codes
+        self._queues += self._more_queues(topic)
+        self._topics[topic.name] = topic
 
     def delete(self, name: str) -> bool:
         topic = self._topics.pop(name, None)
@@ -303,8 +321,7 @@ class TopicTable:
             topic = Topic.from_dict(item)
             if topic.name not in built_in and is_topic_name(topic.name) and _out_of_range(topic) is None:
                 self._attributes.replaced(None, topic.attributes)
-                self._queues += self._more_queues(topic)
-                self._topics[topic.name] = topic
+                self._keep(topic)
         self.version = max(self.version, int(data.get("version", 0)))
 
 

@@ -81,8 +81,6 @@ TRACE_ON = "true"
 _UNIQ_KEY, _TRAN_MSG = f"{PROPERTY_UNIQ_KEY}\x01", f"{PROPERTY_TRAN_MSG}\x01"
 _TAGS, _DELAY, _POP_CK = f"{PROPERTY_TAGS}\x01", f"{PROPERTY_DELAY}\x01", f"{PROPERTY_POP_CK}\x01"
 _TAGS_BYTES, _DELAY_BYTES, _TIMER_BYTES = _TAGS.encode(), _DELAY.encode(), TIMER_PREFIX.encode()
-#: A topic has few tags; a client that makes up a new one per message must not fill the memory with their hashes.
-MAX_TAG_CACHE = 1024
 #: Bytes of properties that a timer message gets on its way (TIMER_ENQUEUE_MS, TIMER_DEQUEUE_MS, TIMER_ROLL_TIMES).
 ROOM_FOR_TIMER = 128
 
@@ -203,7 +201,7 @@ class SendHandlers:
             if _TAGS in properties:
                 tag = property_value(properties, PROPERTY_TAGS)
                 if tag is not None:
-                    code = topic.tag_codes.get(tag) or self._tag_code(topic, tag)
+                    code = topic.tag_codes.get(tag) or topic.tag_code(tag)
             accepted = _new(Accepted, (topic.name, queue_id, properties, code, queue_id, 0))
         self._store_one(connection, command, header, accepted)
         return None
@@ -282,12 +280,6 @@ class SendHandlers:
             return
         if once:
             self._once.failed(topic, queue_id, unique)
-
-    def _tag_code(self, topic: Topic, tag: str) -> int:
-        code = tags_code(tag)
-        if len(topic.tag_codes) < MAX_TAG_CACHE:
-            topic.tag_codes[tag] = code
-        return code
 
     def admit(self, command: RemotingCommand, header: SendHeader) -> Admitted | Refusal:
         """Where the message goes, with every check; may make its topic."""
@@ -468,7 +460,7 @@ class SendHandlers:
                 codes.append(code)
                 continue
             tag = property_value(own.decode("utf-8", "replace"), PROPERTY_TAGS)
-            code = 0 if tag is None else topic.tag_codes.get(tag) or self._tag_code(topic, tag)
+            code = 0 if tag is None else topic.tag_codes.get(tag) or topic.tag_code(tag)
             codes.append(code)
             start = f"{_TAGS}{tag}\x02".encode() if tag else b""
         return codes
