@@ -142,11 +142,9 @@ def survey(disk: Disk, directory: str, progress: Progress, codes: Codes = Mappin
     log = _Log(disk, directory)
     findings = [Finding("state", f"{directory}/checkpoint", 0, 0, problem) for problem in log.problems]
     units = _Units(disk, f"{directory}/consumequeue")
-    counts = {
-        (topic, int(queue_id)): int(count)
-        for topic, rows in log.state.get("queues", {}).items()
-        for queue_id, _, count in rows
-    }
+    table = [(topic, *row) for topic, rows in log.state.get("queues", {}).items() for row in rows]
+    counts = {(topic, int(queue_id)): int(count) for topic, queue_id, _, count in table}
+    minimum = {(topic, int(queue_id)): int(low) for topic, queue_id, low, _ in table}
     deleted: dict[str, int] = dict(log.state.get("deleted", {}))
     following: dict[tuple[str, int], int] = {}
     bad: list[tuple[Bad, str, list[tuple[str, int, int, int]]]] = []
@@ -165,7 +163,7 @@ def survey(disk: Disk, directory: str, progress: Progress, codes: Codes = Mappin
         if item.offset < deleted.get(topic, 0):
             continue
         key = (topic, item.queue_id)
-        expected = following.get(key)
+        expected = following.get(key, minimum.get(key, 0) if log.state and not log.problems else None)
         if expected is not None and expected < item.queue_offset and bad:
             bad[-1][2].append((topic, item.queue_id, expected, item.queue_offset - expected))
         following[key] = item.queue_offset + 1

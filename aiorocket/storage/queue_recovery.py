@@ -288,6 +288,8 @@ class QueueSteps:
                 # The first record left of a queue sets where it begins, if the log's beginning was removed.
                 removed = self.start > 0 or self.compacted or found.offset < self.trusted
                 first = position if self.rebuilding and removed else minimum
+                if self.lost and self.all_deletions_known:  # or what was in front of it is damaged
+                    first = min(first, minimum)
                 queue = self._queue(topic, found.queue_id, first)
         except (UnicodeDecodeError, UsageError) as error:
             self._reject(found, str(error))

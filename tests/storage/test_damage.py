@@ -10,6 +10,7 @@ from aiorocket.runtime.env import memory_env
 from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import MessageStore, StoreBusyError
 from aiorocket.storage.checksums import PAGE
+from aiorocket.storage.checkup import survey
 from aiorocket_protocol import split_records, tags_code
 from tests.harness.damage import images, one_place
 from tests.storage.stores import HOST, config, intact, opened, put, put_batch
@@ -53,6 +54,26 @@ async def test_a_message_of_which_only_the_beginning_is_damaged_is_counted_as_lo
     [damage] = store.damaged
     assert damage.end == PAGE and damage.lost == (("T", 0, across, 1),)
     assert sorted(intact(store)) == [offset for offset in range(300) if offset != across]
+    await store.close()
+
+
+async def test_the_first_messages_of_queues_that_are_made_again_are_counted_as_lost() -> None:
+    env = memory_env()
+    assert isinstance(env.disk, MemoryDisk)
+    store = await opened(env)
+    places = [(await put(store, "T", number % 2, b"%d." % number * 20)).physical_offset for number in range(40)]
+    await store.close()
+    env.disk.files["/store/commitlog/" + "0" * 20][: places[10]] = bytes(places[10])
+    del env.disk.files["/store/consumequeue/T/1/" + "0" * 20]
+    found = survey(env.disk, "/store", lambda done, total: None)
+    assert found.lost == 10
+    store = await opened(env)
+    await asyncio.sleep(0)
+    assert store.recovery.rebuilt
+    assert [damage.lost for damage in store.damaged] == [(("T", 0, 0, 5), ("T", 1, 0, 5))]
+    for queue_id in (0, 1):
+        assert sorted(intact(store, "T", queue_id)) == list(range(5, 20))
+        assert store.min_offset("T", queue_id) == 0
     await store.close()
 
 
