@@ -32,6 +32,15 @@ def test_a_topic_that_was_deleted_and_made_anew_counts_on() -> None:
     assert traffic.totals[T] == 8
 
 
+def test_of_a_topic_that_was_deleted_nothing_is_kept() -> None:
+    traffic = Traffic(0.0, {}, 1)
+    for number in range(100):
+        traffic.count_stored({"T": number, f"made-up-{number}": 1})
+        traffic.sample(number * SAMPLE, number // 10)
+    traffic.count_stored({"T": 100})
+    assert set(traffic.totals) == set(traffic.this_morning) == set(traffic._samples) == {T}
+
+
 def test_minute_hour_and_day_of_a_steady_stream() -> None:
     for seconds, counts in (
         (50, (500, 500, 500)),

@@ -77,8 +77,13 @@ class Traffic:
 
     def count_stored(self, stored: Mapping[str, int]) -> dict[str, int]:
         """How many messages came into each topic since the last call; ``stored`` is the sum of where its queues end.
-        A topic that has less than before was deleted and made anew."""
+        A topic that has less than before was deleted and made anew; of one that is there no more nothing is kept."""
         before, self._stored = self._stored, dict(stored)
+        for topic in before.keys() - stored.keys():
+            key = TOPIC_PUT_NUMS, topic
+            for totals in (self.totals, self.this_morning, self.yesterday_morning):
+                totals.pop(key, None)
+            self._samples.pop(key, None)
         grown = {}
         for topic, ends in stored.items():
             known = before.get(topic, 0)
