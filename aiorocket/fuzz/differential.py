@@ -283,13 +283,15 @@ def _found(ours: RemotingCommand | None, theirs: RemotingCommand | None) -> list
 
 def _more(ours: RemotingCommand | None, theirs: RemotingCommand | None) -> str:
     """Of a failure with the same code that code; of one that an exception brought about its name; of a pop that was on
-    its way for too long that."""
+    its way for too long, and of a list that names one topic twice, that."""
     if ours is None or theirs is None:
         return ""
     if "timeout too much" in (theirs.remark or ""):
         return " too late"
     if ours.code == theirs.code:
         return f" of {ours.code}" if ours.code else ""
+    if "Duplicate key" in (theirs.remark or ""):
+        return " twice"
     for answer in (ours, theirs):
         if answer.code == ResponseCode.SYSTEM_ERROR and (found := _EXCEPTION.search(answer.remark or "")):
             return f" {found[0]}"
