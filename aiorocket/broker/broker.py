@@ -178,6 +178,8 @@ class Broker:
             ahead=store.ahead,
         )
         await state.load()
+        if state.new and store.topics():
+            _log.warning("%s/config is missing: what groups had consumed is not on record", self._directory)
         tables.follow_settings()
         if tables.settings.changed:
             _log.warning("settings changed while it ran are in force: %s", tables.settings.changed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import struct
 import threading
 from collections.abc import Generator
@@ -92,7 +93,9 @@ async def test_a_save_whose_turn_never_came_is_made_up_for(tmp_path: Path) -> No
     await disk.close()
 
 
-async def test_a_topic_whose_own_record_was_lost_is_made_again_from_its_queues(tmp_path: Path) -> None:
+async def test_a_topic_whose_own_record_was_lost_is_made_again_from_its_queues(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     env = real_env()
     config = BrokerConfig(port=0, data=str(tmp_path / "store"), auto_create_topics=False)
     async with running(config, env) as broker:
@@ -105,6 +108,11 @@ async def test_a_topic_whose_own_record_was_lost_is_made_again_from_its_queues(t
     async with running(config, env) as broker:
         topic = broker.topics.get("T")
         assert topic is not None and topic.write_queues == 2
+    assert "config is missing" not in caplog.text
+    shutil.rmtree(tmp_path / "store" / "config")
+    async with running(config, env) as broker:
+        assert "T" in broker.topics
+    assert "config is missing: what groups had consumed is not on record" in caplog.text
     await env.disk.close()
 
 
