@@ -11,9 +11,11 @@ from typing import Any
 
 import click
 
-from aiorocket.cli.running import told_in_a_line
+from aiorocket.cli.options import BadInputError
+from aiorocket.cli.running import in_lines
 from aiorocket.config import ServerTlsConfig, TlsConfig
 from aiorocket.config.settings import SERVERS, Server, options, parts_of, server_settings
+from aiorocket.errors import ConfigError
 
 __all__ = ("config",)
 
@@ -63,7 +65,10 @@ def check(file: str | None, server: Server) -> None:
 
     It is `aiorocket broker --config FILE --check`: files that are named are read, the host is resolved.
     """
-    _, where = _read(server, file)
+    try:
+        _, where = _read(server, file)
+    except BadInputError as error:
+        raise click.ClickException(error.message) from None
     # Imported here: a server is much more than the other commands need.
     command = getattr(import_module(f"aiorocket.cli.{server.section}"), server.section)
 
@@ -98,8 +103,10 @@ def explain(name: str, file: str | None, server: Server) -> None:
 
 
 def _read(server: Server, file: str | None) -> tuple[Any, dict[tuple[str, ...], str]]:
-    with told_in_a_line():
+    try:
         return server_settings(server, file)
+    except ConfigError as error:
+        raise BadInputError(in_lines(error)) from None
 
 
 def _value(said: Any, path: tuple[str, ...]) -> tuple[Any, bool]:

@@ -228,6 +228,12 @@ def test_what_is_shown_is_a_file_that_says_the_same() -> None:
     assert CliRunner().invoke(cli, ["config", "check"]).exit_code == 0
 
 
+@pytest.mark.parametrize(("command", "code"), [("show", 2), ("explain port", 2), ("check", 1)])
+def test_a_file_that_cannot_be_read_is_bad_input_but_to_who_asks_whether_it_can(command: str, code: int) -> None:
+    told = CliRunner().invoke(cli, ["config", *command.split(), "none.toml"])
+    assert told.exit_code == code and "none.toml" in told.output
+
+
 def test_a_setting_is_explained() -> None:
     def told(*arguments: str) -> str:
         return CliRunner().invoke(cli, ["config", "explain", *arguments]).output
