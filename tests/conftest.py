@@ -31,7 +31,7 @@ hypothesis.settings.register_profile("aiorocket", deadline=None)
 hypothesis.settings.load_profile("aiorocket")
 
 #: What each of these shares is dear (a JVM, the syntax trees of all modules): one worker runs it all. Files of other
-#: folders go to any worker that is free.
+#: folders go to any worker that is free, as do Spark's with what takes long, which mostly has a JVM of its own.
 _ONE_WORKER = {"tests/spark", "tests/architecture"}
 #: Each worker of interop has Apache's servers of its own: with those of its tests up to nine JVMs, 3 GB.
 _INTEROP_WORKERS = 2
@@ -66,11 +66,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     from xdist.scheduler import LoadFileScheduling
 
+    together = _ONE_WORKER - {"tests/spark"} if config.option.markexpr == "spark_long" else _ONE_WORKER
+
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
             folder = file.rpartition("/")[0]
-            return folder if folder in _ONE_WORKER else file
+            return folder if folder in together else file
 
     config.option.loadscopereorder = False  # it would begin with the files that have the most tests
     return Files(config, log)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent
 _NUMBERS = count()
+#: Of what takes long these begin, so that no worker is left with one at the end.
+_LONGEST = [f"test_{name}.py" for name in ("other_sparks", "continuous", "kills", "long_stream", "object_store")]
 
 #: py4j leaves sockets of its pool, and of threads that ended, to the garbage collector, whenever that runs.
 _PY4J_SOCKETS = [
@@ -29,7 +31,10 @@ _PY4J_SOCKETS = [
 ]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.markexpr == "spark_long":
+        names = [*_LONGEST, ""]
+        items.sort(key=lambda item: names.index(item.path.name if item.path.name in _LONGEST else ""))
     for item in items:
         if _HERE in item.path.parents:
             for text in _PY4J_SOCKETS:
@@ -38,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("spark_long") and "spark_long" not in str(item.config.getoption("markexpr", "")):
-        pytest.skip("run by .ci/run; by hand: -m spark_long (ten minutes)")
+        pytest.skip("run by .ci/run; by hand: -m spark_long (minutes)")
 
 
 @pytest.fixture(scope="package")

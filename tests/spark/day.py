@@ -39,6 +39,7 @@ from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import OutgoingMessage
 from aiorocket.runtime import run
 from aiorocket.runtime.env import Env, real_env
+from aiorocket.spark.pytest_plugin import TEST_CONF
 from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.manifest import Archive
 from aiorocket.spark.steps.tables.table import Table
@@ -57,6 +58,8 @@ format = "{format}"
 pause = 0.5
 [options]
 pullTimeout = "5s"
+[spark]
+{spark}
 [compact]
 pause = 20
 keep = 0
@@ -227,7 +230,8 @@ def live_through(
     day, chance = Day(seconds), random.Random(seed)
     broker = Standalone(place / "broker", day.prelude())
     file = place / "pipeline.toml"
-    file.write_text(_PIPELINE.format(path=place / "lake", format=format))
+    spark = "\n".join(f'"{name}" = "{value}"' for name, value in TEST_CONF.items())
+    file.write_text(_PIPELINE.format(path=place / "lake", format=format, spark=spark))
     driver = Driver(file, broker.nameserver, place / "driver.log")
     with _running(driver, broker):
         create_topic(broker.nameserver, _TOPIC, _QUEUES)

@@ -13,6 +13,7 @@ import pyarrow
 import pyspark
 import pytest
 
+from aiorocket.spark.session import _spark_home
 from tests.spark.producing import create_topic, send
 
 pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(300)]
@@ -26,8 +27,9 @@ sys.path[:0] = [root, root + "/protocol"]
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 from aiorocket.spark import register
+from aiorocket.spark.pytest_plugin import TEST_CONF
 
-spark = SparkSession.builder.config("spark.ui.enabled", "false").remote("local[2]").getOrCreate()
+spark = SparkSession.builder.config(map={**TEST_CONF, "spark.ui.enabled": "false"}).remote("local[2]").getOrCreate()
 register(spark, by_value=True)
 
 @udf("string")
@@ -73,7 +75,7 @@ def test_a_client_brings_the_source_to_a_server_that_has_none(nameserver: str, t
     done = subprocess.run(
         [sys.executable, "-c", JOB, str(_ROOT), nameserver, str(tmp_path)],
         cwd=tmp_path, capture_output=True, text=True, timeout=280,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(libraries), "PYSPARK_PYTHON": str(bare)},
+        env={**os.environ, **_spark_home(), "PYTHONPATH": os.pathsep.join(libraries), "PYSPARK_PYTHON": str(bare)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     said = json.loads(done.stdout.strip().splitlines()[-1])

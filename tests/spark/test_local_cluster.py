@@ -19,9 +19,11 @@ JOB = """
 import json, os, sys
 from pyspark.sql.functions import col, concat, lit, udf
 from aiorocket.spark import spark_session
+from aiorocket.spark.pytest_plugin import TEST_CONF
 
 nameserver, directory = sys.argv[1:]
-spark = spark_session(master="local-cluster[2,1,1024]", conf={"spark.log.level": "ERROR"})
+conf = {**TEST_CONF, "spark.executor.extraJavaOptions": TEST_CONF["spark.driver.extraJavaOptions"]}
+spark = spark_session(master="local-cluster[2,1,1024]", conf=conf)
 options = {"nameServer": nameserver, "topic": "cluster"}
 
 def read():

@@ -1,4 +1,4 @@
-"""Minutes of a stream under continuous producing, while the broker is stopped, killed and started again."""
+"""A stream under continuous producing, while the broker is stopped, killed and started again, and the query is too."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-SECONDS = float(os.environ.get("AIOROCKET_STREAM_SECONDS", "190"))
-pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(SECONDS + 240)]
+#: Acknowledged before it ends; 400 a second come where the machine can.
+MESSAGES = int(os.environ.get("AIOROCKET_STREAM_MESSAGES", "16000"))
+pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(MESSAGES / 40 + 240)]
 _QUEUES = 4
 _RATE = 100  # a second and queue
 
@@ -46,6 +47,12 @@ class Traffic:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def wait_for(self, count: int) -> None:
+        """Return when so many are acknowledged."""
+        while sum(self.acknowledged.values()) < count:
+            assert self._thread.is_alive()
+            time.sleep(0.05)
 
     def stop(self) -> None:
         self._stop.set()
@@ -72,8 +79,8 @@ class Traffic:
             await asyncio.sleep(max(0.0, due - loop.time()))
 
 
-def test_minutes_of_a_stream_over_broker_restarts(spark: SparkSession, tmp_path: Path) -> None:
-    topic, out, checkpoint = "minutes", str(tmp_path / "out"), str(tmp_path / "checkpoint")
+def test_a_stream_over_restarts_of_broker_and_query(spark: SparkSession, tmp_path: Path) -> None:
+    topic, out, checkpoint = "restarts", str(tmp_path / "out"), str(tmp_path / "checkpoint")
     with standalone(tmp_path / "broker") as server:
         queues = create_topic(server.nameserver, topic, _QUEUES)
         rows = (
@@ -89,18 +96,17 @@ def test_minutes_of_a_stream_over_broker_restarts(spark: SparkSession, tmp_path:
 
         query = start()
         with Traffic(server.nameserver, queues) as traffic:
-            began = time.monotonic()
-            # A clean stop, a kill, and a restart of the query itself, a quarter of the time apart.
+            # A clean stop, a kill, and a restart of the query itself, a quarter of the messages apart.
             for number, how in enumerate((signal.SIGTERM, signal.SIGKILL, None), start=1):
-                time.sleep(max(0.0, began + SECONDS * number / 4 - time.monotonic()))
+                traffic.wait_for(MESSAGES * number // 4)
                 if how is not None:
                     server.end(how)
-                    time.sleep(2)
+                    time.sleep(2)  # sends and pulls find nobody there
                     server.start()
                 else:
                     query.stop()
                     query = start()
-            time.sleep(max(0.0, began + SECONDS - time.monotonic()))
+            traffic.wait_for(MESSAGES)
             traffic.stop()
             assert query.exception() is None
             query.stop()
@@ -114,12 +120,10 @@ def test_minutes_of_a_stream_over_broker_restarts(spark: SparkSession, tmp_path:
     assert repeats == 0, f"{repeats} rows came more than once"
     sent = sum(traffic.acknowledged.values())
     stored = sum(len(each) for each in found.values())
-    assert sent > SECONDS * _QUEUES * _RATE / 4, f"only {sent} messages were sent"
     for queue_id, each in found.items():
         assert sorted(each) == list(range(len(each))), f"queue {queue_id} has gaps"
         numbers = [each[offset] for offset in range(len(each))]
         # A number that was in doubt was sent again: it may stand twice in the log, one behind the other.
         assert numbers == sorted(numbers), f"queue {queue_id} is out of order"
         assert set(numbers) >= set(range(traffic.acknowledged[queue_id])), f"queue {queue_id} lacks some"
-    assert sent <= stored <= sent + traffic.in_doubt + _QUEUES
-    print(f"{SECONDS:g} s: {sent} sent, {stored} rows, {traffic.in_doubt} in doubt, no repeats, order kept")
+    assert MESSAGES <= sent <= stored <= sent + traffic.in_doubt + _QUEUES
