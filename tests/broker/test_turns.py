@@ -12,6 +12,7 @@ import pytest
 
 from aiorocket.broker import Broker
 from aiorocket.broker.core.group_configs import GroupConfig, GroupConfigs
+from aiorocket.broker.core.groups import Subscription
 from aiorocket.broker.core.locks import LockTable, QueueKey
 from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.tables import Tables
@@ -27,14 +28,17 @@ from aiorocket.storage import Snapshot
 from aiorocket_protocol import (
     JSON,
     MSGPACK,
+    ConsumerData,
     DeleteTopicRequestHeader,
     GetConsumeStatsInBrokerHeader,
     GetConsumeStatsRequestHeader,
     GetTopicStatsInfoRequestHeader,
+    HeartbeatData,
     QueryConsumeTimeSpanRequestHeader,
     QueryCorrectionOffsetHeader,
     RemotingCommand,
     ResetOffsetRequestHeader,
+    SubscriptionData,
     TopicConfig,
     decode_plain,
     encode_body,
@@ -216,6 +220,57 @@ async def test_lists_of_topics_and_groups_are_read_and_kept_in_turns(
         kept.append(0)
     assert all(task.result().code == 0 for task in serving)
     assert sum(read) == 3_600 and max(read) <= 500 and max(kept) <= 500
+
+
+async def test_a_long_heartbeat_is_registered_in_turns(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """14 filters of 16 KiB, which fit into a quarter of a body, took 114 ms to be compiled."""
+    compiled = [0]
+
+    def counted(self: Subscription, data: SubscriptionData) -> None:
+        compiled[-1] += len(data.sub_string)
+        made(self, data)
+
+    made = Subscription.__init__
+    monkeypatch.setattr(Subscription, "__init__", counted)
+    sql = " OR ".join(f"a{number} = 'x'" for number in range(1_000))
+    groups = [
+        ConsumerData(f"g{number}", subscriptions=[SubscriptionData(f"T{n}", sql, expression_type="SQL92") for n in one])
+        for number, one in enumerate((range(10), range(5), range(5)))
+    ]
+    await peer.pull()
+    (connection,) = broker.server.connections
+    tasks = []
+    for client in ("one", "two"):
+        command = RemotingCommand.request(34, body=encode_body(HeartbeatData(client, ["p"], groups), JSON))
+        serving: Any = broker.server.processors.handler(34)(connection, command)
+        tasks.append(asyncio.ensure_future(serving))
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        compiled.append(0)
+    assert [task.result().code for task in tasks] == [0, 0] and sum(map(bool, compiled)) >= 20
+    assert max(compiled) <= len(sql) and sum(compiled) == 20 * len(sql)
+    assert [len(group.members) for group in broker.consumers] == [1] * 3  # of one connection
+
+
+async def test_a_long_heartbeat_of_one_who_has_gone_registers_nobody_more(broker: Broker) -> None:
+    other = await Peer.connect(broker.port)
+    await other.pull()
+    (connection,) = broker.server.connections
+    groups = [ConsumerData(f"g{number}", subscriptions=[SubscriptionData("T", "*")]) for number in range(1_000)]
+    command = RemotingCommand.request(34, body=encode_body(HeartbeatData("one", ["p"], groups), JSON))
+    serving: Any = broker.server.processors.handler(34)(connection, command)
+    task = asyncio.ensure_future(serving)
+    while not list(broker.consumers):
+        await asyncio.sleep(0)
+    assert not task.done()
+    await other.close()
+    while not connection.closed:
+        await asyncio.sleep(0)
+    await task
+    while list(broker.consumers) or list(broker.producers):
+        await asyncio.sleep(0)
 
 
 async def test_a_reset_of_many_queues_and_of_those_who_wait_is_done_in_turns(broker: Broker, peer: Peer) -> None:

@@ -8,7 +8,7 @@ the first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
 from typing import Generic, TypeVar
@@ -68,6 +68,7 @@ class Subscription:
                 self.error = str(error)
 
 
+_NONE: Mapping[str, Subscription] = {}
 #: (topic, expression type, expression) of everything a member subscribes to, written so that equal wishes are equal.
 Wish = frozenset[tuple[str, str, str]]
 
@@ -116,8 +117,9 @@ class ConsumerGroup(Generic[C]):
     def client_ids(self) -> list[str]:
         return sorted({member.client_id for member in self.members.values()})
 
-    def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
-        """Newer subscription versions win, topics that are gone are forgotten. True when the set of topics changed."""
+    def subscribe(self, wanted: Iterable[SubscriptionData], compiled: Mapping[str, Subscription]) -> bool:
+        """Newer subscription versions win, topics that are gone are forgotten. True when the set of topics changed.
+        Some of them are ``compiled``, by their topics."""
         changed = False
         topics = set()
         for data in wanted:
@@ -126,7 +128,8 @@ class ConsumerGroup(Generic[C]):
             if known is None:
                 changed = True
             if known is None or known.version < data.sub_version:
-                self.subscriptions[data.topic] = Subscription(data)
+                ready = compiled.get(data.topic)
+                self.subscriptions[data.topic] = ready if ready and ready.data is data else Subscription(data)
         for topic in [topic for topic in self.subscriptions if topic not in topics]:
             del self.subscriptions[topic]
             changed = True
@@ -232,6 +235,12 @@ class GroupTable(Generic[C]):
             return full("filter_memory", limits.filter_memory, f"{what}: its subscriptions")
         return None
 
+    def is_new(self, group: str, data: SubscriptionData) -> bool:
+        """Whether a subscription is to be compiled when it is registered."""
+        entry = self._groups.get(group)
+        known = None if entry is None else entry.subscriptions.get(data.topic)
+        return known is None or known.version < data.sub_version
+
     def register(
         self,
         group: str,
@@ -243,6 +252,7 @@ class GroupTable(Generic[C]):
         version: int = 0,
         peer: str = "",
         subscriptions: Iterable[SubscriptionData] | None = None,
+        compiled: Mapping[str, Subscription] = _NONE,
         consume_type: str = CONSUME_PASSIVELY,
         message_model: str = CLUSTERING,
         consume_from_where: str = CONSUME_FROM_LAST_OFFSET,
@@ -276,7 +286,7 @@ class GroupTable(Generic[C]):
             entry.consume_type = consume_type
             entry.message_model = message_model
             entry.consume_from_where = consume_from_where
-            if entry.subscribe(subscriptions):
+            if entry.subscribe(subscriptions, compiled):
                 changed = True
         return changed
 

@@ -11,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import plain_body, refuse
-from aiorocket.broker.core.groups import ConsumerGroup, GroupTable, is_tag_type
+from aiorocket.broker.core.groups import ConsumerGroup, GroupTable, Subscription, is_tag_type
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.pull_checks import check_filter_type
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import UNIT_SUB
+from aiorocket.broker.core.turns import whole
 from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
+from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     BROADCASTING,
     MAX_LENIENT,
@@ -50,6 +52,9 @@ _log = logging.getLogger("aiorocket.broker")
 
 #: Members that are told of others in one turn of the loop: some 5 ms.
 _NOTICES_PER_TURN = 1000
+#: Bytes of a heartbeat that is registered at once: of filters, which cost half a millisecond for a thousand characters,
+#: a longer one may hold a megabyte, and has a quarter of this in a turn. A subscription costs as much as so many.
+_AT_ONCE, _OF_ONE = 64 << 10, 100
 #: Lines a minute on what a group's members disagree about, and groups they are counted of: two members could else make
 #: one with each heartbeat.
 _REPORTS, _MAX_REPORTED = 10, 4096
@@ -74,6 +79,7 @@ class ClientHandlers:
         self._consumers: GroupTable[Connection] = tables.consumers
         self._producers: GroupTable[Connection] = tables.producers
         self._topics_changed = topics_changed
+        self._one_long = asyncio.Lock()  # one works in turns of the loop, not each of many
         self._to_notify: dict[str, None] = {}
         #: Members that are told in the turns to come, and of which group.
         self._notices: deque[tuple[Connection, NotifyConsumerIdsChangedRequestHeader]] = deque()
@@ -94,65 +100,94 @@ class ClientHandlers:
         self._consumer_expiry.close()
         self._producer_expiry.close()
 
-    def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    def heartbeat(
+        self, connection: Connection, command: RemotingCommand
+    ) -> RemotingCommand | Awaitable[RemotingCommand]:
         """Code 34: (re)register every group of one client. Idempotent. A group that is refused is the answer, and does
         not keep the client's others out."""
         plain = decode_plain(command.body, command.serialize_type, "HeartbeatData", lenient=MAX_LENIENT)
         data = HeartbeatData.from_plain(_few(plain, self._most_groups))
+        registering = self._register(connection, command, data)
+        return whole(registering) if len(command.body) <= _AT_ONCE else self._long(registering)
+
+    async def _long(self, registering: Generator[None, None, RemotingCommand]) -> RemotingCommand:
+        async with self._one_long:
+            await asyncio.sleep(0)
+            return await in_turns(registering)
+
+    def _register(
+        self, connection: Connection, command: RemotingCommand, data: HeartbeatData
+    ) -> Generator[None, None, RemotingCommand]:
         now = self._loop.time()
         version = self._topics.version
         #: What version 1 is told: always send everything. Version 2 sends subscriptions only when we lack them.
         news = data.fingerprint == 0
         without_sub = data.without_sub and data.fingerprint != 0
         refusal: Refusal | None = None
-        for consumer in data.consumers:
-            config = self._consumers.refusal(
-                consumer.group, connection, data.client_id, consumer.subscriptions
-            ) or self._configs.ensure(consumer.group)
-            if isinstance(config, Refusal):
-                refusal = refusal or config
-                continue
-            # Made now and registered at once, else retries would show up only with the client's next route poll.
-            self._topics.ensure(retry_topic(consumer.group), config.retry_queues, UNIT_SUB if consumer.unit_mode else 0)
-            changed = self._consumers.register(
-                consumer.group,
-                connection=connection,
-                client_id=data.client_id,
-                now=now,
-                language=command.language,
-                version=command.version,
-                peer=connection.peer,
-                subscriptions=None if without_sub else consumer.subscriptions,
-                consume_type=consumer.consume_type,
-                message_model=consumer.message_model,
-                consume_from_where=consumer.consume_from_where,
-            )
-            if changed:
-                self._notify(consumer.group)
-            live = self._consumers.get(consumer.group)
-            if live is not None:
-                if data.fingerprint and self._is_news(live, data.fingerprint, without_sub):
-                    news = True
-                self._report(live)
-        for group in data.producers:
-            refused = self._taken(connection, data.client_id) or self._producers.refusal(
-                group, connection, data.client_id
-            )
-            if refused is not None:
-                refusal = refusal or refused
-                continue
-            self._producers.register(
-                group,
-                connection=connection,
-                client_id=data.client_id,
-                now=now,
-                language=command.language,
-                version=command.version,
-                peer=connection.peer,
-            )
-        if self._topics.version != version:
-            self._topics_changed()
-        self._rearm()
+        size, long = 0, len(command.body) > _AT_ONCE
+        try:
+            for consumer in data.consumers:
+                config = self._consumers.refusal(
+                    consumer.group, connection, data.client_id, consumer.subscriptions
+                ) or self._configs.ensure(consumer.group)
+                if isinstance(config, Refusal):
+                    refusal = refusal or config
+                    continue
+                compiled: dict[str, Subscription] = {}
+                for wanted in consumer.subscriptions if long else ():
+                    size += (cost := _OF_ONE + len(wanted.sub_string))
+                    if size > _AT_ONCE // 4:
+                        size = cost
+                        yield
+                        if connection.closed:  # and was told to be lost: nobody would take these out again
+                            return RemotingCommand.response()
+                    if self._consumers.is_new(consumer.group, wanted):
+                        compiled[wanted.topic] = Subscription(wanted)
+                # Made now and registered at once, else retries would show up only with the client's next route poll.
+                self._topics.ensure(
+                    retry_topic(consumer.group), config.retry_queues, UNIT_SUB if consumer.unit_mode else 0
+                )
+                changed = self._consumers.register(
+                    consumer.group,
+                    connection=connection,
+                    client_id=data.client_id,
+                    now=now,
+                    language=command.language,
+                    version=command.version,
+                    peer=connection.peer,
+                    subscriptions=None if without_sub else consumer.subscriptions,
+                    compiled=compiled,
+                    consume_type=consumer.consume_type,
+                    message_model=consumer.message_model,
+                    consume_from_where=consumer.consume_from_where,
+                )
+                if changed:
+                    self._notify(consumer.group)
+                live = self._consumers.get(consumer.group)
+                if live is not None:
+                    if data.fingerprint and self._is_news(live, data.fingerprint, without_sub):
+                        news = True
+                    self._report(live)
+            for group in data.producers:
+                refused = self._taken(connection, data.client_id) or self._producers.refusal(
+                    group, connection, data.client_id
+                )
+                if refused is not None:
+                    refusal = refusal or refused
+                    continue
+                self._producers.register(
+                    group,
+                    connection=connection,
+                    client_id=data.client_id,
+                    now=now,
+                    language=command.language,
+                    version=command.version,
+                    peer=connection.peer,
+                )
+        finally:
+            if self._topics.version != version:
+                self._topics_changed()
+            self._rearm()
         if refusal is not None:
             return refuse(refusal)
         return RemotingCommand.response(
