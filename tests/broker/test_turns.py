@@ -40,6 +40,7 @@ from aiorocket_protocol import (
     ResetOffsetRequestHeader,
     SubscriptionData,
     TopicConfig,
+    UnregisterClientRequestHeader,
     decode_plain,
     encode_body,
 )
@@ -252,6 +253,23 @@ async def test_a_long_heartbeat_is_registered_in_turns(
     assert [task.result().code for task in tasks] == [0, 0] and sum(map(bool, compiled)) >= 20
     assert max(compiled) <= len(sql) and sum(compiled) == 20 * len(sql)
     assert [len(group.members) for group in broker.consumers] == [1] * 3  # of one connection
+
+
+async def test_who_leaves_during_its_long_heartbeat_has_left(broker: Broker, peer: Peer) -> None:
+    await peer.pull()
+    (connection,) = broker.server.connections
+    groups = [ConsumerData(f"g{number}", subscriptions=[SubscriptionData("T", "*")]) for number in range(1_000)]
+    heartbeat = RemotingCommand.request(34, body=encode_body(HeartbeatData("one", ["p"], groups), JSON))
+    serve = broker.server.processors.handler
+    serving: Any = serve(34)(connection, heartbeat)
+    task = asyncio.ensure_future(serving)
+    while not list(broker.consumers):
+        await asyncio.sleep(0)
+    assert broker.consumers.get("g999") is None
+    leaving: Any = serve(35)(connection, RemotingCommand.request(35, UnregisterClientRequestHeader("one", "p", "g999")))
+    assert (await leaving).code == 0 and task.done()
+    assert broker.consumers.get("g999") is None and not list(broker.producers)
+    assert broker.consumers.get("g998") is not None
 
 
 async def test_a_long_heartbeat_of_one_who_has_gone_registers_nobody_more(broker: Broker) -> None:

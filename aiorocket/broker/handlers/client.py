@@ -201,9 +201,20 @@ class ClientHandlers:
             return None
         return Refusal(ResponseCode.NO_PERMISSION, f"client id {client_id:.100} is another user's, who is connected")
 
-    def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    def unregister(
+        self, connection: Connection, command: RemotingCommand
+    ) -> RemotingCommand | Awaitable[RemotingCommand]:
         """Code 35."""
         header = command.read(UnregisterClientRequestHeader)
+        if self._one_long.locked():
+            return self._leave_behind(connection, header)
+        return self._leave(connection, header)
+
+    async def _leave_behind(self, connection: Connection, header: UnregisterClientRequestHeader) -> RemotingCommand:
+        async with self._one_long:  # it may be this client's, and would register again what left
+            return self._leave(connection, header)
+
+    def _leave(self, connection: Connection, header: UnregisterClientRequestHeader) -> RemotingCommand:
         if header.producer_group:
             self._producers.unregister(header.producer_group, connection)
         if header.consumer_group and self._consumers.unregister(header.consumer_group, connection):
