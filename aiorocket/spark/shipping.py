@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ("bundle", "travelling_source")
 
-#: What a task imports; msgpack brings the part of it that is plain Python, and msgspec, which has none, can be missing.
+#: What a task imports; msgpack brings the part of it that is plain Python; msgspec has none, and readers do without.
 _PACKAGES = ("aiorocket", "aiorocket_protocol", "msgpack")
 _SHIM = "pyspark_aiorocket.py"
 #: Servers and tools are not needed there.
@@ -31,7 +31,8 @@ _LEFT_OUT = ("broker", "nameserver", "storage", "cli", "web", "testing", "autolo
 
 def bundle(path: str) -> None:
     """Write a zip for ``spark-submit --py-files`` (or the conf ``spark.submit.pyFiles``): all that executors need
-    beside pyspark, numpy and pyarrow. Wheels are not taken there; a zip has no compiled parts, and needs none."""
+    beside pyspark, numpy, pyarrow and, for the sink, msgspec. Wheels are not taken there; a zip has no compiled parts,
+    and needs none."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as zipped:
         zipped.writestr(_SHIM, "from aiorocket.spark.source import RocketMQDataSource as DefaultSource\n")
         for name, source in _sources():
