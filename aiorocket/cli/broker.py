@@ -24,6 +24,7 @@ from aiorocket.cli.server_options import (
     store_options,
 )
 from aiorocket.cli.serving import Ready, serve
+from aiorocket.cli.several import MOST, arguments, broker_names, check_alone, check_folders, told
 from aiorocket.config import BrokerConfig, RateLimits, ServerTlsConfig, StoreConfig, TlsConfig
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import BROKER_PORT
@@ -46,6 +47,15 @@ __all__ = ("broker",)
     metavar="FILE",
     help="Speak TLS to name servers, whose certificates these authorities signed; --tls-cert is shown to them.",
 )
+@click.option(
+    "--workers",
+    type=click.IntRange(1, MOST),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Brokers, named broker-1 to broker-N, each a process with a core and a folder of its own, started again when "
+    "it dies; their ports are 10 apart.",
+)
 @click.option("--check", is_flag=True, help="Say what is wrong with options, settings and files, and do not start.")
 @click.option("--stop-at-end-of-input", is_flag=True, hidden=True, help="Stop when whoever started this is gone.")
 @store_options
@@ -58,6 +68,7 @@ def broker(
     nameserver_ca: str | None,
     credentials: str | None,
     nameservers: tuple[str, ...],
+    workers: int,
     check: bool,
     stop_at_end_of_input: bool,
     data: str,
@@ -71,6 +82,10 @@ def broker(
 
     It stops on Ctrl-C or SIGTERM; what it acknowledged is still there at the next start with the same --data.
     """
+    several = broker_names(name, workers)
+    check_folders(data, name, workers, "--workers")
+    if several:
+        check_alone(ctx, listening, "--workers")
     said: BrokerConfig = ctx.meta[SETTINGS]
     config = replace(
         said,
@@ -95,8 +110,15 @@ def broker(
         run(_check(config))
         return
 
+    kept = f"(data {data}, flush {store.flush})"
+
     @asynccontextmanager
     async def server() -> AsyncIterator[Ready]:
+        if several:
+            theirs = arguments(ctx, several, ";".join(nameservers), listening.port)
+            async with supervisor.supervised(theirs) as running:
+                yield Ready(f"broker ready: {told(running)} {kept}", None)
+            return
         env = real_env()
         instance = Broker(env, config)
         if stop_at_end_of_input:
@@ -106,7 +128,7 @@ def broker(
                 try:
                     await instance.start()
                     yield Ready(
-                        f"broker {name} ready on {instance.address} (data {data}, flush {store.flush}){pages}",
+                        f"broker {name} ready on {instance.address} {kept}{pages}",
                         instance.reload if listening.reloads else None,
                     )
                 finally:

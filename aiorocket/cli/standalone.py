@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os.path
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import click
-from click.core import ParameterSource
 
 from aiorocket.access.admin_door import share_listener
 from aiorocket.access.core.accounts import Account, Accounts
@@ -19,7 +18,6 @@ from aiorocket.cli.dashboard import PageOptions, beside, dashboard_options
 from aiorocket.cli.metrics import metrics_options, watched
 from aiorocket.cli.server_options import (
     SETTINGS,
-    SETTINGS_FILE,
     Listening,
     advertised,
     host_port,
@@ -27,7 +25,8 @@ from aiorocket.cli.server_options import (
     settings_option,
     store_options,
 )
-from aiorocket.cli.serving import LOG_FILE, LOG_JSON, LOG_KEEP, LOG_LEVEL, LOG_ROTATE, Ready, serve
+from aiorocket.cli.serving import Ready, serve
+from aiorocket.cli.several import MOST, arguments, broker_names, check_alone, check_folders, told
 from aiorocket.cli.supervisor import supervised
 from aiorocket.config import BrokerConfig, NameServerConfig, RateLimits, ServerTlsConfig, StoreConfig, TlsConfig
 from aiorocket.errors import ConfigError
@@ -50,7 +49,7 @@ __all__ = ("standalone",)
 )
 @click.option(
     "--brokers",
-    type=click.IntRange(1, 64),
+    type=click.IntRange(1, MOST),
     default=1,
     show_default=True,
     metavar="N",
@@ -79,10 +78,12 @@ def standalone(
     The shortest way to a real RocketMQ address for one machine. It stops on Ctrl-C or SIGTERM. With --brokers the
     brokers are processes of their own, and started again when they die.
     """
-    several = _broker_names(name, brokers)
-    _check_folders(data, name, brokers)
+    several = broker_names(name, brokers)
+    check_folders(data, name, brokers, "--brokers")
     if several:
-        _check_for_several(ctx, listening, page)
+        check_alone(ctx, listening, "--brokers")
+        if page is not None:
+            raise click.UsageError("--brokers with --dashboard: start `aiorocket dashboard` beside it")
     host = advertised(listening.bind, listening.advertise)
     settings = replace(
         ctx.meta[SETTINGS],
@@ -122,9 +123,8 @@ def standalone(
             # A broker reaches its name server the way it is bound; a wildcard listens on loopback too.
             near = host_port({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listening.bind, listening.bind), names.port)
             if several:
-                async with supervised(_arguments(ctx, several, near)) as running:
-                    told = "brokers " + ", ".join(f"{each} {address}" for each, address in running)
-                    yield Ready(_line(host_port(host, names.port), told, settings), None)
+                async with supervised(arguments(ctx, several, near, broker_port)) as running:
+                    yield Ready(_line(host_port(host, names.port), told(running), settings), None)
                 return
             own = replace(
                 settings,
@@ -167,76 +167,6 @@ def _to_itself(tls: ServerTlsConfig | ssl.SSLContext | None) -> TlsConfig | bool
     if isinstance(tls, ServerTlsConfig):
         return TlsConfig(verify=False, cert=tls.cert, key=tls.key, key_password=tls.key_password)
     return False
-
-
-def _check_for_several(ctx: click.Context, listening: Listening, page: PageOptions | None) -> None:
-    """UsageError for what one process alone can have."""
-    if listening.reloads:
-        raise click.UsageError("--brokers with --acl or TLS: start a nameserver and each broker by itself")
-    told_token = ctx.get_parameter_source("admin_token") is ParameterSource.COMMANDLINE
-    if listening.admin_bind or told_token:
-        raise click.UsageError("--brokers with --admin-bind or --admin-token-file: give AIOROCKET_ADMIN_TOKEN to all")
-    if page is not None:
-        raise click.UsageError("--brokers with --dashboard: start `aiorocket dashboard` beside it")
-
-
-def _arguments(ctx: click.Context, brokers: Sequence[str], nameserver: str) -> dict[str, list[str]]:
-    """What each of several brokers is started with: the options that are the same for all, and its own."""
-    given, params = _given(ctx), ctx.params
-    port, metrics_port = params["broker_port"], params["metrics_port"]
-    log, ending = os.path.splitext(ctx.meta[LOG_FILE] or "")
-    return {
-        name: [
-            *given, "--name", name, "--port", str(port and port + 10 * at), "--nameserver", nameserver,
-            "--data", os.path.join(params["data"], name),
-            *([] if metrics_port is None else ["--metrics-port", str(metrics_port and metrics_port + at)]),
-            *(["--log-file", f"{log}-{name}{ending}"] if log else []),
-        ]
-        for at, name in enumerate(brokers)
-    }  # fmt: skip
-
-
-def _broker_names(name: str, count: int) -> list[str]:
-    """Of several brokers; none for a single one, which has the name itself and shares this process."""
-    return [f"{name.removesuffix('-a')}-{number}" for number in range(1, count + 1)] if count > 1 else []
-
-
-def _check_folders(data: str, name: str, count: int) -> None:
-    """UsageError when the messages of an earlier start would be left out: another number of brokers wrote them."""
-    alone = os.path.isdir(os.path.join(data, "commitlog"))
-    before = 1 if alone else sum(os.path.isdir(os.path.join(data, each)) for each in _broker_names(name, 64))
-    if before > count or (count > 1 and alone) or (count == 1 and before and not alone):
-        more = "" if alone else " or more"
-        raise click.UsageError(
-            f"{data} holds the messages of {before} broker{'s' * (before > 1)}, of which --brokers {count} would leave "
-            f"some out: start with --brokers {before}{more}"
-        )
-
-
-_LOGGING = ("log_level", "log_json", "log_file", "log_rotate", "log_keep")
-_DASHBOARD = ("dashboard_port", "dashboard_bind", "dashboard_token", "dashboard_allow_writes")
-
-
-def _given(ctx: click.Context) -> list[str]:
-    """The options of this start that are a broker's too, but for those that are different for each."""
-    default = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
-    own = ("port", "broker_port", "brokers", "name", "data", "metrics_port", "config", *_LOGGING, *_DASHBOARD)
-    log = ["--log-level", ctx.meta[LOG_LEVEL], *["--log-json"] * ctx.meta[LOG_JSON]]
-    if ctx.meta[LOG_ROTATE] is not None:
-        log += ["--log-rotate", ctx.meta[LOG_ROTATE], "--log-keep", str(ctx.meta[LOG_KEEP])]
-    file = ctx.meta[SETTINGS_FILE]
-    return (
-        log
-        + ([] if file is None else ["--config", file])
-        + [
-            text
-            for option in ctx.command.params
-            if option.name is not None
-            and option.name not in own
-            and ctx.get_parameter_source(option.name) not in default
-            for text in (option.opts[-1], str(ctx.params[option.name]))
-        ]
-    )
 
 
 def _administration(disk: Disk, acl: str) -> tuple[Accounts, Account]:

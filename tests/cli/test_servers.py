@@ -20,7 +20,8 @@ import pytest
 from aiorocket.cli.broker import broker
 from aiorocket.cli.server_options import SETTINGS
 from aiorocket.cli.serving import LOG_JSON, LOG_LEVEL, _log_handler
-from aiorocket.cli.standalone import _given, standalone
+from aiorocket.cli.several import _given
+from aiorocket.cli.standalone import standalone
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
@@ -197,6 +198,23 @@ def test_several_brokers_live_and_die_each_by_itself(
 
     wrong = aiorocket.run(*start[:-1], "1")
     assert wrong.code == 2 and "s holds the messages of 2 brokers" in wrong.err
+
+
+def test_a_broker_has_workers_of_which_each_is_a_broker(
+    aiorocket: Any, standalone: str, stop: Callable[..., Any]
+) -> None:
+    start = ("broker", "--port", "0", "--data", "w", "--flush", "async", "--nameserver", standalone, "--workers", "2")
+    process, line = aiorocket.server(*start)
+    assert re.fullmatch(
+        r"broker ready: brokers broker-1 127\.0\.0\.1:\d+, broker-2 127\.0\.0\.1:\d+ \(data w, flush async\)\n", line
+    )
+    told = aiorocket.run("cluster", "list", "--json", "--nameserver", standalone).out
+    assert '"broker-1"' in told and '"broker-2"' in told
+    assert stop(process)[:2] == (0, "")
+    wrong = aiorocket.run(*start[:-2])
+    assert wrong.code == 2 and "start with --workers 2 or more" in wrong.err
+    wrong = aiorocket.run(*start, "--acl", "access.toml")
+    assert wrong.code == 2 and "--workers with --acl or TLS" in wrong.err
 
 
 def test_the_log_is_json_and_as_loud_as_wanted(aiorocket: Any, stop: Callable[..., Any]) -> None:
