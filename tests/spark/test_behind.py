@@ -40,7 +40,7 @@ def test_where_a_checkpoint_an_archive_and_a_table_are(tmp_path: Path) -> None:
     assert reached(str(checkpoint(tmp_path / "begun", lines[0], done=0))) == {}
     lakes.add(lakes.make(tmp_path / "lake"), {q0: range(2, 7)})
     assert reached(str(tmp_path / "lake")) == {q0: 7}
-    Table.open(str(tmp_path / "table"), "x", {}).append({}, {q1: (0, 8)}, 8)
+    Table.open(str(tmp_path / "table"), "x", {}).write({}, {q1: (0, 8)}, 8)
     assert reached(str(tmp_path / "table")) == {q1: 8}
     with pytest.raises(UsageError, match="reads no RocketMQ"):
         reached(str(checkpoint(tmp_path / "kafka", '{"orders":{"0":5}}', done=1)))
