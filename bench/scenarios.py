@@ -160,8 +160,8 @@ def drain(
     }
 
 
-def rest(server: Server, patience: float = 30.0) -> None:
-    """Wait until the broker has done what is left of the load (it makes its consume queues durable by and by)."""
+def rest(server: Server, patience: float = 120.0) -> None:
+    """Wait until the broker has done what is left of the load (its key index comes by and by, at a tenth of a core)."""
     last, deadline = -1.0, time.monotonic() + patience
     while (now := server.child.cpu()) > last + 0.01:
         if time.monotonic() > deadline:
