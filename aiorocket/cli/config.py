@@ -14,7 +14,7 @@ import click
 from aiorocket.cli.options import BadInputError
 from aiorocket.cli.running import in_lines
 from aiorocket.config import ServerTlsConfig, TlsConfig
-from aiorocket.config.settings import SERVERS, Server, options, parts_of, server_settings
+from aiorocket.config.settings import SERVERS, Server, options, parts_of, server_settings, wanted
 from aiorocket.errors import ConfigError
 
 __all__ = ("config",)
@@ -98,6 +98,8 @@ def explain(name: str, file: str | None, server: Server) -> None:
     value, found = _value(said, option.path)
     shown = "not set" if not found else "(secret)" if _secret(option.path) else _toml(value)
     click.echo(f"value     {shown}")
+    if said_by := wanted(option.kind):
+        click.echo(f"allowed   {said_by}")
     click.echo(f"from      {where.get(option.path, 'default')}")
     click.echo(f"variable  {server.prefix}{option.variable}")
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from aiorocket.cli.options import token_of
 from aiorocket.cli.serving import LOG_FILE, LOG_JSON, LOG_KEEP, LOG_LEVEL, LOG_ROTATE
 from aiorocket.config import BrokerConfig, Flush, NameServerConfig, RateLimits, ServerTlsConfig, StoreConfig
-from aiorocket.config.settings import SERVERS, Server, server_settings
+from aiorocket.config.settings import SERVERS, Server, placed, server_settings
 from aiorocket.errors import ConfigError
 from aiorocket_protocol import DEFAULT_CLUSTER
 
@@ -39,6 +41,30 @@ DEFAULT_DATA = "aiorocket-data"
 
 #: Where a command keeps what file and environment say of a server, and the file's name, in its context's ``meta``.
 SETTINGS, SETTINGS_FILE = "aiorocket.broker_settings", "aiorocket.settings_file"
+#: And where each setting that was given stands.
+_PLACES = "aiorocket.settings_places"
+
+#: Options that say a setting, by the names of their parameters.
+_SETTING_OF = {
+    **{
+        name: (name,)
+        for name in (
+            "name", "cluster", "port", "advertise", "acl", "admin_bind", "data", "nameservers", "open_registration",
+        )
+    },
+    "bind": ("host",),
+    "credentials": ("credentials_file",),
+    **{
+        name: ("store", name)
+        for name in (
+            "flush", "file_reserved_time", "disk_max_used_space_ratio", "max_log_bytes", "min_free", "delete_when",
+        )
+    },
+    "topic_message_rate": ("rates", "topic_messages"),
+    "topic_byte_rate": ("rates", "topic_bytes"),
+    "group_message_rate": ("rates", "group_messages"),
+    "group_byte_rate": ("rates", "group_bytes"),
+}  # fmt: skip
 
 _WILDCARDS = {"0.0.0.0", "::", "[::]", ""}
 
@@ -77,7 +103,8 @@ def server_options(port: int, port_help: str) -> Callable[[Callable[..., None]],
             tls = _tls(tls_cert, tls_key, tls_client_ca, tls_permissive, None if said is None else said.tls)
             if said is not None:
                 tls, admin_token = tls or said.tls, admin_token or said.admin_token
-            command(listening=Listening(bind, port, advertise, acl, admin_bind, admin_token, tls), **others)
+            with _placed():
+                command(listening=Listening(bind, port, advertise, acl, admin_bind, admin_token, tls), **others)
 
         function = click.option(
             "--log-json", is_flag=True, expose_value=False, callback=_keep(LOG_JSON), envvar="AIOROCKET_LOG_JSON",
@@ -281,41 +308,54 @@ def settings_option(section: str) -> Callable[[F], F]:
 
 def _read_settings(ctx: click.Context, server: Server, path: str | None) -> None:
     try:
-        said, _ = server_settings(server, path)
+        said, places = server_settings(server, path)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
-    ctx.meta[SETTINGS], ctx.meta[SETTINGS_FILE] = said, path
-    known = _as_options(said) if isinstance(said, BrokerConfig) else _of_nameserver(said)
-    given = {name: given for name, given in known.items() if given is not None}
-    if any(each.name == "broker_port" for each in ctx.command.params):  # where --port is the name server's
-        given["broker_port"] = given.pop("port")
-    ctx.default_map = given
+    ctx.meta[SETTINGS], ctx.meta[SETTINGS_FILE], ctx.meta[_PLACES] = said, path, places
+    ctx.default_map = {}
+    for param in ctx.command.params:
+        setting = _setting_of(ctx, param.name)
+        value = None if setting is None else _at(said, setting)
+        if value is None or setting is None:
+            continue
+        if setting in places:
+            try:
+                param.type_cast_value(ctx, value)
+            except click.BadParameter as error:
+                raise click.UsageError(f"{places[setting]}: {error.message}") from None
+        ctx.default_map[param.name or ""] = value
 
 
-def _as_options(said: BrokerConfig) -> dict[str, Any]:
-    """What of ``said`` has an option, under that option's name."""
-    store = said.store
-    return {
-        **{name: getattr(said, name) for name in ("name", "cluster", "port", "advertise", "acl", "admin_bind", "data")},
-        "bind": said.host,
-        "nameservers": ",".join(said.nameservers) or None,
-        "credentials": said.credentials_file,
-        **{
-            name: getattr(store, name)
-            for name in ("flush", "file_reserved_time", "disk_max_used_space_ratio", "max_log_bytes", "min_free")
-        },
-        "delete_when": ";".join(map(str, store.delete_when)),
-        "topic_message_rate": said.rates.topic_messages,
-        "topic_byte_rate": said.rates.topic_bytes,
-        "group_message_rate": said.rates.group_messages,
-        "group_byte_rate": said.rates.group_bytes,
-    }
+def _setting_of(ctx: click.Context, option: str | None) -> tuple[str, ...] | None:
+    """The setting that ``option`` says; --port is the name server's where there is a --broker-port."""
+    if any(each.name == "broker_port" for each in ctx.command.params):
+        option = {"port": None, "broker_port": "port"}.get(option or "", option)
+    return _SETTING_OF.get(option or "")
 
 
-def _of_nameserver(said: NameServerConfig) -> dict[str, Any]:
-    """The same of a name server."""
-    same = ("port", "data", "acl", "admin_bind", "open_registration")
-    return {"bind": said.host, **{name: getattr(said, name) for name in same}}
+def _at(said: Any, path: tuple[str, ...]) -> Any:
+    """The value at ``path`` as an option gives it."""
+    for name in path:
+        said = getattr(said, name, None)
+    return (";".join(map(str, said)) or None) if isinstance(said, tuple) else said
+
+
+@contextmanager
+def _placed() -> Iterator[None]:
+    """What is wrong is told with the place of the setting that says so, unless an option says something else."""
+    ctx = click.get_current_context()
+    try:
+        yield
+    except click.ClickException as error:
+        places = dict(ctx.meta.get(_PLACES, {}))
+        for param in ctx.command.params:
+            if ctx.get_parameter_source(param.name or "") is not ParameterSource.DEFAULT_MAP:
+                places.pop(_setting_of(ctx, param.name), None)
+        said = ctx.meta.get(SETTINGS)
+        values = {path[0]: getattr(said, path[0]) for path in places}
+        if isinstance(error, click.UsageError):
+            raise click.UsageError(placed(error.format_message(), places, values), error.ctx) from None
+        raise type(error)(placed(error.message, places, values)) from error.__cause__
 
 
 def check_place(data: str) -> None:

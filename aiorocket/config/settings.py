@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_
 
 from aiorocket.config.addresses import read_address_map
 from aiorocket.config.server import BrokerConfig, NameServerConfig
+from aiorocket.config.toml_lines import line_of
 from aiorocket.errors import ConfigError
 
 __all__ = (
@@ -27,7 +28,9 @@ __all__ = (
     "is_service_link",
     "options",
     "parts_of",
+    "placed",
     "server_settings",
+    "wanted",
 )
 
 _log = logging.getLogger("aiorocket.config")
@@ -160,7 +163,8 @@ def is_service_link(name: str, value: str) -> bool:
 def _of_toml(config: type, path: str | os.PathLike[str], section: str) -> Iterator[_Said]:
     try:
         with open(path, "rb") as file:
-            found: Any = tomllib.load(file)
+            text = file.read().decode()
+        found: Any = tomllib.loads(text)
     except (OSError, ValueError) as error:  # no file, no UTF-8, no TOML
         raise ConfigError(f"settings file {os.fspath(path)}: {error}") from error
     for name in filter(None, section.split(".")):
@@ -171,11 +175,13 @@ def _of_toml(config: type, path: str | os.PathLike[str], section: str) -> Iterat
         raise ConfigError(f"settings file {os.fspath(path)}: {section} is a value, a section [{section}] is needed")
     known = {each.path: each for each in options(config)}
     parts = parts_of(config)
+    above_all = tuple(filter(None, section.split(".")))
 
     def walk(table: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[_Said]:
         for name, value in table.items():
             place = (*above, name)
-            where = f"{os.fspath(path)}: {'.'.join(place)}"
+            line = line_of(text, (*above_all, *place))
+            where = f"{os.fspath(path)}{'' if line is None else f':{line}'}: {'.'.join(place)}"
             if isinstance(value, dict) and name in parts and not above:
                 yield from walk(value, place)
             elif place not in known:
@@ -189,16 +195,38 @@ def _of_toml(config: type, path: str | os.PathLike[str], section: str) -> Iterat
 
 
 def _made(config: type[C], said: Iterable[_Said]) -> C:
+    said = list(said)
     parts, values = parts_of(config), dict[str, Any]()
     for path, value, where in said:
         _put(values, path, value, where, parts)
-    for name, value in values.items():
-        if isinstance(value, dict) and name in parts:
-            for each in fields(parts[name]):
-                if each.name not in value and each.default is MISSING and each.default_factory is MISSING:
-                    raise ConfigError(f"{name}.{each.name} is needed beside {name}.{min(value)}")
-            values[name] = parts[name](**value)
-    return config(**values)
+    try:
+        for name, value in values.items():
+            if isinstance(value, dict) and name in parts:
+                for each in fields(parts[name]):
+                    if each.name not in value and each.default is MISSING and each.default_factory is MISSING:
+                        raise ConfigError(f"{name}.{each.name} is needed beside {name}.{min(value)}")
+                values[name] = parts[name](**value)
+        return config(**values)
+    except ConfigError as error:
+        raise ConfigError(placed(str(error), {each.path: each.where for each in said}, values)) from None
+
+
+def placed(error: str, where: Mapping[tuple[str, ...], str], values: Mapping[str, Any]) -> str:
+    """``error`` with the places of the settings it speaks of, by name or by value: ``where`` each was given, and which
+    ``values`` a config has of them."""
+    of = [place for path, place in where.items() if place not in error and _speaks_of(error, path, values)]
+    return f"{error} ({', '.join(of)})" if of else error
+
+
+def _speaks_of(error: str, path: tuple[str, ...], values: Mapping[str, Any]) -> bool:
+    name = path[-1]
+    # Many names are words too (name, data, port).
+    if re.search(rf"\b{name}\b" if "_" in name else rf"(\b{name}=|[.]{name}\b)", error.replace("-", "_")):
+        return True
+    value: Any = values
+    for each in path:
+        value = value.get(each) if isinstance(value, Mapping) else getattr(value, each, None)
+    return isinstance(value, str) and (repr(value) in error or (len(value) > 2 and value in error))
 
 
 def _put(values: dict[str, Any], path: tuple[str, ...], value: Any, where: str, parts: Mapping[str, type]) -> None:
@@ -222,22 +250,40 @@ def _plain(kind: Any) -> Any:
 
 
 def _check(kind: Any, value: Any, where: str) -> None:
-    """ConfigError, without the value, unless one from TOML is of ``kind``."""
+    """ConfigError unless one from TOML is of ``kind``. It holds no value that may be a secret."""
     kind = _plain(kind)
+    if get_origin(kind) is Literal:
+        _check_one_of(kind, value, where)
+        return
     if get_origin(kind) is tuple:
-        of = get_args(kind)[0]
-        if not isinstance(value, list) or not all(_is(of, each) for each in value):
-            raise ConfigError(f"{where}: a list of {'texts' if of is str else 'numbers'} is needed")
+        right = isinstance(value, list) and all(_is(get_args(kind)[0], each) for each in value)
     elif _ADDRESSES in get_args(kind):
-        if not isinstance(value, dict):
-            raise ConfigError(f"{where}: a table of addresses is needed")
-    elif kind in _WANTED and not _is(kind, value):
-        raise ConfigError(f"{where}: {_WANTED[kind]} is needed")
+        right = isinstance(value, dict)
+    else:
+        right = kind not in _WANTED or _is(kind, value)
+    if not right:
+        raise ConfigError(f"{where}: {wanted(kind)} is needed")
+
+
+def _check_one_of(kind: Any, value: object, where: str) -> None:
+    if value not in get_args(kind):
+        raise ConfigError(f"{where}={value!r:.200}: {wanted(kind)}")
 
 
 #: Of ``address_map``.
 _ADDRESSES = Mapping[str, str]
 _WANTED = {str: "text in quotes", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def wanted(kind: Any) -> str:
+    """What can be said of an option of ``kind``, in words; empty when there are none for it."""
+    kind = _plain(kind)
+    if get_origin(kind) is Literal:
+        *others, last = map(repr, get_args(kind))
+        return f"{', '.join(others)} or {last}"
+    if get_origin(kind) is tuple:
+        return f"a list of {'texts' if get_args(kind)[0] is str else 'numbers'}"
+    return "a table of addresses" if _ADDRESSES in get_args(kind) else _WANTED.get(kind, "")
 
 
 def _is(kind: Any, value: Any) -> bool:
@@ -251,9 +297,14 @@ def _read(kind: Any, text: str, name: str) -> Any:
         parts = (part.strip() for part in text.replace(",", ";").split(";"))
         return tuple(_read(get_args(kind)[0], part, name) for part in parts if part)
     if _ADDRESSES in get_args(kind):
-        return read_address_map(text)
+        try:
+            return read_address_map(text)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from None
+    if get_origin(kind) is Literal:
+        _check_one_of(kind, text, name)
     if get_origin(kind) is Literal or kind is str or str in get_args(kind):
-        return text  # the config says which texts there are
+        return text
     if kind is bool:
         if text.lower() not in _YES + _NO:
             raise ConfigError(f"{name}={text!r}: true or false")

@@ -18,6 +18,7 @@ from aiorocket.cli.config import _comment
 from aiorocket.cli.main import cli
 from aiorocket.config import BrokerConfig, ClientConfig, NameServerConfig, ServerTlsConfig
 from aiorocket.config.settings import SERVERS, Server, broker_settings, options, server_settings
+from aiorocket.config.toml_lines import line_of
 from aiorocket.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -174,12 +175,48 @@ def test_a_certificate_by_option_asks_clients_for_what_the_file_says(monkeypatch
     ],
 )
 def test_what_cannot_be(given: str, said: str) -> None:
-    """What is refused by one is refused by the other, in the same words."""
+    """What is refused by one is refused by the other, in the same words, and where it stands is said."""
     Path("x.toml").write_text(given)
+    line = "x.toml:2: " if "\n" in given else "x.toml"
     checked = CliRunner().invoke(cli, ["config", "check", "x.toml"])
-    assert checked.exit_code == 1 and re.search(said, checked.output), checked.output
+    assert checked.exit_code == 1 and re.search(said, checked.output) and line in checked.output, checked.output
     refused = CliRunner().invoke(cli, ["broker", "--config", "x.toml"])
-    assert refused.exit_code in (1, 2) and re.search(said, " ".join(refused.output.split()))
+    told = " ".join(refused.output.split())
+    assert refused.exit_code in (1, 2) and re.search(said, told) and line in told, told
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("PORT", "70000", "AIOROCKET_BROKER_PORT: 70000 is not in the range 0<=x<=65535"),
+        ("PORT", "many", "AIOROCKET_BROKER_PORT='many': a number is needed"),
+        ("STORE_FLUSH", "maybe", "AIOROCKET_BROKER_STORE_FLUSH='maybe': 'sync' or 'async'"),
+        ("TLS_MODE", "strict", "AIOROCKET_BROKER_TLS_MODE='strict': 'enforcing' or 'permissive'"),
+        ("LIMITS_TOPICS", "0", "Limits.topics=0: must be above 0 (AIOROCKET_BROKER_LIMITS_TOPICS)"),
+        ("STORE_DELETE_WHEN", "4;24", "hours from 0 to 23 (AIOROCKET_BROKER_STORE_DELETE_WHEN)"),
+        ("ADMIN_TOKEN", "short", "(AIOROCKET_BROKER_ADMIN_TOKEN)"),
+        ("ACL", "none.toml", "(AIOROCKET_BROKER_ACL)"),
+    ],
+)
+def test_of_what_cannot_be_the_variable_is_named_and_what_could_be(variable: str, value: str, said: str) -> None:
+    for words in (["config", "check"], ["broker", "--check"]):
+        told = CliRunner(env={f"AIOROCKET_BROKER_{variable}": value}).invoke(cli, words)
+        assert told.exit_code in (1, 2) and said in " ".join(told.output.split()), told.output
+
+
+def test_what_an_option_says_is_not_blamed_on_the_file() -> None:
+    Path("x.toml").write_text("[broker]\nacl = 'none.toml'\nadvertise = 'here.example'")
+    told = CliRunner().invoke(cli, ["broker", "--check", "--config", "x.toml", "--acl", "other.toml"])
+    assert told.exit_code == 1 and "other.toml" in told.output and "x.toml" not in told.output, told.output
+
+
+def test_the_line_of_a_setting_is_found_however_it_is_written() -> None:
+    text = "# a\n[broker]\nname='x'\nstore.flush = 'sync'\nrates = {topic_bytes = 1}\n[ broker . tls ]\n'cert' = 'c'\n"
+    assert [
+        line_of(text, ("broker", *path.split(".")))
+        for path in ("name", "store.flush", "rates.topic_bytes", "tls.cert", "tls.key")
+    ] == [3, 4, 5, 7, 6]
+    assert line_of(text, ("nameserver", "port")) is None
 
 
 #: What a pod is told of services aiorocket-broker, aiorocket-nameserver, aiorocket-metrics and aiorocket beside it.
@@ -215,7 +252,7 @@ def test_what_is_shown_is_a_file_that_says_the_same() -> None:
     shown = runner.invoke(cli, ["config", "show", "b.toml"])
     assert shown.exit_code == 0 and "hush" not in shown.output, shown.output
     assert 'name = "blue"  # AIOROCKET_BROKER_NAME, AIOROCKET_BROKER_NAME\n' in shown.output
-    assert 'flush = "async"  # AIOROCKET_BROKER_STORE_FLUSH, b.toml: store.flush\n' in shown.output
+    assert 'flush = "async"  # AIOROCKET_BROKER_STORE_FLUSH, b.toml:12: store.flush\n' in shown.output
     assert "max_hold = 30.0  # AIOROCKET_BROKER_MAX_HOLD, default\n" in shown.output
     Path("shown.toml").write_text(shown.output)
     again, _ = broker_settings("shown.toml", {})
@@ -239,7 +276,8 @@ def test_a_setting_is_explained() -> None:
         return CliRunner().invoke(cli, ["config", "explain", *arguments]).output
 
     assert told("store.segment_size", "b.toml").splitlines() == [
-        "value     1048576", "from      b.toml: store.segment_size", "variable  AIOROCKET_BROKER_STORE_SEGMENT_SIZE",
+        "value     1048576", "allowed   a whole number", "from      b.toml:14: store.segment_size",
+        "variable  AIOROCKET_BROKER_STORE_SEGMENT_SIZE",
     ]  # fmt: skip
     assert told("store.min_free").startswith("Free bytes below which messages are refused")
     assert "(secret)" in told("secret_key", "b.toml") and "hush" not in told("secret_key", "b.toml")
@@ -305,7 +343,7 @@ def test_a_name_servers_settings_are_shown_checked_and_explained() -> None:
     Path("n.toml").write_text(NAMESERVER_FILE.partition("[nameserver.tls]")[0])
     code, shown = told("show", "n.toml", AIOROCKET_NAMESERVER_PORT="9956")
     assert code == 0 and "port = 9956  # AIOROCKET_NAMESERVER_PORT, AIOROCKET_NAMESERVER_PORT\n" in shown
-    assert "key_values = 7  # AIOROCKET_NAMESERVER_LIMITS_KEY_VALUES, n.toml: limits.key_values\n" in shown
+    assert "key_values = 7  # AIOROCKET_NAMESERVER_LIMITS_KEY_VALUES, n.toml:9: limits.key_values\n" in shown
     Path("shown.toml").write_text(shown)
     first, _ = server_settings(SERVERS["nameserver"], "n.toml", {"AIOROCKET_NAMESERVER_PORT": "9956"})
     assert server_settings(SERVERS["nameserver"], "shown.toml", {})[0] == first
@@ -330,7 +368,9 @@ def test_what_a_name_server_cannot_be(given: str, said: str) -> None:
     Path("x.toml").write_text(given)
     for words in ("config check --server nameserver x.toml", "nameserver --check --config x.toml"):
         checked = CliRunner().invoke(cli, words.split())
-        assert checked.exit_code in (1, 2) and re.search(said, " ".join(checked.output.split())), checked.output
+        told = " ".join(checked.output.split())
+        assert checked.exit_code in (1, 2) and re.search(said, told) and "x.toml" in told, told
+        assert "x.toml:2: " in told or "\n" not in given, told
 
 
 def table(server: Server) -> str:

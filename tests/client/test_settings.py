@@ -56,7 +56,7 @@ def test_every_option_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"AIOROCKET_START_TIMEOT": "1"}, "AIOROCKET_START_TIMEOT is no option: is AIOROCKET_START_TIMEOUT meant"),
         ({"AIOROCKET_TLS": "maybe"}, "AIOROCKET_TLS='maybe': true or false"),
         ({"AIOROCKET_TLS": "false", "AIOROCKET_TLS_CA": "x"}, "AIOROCKET_TLS_CA: tls is switched off"),
-        ({"AIOROCKET_MISSING_TOPICS": "x"}, "missing_topics='x'"),
+        ({"AIOROCKET_MISSING_TOPICS": "x"}, "AIOROCKET_MISSING_TOPICS='x': 'wait', 'create' or 'error'"),
     ],
 )
 def test_what_cannot_be(given: dict[str, str], said: str) -> None:
