@@ -1,4 +1,5 @@
-"""``spark-submit`` to a standalone cluster of two workers, where no process has aiorocket: it comes as a zip."""
+"""``spark-submit`` to a standalone cluster of two workers, whose executors have nothing but Python: aiorocket comes as
+a zip, numpy, pyarrow and msgspec in an archive."""
 
 from __future__ import annotations
 
@@ -6,17 +7,20 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
+import msgspec
 import numpy
 import pyarrow
 import pyspark
 import pytest
 
+from aiorocket.spark.pytest_plugin import TEST_CONF
 from aiorocket.spark.session import java_home
 from aiorocket.spark.shipping import bundle
 from tests.ports import free_port
@@ -24,6 +28,7 @@ from tests.spark.producing import create_topic, send
 
 pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(300)]
 _SPARK = Path(pyspark.__path__[0])
+_LIBRARIES = (msgspec, numpy, pyarrow)
 
 JOB = """
 import json, sys
@@ -40,8 +45,9 @@ rows = spark.read.format("rocketmq").options(**options, minPartitions="8").load(
 
 @udf("string")
 def home():
-    import os, aiorocket
-    return f"{os.getcwd()} {aiorocket.__file__}"  # the folder is the executor's
+    import os, aiorocket, msgspec, numpy, pyarrow
+    modules = aiorocket, msgspec, numpy, pyarrow
+    return " ".join([os.getcwd(), *(each.__file__ for each in modules)])  # the folder is the executor's
 
 homes = [row[0] for row in rows.select(home().alias("home")).distinct().collect()]
 copy = rows.select(concat(lit("copy of "), col("body").cast("string")).alias("body"), col("queueId"))
@@ -79,24 +85,43 @@ def wait_for_workers(page: int, count: int) -> None:
     raise AssertionError(f"{count} workers were not there in time")
 
 
+def pack(archive: Path) -> None:
+    """The libraries as ``pip install --target`` has them, but for what no task imports."""
+    left_out = ("/tests", "/include", "/__pycache__")
+    with tarfile.open(archive, "w:gz", compresslevel=0) as tar:
+        for library in _LIBRARIES:
+            place = Path(library.__path__[0])
+            for each in (place, place.with_name(f"{place.name}.libs")):
+                if each.is_dir():
+                    tar.add(each, each.name, filter=lambda one: None if one.name.endswith(left_out) else one)
+
+
 def test_a_job_brings_aiorocket_to_a_cluster_that_has_none(nameserver: str, tmp_path: Path) -> None:
-    libraries = [str(Path(each.__path__[0]).parent) for each in (pyspark, pyarrow, numpy)]
+    libraries = [str(Path(each.__path__[0]).parent) for each in (pyspark, *_LIBRARIES)]
     if any((Path(each) / "aiorocket").exists() for each in libraries):
         pytest.skip("aiorocket is installed beside pyspark here, not as a checkout: no process is without it")
     send(nameserver, "submitted", [b"%d" % number for number in range(2000)], queues=4)
     create_topic(nameserver, "submitted-copies", 4)
-    # Without site: no .pth file of this installation is read, so nothing but the zip has aiorocket.
+    # Without site and paths: no .pth file and no package of this installation is read, but by the driver.
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
-    home = java_home()
+    home, java = java_home(), TEST_CONF["spark.driver.extraJavaOptions"]
     env = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK"))},
+        **{name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "PYTHON", "SPARK"))},
         **({} if home is None else {"JAVA_HOME": home}), "SPARK_HOME": str(_SPARK), "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(libraries)), "PYSPARK_PYTHON": str(bare),
-        "SPARK_WORKER_DIR": str(tmp_path / "work"), "SPARK_DAEMON_MEMORY": "256m",
+        "PYSPARK_PYTHON": str(bare), "SPARK_WORKER_DIR": str(tmp_path / "work"), "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": java,
+    }  # fmt: skip
+    conf = {
+        **TEST_CONF, "spark.executor.extraJavaOptions": java, "spark.executor.memory": "512m",
+        "spark.ui.enabled": "false", "spark.executorEnv.PYTHONPATH": "env",
+        # Tasks begin when both executors are there.
+        "spark.cores.max": "2", "spark.scheduler.minRegisteredResourcesRatio": "1",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "200s",
     }  # fmt: skip
     bundle(str(tmp_path / "aiorocket.zip"))
+    pack(tmp_path / "env.tar.gz")
     (tmp_path / "job.py").write_text(JOB)
     port, page = free_port(), free_port()
     here, master = ("--host", "127.0.0.1"), f"spark://127.0.0.1:{port}"
@@ -112,13 +137,16 @@ def test_a_job_brings_aiorocket_to_a_cluster_that_has_none(nameserver: str, tmp_
         done = subprocess.run(
             [
                 _SPARK / "bin" / "spark-submit", "--master", master, "--py-files", "aiorocket.zip",
-                "--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false",
-                "--conf", f"spark.executorEnv.PYTHONPATH={env['PYTHONPATH']}", "job.py", nameserver,
+                "--archives", "env.tar.gz#env", *(f"--conf={name}={value}" for name, value in conf.items()), "job.py",
+                nameserver,
             ],
-            cwd=tmp_path, capture_output=True, text=True, timeout=240, env=env,
+            cwd=tmp_path, capture_output=True, text=True, timeout=240,
+            env={**env, "PYTHONPATH": os.pathsep.join(dict.fromkeys(libraries))},
         )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     said = json.loads(done.stdout.strip().splitlines()[-1])
     assert (said["rows"], said["bodies"]) == (2000, 2000)
-    assert "aiorocket.zip/" in said["driver"] and all("aiorocket.zip/" in each for each in said["homes"])
-    assert len({each.split()[0] for each in said["homes"]}) == 2, said["homes"]
+    homes = [each.split() for each in said["homes"]]
+    assert "aiorocket.zip/" in said["driver"] and all("aiorocket.zip/" in each[1] for each in homes)
+    assert len({each[0] for each in homes}) == 2, homes
+    assert all(each.startswith(f"{where}/env/") for where, _, *packed in homes for each in packed), homes
