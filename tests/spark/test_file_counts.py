@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from aiorocket.errors import RocketError
 from aiorocket.model import Queue
 from aiorocket.spark.steps.files import file_counts
 from aiorocket.spark.steps.files.file_counts import count_files_by_queue
@@ -33,13 +34,17 @@ def test_files_are_counted_by_queue_and_range(tmp_path: Path, monkeypatch: pytes
     add(archive, {Q0: range(100), Q1: [3, 5, 6]})
     add(archive, {Q0: range(100, 130)})
     files = archive.snapshot().files
-    assert count_files_by_queue(NO_SPARK, archive, files) == {  # type: ignore[arg-type]  # no session is used
+    few = count_files_by_queue(NO_SPARK, archive, files)  # type: ignore[arg-type]  # no session is used
+    assert few is not None and not tasks
+    monkeypatch.setattr(file_counts, "_HERE_ROWS", sum(file.rows for file in files) - 1)
+    assert count_files_by_queue(NO_SPARK, archive, files) == few == {  # type: ignore[arg-type]
         Q0: QueueCount(130, 0, 129, 130), Q1: QueueCount(3, 3, 6, 3)
     }  # fmt: skip
     assert len(tasks) >= 2
     tasks.clear()
     monkeypatch.setattr(file_counts, "_TASK_ROWS", 1)
     monkeypatch.setattr(file_counts, "_TASKS", 1)
+    monkeypatch.setattr(file_counts, "_HERE_ROWS", 0)
     count_files_by_queue(NO_SPARK, archive, files)  # type: ignore[arg-type]
     assert len(tasks) == 1  # as many as there are cores, however many files
     some = count_files_by_queue(NO_SPARK, archive, files, {Q0: (95, 105)})  # type: ignore[arg-type]
@@ -47,6 +52,20 @@ def test_files_are_counted_by_queue_and_range(tmp_path: Path, monkeypatch: pytes
     # Rows that are there twice are for Spark to count, as is what cannot be told from the ends of files.
     assert count_files_by_queue(NO_SPARK, archive, [*files, files[0]]) is None  # type: ignore[arg-type]
     assert count_files_by_queue(NO_SPARK, archive, []) == {}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1 no Parquet PAR1", None])
+def test_a_file_that_cannot_be_read_is_named_in_a_line(tmp_path: Path, damage: bytes | None) -> None:
+    archive = make(tmp_path)
+    add(archive, {Q0: range(100)})
+    files = archive.snapshot().files
+    place = tmp_path / files[0].path
+    place.unlink()
+    if damage is not None:
+        place.write_bytes(damage)
+    with pytest.raises(RocketError, match="put it back from a copy") as told:
+        count_files_by_queue(NO_SPARK, archive, files)  # type: ignore[arg-type]  # no session is used
+    assert str(place) in str(told.value) and "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize("longest", [1, 3, 40])

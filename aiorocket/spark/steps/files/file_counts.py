@@ -1,15 +1,17 @@
-"""The rows of an archive's files by queue, counted by tasks that read three columns with pyarrow: a fraction of what
-Spark's own count of them takes."""
+"""The rows of an archive's files by queue, counted by tasks that read three columns with pyarrow, a fraction of what
+Spark's own count of them takes, or here where they are few: a job has Python processes to start."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from aiorocket.errors import RocketError
 from aiorocket.model import Queue
 from aiorocket.spark.steps.files.file_jobs import Held, run_tasks
 from aiorocket.spark.steps.files.folder import Folder
@@ -26,6 +28,8 @@ __all__ = ("count_files_by_queue",)
 _TASK_ROWS = 1_000_000
 #: For each core at most, so that many rows do not become many starts.
 _TASKS = 4
+#: So many rows at most, on a disk, are counted without a job: in less time than its processes take to start.
+_HERE_ROWS = 10_000_000
 
 
 def count_files_by_queue(
@@ -34,13 +38,21 @@ def count_files_by_queue(
     files: Sequence[DataFile],
     ranges: Mapping[Queue, tuple[int, int]] | None = None,
 ) -> dict[Queue, QueueCount] | None:
-    """Counts the rows of ``ranges``, or all, as ``count_by_queue`` does, in one job. None when that cannot be told from
-    what each file holds: a row is there twice, or files of a queue reach into each other."""
+    """Counts the rows of ``ranges``, or all, as ``count_by_queue`` does. None when that cannot be told from what each
+    file holds: a row is there twice, or files of a queue reach into each other. RocketError names a file that cannot be
+    read."""
     told = None if ranges is None else [[*queue, *each] for queue, each in ranges.items()]
     cores = spark.sparkContext.defaultParallelism
-    most = max(_TASK_ROWS, sum(file.rows for file in files) // (_TASKS * cores))
+    rows = sum(file.rows for file in files)
+    most = max(_TASK_ROWS, rows // (_TASKS * cores))
+    all_held: Iterable[Held]
+    if archive.folder.local and rows <= _HERE_ROWS:
+        all_held = _spans((archive.folder.location, [file.path for file in files], told))
+    else:
+        tasks = [[archive.folder.location, part, told] for part in _parts(files, most)]
+        all_held = run_tasks(spark, _spans, tasks)
     found: dict[Queue, list[Span]] = {}
-    for held in run_tasks(spark, _spans, [[archive.folder.location, part, told] for part in _parts(files, most)]):
+    for held in all_held:
         found.setdefault(held.queue, []).append(held.span)
     counts = {}
     for queue, spans in found.items():
@@ -64,13 +76,19 @@ def _parts(files: Sequence[DataFile], most: int) -> list[list[str]]:
 
 
 def _spans(task: tuple[str, Sequence[str], Sequence[Sequence[Any]] | None]) -> Iterator[Held]:
-    """In a task. A queue of which a file has an offset twice comes twice."""
+    """Mostly in a task. A queue of which a file has an offset twice comes twice."""
     location, paths, told = task
     folder, ranges = Folder(location), {Queue(*each[:3]): each[3:] for each in told or ()}
     for path in paths:
-        with folder.filesystem.open_input_file(folder.full(path)) as stream:
-            file = pq.ParquetFile(stream, read_dictionary=["brokerName"])
-            table = file.read(columns=["brokerName", "queueId", "queueOffset"])
+        try:
+            with folder.filesystem.open_input_file(folder.full(path)) as stream:
+                file = pq.ParquetFile(stream, read_dictionary=["brokerName"])
+                table = file.read(columns=["brokerName", "queueId", "queueOffset"])
+        except (OSError, pa.ArrowException) as error:
+            raise RocketError(
+                f"{folder.uri(path)} cannot be read ({' '.join(str(error).split()):.200}): put it back from a copy, or "
+                "archive the topic to another folder while the brokers have its messages"
+            ) from error
         offsets = table.column("queueOffset").to_numpy()
         for queue, places in by_queue(partition_of(path)[0], table):
             own = offsets[places]
