@@ -423,7 +423,8 @@ class _Days:
         held = self._held[queue]
         offset = self.draw.randrange(held.low, len(held.keys))
         key, _, stored, place = held.keys[offset]
-        found = await store.keys.find(queue[0], key, 0, stored, tag=False, limit=4, max_bytes=1 << 20)
+        found, missing = await store.keys.find(queue[0], key, 0, stored, tag=False, limit=4, max_bytes=1 << 20)
+        assert not missing, f"the key index lacks {missing} bytes"
         assert [RecordView(each, 0, len(each)).physical_offset for each in found] == [place], f"{key} is not found"
         record = store.read_record(place)
         assert record is not None and key_of(RecordView(record, 0, len(record)).body) == key

@@ -58,6 +58,22 @@ async def test_what_is_not_there_is_22_with_the_header_that_clients_decode(peer:
     assert (await query(peer, "k", end_timestamp=1)).code == 22
 
 
+async def test_of_an_index_that_is_far_behind_it_is_said(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing found is no "not found" then, and what was found may lack the newest."""
+    await peer.send(b"old", {"KEYS": "k"})
+    old = (await query(peer, "k")).read(QueryMessageResponseHeader)
+    monkeypatch.setattr("aiorocket.storage.key_index._PATIENCE", -1.0)
+    await peer.send(b"new", {"KEYS": "k other"})
+    answer = await query(peer, "k")
+    assert bodies(answer) == [b"old"] and "the index of keys is behind: the newest" in (answer.remark or "")
+    assert answer.read(QueryMessageResponseHeader) == old
+    answer = await query(peer, "other")
+    assert answer.code == 2 and "ask again" in (answer.remark or "")
+    monkeypatch.undo()
+    answer = await query(peer, "k")
+    assert bodies(answer) == [b"old", b"new"] and answer.remark is None
+
+
 async def test_items_of_a_batch_are_found(peer: Peer) -> None:
     await peer.send_batch(b"a", b"b")
     assert bodies(await query(peer, "K1", _UNIQUE_KEY_QUERY="true")) == [b"b"]

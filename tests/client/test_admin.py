@@ -231,6 +231,19 @@ async def test_a_running_group_moves(mq: Embedded, admin: Admin) -> None:
     assert len(await admin.offsets.verify(plan, within=0)) == 2, "of what nobody applied that cannot be said"
 
 
+async def test_of_messages_that_a_key_index_lacks_is_told(
+    mq: Embedded, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sent(mq, 2)
+    assert (await admin.messages.by_key("orders", "o-1")).missing == ()
+    monkeypatch.setattr("aiorocket.storage.key_index._PATIENCE", -1.0)
+    await sent(mq, 2)
+    found = await admin.messages.by_key("orders", "o-1")
+    assert len(found) == 1 and "index of keys is behind" in found.missing[0].why
+    with pytest.raises(RemoteError, match=r"index of keys is behind.*ask again"):
+        await admin.messages.by_key("orders", "nothing")
+
+
 async def test_messages(mq: Embedded, admin: Admin) -> None:
     messages = admin.messages
     ids = await sent(mq, 4)

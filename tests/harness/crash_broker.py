@@ -53,7 +53,7 @@ POINTS = {
     "compaction: made, not swapped": Point(_STORAGE + "compaction:Compaction.swap"),
     "compaction: between its two renames": Point(_DISK + "rename", True, ".compact"),
     "compaction: swapped": Point(_STORAGE + "compaction:Compaction.swap", True),
-    "key index: a part made": Point(_STORAGE + "key_index:_Growing.encode", True),
+    "key index: a part made": Point(_STORAGE + "key_part:Growing.encode", True),
     "state: a table to be saved": Point(_STORAGE + "snapshots:Snapshot.save"),
     "state: written beside, not renamed": Point(_DISK + "rename", False, ".tmp"),
     "state: renamed, the directory not synced": Point(_DISK + "rename", True, ".tmp"),

@@ -323,8 +323,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         f"{_READER}.offset_by_time", "low = at + 1", "low = at + 2", store_days
     ),
     "a key index that is not kept up": Breakage(
-        "aiorocket.storage.key_index:KeyIndex.find", "if not self._covers(upto) and await self._step():", "if False:",
-        store_days,
+        "aiorocket.storage.key_index:KeyIndex.find", "while self._lacks(upto) and", "while False and", store_days
     ),
     "a deleted topic that comes back": Breakage(
         "aiorocket.storage.housekeeping:Housekeeping.remove", "self._deleted[topic] = self._log.end",

@@ -12,13 +12,17 @@ from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.env import Env, memory_env
 from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import MessageStore
-from aiorocket.storage.key_index import _Growing
+from aiorocket.storage.key_part import Cut, Growing, hash_of, places_of
 from aiorocket.testing import SimClock, SimDisk, SimLoop
 from aiorocket_protocol import (
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
+    ProtocolError,
     RecordView,
+    check_record,
     encode_properties,
+    encode_record,
+    find_property,
 )
 from tests.storage.stores import HOST, opened
 
@@ -40,7 +44,8 @@ async def found(
     store: MessageStore, key: str, topic: str = "T", begin: int = 0, end: int = END, **more: Any
 ) -> list[bytes]:
     options: dict[str, Any] = {"tag": False, "limit": 64, "max_bytes": 1 << 20, **more}
-    records = await store.keys.find(topic, key, begin, end, **options)
+    records, missing = await store.keys.find(topic, key, begin, end, **options)
+    assert not missing
     return [RecordView(record, 0, len(record)).raw_body for record in records]
 
 
@@ -86,9 +91,9 @@ async def test_a_lookup_ends_although_messages_come_as_fast_as_they_are_indexed(
     await keep(store, b"one", KEYS="k")
     step = store.keys._step
 
-    async def slow() -> bool:
+    async def slow(records: int) -> bool:
         await keep(store, b"more")
-        return await step()
+        return await step(records)
 
     store.keys._step = slow  # type: ignore[method-assign]  # what is indexed comes again meanwhile
     async with asyncio.timeout(5):
@@ -98,7 +103,7 @@ async def test_a_lookup_ends_although_messages_come_as_fast_as_they_are_indexed(
 
 async def test_keys_of_others_with_the_same_hash_are_passed_over_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """CRC-32 is easily met on purpose: a lookup then read all of them in one turn, 20 us and more for each."""
-    monkeypatch.setattr("aiorocket.storage.key_index.crc32", lambda _: 7)
+    monkeypatch.setattr("aiorocket.storage.key_part.crc32", lambda *_: 7)
     store = await opened()
     await keep(store, b"wanted", KEYS="mine")
     for number in range(600):
@@ -257,6 +262,134 @@ async def test_damage_in_the_log_hides_nothing_behind_it(caplog: pytest.LogCaptu
     await store.close()
 
 
+def record(pick: random.Random, topic: bytes, number: int, place: int) -> bytes:
+    """One with properties that are hard to read, and now and then as few clients write it."""
+    names, values = (
+        ("KEYS", "UNIQ_KEY", "TAGS", "XKEYS", "TAG", "a"),
+        ("", "k", "k l  m", "UNIQ_KEY", "\x01KEYS\x01", "é"),
+    )
+    pairs = [f"{pick.choice(names)}\x01{pick.choice(values)}" for _ in range(pick.randrange(5))]
+    properties = "\x02".join(pairs).encode() + pick.choice((b"", b"\x02", b"\x02\x02"))
+    host = b"\x7f\0\0\x01\0\0\x2a\x9f" if pick.random() < 0.8 else bytes(20)
+    return encode_record(
+        topic, bytes(pick.randrange(150)), properties, 0, number, place, 0, pick.choice((0, 4, 8, 12)), 7, host,
+        1_000 + number, HOST, 0, 0,
+    )  # fmt: skip
+
+
+def test_what_is_taken_in_is_what_the_records_say() -> None:
+    """In one look at the bytes of most of them; entries are those that views and ``find_property`` give."""
+    pick = random.Random(11)
+    data, expected, stamps = b"", [], []
+    for number in range(600):
+        topic = pick.choice((b"T", b"U", b"x" * 200, b"long" * 100))
+        one = record(pick, topic, number, len(data))
+        view = RecordView(one, 0, len(one))
+        keys = [find_property(view.raw_properties, name) or b"" for name in (b"UNIQ_KEY", b"KEYS", b"TAGS")]
+        keys = [keys[0], *keys[1].split(b" "), b"T#" + keys[2] if keys[2] else b""]
+        if view.sys_flag & 12 != SYS_FLAG_TRANSACTION_ROLLBACK and any(keys):
+            expected += [(hash_of(topic, key), len(data)) for key in keys if key]
+            stamps.append(view.store_timestamp)
+        data += one
+    growing, cut = Growing(0), Cut(0, data, len(data))
+    turns = 0
+    while growing.take(cut, 64, 1 << 20):
+        turns += 1
+    assert growing.end == len(data) and growing.count == len(expected) > 300 and turns >= 600 / 64
+    assert {at for number, _ in expected for at in places_of(number, growing.entries(number))} == {
+        place for _, place in expected
+    }
+    assert all(place in places_of(number, growing.entries(number)) for number, place in expected)
+    assert growing.part() == (0, len(data), stamps[0], stamps[-1])
+
+
+def test_what_is_no_record_is_not_taken_in() -> None:
+    pick = random.Random(12)
+    records = [record(pick, b"T", number, 0) for number in range(6)]
+    for one in records:
+        for at in range(len(one)):
+            broken = bytearray(one + records[0])
+            broken[at] ^= 0x80
+            growing, cut = Growing(0), Cut(0, bytes(broken), len(broken))
+            growing.take(cut, 1, 1 << 20)
+            try:
+                size = check_record(broken, 0, check_crc=False)
+            except ProtocolError:
+                size = 0
+            assert growing.end == size, at
+        for end in range(len(one)):
+            assert not Growing(0).take(Cut(0, one[:end], len(one)), 64, 1 << 20)
+
+
+def test_the_further_it_is_behind_the_faster_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pauses that never change it was behind for ever, the further the longer."""
+    loop = SimLoop(1)
+    env = Env(SimClock(loop), Entropy(1), SimDisk(1))
+
+    async def go() -> None:
+        store = await opened(env, checkpoint_interval=1e6, segment_size=1 << 22)
+        for _ in range(2):
+            for _ in range(10):
+                await asyncio.gather(*(keep(store, bytes(1_000), KEYS="k") for _ in range(64)))
+            began = loop.time()
+            store.keys.keep_up()
+            while store.keys.behind:
+                await asyncio.sleep(0.001)
+            took.append(loop.time() - began)
+            monkeypatch.setattr("aiorocket.storage.key_index._FAR", 32 << 10)
+        await store.close()
+
+    took: list[float] = []
+    loop.run_until_complete(go())
+    loop.close()
+    assert took[0] > 0.018 and took[1] < took[0] / 3
+
+
+def test_a_lookup_answers_after_a_second_and_says_what_it_lacks() -> None:
+    """It read all that was left, for minutes where that was much, and nobody waits so long."""
+    loop = SimLoop(1)
+    env = Env(SimClock(loop), Entropy(1), SimDisk(1))
+
+    async def go() -> None:
+        store = await opened(env, checkpoint_interval=1e6)
+        options: dict[str, Any] = {"tag": False, "limit": 1_000, "max_bytes": 1 << 20}
+        for number in range(600):
+            await keep(store, b"%d" % number, KEYS="k")
+        step = store.keys._step
+
+        async def slow(records: int) -> bool:
+            await asyncio.sleep(0.6)
+            return await step(records)
+
+        store.keys._step = slow  # type: ignore[method-assign]
+        began, upto = loop.time(), store.max_physical
+        found, missing = await store.keys.find("T", "k", 0, END, **options)
+        assert 1 <= loop.time() - began < 2
+        assert 0 < len(found) < 600 and RecordView(found[-1], 0, len(found[-1])).raw_body == b"%d" % (len(found) - 1)
+        last = RecordView(found[-1], 0, len(found[-1]))
+        assert store.keys.reached == (last.store_timestamp, last.physical_offset + last.size)
+        assert missing == upto - store.keys.reached[1] == store.keys.behind
+        store.keys._step = step  # type: ignore[method-assign]
+        found, missing = await store.keys.find("T", "k", 0, END, **options)
+        assert (len(found), missing) == (600, 0)
+        await store.close()
+
+    loop.run_until_complete(go())
+    loop.close()
+
+
+async def test_others_have_their_turns_while_a_lookup_reads_what_is_left() -> None:
+    store = await opened(checkpoint_interval=1e6)
+    await asyncio.gather(*(keep(store, b"x", KEYS=f"k{number}") for number in range(3_000)))
+    turns = 0
+    lookup = asyncio.ensure_future(found(store, "k0"))
+    while not lookup.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert await lookup == [b"x"] and turns >= 3_000 / 256
+    await store.close()
+
+
 def test_a_segment_that_was_compacted_meanwhile_is_read_on(caplog: pytest.LogCaptureFixture) -> None:
     """Where the index left off no record begins any more."""
     loop = SimLoop(1)
@@ -271,7 +404,7 @@ def test_a_segment_that_was_compacted_meanwhile_is_read_on(caplog: pytest.LogCap
             await keep(store, b"%d" % number, topic="keep", KEYS="k")
         await store.retention.sweep()
         assert store.read_record(gone[3]) is None
-        store.keys._growing = _Growing(gone[3])
+        store.keys._growing = Growing(gone[3])
         assert await found(store, "k", "keep") == [b"%d" % number for number in range(3, 40)]
         assert "not in the key index" not in caplog.text
         await store.close()

@@ -281,7 +281,7 @@ def test_what_is_kept_stays_in_its_place_and_the_rest_is_given_back(world: World
         assert store.min_physical == 0 and len(world.files()) == 5
         assert all(store.read_record(place) is not None for place in places)
         assert all(store.read_record(place) is None for place in gone)
-        found = await store.keys.find("long", "a", 0, 1 << 62, tag=True, limit=64, max_bytes=1 << 20)
+        found, _ = await store.keys.find("long", "a", 0, 1 << 62, tag=True, limit=64, max_bytes=1 << 20)
         assert len(found) == 20
         assert store.offset_by_time("long", 0, 0) == 0
         calls = world.disk.calls

@@ -52,13 +52,15 @@ class QueryHandlers:
 
     async def query_message(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 12: the newest messages of a topic with a key, oldest first. The answer's header says how far the index
-        is: always to the newest message."""
+        is: to the newest message, but for one that is far behind. Then the remark says so, and that nothing was found
+        is no "not found"."""
         header = command.read(QueryMessageRequestHeader)
         unique = (command.ext_value(EXT_UNIQUE_KEY_QUERY) or "").lower() == "true"
         limit = _MAX_UNIQUE if unique else min(header.max_num, _MAX)
         found: list[bytes] = []
+        missing = 0
         if limit > 0:
-            found = await self._store.keys.find(
+            found, missing = await self._store.keys.find(
                 header.topic,
                 header.key,
                 header.begin_timestamp,
@@ -68,6 +70,11 @@ class QueryHandlers:
                 max_bytes=self._max_bytes,
             )
         told = QueryMessageResponseHeader(self._store.timestamp, self._store.max_physical)
+        if missing:
+            told = QueryMessageResponseHeader(*self._store.keys.reached)
+            remark = f"the index of keys is behind: the newest {missing:,} bytes of the log are missing, ask again"
+            code = ResponseCode.SUCCESS if found else ResponseCode.SYSTEM_BUSY
+            return RemotingCommand.response(code, told, remark=remark, body=b"".join(found))
         if not found:
             return RemotingCommand.response(
                 ResponseCode.QUERY_NOT_FOUND, told, remark="can not find message, maybe time range not correct"

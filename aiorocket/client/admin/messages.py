@@ -148,6 +148,8 @@ class Messages:
         header = QueryMessageRequestHeader(wire, key, limit, since, _FOREVER if until is None else until)
         ext = {EXT_UNIQUE_KEY_QUERY: "true" if unique else "false"}
 
+        behind: list[Missing] = []
+
         async def ask(broker: Broker) -> list[StoredMessage]:
             connection = await self._ask.client.connection(broker.address)
             command = RemotingCommand.request(RequestCode.QUERY_MESSAGE, header, ext=ext)
@@ -156,12 +158,15 @@ class Messages:
                 return []
             if answer.code:
                 raise RemoteError(answer.code, answer.remark, address=broker.address)
+            if answer.remark:  # its index is behind: there may be newer ones
+                behind.append(Missing(broker.name, answer.remark))
             found = self._seen(answer.body, broker.name)
             # Apache's brokers look up the hash of a key, and answer with all that have the same.
             return [each for each in found if (key == each.msg_id if unique else key in each.keys)]
 
         answers = await self._ask.each(ask)
         answers.sort(key=lambda message: message.store_timestamp)
+        answers.missing += tuple(behind)
         return answers
 
     async def by_time(
