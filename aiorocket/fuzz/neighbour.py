@@ -78,7 +78,7 @@ class Neighbour:
         try:
             wrong = await self._round()
         except (OSError, TimeoutError, ProtocolError) as error:
-            wrong = f"round {self.rounds}: {error or type(error).__name__}"
+            wrong = f"round {self.rounds}: {str(error) or type(error).__name__}"
         return None if wrong is None else Finding("neighbour", wrong)
 
     async def _at_broker(self) -> str | None:

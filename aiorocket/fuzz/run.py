@@ -141,7 +141,7 @@ class _Run:
             try:
                 wire = await connect(wanted.server, wanted.patience)
             except (OSError, TimeoutError) as error:
-                await self._is_gone(f"nobody answers at {wanted.server} any more: {error or 'time is up'}", [])
+                await self._is_gone(f"nobody answers at {wanted.server} any more: {str(error) or 'time is up'}", [])
                 return
             self._connections += 1
             sent: list[Drawn] = []

@@ -23,7 +23,7 @@ async def replay(server: str, frames: Sequence[Drawn], patience: float = 10.0) -
     try:
         wire = await connect(server, patience)
     except (OSError, TimeoutError) as error:
-        return [Finding("crash", f"nobody answers at {server}: {error or 'time is up'}")]
+        return [Finding("crash", f"nobody answers at {server}: {str(error) or 'time is up'}")]
     try:
         for at in range(0, len(frames), _WINDOW):
             if not await wire.exchange(frames[at : at + _WINDOW], patience):
@@ -35,7 +35,7 @@ async def replay(server: str, frames: Sequence[Drawn], patience: float = 10.0) -
         try:
             (await connect(server, patience)).close()
         except (OSError, TimeoutError) as error:
-            found.append(Finding("crash", f"nobody answers at {server} any more: {error or 'time is up'}"))
+            found.append(Finding("crash", f"nobody answers at {server} any more: {str(error) or 'time is up'}"))
     return found
 
 

@@ -80,7 +80,7 @@ def decode_plain(data: bytes, serialize_type: int, where: str = "body", *, lenie
     try:
         return msgpack.unpackb(data, strict_map_key=True, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"not msgpack: {error or type(error).__name__}", where=where) from None
+        raise ProtocolError(f"not msgpack: {str(error) or type(error).__name__}", where=where) from None
 
 
 class MessageQueue(NamedTuple):

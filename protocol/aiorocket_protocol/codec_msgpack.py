@@ -69,7 +69,7 @@ def _ext(packed: Packed) -> dict[str, str | None] | None:
     try:
         ext = msgpack.unpackb(packed, max_array_len=0, max_map_len=MAX_EXT_FIELDS, max_ext_len=0, max_bin_len=0)
     except (ValueError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"not msgpack: {error or type(error).__name__}", where="msgpack header.ext") from None
+        raise ProtocolError(f"not msgpack: {str(error) or type(error).__name__}", where="msgpack header.ext") from None
     if ext is None:
         return None
     if type(ext) is not dict:

@@ -196,7 +196,7 @@ def positions(fields: Packed) -> tuple[Any, ...]:
     try:
         found: tuple[Any, ...] = msgpack.unpackb(fields, use_list=False, max_array_len=MAX_HEADER_FIELDS)
     except (ValueError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"not msgpack: {error or type(error).__name__}", where="msgpack header") from None
+        raise ProtocolError(f"not msgpack: {str(error) or type(error).__name__}", where="msgpack header") from None
     return found
 
 

@@ -248,7 +248,7 @@ class _Packed(_Reader):
         except msgpack.OutOfData:
             raise
         except (ValueError, msgpack.UnpackException) as error:
-            raise ProtocolError(f"not msgpack: {error or type(error).__name__}", where=self.where) from None
+            raise ProtocolError(f"not msgpack: {str(error) or type(error).__name__}", where=self.where) from None
         self.at = self.begun + self.unpacker.tell()
         return found
 

@@ -30,6 +30,8 @@ def test_what_is_said_and_when() -> None:
     assert outages.failed("a", "pulling q", RemoteError(2, "busy"), 80.0) is None
     assert outages.answered("a", 81.0, everything=True) == "broker a answers again, after 10 s"
     assert outages.answered("a", 82.0, everything=True) is None and list(outages.open) == ["b"]
+    silent = outages.failed("c", "locking 2 queues", TimeoutError(), 90.0)  # as asyncio's are: without words
+    assert silent is not None and silent.startswith("locking 2 queues: no answer in time (")
     late = outages.failed("b", "pulling q", gone, 400.0)  # what nobody has heard of for minutes begins anew
     assert late is not None and late.startswith("pulling q")
 

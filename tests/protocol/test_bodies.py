@@ -46,7 +46,7 @@ from aiorocket_protocol import (
     table_body,
     tags_code,
 )
-from aiorocket_protocol.bodies import ClientConnection
+from aiorocket_protocol.bodies import ClientConnection, decode_plain
 from aiorocket_protocol.names import CONSUME_FROM_WHERE, CONSUME_TYPES, MESSAGE_MODELS, TOPIC_FILTER_TYPES
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -228,6 +228,11 @@ def test_of_json_that_is_not_standard_so_many_values_are_read(text: str) -> None
     with pytest.raises(ProtocolError, match="more than 3 values in JSON that is not standard"):
         fastjson.loads(data, most=3)
     assert len(fastjson.loads(b"[" + b"1," * 9 + b"1]", most=3)) == 10  # nobody counts those of any other
+
+
+def test_an_error_of_msgpack_without_words_is_told_by_its_name() -> None:
+    with pytest.raises(ProtocolError, match="not msgpack: FormatError"):
+        decode_plain(b"\xc1", MSGPACK)
 
 
 @given(st.dictionaries(queues, st.integers(-5, 5), max_size=4))

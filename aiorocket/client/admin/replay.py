@@ -188,7 +188,7 @@ class Replay:
         except (RocketError, ProtocolError, TimeoutError) as error:
             self._stopped = self._stopped or (
                 f"{self._sent} messages were sent and marked, but their marks cannot be read yet; a replay that begins "
-                f"before they can sends them again: {error}"
+                f"before they can sends them again: {str(error) or 'time is up'}"
             )
 
     def _topic(self, message: DeadMessage) -> str:

@@ -41,17 +41,18 @@ class Outages:
     def failed(self, broker: str, what: str, error: Exception, now: float) -> str | None:
         """``what`` failed at ``broker``. What is to be said, or None."""
         causes, cause = self.open.setdefault(broker, {}), cause_of(error)
+        why = str(error) or "no answer in time"  # a TimeoutError of asyncio has no words
         outage = causes.get(cause)
         if outage is None or now - outage.last > _FORGOTTEN:
             causes[cause] = _Outage(now)
-            return f"{what}: {error} (more of this from broker {broker} is counted, and told once a minute)"
+            return f"{what}: {why} (more of this from broker {broker} is counted, and told once a minute)"
         outage.last = now
         outage.count += 1
         if now - outage.said < _INTERVAL:
             return None
         count, outage.count, outage.said = outage.count, 0, now
         lasts = now - outage.began
-        return f"broker {broker} fails for {lasts:.0f} s now, {count} times since the last line; {what}: {error}"
+        return f"broker {broker} fails for {lasts:.0f} s now, {count} times since the last line; {what}: {why}"
 
     def answered(self, broker: str, now: float, *, everything: bool) -> str | None:
         """``broker`` did what it was asked for: it is not away, and if that had failed before (``everything``), the

@@ -95,7 +95,7 @@ class SchemaRegistry:
             answer = connection.getresponse()
             body = answer.read(_LARGEST + 1)
         except (OSError, http.client.HTTPException) as error:
-            raise RegistryError(f"{where} does not answer: {error or type(error).__name__}") from error
+            raise RegistryError(f"{where} does not answer: {str(error) or type(error).__name__}") from error
         finally:
             connection.close()
         if answer.status == 404:
