@@ -102,9 +102,10 @@ def refused_by(nameserver: str, error: Exception) -> str:
 
 def no_brokers(said: Sequence[str]) -> NotConnectedError:
     """``said``: what came of each name server."""
+    text = "; ".join(said)
     return NotConnectedError(
-        f"no name server says which brokers there are: {'; '.join(said)}. Does one run there (`aiorocket standalone` "
-        "starts one), or are others meant (--nameserver, nameservers=)?"
+        f"no name server says which brokers there are: {text}{'' if text.endswith('?') else '.'} Does one run there "
+        "(`aiorocket standalone` starts one), or are others meant (--nameserver, nameservers=)?"
     )
 
 

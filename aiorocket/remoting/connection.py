@@ -527,14 +527,14 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None  # nothing is written any more
-        self._in_turn(lambda: self._gone(exc))  # a server's: thousands may end together
-
-    def _gone(self, exc: Exception | None) -> None:
-        # Apache's server in TLS mode "enforcing" hangs up on plain text.
         ended = "the peer closed it"
-        if self._is_client and not self._frames:
-            ended += ", having said nothing (does it want TLS, or a certificate?)"
+        if self._is_client and not self._frames:  # as Apache's server in TLS mode "enforcing" does on plain text
+            tls = self._transport is not None and self._transport.get_extra_info("sslcontext")
+            ended += f", having said nothing (does it want {'a certificate: --tls-cert' if tls else 'TLS: --tls-ca'}?)"
+        self._transport = None  # nothing is written any more
+        self._in_turn(lambda: self._gone(exc, ended))  # a server's: thousands may end together
+
+    def _gone(self, exc: Exception | None, ended: str) -> None:
         self._end(f"{type(exc).__name__}: {exc}" if exc is not None else ended)
         if self._memory is not None:
             self._memory.total -= self._unsent

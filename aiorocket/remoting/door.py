@@ -14,6 +14,7 @@ from typing import Any, cast
 from aiorocket.config import ServerTlsConfig
 from aiorocket.remoting.address import format_address
 from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.rarely import Rarely
 from aiorocket.remoting.tls import server_context
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket.runtime.turns import Turns
@@ -122,7 +123,8 @@ class Door(asyncio.Protocol):
             loop.call_soon(_feed, transport.get_protocol(), bytes(self._said))
             encrypted = await upgrade
         except (OSError, ssl.SSLError) as error:
-            self._doors.refused(self.peer, str(error))
+            hung_up = "it hung up in the handshake: perhaps it does not trust the certificate of this server"
+            self._doors.refused(self.peer, str(error) or hung_up)
             transport.abort()
             return
         finally:
@@ -166,7 +168,7 @@ class Doors:
         self._goes = goes
         self._open: set[Door] = set()
         self._turns = Turns(_A_TURN)
-        self._refused = 0
+        self._refused = Rarely(60.0)
 
     def enter(self, door: Door) -> bool:
         if not self._comes(door.peer):
@@ -188,10 +190,11 @@ class Doors:
             door.close()
 
     def refused(self, peer: str, why: str) -> None:
-        """One line for the first, and then for every thousandth."""
-        self._refused += 1
-        if self._refused == 1 or self._refused % 1000 == 0:
-            _log.warning("TLS connection from %s refused: %.200s (%d so far)", peer, why, self._refused)
+        """One line a minute."""
+        unsaid = self._refused.unsaid(None, asyncio.get_running_loop().time())
+        if unsaid is not None:
+            more = f" ({unsaid} others were before it)" if unsaid else ""
+            _log.warning("TLS connection from %s refused: %.200s%s", peer, why, more)
 
 
 def _feed(protocol: Any, data: bytes) -> None:

@@ -12,6 +12,7 @@ __all__ = ("client_context", "server_context", "tls_trouble")
 
 _SELF_SIGNED = (18, 19, 20, 21)  # X509_V_ERR: self-signed, self-signed in the chain, no issuer here, leaf alone
 _NAMES = (62, 64)  # X509_V_ERR: host name, IP address
+_TIMES = (9, 10)  # X509_V_ERR: not yet valid, expired
 
 
 def client_context(tls: ssl.SSLContext | TlsConfig | bool) -> ssl.SSLContext | None:
@@ -61,6 +62,10 @@ def _show(context: ssl.SSLContext, config: str, cert: str, key: str | None, pass
         # Without a password OpenSSL would ask at the terminal for one; an empty one is refused instead.
         context.load_cert_chain(cert, key, lambda: password)
     except ssl.SSLError as error:
+        if key is None and not _has_key(cert):
+            raise ConfigError(
+                f"{config}.cert={cert!r} holds no private key; {config}.key (--tls-key) names the file that does"
+            ) from None
         where = repr(cert) if key is None else f"{cert!r} with key={key!r}"
         raise ConfigError(
             f"{config}.cert={where}: not a certificate and its private key in PEM form, or key_password does not open "
@@ -70,15 +75,25 @@ def _show(context: ssl.SSLContext, config: str, cert: str, key: str | None, pass
         raise ConfigError(f"{config}.cert={cert!r}, key={key!r} cannot be read: {error.strerror}") from None
 
 
+def _has_key(path: str) -> bool:
+    with open(path, "rb") as file:
+        return b"PRIVATE KEY-----" in file.read()
+
+
 def tls_trouble(error: OSError) -> str | None:
     """What a failed TLS handshake says, and what to do; None when the error is not one of TLS."""
     if isinstance(error, ssl.SSLCertVerificationError):
         code = getattr(error, "verify_code", 0)
         advice = ""
         if code in _SELF_SIGNED:
-            advice = "; TlsConfig.ca must name the authority that signed it"
+            advice = "; TlsConfig.ca (--tls-ca) must name the authority that signed it"
         elif code in _NAMES:
-            advice = "; TlsConfig(check_hostname=False) accepts any name of a trusted authority"
+            advice = (
+                "; TlsConfig(check_hostname=False) accepts any name of a trusted authority "
+                "(AIOROCKET_TLS_CHECK_HOSTNAME=false)"
+            )
+        elif code in _TIMES:
+            advice = "; put a new one in its place, a server reads it while it runs, or is this machine's clock wrong?"
         said = str(getattr(error, "verify_message", "") or error).rstrip(".")
         return f"its certificate is refused: {said}{advice}"
     if isinstance(error, ssl.SSLError):

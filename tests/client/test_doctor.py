@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -12,7 +14,10 @@ from aiorocket import Admin, Client, ClientConfig, DeadLetter, Message, Remoting
 from aiorocket.client.admin.asking import Answers
 from aiorocket.client.admin.brokers import BrokerRuntime, Brokers
 from aiorocket.client.admin.doctor import Finding, _of_runtime
+from aiorocket.config import NameServerConfig, ServerTlsConfig, TlsConfig
 from aiorocket.embedded import Embedded
+from aiorocket.nameserver import NameServer
+from aiorocket.runtime import memory_env
 from aiorocket_protocol import (
     JSON,
     DataVersion,
@@ -23,6 +28,7 @@ from aiorocket_protocol import (
 )
 from tests.broker.peer import Peer, running
 
+DATA = Path(__file__).parents[1] / "remoting" / "data"
 NOW = 1_700_000_000_000
 WELL = {
     "commitLogDiskRatio": "0.2", "bootTimestamp": str(NOW - 93_784_000), "damagedRanges": "0",
@@ -192,3 +198,29 @@ async def test_what_cannot_be_reached_is_said_in_the_words_of_the_errors_that_cl
         async with Client(config=nobody) as client, client.producer("shop") as producer:
             await producer.send("orders", b"x", timeout=2)
     assert findings[0].finding in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("tls", "said"),
+    [
+        (False, "does it want TLS: --tls-ca"),
+        (TlsConfig(ca=str(DATA / "ca.pem")), r"certificate: --tls-cert|CERTIFICATE"),
+        (TlsConfig(ca=str(DATA / "other-ca.pem")), "its certificate is refused"),
+    ],
+    ids=["plain text", "no certificate", "another authority"],
+)
+async def test_a_name_server_that_wants_another_tls_is_not_reachable(tls: TlsConfig | bool, said: str) -> None:
+    """It was, as long as a connection was made, and of the rest was said that a broker is to be started."""
+    pem = ServerTlsConfig(
+        cert=str(DATA / "server.pem"), key=str(DATA / "server.key"), client_ca=str(DATA / "ca.pem"),
+        client_cert="required",
+    )  # fmt: skip
+    server = NameServer(memory_env(), NameServerConfig(port=0, tls=pem))
+    await server.start()
+    try:
+        async with Admin(config=ClientConfig(nameservers=(f"127.0.0.1:{server.port}",), tls=tls)) as admin:
+            found = [each async for each in admin.doctor()]
+        assert [each.level for each in found] == ["error", "error"]
+        assert re.search(said, found[0].finding) and all("--tls-ca" in each.advice for each in found)
+    finally:
+        await server.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import socket
 import ssl
 import struct
@@ -17,9 +18,10 @@ import pytest
 from aiorocket.config import RemotingConfig, ServerTlsConfig, TlsConfig
 from aiorocket.errors import ConfigError, ConnectionLostError, NotConnectedError
 from aiorocket.remoting import Connection, ProcessorTable, RemotingClient, RemotingServer
-from aiorocket.remoting.door import Door, ServerTls
+from aiorocket.remoting.door import Door, Doors, ServerTls
 from aiorocket.remoting.tls import client_context, server_context, tls_trouble
 from aiorocket.runtime import memory_env, new_event_loop
+from aiorocket.testing import SimLoop
 from aiorocket_protocol import RemotingCommand
 
 DATA = Path(__file__).with_name("data")
@@ -107,8 +109,8 @@ def test_back_pressure_pauses_and_goes_on(run: Callable[[Main], None]) -> None:
 @pytest.mark.parametrize(
     ("served", "tls", "said"),
     [
-        ("server", TlsConfig(ca=str(DATA / "other-ca.pem")), "its certificate is refused: .*; TlsConfig.ca must name"),
-        ("server", True, "its certificate is refused: .*; TlsConfig.ca must name"),
+        ("server", TlsConfig(ca=str(DATA / "other-ca.pem")), "is refused: .*; TlsConfig.ca .--tls-ca. must name"),
+        ("server", True, "is refused: .*; TlsConfig.ca .--tls-ca. must name"),
         ("named", TRUSTING, "is refused: .*'127.0.0.1'; TlsConfig.check_hostname=False"),
         (None, TRUSTING, "closed the connection during the TLS handshake: does it speak TLS on this port"),
     ],
@@ -149,7 +151,7 @@ def test_a_server_may_ask_for_a_certificate(run: Callable[[Main], None]) -> None
             assert (await client.request(server.address, echo(b"b"))).body == b"b"
         # Under TLS 1.3 a client learns only after its handshake that its certificate was missed.
         async with pair(context_of(asks=True), TRUSTING) as (client, server):
-            with pytest.raises((ConnectionLostError, NotConnectedError), match=r"certificate|CERTIFICATE"):
+            with pytest.raises((ConnectionLostError, NotConnectedError), match=r"certificate: --tls-cert|CERTIFICATE"):
                 await client.request(server.address, echo())
 
     run(main)
@@ -158,7 +160,7 @@ def test_a_server_may_ask_for_a_certificate(run: Callable[[Main], None]) -> None
 def test_plain_text_to_a_tls_port(run: Callable[[Main], None]) -> None:
     async def main() -> None:
         async with pair(context_of(), False) as (client, server):
-            with pytest.raises(ConnectionLostError, match="TLS"):
+            with pytest.raises(ConnectionLostError, match=r"does it want TLS: --tls-ca\?"):
                 await client.request(server.address, echo())
 
     run(main)
@@ -222,7 +224,7 @@ def test_both_ends_learn_of_an_end(run: Callable[[Main], None]) -> None:
         (TlsConfig(ca=str(DATA / "server.key")), "TlsConfig.ca=.* no certificates in PEM form"),
         (TlsConfig(cert="nowhere.pem"), "TlsConfig.cert='nowhere.pem': there is no such file"),
         (TlsConfig(cert=str(DATA / "client.pem"), key="no.key"), "TlsConfig.key='no.key': there is no such file"),
-        (TlsConfig(cert=str(DATA / "client.pem")), "TlsConfig.cert=.*private key"),
+        (TlsConfig(cert=str(DATA / "client.pem")), "holds no private key; TlsConfig.key .--tls-key. names the file"),
         (TlsConfig(cert=str(DATA / "client.pem"), key=str(DATA / "server.key")), "TlsConfig.cert=.*MISMATCH"),
         (TlsConfig(cert=str(DATA / "client.pem"), key=str(DATA / "client-locked.key")), "key_password does not open"),
     ],
@@ -245,6 +247,13 @@ def test_a_directory_of_authorities_and_errors_that_are_not_of_tls(tmp_path: Pat
     assert context is not None and context.verify_mode == ssl.CERT_REQUIRED and context.check_hostname
     assert client_context(False) is None
     assert tls_trouble(ConnectionRefusedError(111, "refused")) is None
+
+
+@pytest.mark.parametrize(("code", "said"), [(9, "certificate is not yet valid"), (10, "certificate has expired")])
+def test_of_a_certificate_out_of_its_time_is_said_what_to_do(code: int, said: str) -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_code, error.verify_message = code, said
+    assert re.search(f"refused: {said}; put a new one in its place.*clock", tls_trouble(error) or "")
 
 
 # ---- what a server of its own settings does
@@ -319,6 +328,40 @@ def test_a_certificate_that_was_checked_is_known_of(run: Callable[[Main], None])
                 await client.request(server.address, echo())
 
     run(main)
+
+
+def test_a_server_says_why_it_let_nobody_in(run: Callable[[Main], None], caplog: pytest.LogCaptureFixture) -> None:
+    """It said "refused: " and no reason, of who hung up because he trusts another authority."""
+
+    async def main() -> None:
+        async with pair(ServerTls(settings_of()), TlsConfig(ca=str(DATA / "other-ca.pem"))) as (client, server):
+            with pytest.raises(NotConnectedError):
+                await client.connect(server.address)
+            async with asyncio.timeout(30):
+                while "refused" not in caplog.text:
+                    await asyncio.sleep(0.005)
+
+    run(main)
+    (said,) = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert re.search(r"refused: (it hung up in the handshake: perhaps it does not trust|.*alert)", said, re.I)
+
+
+def test_of_those_who_are_not_let_in_one_a_minute_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """It was the first, and then every thousandth, which may be never."""
+    loop = SimLoop(1)
+
+    async def main() -> None:
+        doors = Doors(lambda _: True, lambda _: None)
+        for number in range(4):
+            doors.refused(f"1.2.3.4:{number}", "it speaks no TLS")
+            await asyncio.sleep(25)
+
+    loop.run_until_complete(main())
+    loop.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "TLS connection from 1.2.3.4:0 refused: it speaks no TLS",
+        "TLS connection from 1.2.3.4:3 refused: it speaks no TLS (2 others were before it)",
+    ]
 
 
 def test_who_says_nothing_or_no_handshake_is_shown_out(

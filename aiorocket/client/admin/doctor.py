@@ -13,7 +13,7 @@ from aiorocket.client.admin.topics import Topics
 from aiorocket.client.session import Session
 from aiorocket.errors import RemoteError, RocketError, TopicNotFoundError
 from aiorocket.remoting.address import host_of, is_loopback
-from aiorocket_protocol import DLQ_PREFIX, RETRY_PREFIX, ProtocolError, ResponseCode
+from aiorocket_protocol import DLQ_PREFIX, RETRY_PREFIX, ProtocolError, RequestCode, ResponseCode
 
 __all__ = ("Finding", "examine")
 
@@ -29,6 +29,8 @@ _SILENT = (
     "is served (--broker)"
 )
 _SAME = "give every member of the group the same topics and tags: else messages pass some of them by"
+_AWAY = "is it up? does the name resolve, and is the port open from this machine?"
+_TLS = "--tls, --tls-ca and --tls-cert as the server wants them, none of them for plain text"
 _UNITS = {"day": 86_400, "hour": 3_600, "minute": 60, "second": 1}
 
 
@@ -49,17 +51,16 @@ async def examine(
     each as it is known. Ends early when there is nobody left to ask."""
     for address in client.config.nameservers:
         try:
-            await client.connection(address)
+            # Not a connection alone: who wants TLS, or another certificate, hangs up behind it.
+            await client.call(address, RequestCode.GET_BROKER_CLUSTER_INFO, accept=range(1 << 16))
             yield Finding("ok", "name server", address, "reachable")
         except (RocketError, ProtocolError) as error:
-            advice = "is it up? does the name resolve, and is the port open from this machine?"
-            yield Finding("error", "name server", address, str(error), advice)
+            yield Finding("error", "name server", address, str(error), _advice(error, _AWAY))
     try:
         brokers = await known.all()
     except (RocketError, ProtocolError) as error:
-        yield Finding(
-            "error", "brokers", "", str(error), "start a broker with --nameserver, or name other name servers"
-        )
+        advice = "start a broker with --nameserver, or name other name servers"
+        yield Finding("error", "brokers", "", str(error), _advice(error, advice))
         return
     reachable = 0
     here = all(is_loopback(host_of(address)) for address in client.config.nameservers)
@@ -105,6 +106,10 @@ async def examine(
                 yield finding
         except (RocketError, ProtocolError) as error:  # who may look at brokers may not look at every topic and group
             yield Finding("error", "permission", "", str(error), "what comes behind it is missing below")
+
+
+def _advice(error: Exception, otherwise: str) -> str:
+    return _TLS if "TLS" in str(error) or "certificate" in str(error) else otherwise
 
 
 def _of_runtime(runtime: BrokerRuntime, now: int) -> list[Finding]:
