@@ -161,7 +161,7 @@ def drain(
 
 
 def rest(server: Server, patience: float = 120.0) -> None:
-    """Wait until the broker has done what is left of the load (its key index comes by and by, at a tenth of a core)."""
+    """Wait until the broker has done what is left of the load (its key index comes by and by)."""
     last, deadline = -1.0, time.monotonic() + patience
     while (now := server.child.cpu()) > last + 0.01:
         if time.monotonic() > deadline:
