@@ -20,7 +20,8 @@ from aiorocket.cli.show import table
 from aiorocket.cli.stopping import until_stopped
 from aiorocket.cli.terminal import INTERRUPTED
 from aiorocket.errors import ConfigError
-from aiorocket.fuzz import Compared, Fuzzing, Report, Rule, Sample, compare, fuzz, replay, role_of
+from aiorocket.fuzz import Compared, Finding, Fuzzing, Report, Rule, Sample, compare, fuzz, replay, role_of
+from aiorocket.fuzz.wire import connect
 from aiorocket.runtime.clock import WallClock
 from aiorocket_protocol import JSON, MSGPACK, ROCKETMQ
 
@@ -62,8 +63,8 @@ def _reached(*servers: str) -> Iterator[None]:
     """An error of the network says of whom, and what to do."""
     try:
         yield
-    except ConnectionError as error:
-        where, why = " or ".join(servers), error.strerror or error
+    except (ConnectionError, TimeoutError) as error:
+        where, why = " or ".join(servers), error.strerror or str(error) or "time is up"
         raise click.ClickException(f"{where}: {why}. Does one run there (`aiorocket standalone` starts one)?") from None
 
 
@@ -133,8 +134,14 @@ def _tell(report: Report, server: str, seed: int, names: Sequence[str], as_json:
 
 
 def run_replay(sample: Sample, server: str, patience: float) -> int:
-    """The exit code."""
-    found = run_loop(replay(server, sample.frames, patience))
+    """The exit code. A server that is not there is an error: nothing was tried."""
+
+    async def work() -> list[Finding]:
+        with _reached(server):
+            (await connect(server, patience)).close()
+        return await replay(server, sample.frames, patience)
+
+    found = run_loop(work())
     for finding in found:
         click.echo(str(finding))
     again = any((each.kind, each.code) == (sample.finding.kind, sample.finding.code) for each in found)

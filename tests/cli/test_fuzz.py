@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aiorocket.cli.main import cli
+from aiorocket.fuzz import Finding, Sample
 from aiorocket.testing.server import RocketMQServer, broker_thread
 
 
@@ -98,3 +99,10 @@ def test_nobody_listens() -> None:
     )
     both = call("127.0.0.1:1", "--against", "127.0.0.1:2", "--frames", "10")
     assert both.exit_code == 1 and "127.0.0.1:1 or 127.0.0.1:2: " in both.output
+
+
+def test_a_finding_is_not_gone_because_nobody_listens(tmp_path: Path) -> None:
+    sample = Sample("127.0.0.1:1", Finding("internal", "NullPointerException", 32), [])
+    (tmp_path / "finding.json").write_text(sample.to_text())
+    found = call("replay", str(tmp_path / "finding.json"))
+    assert found.exit_code == 1 and "127.0.0.1:1: " in found.output and "any more" not in found.output, found.output
