@@ -8,8 +8,9 @@ client would.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
+from aiorocket.config.quick import dataclass
 from aiorocket.config.remoting import MIB, check_numbers, check_positive
 
 __all__ = ("Limits",)

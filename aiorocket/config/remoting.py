@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, Literal
 
+from aiorocket.config.quick import dataclass
 from aiorocket.errors import ConfigError
 
 __all__ = ("MIB", "RemotingConfig", "Serializer", "check_numbers", "check_positive")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from aiorocket.config.quick import dataclass
 from aiorocket.errors import ConfigError
 
 __all__ = ("ServerTlsConfig", "TlsConfig")

@@ -38,7 +38,8 @@ def public_calls() -> Iterator[tuple[str, Callable[..., Any]]]:
             if getattr(call, "__module__", "").startswith("aiorocket") and (
                 method == "__init__" or not method.startswith("_")
             ):
-                yield f"{name}.{method}", call
+                own = method == "__init__" and "__signature__" in vars(value)  # settings: see config/quick.py
+                yield f"{name}.{method}", value if own else call
 
 
 def parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
