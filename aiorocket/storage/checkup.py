@@ -16,7 +16,7 @@ from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checkpoint import load_checkpoint
 from aiorocket.storage.checksums import read_entries, sums_path
 from aiorocket.storage.consume_queue import FILE_SIZE, UNIT, UNIT_SIZE
-from aiorocket.storage.queue_recovery import Codes, code_of
+from aiorocket.storage.queue_recovery import Codes, code_of, count_units
 from aiorocket.storage.recovery import LogSteps
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.snapshots import Snapshot
@@ -171,9 +171,17 @@ def survey(disk: Disk, directory: str, progress: Progress, codes: Codes = Mappin
             unit = units.unit(key, item.queue_offset)
             if unit is None or unit != (item.offset, item.size, code_of(item, codes, topic, unit[2])):
                 wrong.setdefault(key, []).append(item.queue_offset)
+    steps = log.steps
+    end = max(steps.durable, log.state.get("replay", 0))
+    if steps.last_end < end or (bad and bad[-1][0].end >= end):  # the end of the log is missing
+        for key, (low, count) in count_units(disk, steps.queue_directory, deleted, end).items():
+            counts[key] = max(counts.get(key, 0), count)
+            minimum.setdefault(key, low)
+    if steps.last_end < end:
+        bad.append((Bad(steps.last_end, end, steps.without_end(steps.last_end)), steps.log_directory, []))
     for key, count in counts.items():
-        if bad and following.get(key, 0) < count:
-            first = following.get(key, 0)
+        first = following.get(key, minimum.get(key, 0))
+        if bad and first < count:
             bad[-1][2].append((*key, first, count - first))
     findings += [Finding("log", path, item.offset, item.end, item.reason, tuple(lost)) for item, path, lost in bad]
     for (topic, queue_id), offsets in wrong.items():

@@ -95,8 +95,9 @@ class Mending:
             text = ", ".join(named[:_NAMED]) + (f" and {len(named) - _NAMED} more queues" if named[_NAMED:] else "")
             total = sum(count for *_, count in lost)
             _LOG.error(
-                "%s: log offsets %d to %d are damaged (%s); %d messages are lost: %s",
-                damage.file, bad.offset, bad.end, bad.reason, total, text or "none that a queue knows",
+                "%s: log offsets %d to %d are damaged (%s); %s",
+                damage.file, bad.offset, bad.end, bad.reason,
+                f"{total} messages are lost: {text}" if text else "no queue knows of a message that stood there",
             )  # fmt: skip
 
     def _first(self, queue: ConsumeQueue, place: int, *, ends: bool) -> int:

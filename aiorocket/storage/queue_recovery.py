@@ -25,7 +25,16 @@ from aiorocket.storage.segment import Segment
 from aiorocket.storage.walk import Bad, Found, Row, read_pages
 from aiorocket_protocol import MIN_RECORD, PROPERTY_TAGS, RecordView, check_record, tags_code
 
-__all__ = ("WRITE_OUT", "Codes", "QueueSteps", "QueuesDoNotFitError", "code_of", "sync_queue", "tags_code_in")
+__all__ = (
+    "WRITE_OUT",
+    "Codes",
+    "QueueSteps",
+    "QueuesDoNotFitError",
+    "code_of",
+    "count_units",
+    "sync_queue",
+    "tags_code_in",
+)
 
 #: Units a queue gathers in memory before they are put into its file (without a sync).
 WRITE_OUT = 64 * 1024
@@ -87,6 +96,8 @@ class QueueSteps:
         #: The log has filler: what was in front of a record may have been removed by compaction.
         self.compacted = False
         self.records = self.scanned = 0
+        #: Where the log has lost its end: see ``count_units``.
+        self.units: dict[tuple[str, int], tuple[int, int]] = {}
 
     def lose(self, start: int, end: int, reason: str) -> None:
         """Quarantine a range of the log."""
@@ -118,7 +129,7 @@ class QueueSteps:
         self.guessed = True
         place, size = newest
         if size:
-            record = self._record(place, size)
+            record = _record(self.disk, self.segments, place, size)
             if record is not None:
                 self.timestamp = record.store_timestamp
         _LOG.warning("no checkpoint: %s is taken as it is up to log offset %d", self.queue_directory, replay)
@@ -173,30 +184,13 @@ class QueueSteps:
         place, size, _ = UNIT.unpack(unit)
         if size == GAP or any(bad.offset < place + size and place < bad.end for bad in self.damage):
             return
-        record = self._record(place, size)
+        record = _record(self.disk, self.segments, place, size)
         if record is None or (record.queue_id, record.queue_offset, record.topic) != (
             queue.queue_id, queue.max_offset - 1, queue.topic,
         ):  # fmt: skip
             raise QueuesDoNotFitError(
                 f"{queue.directory}: unit {queue.max_offset - 1} points at {place}, no such record there"
             )
-
-    def _record(self, place: int, size: int) -> RecordView | None:
-        """The record that stands at ``place``; its body is not checked."""
-        for segment in self.segments:
-            if segment.base <= place < segment.end and MIN_RECORD <= size <= segment.end - place:
-                file = self.disk.open(segment.path)
-                try:
-                    data = read_pages(file, place - segment.base, size)
-                finally:
-                    file.close()
-                try:
-                    if len(data) == size == check_record(data, 0, check_crc=False):
-                        view = RecordView(data, 0, size)
-                        return view if view.physical_offset == place and view.topic else None
-                except ProtocolError:
-                    return None
-        return None
 
     def forget_queues(self) -> None:
         """Start over: no queues, and the log from its beginning."""
@@ -312,6 +306,43 @@ class QueueSteps:
         if self.disk.exists(queue.directory):
             remove_queue(self.disk, queue.directory)
         return self._queue(topic, found.queue_id, position)
+
+
+def count_units(
+    disk: Disk, queue_directory: str, deleted: Mapping[str, int], upto: int
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """How many units there are for the log below ``upto``, but of deleted topics: nothing else knows of messages behind
+    the checkpoint when the log is missing. (Topic, queue) -> the first one and the number behind the last."""
+    units: dict[tuple[str, int], tuple[int, int]] = {}
+    for topic in disk.listdir(queue_directory):
+        for name in disk.listdir(f"{queue_directory}/{topic}"):
+            path = f"{queue_directory}/{topic}/{name}"
+            bases = [int(each) for each in disk.listdir(path) if each.isdigit()]
+            if name.isdigit() and bases and topic not in deleted:
+                try:
+                    count = _count_below(disk, path, bases, upto)
+                except QueuesDoNotFitError:
+                    continue  # damaged too
+                units[topic, int(name)] = bases[0] // UNIT_SIZE, count
+    return units
+
+
+def _record(disk: Disk, segments: list[Segment], place: int, size: int) -> RecordView | None:
+    """The record that stands at ``place``; its body is not checked."""
+    for segment in segments:
+        if segment.base <= place < segment.end and MIN_RECORD <= size <= segment.end - place:
+            file = disk.open(segment.path)
+            try:
+                data = read_pages(file, place - segment.base, size)
+            finally:
+                file.close()
+            try:
+                if len(data) == size == check_record(data, 0, check_crc=False):
+                    view = RecordView(data, 0, size)
+                    return view if view.physical_offset == place and view.topic else None
+            except ProtocolError:
+                return None
+    return None
 
 
 def _count_below(disk: Disk, path: str, bases: list[int], upto: int) -> int:

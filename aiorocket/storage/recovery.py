@@ -21,7 +21,7 @@ from aiorocket.errors import ProtocolError
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checkpoint import QueueRows, QueueTable, checkpoint_state, load_checkpoint
 from aiorocket.storage.checksums import FORMAT, PAGE, Entries, encode_block, encode_head, load, read_entries, sums_path
-from aiorocket.storage.queue_recovery import Codes, QueuesDoNotFitError, QueueSteps, sync_queue
+from aiorocket.storage.queue_recovery import Codes, QueuesDoNotFitError, QueueSteps, count_units, sync_queue
 from aiorocket.storage.results import Recovery
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.snapshots import Snapshot
@@ -64,6 +64,8 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
     try:
         if state is None and steps.segments:
             steps.do_without_checkpoint(steps.replay_of_sums())
+        if steps.last_end < steps.durable:
+            steps.units = count_units(disk, steps.queue_directory, steps.deleted, steps.durable)
         steps.load_queues()
         steps.scan()
     except QueuesDoNotFitError as error:
@@ -228,10 +230,21 @@ class LogSteps(QueueSteps):
             written = entries is not None and entries.end > 0 and entries.durable > base
         return size, written
 
+    @property
+    def last_end(self) -> int:
+        """Where the last segment ends."""
+        return self.segments[-1].end if self.segments else self.start
+
+    def without_end(self, end: int) -> str:
+        """What there is to say of a log that ends at ``end``, short of what was durable."""
+        uncounted = self.durable - max(end, self.state.get("replay", 0))
+        behind = f"; what came in the last {uncounted} bytes of it, not every queue knows" if uncounted > 0 else ""
+        return f"{self.log_directory} ends there: segments are missing{behind}"
+
     def scan(self) -> None:
         """Read from ``replay`` to the end of the log, dispatching every record; sets ``end``."""
         offset = self.end = self.replay
-        last_end = self.segments[-1].end if self.segments else self.start
+        last_end = self.last_end
         if offset > last_end:
             self.lost += offset - last_end
             self.gap = last_end
@@ -260,12 +273,12 @@ class LogSteps(QueueSteps):
         if self.durable > self.end:
             self.lost += self.durable - self.end
             self.gap = self.end
-            self.lose(self.end, self.durable, f"{self.log_directory} ends there: segments are missing")
+            self.lose(self.end, self.durable, self.without_end(self.end))
             self.end = self.durable
         self._keep_numbers()
 
     def _keep_numbers(self) -> None:
-        """Offsets that the checkpoint knows as given are not given again, though their messages are lost."""
+        """Offsets that the checkpoint or units know as given are not given again, though their messages are lost."""
         if not self.lost and not self.rebuilding:
             return
         for topic, rows in self.state.get("queues", {}).items():
@@ -275,6 +288,10 @@ class LogSteps(QueueSteps):
                     queue = self._queue(topic, queue_id, minimum if self.lost else count)
                 if queue.next_offset < count:
                     self._fill(queue, count)
+        for (topic, queue_id), (minimum, count) in self.units.items():
+            queue = self.queues.get((topic, queue_id)) or self._queue(topic, queue_id, minimum)
+            if queue.next_offset < count:
+                self._fill(queue, count)
 
     def check_newest(self) -> None:
         """Compare what was written last with its checksums, even if nothing had to be read."""

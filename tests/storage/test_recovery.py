@@ -13,6 +13,7 @@ from aiorocket.errors import StoreCorruptedError
 from aiorocket.runtime.env import Env, memory_env
 from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import MessageStore, Recovery, Snapshot, StoreBusyError, housekeeping
+from aiorocket.storage.checkup import survey
 from aiorocket.storage.segment import Segment
 from aiorocket_protocol import RecordView
 from tests.storage.stores import HOST, bodies, config, intact, opened, put
@@ -257,6 +258,55 @@ async def test_missing_segments_are_gaps() -> None:
         await again.close()
     again, _ = await reopen(image)
     await again.close()
+
+
+async def test_of_a_log_that_lost_its_end_units_say_what_no_checkpoint_knows(caplog: pytest.LogCaptureFixture) -> None:
+    """Killed before its first checkpoint. It was told that 0 messages are lost, and gave their offsets again."""
+    env = memory_env()
+    store = await opened(env, checkpoint_interval=1e6, segment_size=1 << 20)
+    for _ in range(40):
+        await asyncio.gather(*(put(store) for _ in range(100)))
+    queue = store._queues["T", 0]
+    async with asyncio.timeout(30):
+        while queue.writing or not queue.tail_first:
+            await asyncio.sleep(0.001)
+    image = copy_of(env)
+    await store.close()
+    log = [name for name in disk_of(image).listdir(LOG) if name.isdigit()]
+    disk_of(image).unlink(f"{LOG}/{log[0]}")
+    units = len(disk_of(image).files[f"/store/consumequeue/T/0/{0:020d}"]) // 20
+    assert 3_000 < units < 4_000, "the rest of them was in memory"
+    found = survey(image.disk, "/store", lambda done, total: None)
+    assert [each.lost for each in found.findings] == [(("T", 0, 0, units),)]
+    again = await opened(image, checkpoint_interval=1e6, segment_size=1 << 20)
+    async with asyncio.timeout(30):
+        while not again.damaged:
+            await asyncio.sleep(0)
+    assert again.damaged[0].lost == (("T", 0, 0, units),) and again.max_offset("T", 0) == units
+    assert f"{units} messages are lost: topic T queue 0 offset 0 ({units})" in caplog.text
+    assert "not every queue knows" in caplog.text
+    await again.close()
+
+
+async def test_of_a_log_that_lost_its_end_is_never_said_that_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    env, store, places = await filled(20)
+    image = copy_of(env)
+    await store.close()
+    for checkpoint in (True, False):
+        broken = copy_of(image)
+        disk_of(broken).unlink(f"{LOG}/{0:020d}")
+        if not checkpoint:
+            for generation in "ab":
+                disk_of(broken).files.pop(f"/store/checkpoint.{generation}", None)
+        found = survey(broken.disk, "/store", lambda done, total: None)
+        assert [(each.offset, each.end > places[-1]) for each in found.findings if each.kind == "log"] == [(0, True)]
+        again, recovery = await reopen(broken)
+        assert [each[:1] for each in recovery.damaged] == [(0,)]
+        async with asyncio.timeout(30):
+            while not again.damaged:
+                await asyncio.sleep(0)
+        assert " 0 messages are lost" not in caplog.text
+        await again.close()
 
 
 @pytest.mark.parametrize("loss", ["checkpoint", "queue", "file", "short", "wrong", "both", "garbage"])
