@@ -18,6 +18,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: The last line of a Python trace: an exception's name with its module, or a built-in one, and what it says.
 _RAISED = re.compile(r"^(?:[a-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+#: Of a Java trace, what each exception in it says; and the condition that Spark gives a name.
+_SAID = re.compile(r"^(?:: |Caused by: )[\w.$]+: (.+)$", re.MULTILINE)
+_CONDITION = re.compile(r"\[[A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*\] .+?(?=\s*SQLSTATE|$)", re.MULTILINE)
 _SHOWN = 500
 
 
@@ -35,8 +38,18 @@ def explain(error: BaseException) -> str:
     told = [found for found in _RAISED.finditer(text) if not found[1].startswith(("Py4J", "Spark"))]
     if told and "Traceback (most recent call last)" in text:
         return f"{told[-1][1]}: {told[-1][2].strip()}"[:_SHOWN]
+    if text.startswith("An error occurred while calling"):  # py4j's: which call is of no use to anybody
+        return _of_java(text)[:_SHOWN]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:_SHOWN]
+
+
+def _of_java(text: str) -> str:
+    said, condition = [each.strip() for each in _SAID.findall(text)], _CONDITION.search(text)
+    first = condition[0] if condition else said[0] if said else text.splitlines()[0]
+    if said and said[-1] not in first and first not in said[-1]:
+        first = f"{first.rstrip('. ')}: {said[-1]}"
+    return f"{first}; put the file back from a copy" if "[FAILED_READ_FILE" in first else first
 
 
 def untraced(function: F) -> F:

@@ -54,6 +54,16 @@ def commit(queue: Queue, begin: int, end: int, rows: int | None = None, **more: 
     return Commit(files, {queue: Span(begin, end, rows)}, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["_archive.json", "_manifest/0000000000.json"])
+def test_a_damaged_file_of_the_manifest_is_named(tmp_path: Path, name: str) -> None:
+    archive = make(tmp_path)
+    archive.publish(archive.snapshot(), commit(Q0, 0, 5))
+    damaged = tmp_path / name
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    with pytest.raises(RocketError, match=f"{name} cannot be read .*: put it back from a copy"):
+        Archive.open(str(tmp_path)).snapshot()
+
+
 def test_commits_follow_each_other(tmp_path: Path) -> None:
     archive = make(tmp_path)
     snapshot = archive.publish(archive.snapshot(), commit(Q0, 5, 10, query="q", batch=3))

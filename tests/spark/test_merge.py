@@ -68,3 +68,14 @@ def test_an_offset_that_is_there_twice_is_an_error_and_what_spark_wrote_is_taken
     pq.write_table(table.select(table.column_names[::-1]), tmp_path / _HOUR / "spark.parquet", store_schema=False)
     (file,) = merge(archive.folder, [f"{_HOUR}/spark.parquet"], "_staging/y", archive.columns, 1)
     assert pq.ParquetFile(tmp_path / "_staging/y" / file.path).read().equals(table)
+
+
+def test_a_page_that_is_damaged_names_its_file(tmp_path: Path) -> None:
+    archive = make(tmp_path)
+    path = add(archive, {QUEUES[0]: range(1000)}).files[0].path
+    data = bytearray((tmp_path / path).read_bytes())
+    data[4:400] = bytes(396)
+    (tmp_path / path).write_bytes(data)
+    schema = pq.read_schema(tmp_path / path)
+    with pytest.raises(RocketError, match=f"{path} cannot be read .*: put it back from a copy"):
+        list(merging.batches_of(archive.folder, path, schema))

@@ -184,7 +184,7 @@ class _Stream:
 
     def _archive(self, df: DataFrame, batch: int) -> None:
         run = self._run
-        query = json.loads(run.archive.folder.read(f"{CHECKPOINT}/metadata"))["id"]
+        query = run.archive.folder.json(f"{CHECKPOINT}/metadata")["id"]
         if run.snapshot.done(query, batch):
             return
         staging = run.staging()

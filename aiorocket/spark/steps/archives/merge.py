@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from aiorocket.model import Queue
 from aiorocket.spark.columns import arrow_schema
 from aiorocket.spark.steps.files.file_jobs import Held, held_by
-from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.files.folder import Folder, unreadable
 from aiorocket.spark.steps.files.hours import HourWriter, by_queue
 from aiorocket.spark.steps.files.manifest import DataFile, partition_of
 
@@ -63,14 +63,17 @@ def merge_task(task: tuple[str, str, Sequence[str], int, Sequence[str]]) -> Iter
 
 
 def batches_of(folder: Folder, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The columns of ``schema`` of a file, with its types."""
-    with folder.filesystem.open_input_file(folder.full(path)) as stream:
-        file = pq.ParquetFile(stream)
-        for number in range(file.num_row_groups):
-            group = file.metadata.row_group(number)
-            rows = max(1, min(_ROWS, group.num_rows * _BYTES // max(1, group.total_byte_size)))
-            for batch in file.iter_batches(rows, [number], schema.names):
-                yield batch.select(schema.names).cast(schema)  # as Spark's own writer names the parts of a map
+    """The columns of ``schema`` of a file, with its types. RocketError for one that cannot be read."""
+    try:
+        with folder.filesystem.open_input_file(folder.full(path)) as stream:
+            file = pq.ParquetFile(stream)
+            for number in range(file.num_row_groups):
+                group = file.metadata.row_group(number)
+                rows = max(1, min(_ROWS, group.num_rows * _BYTES // max(1, group.total_byte_size)))
+                for batch in file.iter_batches(rows, [number], schema.names):
+                    yield batch.select(schema.names).cast(schema)  # as Spark's own writer names the parts of a map
+    except (OSError, pa.ArrowException) as error:
+        raise unreadable(folder.uri(path), error) from error
 
 
 class _Piece(NamedTuple):

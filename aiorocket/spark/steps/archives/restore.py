@@ -337,7 +337,7 @@ class _Restore:
 
     def _load(self) -> _Checkpoint:
         try:
-            value = json.loads(self._folder.read(self._file))
+            value = self._folder.json(self._file)
         except FileNotFoundError:
             return _Checkpoint()
         if value["asked"] != self._asked:

@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from aiorocket.errors import RocketError
 from aiorocket.model import Queue
 from aiorocket.spark.steps.files.file_jobs import Held, run_tasks
-from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.files.folder import Folder, unreadable
 from aiorocket.spark.steps.files.hours import by_queue
 from aiorocket.spark.steps.files.manifest import Archive, DataFile, Span, partition_of
 from aiorocket.spark.steps.proof import QueueCount
@@ -85,10 +84,7 @@ def _spans(task: tuple[str, Sequence[str], Sequence[Sequence[Any]] | None]) -> I
                 file = pq.ParquetFile(stream, read_dictionary=["brokerName"])
                 table = file.read(columns=["brokerName", "queueId", "queueOffset"])
         except (OSError, pa.ArrowException) as error:
-            raise RocketError(
-                f"{folder.uri(path)} cannot be read ({' '.join(str(error).split()):.200}): put it back from a copy, or "
-                "archive the topic to another folder while the brokers have its messages"
-            ) from error
+            raise unreadable(folder.uri(path), error) from error
         offsets = table.column("queueOffset").to_numpy()
         for queue, places in by_queue(partition_of(path)[0], table):
             own = offsets[places]

@@ -6,19 +6,29 @@ no such call in pyarrow: there the name is looked up first, and claims (``claims
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
-from aiorocket.errors import UsageError
+from aiorocket.errors import RocketError, UsageError
 from aiorocket.runtime.entropy import Entropy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ("Folder",)
+__all__ = ("Folder", "unreadable")
+
+
+def unreadable(address: str, error: Exception) -> RocketError:
+    """For a file of an archive or a table that is gone, cut short or changed, in one line."""
+    why = " ".join(str(error).split())
+    return RocketError(
+        f"{address} cannot be read ({why:.200}): put it back from a copy, or begin another folder while the brokers "
+        "have the messages"
+    )
 
 
 class Folder:
@@ -85,6 +95,13 @@ class Folder:
         """The bytes of a file; FileNotFoundError where there is none."""
         with self._fs.open_input_stream(self.full(name)) as stream:
             return bytes(stream.read())
+
+    def json(self, name: str) -> Any:
+        """What a file of JSON says; FileNotFoundError where there is none, RocketError when it is damaged."""
+        try:
+            return json.loads(self.read(name))
+        except ValueError as error:
+            raise unreadable(self.uri(name), error) from error
 
     def create(self, name: str, data: bytes) -> None:
         """Makes the file appear with all its bytes, durably; FileExistsError when it is there already."""

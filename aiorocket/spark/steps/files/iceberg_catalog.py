@@ -67,13 +67,13 @@ def open_table(folder: Folder, owner: str, location: str, create: Callable[[Any,
     note = f"_iceberg_{part}.json" if part else "_iceberg.json"
     try:
         try:
-            noted = json.loads(folder.read(note))
+            noted = folder.json(note)
         except FileNotFoundError:
             made = _own_table(catalog, folder, owner, location, create, part)
             about = {"table": ".".join(made.name()), "uuid": str(made.metadata.table_uuid), "location": location}
             with suppress(FileExistsError):  # the archive, where we compact it beside
                 folder.create(note, (json.dumps(about) + "\n").encode())
-            noted = json.loads(folder.read(note))
+            noted = folder.json(note)
         name, why = noted["table"], "is in another catalogue than this one, or was removed there"
         if noted["location"] == location:
             with suppress(NoSuchTableError):

@@ -271,7 +271,7 @@ class Archive:
         """UsageError where no archive is, or one that a later release has written."""
         folder = Folder(path)
         try:
-            about = json.loads(folder.read(_ABOUT))
+            about = folder.json(_ABOUT)
         except FileNotFoundError:
             raise UsageError(f"no archive at {path}: {folder.uri(_ABOUT)} does not exist") from None
         if about["version"] != _FORMAT_VERSION:
@@ -354,7 +354,7 @@ class Archive:
         """Removes the manifest files that ``snapshot``'s generation stands for."""
         if not snapshot.generation:
             return
-        newest = json.loads(self.folder.read(f"{MANIFEST}/{_COMPACT}{snapshot.generation:010d}.json"))
+        newest = self.folder.json(f"{MANIFEST}/{_COMPACT}{snapshot.generation:010d}.json")
         least = {"commit": newest["last"] + 1, "generation": snapshot.generation}
         for name in self.folder.names(MANIFEST):
             kind, number = _parse(name)
@@ -407,7 +407,7 @@ class Archive:
         newest = max(numbers, default=0)
         if newest <= above:
             return Snapshot()
-        return _from_json(json.loads(self.folder.read(f"{MANIFEST}/{_COMPACT}{newest:010d}.json")))
+        return _from_json(self.folder.json(f"{MANIFEST}/{_COMPACT}{newest:010d}.json"))
 
     def _read(self) -> Snapshot:
         numbers = self._numbers()
@@ -419,7 +419,7 @@ class Archive:
                 raise FileNotFoundError(
                     f"{self.folder.uri(MANIFEST)}/{snapshot.last + 1:010d}.json is not there, {number:010d}.json is"
                 )
-            entry = json.loads(self.folder.read(f"{MANIFEST}/{number:010d}.json"))
+            entry = self.folder.json(f"{MANIFEST}/{number:010d}.json")
             ranges = {Queue(*item[:3]): Span(*item[3:]) for item in entry["ranges"]}
             files = [DataFile.from_json(item) for item in entry["files"]]
             snapshot = snapshot.plus(Commit(files, ranges, entry["query"], entry["batch"]))
