@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from aiorocket.errors import RocketError
+from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.tables.table import Table, TableSnapshot
@@ -53,6 +53,25 @@ def test_records_stay_few_and_say_the_same(tmp_path: Path) -> None:
         assert records(tmp_path) == list(range(number // 4 * 4, number + 1))
         assert len({each.path for each in found.files if (tmp_path / each.path).is_file()}) == number + 1
     assert Table.open(str(tmp_path), "x", {}).snapshot() == found
+
+
+def test_a_table_without_rows_takes_other_arguments(tmp_path: Path) -> None:
+    """The first ones may have been wrong, which is found out when rows are made."""
+    Table.open(str(tmp_path), "windows", {"every": "5 minuts"})
+    table = Table.open(str(tmp_path), "windows", {"every": "5 minutes"})
+    assert table.settings == {"every": "5 minutes"}
+    add(table, 0, 5)
+    with pytest.raises(UsageError, match="use another folder"):
+        Table.open(str(tmp_path), "windows", {"every": "6 minutes"})
+
+
+def test_damaged_records_are_named(tmp_path: Path) -> None:
+    table = Table.open(str(tmp_path), "x", {})
+    add(table, 0, 5)
+    record = tmp_path / "_runs" / "0000000000.json"
+    record.write_bytes(record.read_bytes()[:20])
+    with pytest.raises(RocketError, match=r"_runs/0000000000\.json cannot be read .*: put it back from a copy"):
+        table.snapshot()
 
 
 def test_a_crash_between_a_record_and_those_it_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

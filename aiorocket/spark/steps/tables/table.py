@@ -87,7 +87,7 @@ class Table:
         """The table at ``path``, None where none is."""
         folder = Folder(path)
         try:
-            return cls(folder, json.loads(folder.read(_ABOUT)))
+            return cls(folder, folder.json(_ABOUT))
         except FileNotFoundError:
             return None
 
@@ -114,7 +114,12 @@ class Table:
         try:
             folder.create(_ABOUT, (json.dumps(about) + "\n").encode())
         except FileExistsError:
-            table = cls(folder, json.loads(folder.read(_ABOUT)))
+            there = folder.json(_ABOUT)
+            if {**there, "id": about["id"]} != about and not folder.names(_RUNS):
+                # It was begun, and then something was wrong with what was asked for.
+                folder.replace(_ABOUT, (json.dumps(about) + "\n").encode())
+                there = about
+            table = cls(folder, there)
             found: Any
             for name, asked in (("step", step), ("format", format), ("settings", _strict(plain, evolves))):
                 found = getattr(table, name)
@@ -139,7 +144,7 @@ class Table:
             names = self.folder.names(_RUNS)
             try:
                 for name in reversed(names):
-                    found.append(json.loads(self.folder.read(f"{_RUNS}/{name}")))
+                    found.append(self.folder.json(f"{_RUNS}/{name}"))
                     if found[-1]["kind"] != "append":
                         break
                 return found[::-1]
