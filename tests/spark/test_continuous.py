@@ -214,6 +214,9 @@ def test_the_command_checks_a_file(tmp_path: Path) -> None:
     plan_of(tmp_path, "t", FILE.replace("pullTimeout", "pulTimeout"))
     wrong = CliRunner().invoke(cli, ["lake", "run", file, "--check"])
     assert wrong.exit_code == 1 and "did you mean pullTimeout?" in wrong.stderr
+    plan_of(tmp_path, "t", FILE.replace("1 hour", "1 hours long"))
+    wrong = CliRunner().invoke(cli, ["lake", "run", file, "--check"])
+    assert wrong.exit_code == 1 and "windows.every='1 hours long': a number and a unit" in wrong.stderr
 
 
 def test_keys_of_the_file_win_over_those_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.steps.archives.archive import archive
 from aiorocket.spark.steps.archives.compact import compact
 from aiorocket.spark.steps.behind import behind
+from aiorocket.spark.steps.fields import check_interval
 from aiorocket.spark.steps.files.claims import ClaimStoppedError
 from aiorocket.spark.steps.files.manifest import ArchiveConflictError
 from aiorocket.spark.steps.report import Progress, StepReport
@@ -136,9 +137,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return plan
 
     def check(self, name_server: str, options: Mapping[str, str] | None = None) -> None:
-        """UsageError for options that the source would refuse; ``options`` are those of ``Continuous``."""
+        """UsageError for options that the source would refuse, and for lengths of time that are none; ``options`` are
+        those of ``Continuous``."""
         text = {**(options or {}), **self.options, "nameServer": name_server, "topic": self.topic}
         SourceOptions.parse(text).for_stream()
+        if self.windows is not None:
+            for name in ("every", "slide", "watermark"):
+                if (given := getattr(self.windows, name)) is not None:
+                    check_interval(given, f"windows.{name}")
 
 
 @dataclass

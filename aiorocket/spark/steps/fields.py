@@ -11,7 +11,7 @@ from pyspark.sql.types import ArrayType
 
 from aiorocket.errors import UsageError
 
-__all__ = ("ARRIVAL", "QUEUE", "arrival", "business_key", "interval", "millis_between", "need")
+__all__ = ("ARRIVAL", "QUEUE", "arrival", "business_key", "check_interval", "interval", "millis_between", "need")
 
 #: The columns that name a queue.
 QUEUE = ("topic", "brokerName", "queueId")
@@ -50,10 +50,15 @@ def business_key(df: DataFrame, key: str | Column | None = None) -> Column:
     return F.nullif(F.trim(keys), F.lit(""))
 
 
-def interval(text: str, name: str) -> Column:
-    """A length of time such as ``10 minutes`` as a column. UsageError names the option ``name``."""
+def check_interval(text: str, name: str) -> None:
+    """UsageError, which names the option ``name``, for what is no length of time such as ``10 minutes``."""
     if not isinstance(text, str) or not _INTERVAL.fullmatch(text):
         raise UsageError(f"{name}={text!r}: a number and a unit, such as '30 seconds', '10 minutes' or '1 hour'")
+
+
+def interval(text: str, name: str) -> Column:
+    """A length of time such as ``10 minutes`` as a column. UsageError as of ``check_interval``."""
+    check_interval(text, name)
     return F.expr(f"INTERVAL {text}")
 
 
