@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from aiorocket.broker.core.pull_checks import check_access, parse_subscription, 
 from aiorocket.broker.core.retry_policy import after_failure, for_retry_send
 from aiorocket.broker.core.send_checks import Admitted, SendFacts, admit, check_sizes, property_value
 from aiorocket.broker.core.topics import Topic, TopicTable
+from aiorocket.config import Limits
 from aiorocket_protocol import SubscriptionData, encode_properties
 
 
@@ -253,6 +255,28 @@ def test_a_level_is_idle_only_when_its_queue_was_seen_empty() -> None:
 
 def pull(queue: tuple[str, int] = ("T", 0), scanned: int = 0, accept: Any = None, connection: int = 1) -> ParkedPull:
     return ParkedPull(queue, scanned, accept, connection, None)
+
+
+def test_who_may_not_park_is_told_without_a_look_at_all_that_he_parked() -> None:
+    """Each pull at the limit cost a look at up to 8,192 others of its connection."""
+    polls = LongPolls(30, Limits(parked_per_queue=256))
+    for number in range(256):
+        polls.park(pull(), 15, 0)
+        polls.park(pull(connection=2), 15, 0)
+        polls.park(pull(("T", number + 1)), 15, 0)
+    steps = 0
+
+    def step(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+
+    before = sys.getprofile()
+    sys.setprofile(step)
+    refusal, other = polls.refusal(pull()), polls.refusal(pull(("T", 1)))
+    sys.setprofile(before)
+    assert refusal is not None and "parked_per_queue=256" in refusal.remark and other is None
+    assert steps < 60
+    assert polls.lost(1) == 512 and polls.count == 256 and polls.refusal(pull()) is None
 
 
 def test_an_arrival_wakes_those_it_concerns() -> None:

@@ -65,7 +65,7 @@ class LongPolls:
         self._weight = 0
         self._max_ticks = max(1, round(max_hold / _TICK))
         self._by_queue: dict[tuple[str, Hashable], dict[int, ParkedPull]] = {}
-        self._by_connection: dict[Hashable, dict[int, ParkedPull]] = {}
+        self._by_connection: dict[Hashable, dict[tuple[str, Hashable], list[ParkedPull]]] = {}
         self._by_hold: dict[int, OrderedDict[int, ParkedPull]] = {}
         self._seq = 0
         self._armed = _INFINITY
@@ -86,13 +86,13 @@ class LongPolls:
         if self._weight + pull.weight > limits.filter_memory:
             return full("filter_memory", limits.filter_memory, "the pull cannot wait with a filter of its own")
         most = limits.parked_per_queue
-        mine, there = self._by_connection.get(pull.connection, ()), self._by_queue.get(pull.queue, ())
-        if len(mine) >= most and len(there) >= most and sum(1 for seq in mine if seq in there) >= most:
+        mine = self._by_connection.get(pull.connection)
+        if mine is not None and len(mine.get(pull.queue, ())) >= most:
             return full("parked_per_queue", most, "the pull cannot wait beside the connection's others of this queue")
         return None
 
     def is_parked(self, pull: ParkedPull) -> bool:
-        return pull.seq in self._by_connection.get(pull.connection, ())
+        return pull.seq in self._by_queue.get(pull.queue, ())
 
     def park(self, pull: ParkedPull, hold: float, now: float) -> bool:
         """Hold ``pull`` for at most ``hold`` seconds (bounded by ``max_hold``). True when the next deadline came
@@ -109,7 +109,10 @@ class LongPolls:
         mine = self._by_connection.get(pull.connection)
         if mine is None:
             mine = self._by_connection[pull.connection] = {}
-        mine[seq] = pull
+        of_queue = mine.get(pull.queue)
+        if of_queue is None:
+            of_queue = mine[pull.queue] = []
+        of_queue.append(pull)
         held = self._by_hold.get(ticks)
         if held is None:
             held = self._by_hold[ticks] = OrderedDict()
@@ -202,7 +205,7 @@ class LongPolls:
 
     def lost(self, connection: Hashable) -> int:
         """Drop the pulls of a closed connection; says how many."""
-        gone = list(self._by_connection.get(connection, {}).values())
+        gone = [pull for pulls in self._by_connection.get(connection, {}).values() for pull in pulls]
         for pull in gone:
             self._remove(pull)
         return len(gone)
@@ -220,9 +223,12 @@ class LongPolls:
         if not parked:
             del self._by_queue[pull.queue]
         mine = self._by_connection[pull.connection]
-        del mine[seq]
-        if not mine:
-            del self._by_connection[pull.connection]
+        of_queue = mine[pull.queue]
+        of_queue.remove(pull)  # it is one of few, and mostly the first
+        if not of_queue:
+            del mine[pull.queue]
+            if not mine:
+                del self._by_connection[pull.connection]
         del self._by_hold[pull.ticks][seq]
         self.count -= 1
         self._weight -= pull.weight
