@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from aiorocket.runtime.disk import Buffer, File, Lock, locked, replace
@@ -81,6 +82,7 @@ class MemoryDisk:
         self.locks: set[str] = set()
 
     @staticmethod
+    @lru_cache(4096)
     def _path(path: str) -> str:
         return os.path.normpath("/" + path.lstrip("/"))  # POSIX gives two slashes at the start a meaning of their own
 

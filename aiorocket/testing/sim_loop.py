@@ -93,6 +93,15 @@ class SimLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, self.random.random(), self._sequence, timer))
         return timer
 
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        if self.is_closed():
+            raise RuntimeError("Event loop is closed")
+        handle = asyncio.Handle(callback, args, self, context)
+        self._callbacks.append(handle)
+        return handle
+
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
@@ -104,7 +113,11 @@ class SimLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         # A simulated hour is millions of callbacks: attributes of handles are read, not asked for.
         timers, ready, host_of = self._timers, self._callbacks, SimProcess.current
-        while timers and (timers[0][3]._cancelled or _dead(timers[0][3]._context.get(host_of))):
+        while timers:
+            first = timers[0][3]
+            host = first._context.get(host_of)
+            if not first._cancelled and (host is None or host.alive):
+                break
             heapq.heappop(timers)
         if not ready and not cast("Any", self)._stopping:
             if not timers or timers[0][0] == _FOREVER:
@@ -183,8 +196,3 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _process_events(self, event_list: object) -> None:
         return None
-
-
-def _dead(host: SimProcess | None) -> bool:
-    """Was this simulated host killed?"""
-    return host is not None and not host.alive

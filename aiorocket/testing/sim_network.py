@@ -228,6 +228,7 @@ class SimTransport(asyncio.Transport):
         super().__init__({"sockname": local, "peername": remote, "socket": None})
         self.local, self.remote, self.host = local, remote, host
         self.peer: SimTransport
+        self._link = f"{remote}>{local}"
         self.wire: deque[bytes | None] = deque()  # under way towards this end; None is the end of the stream
         self.opened: asyncio.Future[None] = network.loop.create_future()
         self.stalled = False
@@ -415,7 +416,7 @@ class SimTransport(asyncio.Transport):
             if not self._protocol.eof_received():
                 self.close()
             return
-        self._network.note(f"{self.remote}>{self.local} {len(piece)}")
+        self._network.note(f"{self._link} {len(piece)}")
         if isinstance(self._protocol, asyncio.BufferedProtocol):
             view = memoryview(piece)
             while view and not self._closing:
