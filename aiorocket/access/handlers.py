@@ -14,6 +14,7 @@ from aiorocket.access.core.accounts import Account, Accounts, entry_from_plain, 
 from aiorocket.access.core.addresses import check_addresses
 from aiorocket.access.core.rights import Entry, Rights, entry_of_permission, parse_resource
 from aiorocket.access.file import LEAST_SECRET
+from aiorocket.config import Limits
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import RequestHandler
 from aiorocket_protocol import (
@@ -38,9 +39,6 @@ from aiorocket_protocol import (
 
 __all__ = ("AccessHandlers",)
 
-#: What commands may make: users, and entries of one user.
-MOST_USERS, MOST_ENTRIES = 10_000, 1_000
-
 _SUBJECT = "User:"
 
 
@@ -53,10 +51,12 @@ class AccessHandlers:
     server's."""
 
     def __init__(
-        self, accounts: Accounts, save: Callable[[], Awaitable[None]], name: str, cluster: str, address: str
-    ) -> None:
+        self, accounts: Accounts, save: Callable[[], Awaitable[None]], limits: Limits, name: str, cluster: str,
+        address: str,
+    ) -> None:  # fmt: skip
         self._accounts = accounts
         self._save = save
+        self._limits = limits
         self._server = name, address, cluster
 
     def codes(self) -> dict[int, RequestHandler]:
@@ -213,10 +213,11 @@ class AccessHandlers:
 
     def _put(self, account: Account) -> None:
         entries = sum(map(len, account.rights))
-        if entries > MOST_ENTRIES:
-            raise _RefusedError(f"{account.name} would have {entries} entries, {MOST_ENTRIES} are allowed")
-        if self._accounts.get(account.name) is None and len(self._accounts.all()) >= MOST_USERS:
-            raise _RefusedError(f"there are {MOST_USERS} users, more are not allowed")
+        users, rights = self._limits.users, self._limits.rights
+        if entries > rights:
+            raise _RefusedError(f"{account.name} would have {entries} entries: the server's limit is rights={rights}")
+        if self._accounts.get(account.name) is None and len(self._accounts.all()) >= users:
+            raise _RefusedError(f"no more users: the server's limit users={users} is reached")
         self._accounts.put(account)
 
 

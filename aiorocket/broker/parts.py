@@ -157,7 +157,7 @@ class Parts:
         server.processors.plain = plain_sends(config, tables, store, sends, server.processors)
         if security.accounts is not None:
             names = config.name, config.cluster, address
-            add(AccessHandlers(security.accounts, lambda: state.save("access"), *names).codes())
+            add(AccessHandlers(security.accounts, lambda: state.save("access"), config.limits, *names).codes())
 
     def arrived(self, topic: str, queue_id: int, max_offset: int, code: int | None) -> None:
         """The store has visible messages in a queue, which ends at ``max_offset`` now."""

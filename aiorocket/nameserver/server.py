@@ -88,9 +88,9 @@ class NameServer:
         self._access_file: StateFile | None = None
         if config.data is not None and accounts is None and security.accounts is not None:
             self._access_file = StateFile(env, config.data, "access")
-            access = AccessHandlers(security.accounts, self._save_accounts, "nameserver", DEFAULT_CLUSTER, config.host)
-            for code, handler in access.codes().items():
-                processors.add(code, handler)
+            names = "nameserver", DEFAULT_CLUSTER, config.host
+            for code in (made := AccessHandlers(security.accounts, self._save_accounts, config.limits, *names).codes()):
+                processors.add(code, made[code])
         for code, handler in self._codes().items():
             if is_registration(code) and not security.door.open and not config.open_registration:
                 handler = partial(from_here, handler)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from aiorocket.access.core.accounts import Accounts
+from aiorocket.access.handlers import AccessHandlers
 from aiorocket.broker import Broker
 from aiorocket.broker.core import topics as topic_table
 from aiorocket.client.core.routes import check_route
@@ -62,6 +64,7 @@ SMALL = Limits(
     filter_tags=5, filter_memory=20_000, parked_pulls=6, parked_per_queue=4, popped=4, modes=3, deliveries=3,
     client_id=20, batch=10, attributes=1_000, parked_pops=6, parked_pops_per_group=4, timers=3, sent_once=8,
     transactions=3, queues=2_000, brokers=3, broker_topics=4, routes=7, key_values=2_000, route_queues=100,
+    users=3, rights=4,
 )  # fmt: skip
 #: A limit -> a program that goes on until it is refused, and says by which answer.
 ATTACKS: dict[str, Callable[[int], Awaitable[str]]] = {}
@@ -447,6 +450,41 @@ async def routes(count: int) -> str:
 async def key_values(count: int) -> str:
     async with name_server() as peer:
         return await refused(peer, count, lambda n: (100, PutKVConfigRequestHeader("n", f"k{n}", "v" * 300)))
+
+
+async def changed_access(codes: dict[int, Any], code: int, body: bytes = b"", **ext: str) -> str:
+    answer = await codes[code](None, RemotingCommand.request(code, ext=ext, body=body))
+    return answer.remark or "" if answer.code else ""
+
+
+def access() -> tuple[Accounts, dict[int, Any]]:
+    async def save() -> None:
+        pass
+
+    accounts = Accounts()
+    return accounts, AccessHandlers(accounts, save, SMALL, "b", "c", "127.0.0.1:1").codes()
+
+
+@attack
+async def users(count: int) -> str:
+    accounts, codes = access()
+    body = b'{"password": "12345678"}'
+    said = [await changed_access(codes, 3001, body, username=f"u{n}") for n in range(count)]
+    assert said[:3] == ["", "", ""] and len(accounts.all()) == 3
+    assert "users=3" in await changed_access(codes, 50, accessKey="one-more", secretKey="12345678")
+    assert await changed_access(codes, 3002, body, username="u0") == ""
+    return said[-1]
+
+
+@attack
+async def rights(count: int) -> str:
+    accounts, codes = access()
+    for number in (4, count):
+        perms = ",".join(f"t{n}=DENY" for n in range(number))
+        said = await changed_access(codes, 50, accessKey="one", secretKey="12345678", topicPerms=perms)
+        assert (number == 4) == (said == "")
+    assert sum(map(len, accounts.all()[0].rights)) <= 4
+    return said
 
 
 @attack
