@@ -159,7 +159,8 @@ def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         for config, name in (
             (RemotingConfig, "connect_timeout"), (RemotingConfig, "request_timeout"), (ProducerConfig, "send_timeout"),
         ):  # fmt: skip
-            monkeypatch.setattr(config.__dataclass_fields__[name], "default", 60.0)
+            defaults: Any = config.__init__.__kwdefaults__
+            monkeypatch.setitem(defaults, name, 60.0)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Settings, one frozen dataclass per concern: durations in seconds, sizes in bytes, rules across fields checked.
 
-Each class is made when it is first asked for: a broker's process needs none of the client's.
+Each class is made when it is first asked for: a broker's process needs none of the client's, and they take longer to
+make than a message takes through it.
 """
 
 from __future__ import annotations

@@ -6,13 +6,12 @@ import os
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from aiorocket.config.addresses import check_address_map, check_nameservers
 from aiorocket.config.credentials import check_credentials
 from aiorocket.config.limits import Limits
-from aiorocket.config.quick import dataclass
 from aiorocket.config.remoting import MIB, RemotingConfig, check_numbers, check_positive
 from aiorocket.config.tls import TlsConfig
 from aiorocket.errors import ConfigError

@@ -8,9 +8,8 @@ client would.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
-from aiorocket.config.quick import dataclass
 from aiorocket.config.remoting import MIB, check_numbers, check_positive
 
 __all__ = ("Limits",)

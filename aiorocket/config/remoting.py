@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from aiorocket.config.quick import dataclass
 from aiorocket.errors import ConfigError
 
 __all__ = ("MIB", "RemotingConfig", "Serializer", "check_numbers", "check_positive")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import ssl
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from aiorocket.config.addresses import check_nameservers
 from aiorocket.config.limits import Limits
-from aiorocket.config.quick import dataclass
 from aiorocket.config.remoting import MIB, RemotingConfig, check_numbers, check_positive
 from aiorocket.config.tls import ServerTlsConfig, TlsConfig
 from aiorocket.errors import ConfigError

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
-from aiorocket.config.quick import dataclass
 from aiorocket.errors import ConfigError
 
 __all__ = ("ServerTlsConfig", "TlsConfig")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aiorocket.runtime.clock import Clock, WallClock
 from aiorocket.runtime.disk import Disk, RealDisk
 from aiorocket.runtime.entropy import Entropy
+from aiorocket.runtime.memory_disk import MemoryDisk
 
 __all__ = ("Env", "memory_env", "real_env")
 
@@ -28,7 +29,4 @@ def real_env() -> Env:
 
 def memory_env() -> Env:
     """The machine's clock and randomness; files live in memory and end with this object."""
-    # Imported here: what asks or sends keeps no files.
-    from aiorocket.runtime.memory_disk import MemoryDisk
-
     return Env(WallClock(), Entropy(), MemoryDisk())

@@ -38,8 +38,7 @@ def public_calls() -> Iterator[tuple[str, Callable[..., Any]]]:
             if getattr(call, "__module__", "").startswith("aiorocket") and (
                 method == "__init__" or not method.startswith("_")
             ):
-                own = method == "__init__" and "__signature__" in vars(value)  # settings: see config/quick.py
-                yield f"{name}.{method}", value if own else call
+                yield f"{name}.{method}", call
 
 
 def parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:

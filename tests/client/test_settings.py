@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-import pickle
 import sys
-from copy import copy
-from dataclasses import FrozenInstanceError, asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +17,6 @@ from aiorocket import (
     RemotingConfig,
     TlsConfig,
 )
-from aiorocket.config import ServerTlsConfig
 from aiorocket.config.settings import options
 
 ROOT = Path(__file__).parents[2]
@@ -123,26 +117,6 @@ def test_what_a_service_sets_is_that_of_all_it_makes(tmp_path: Path) -> None:
     assert client.consumer(config=ConsumerConfig(batch_size=2)).config.concurrency == 16
     with pytest.raises(ConfigError, match="concurrency=0"):
         ClientConfig.from_env(environ={"AIOROCKET_CONSUMER_CONCURRENCY": "0"})
-
-
-def test_settings_are_dataclasses_that_nobody_changes() -> None:
-    config = ClientConfig(nameservers=("a:1",), namespace="n", access_key="k", secret_key="hush")
-    same, other = replace(config), replace(config, remoting=RemotingConfig(request_timeout=7))
-    assert (config, hash(config)) == (same, hash(same)) and config != other and config != "config"
-    assert pickle.loads(pickle.dumps(other)) == copy(other) == other
-    assert asdict(other)["remoting"]["request_timeout"] == 7
-    assert "namespace='n'" in repr(config) and "hush" not in repr(config)
-    for attempt in (lambda: setattr(config, "namespace", "m"), lambda: delattr(config, "namespace")):
-        with pytest.raises(FrozenInstanceError, match="namespace"):
-            attempt()
-    wrong: Any = {"namespce": "n"}
-    with pytest.raises(TypeError, match="ClientConfig has no option 'namespce'"):
-        ClientConfig(**wrong)
-    no_cert: Any = {}
-    with pytest.raises(TypeError, match="ServerTlsConfig needs a value for 'cert'"):
-        ServerTlsConfig(**no_cert)
-    signature = inspect.signature(ConsumerConfig)
-    assert signature.parameters["concurrency"].default == 16 and next(iter(signature.parameters)) == "concurrency"
 
 
 def table() -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from aiorocket.errors import StoreLockedError
-from aiorocket.runtime import Disk, RealDisk
-from aiorocket.runtime.memory_disk import MemoryDisk
+from aiorocket.runtime import Disk, MemoryDisk, RealDisk
 from aiorocket.testing import SimDisk
 
 
