@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_
 
 from aiorocket.config.addresses import read_address_map
 from aiorocket.config.server import BrokerConfig, NameServerConfig
-from aiorocket.config.toml_lines import line_of
+from aiorocket.config.toml_lines import line_of, lines_of
 from aiorocket.errors import ConfigError
 
 __all__ = (
@@ -175,12 +175,12 @@ def _of_toml(config: type, path: str | os.PathLike[str], section: str) -> Iterat
         raise ConfigError(f"settings file {os.fspath(path)}: {section} is a value, a section [{section}] is needed")
     known = {each.path: each for each in options(config)}
     parts = parts_of(config)
-    above_all = tuple(filter(None, section.split(".")))
+    above_all, lines = tuple(filter(None, section.split("."))), lines_of(text)
 
     def walk(table: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[_Said]:
         for name, value in table.items():
             place = (*above, name)
-            line = line_of(text, (*above_all, *place))
+            line = line_of(lines, (*above_all, *place))
             where = f"{os.fspath(path)}{'' if line is None else f':{line}'}: {'.'.join(place)}"
             if isinstance(value, dict) and name in parts and not above:
                 yield from walk(value, place)

@@ -89,8 +89,9 @@ class NameServer:
         if config.data is not None and accounts is None and security.accounts is not None:
             self._access_file = StateFile(env, config.data, "access")
             names = "nameserver", DEFAULT_CLUSTER, config.host
-            for code in (made := AccessHandlers(security.accounts, self._save_accounts, config.limits, *names).codes()):
-                processors.add(code, made[code])
+            access = AccessHandlers(security.accounts, self._save_accounts, config.limits, *names)
+            for code, handler in access.codes().items():
+                processors.add(code, handler)
         for code, handler in self._codes().items():
             if is_registration(code) and not security.door.open and not config.open_registration:
                 handler = partial(from_here, handler)
@@ -249,8 +250,7 @@ class NameServer:
         asked = DataVersion(0, 0)
         if command.body:
             asked = decode_body(DataVersion, command.body, command.serialize_type, lenient=MAX_LENIENT)
-        now = asyncio.get_running_loop().time()
-        known = self.routes.renew(header.broker_name, header.broker_id, asked, now)
+        known = self.routes.renew(header.broker_name, header.broker_id, asked, asyncio.get_running_loop().time())
         self._rearm()
         response = RemotingCommand.response(header=QueryDataVersionResponseHeader(changed=known != asked))
         if known is not None:

@@ -93,7 +93,7 @@ class SimLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, self.random.random(), self._sequence, timer))
         return timer
 
-    def call_soon(  # type: ignore[override]
+    def call_soon(  # type: ignore[override]  # as of call_at: without its type variables
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         if self.is_closed():

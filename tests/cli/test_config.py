@@ -18,7 +18,7 @@ from aiorocket.cli.config import _comment
 from aiorocket.cli.main import cli
 from aiorocket.config import BrokerConfig, ClientConfig, NameServerConfig, ServerTlsConfig
 from aiorocket.config.settings import SERVERS, Server, broker_settings, options, server_settings
-from aiorocket.config.toml_lines import line_of
+from aiorocket.config.toml_lines import line_of, lines_of
 from aiorocket.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -211,12 +211,14 @@ def test_what_an_option_says_is_not_blamed_on_the_file() -> None:
 
 
 def test_the_line_of_a_setting_is_found_however_it_is_written() -> None:
-    text = "# a\n[broker]\nname='x'\nstore.flush = 'sync'\nrates = {topic_bytes = 1}\n[ broker . tls ]\n'cert' = 'c'\n"
+    lines = lines_of(
+        "# a\n[broker]\nname='x'\nstore.flush = 'sync'\nrates = {topic_bytes = 1}\n[ broker . tls ]\n'cert' = 'c'\n"
+    )
     assert [
-        line_of(text, ("broker", *path.split(".")))
+        line_of(lines, ("broker", *path.split(".")))
         for path in ("name", "store.flush", "rates.topic_bytes", "tls.cert", "tls.key")
     ] == [3, 4, 5, 7, 6]
-    assert line_of(text, ("nameserver", "port")) is None
+    assert line_of(lines, ("nameserver", "port")) is None
 
 
 #: What a pod is told of services aiorocket-broker, aiorocket-nameserver, aiorocket-metrics and aiorocket beside it.

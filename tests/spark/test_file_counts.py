@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,7 +19,8 @@ from aiorocket.spark.steps.proof import QueueCount
 from tests.spark.lakes import add, make
 
 Q0, Q1 = Queue("t", "broker-a", 0), Queue("t", "broker-b", 7)
-NO_SPARK = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
+#: Few rows are counted without a job, so no session is used.
+NO_SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
 
 
 def test_files_are_counted_by_queue_and_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,10 +36,10 @@ def test_files_are_counted_by_queue_and_range(tmp_path: Path, monkeypatch: pytes
     add(archive, {Q0: range(100), Q1: [3, 5, 6]})
     add(archive, {Q0: range(100, 130)})
     files = archive.snapshot().files
-    few = count_files_by_queue(NO_SPARK, archive, files)  # type: ignore[arg-type]  # no session is used
+    few = count_files_by_queue(NO_SPARK, archive, files)
     assert few is not None and not tasks
     monkeypatch.setattr(file_counts, "_HERE_ROWS", sum(file.rows for file in files) - 1)
-    assert count_files_by_queue(NO_SPARK, archive, files) == few == {  # type: ignore[arg-type]
+    assert count_files_by_queue(NO_SPARK, archive, files) == few == {
         Q0: QueueCount(130, 0, 129, 130), Q1: QueueCount(3, 3, 6, 3)
     }  # fmt: skip
     assert len(tasks) >= 2
@@ -45,13 +47,13 @@ def test_files_are_counted_by_queue_and_range(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(file_counts, "_TASK_ROWS", 1)
     monkeypatch.setattr(file_counts, "_TASKS", 1)
     monkeypatch.setattr(file_counts, "_HERE_ROWS", 0)
-    count_files_by_queue(NO_SPARK, archive, files)  # type: ignore[arg-type]
+    count_files_by_queue(NO_SPARK, archive, files)
     assert len(tasks) == 1  # as many as there are cores, however many files
-    some = count_files_by_queue(NO_SPARK, archive, files, {Q0: (95, 105)})  # type: ignore[arg-type]
+    some = count_files_by_queue(NO_SPARK, archive, files, {Q0: (95, 105)})
     assert some == {Q0: QueueCount(10, 95, 104, 10)}
     # Rows that are there twice are for Spark to count, as is what cannot be told from the ends of files.
-    assert count_files_by_queue(NO_SPARK, archive, [*files, files[0]]) is None  # type: ignore[arg-type]
-    assert count_files_by_queue(NO_SPARK, archive, []) == {}  # type: ignore[arg-type]
+    assert count_files_by_queue(NO_SPARK, archive, [*files, files[0]]) is None
+    assert count_files_by_queue(NO_SPARK, archive, []) == {}
 
 
 @pytest.mark.parametrize("damage", [b"", b"PAR1 no Parquet PAR1", None])
@@ -64,7 +66,7 @@ def test_a_file_that_cannot_be_read_is_named_in_a_line(tmp_path: Path, damage: b
     if damage is not None:
         place.write_bytes(damage)
     with pytest.raises(RocketError, match="put it back from a copy") as told:
-        count_files_by_queue(NO_SPARK, archive, files)  # type: ignore[arg-type]  # no session is used
+        count_files_by_queue(NO_SPARK, archive, files)
     assert str(place) in str(told.value) and "\n" not in str(told.value)
 
 

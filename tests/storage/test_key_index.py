@@ -345,7 +345,7 @@ def test_the_further_it_is_behind_the_faster_it_is(monkeypatch: pytest.MonkeyPat
     assert took[0] > 0.018 and took[1] < took[0] / 3
 
 
-def test_a_lookup_answers_after_a_second_and_says_what_it_lacks() -> None:
+def test_a_lookup_answers_after_a_second_and_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """It read all that was left, for minutes where that was much, and nobody waits so long."""
     loop = SimLoop(1)
     env = Env(SimClock(loop), Entropy(1), SimDisk(1))
@@ -361,7 +361,7 @@ def test_a_lookup_answers_after_a_second_and_says_what_it_lacks() -> None:
             await asyncio.sleep(0.6)
             return await step(records)
 
-        store.keys._step = slow  # type: ignore[method-assign]
+        monkeypatch.setattr(store.keys, "_step", slow)
         began, upto = loop.time(), store.max_physical
         found, missing = await store.keys.find("T", "k", 0, END, **options)
         assert 1 <= loop.time() - began < 2
@@ -369,7 +369,7 @@ def test_a_lookup_answers_after_a_second_and_says_what_it_lacks() -> None:
         last = RecordView(found[-1], 0, len(found[-1]))
         assert store.keys.reached == (last.store_timestamp, last.physical_offset + last.size)
         assert missing == upto - store.keys.reached[1] == store.keys.behind
-        store.keys._step = step  # type: ignore[method-assign]
+        monkeypatch.undo()
         found, missing = await store.keys.find("T", "k", 0, END, **options)
         assert (len(found), missing) == (600, 0)
         await store.close()
