@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "Bounds", "address_of", "asked_for", "bounds", "brokers", "commit", "committed", "has_master", "offsets_at",
-    "queues", "wait_for_more",
+    "queues", "stored_at", "wait_for_more",
 )  # fmt: skip
 
 log = logging.getLogger("aiorocket.spark")
@@ -238,15 +238,27 @@ async def offsets_at(client: Session, queues: Iterable[Queue], millis: int) -> d
     async def ask(queue: Queue, address: str) -> int:
         offset = await QueueScan(client, on_wire(client, queue), address).offset_at(millis)
         # RocketMQ 4.9 answers with the last message for a time after it.
-        accept = (_FOUND, *_NOTHING, _OUTSIDE)
-        answer = await client.call(address, RequestCode.PULL_MESSAGE, _pull(client, queue, offset), accept=accept)
-        if answer.code == _FOUND:
-            message = split_records(answer.body, RecordView)[0]
-            if message.queue_offset == offset and message.store_timestamp < millis:
-                return offset + 1
-        return offset
+        stored = await _stored(client, queue, offset, address)
+        return offset + 1 if stored is not None and stored < millis else offset
 
     return await _by_queue(client, queues, ask, None)
+
+
+async def stored_at(client: Session, offsets: Mapping[Queue, int]) -> dict[Queue, int | None]:
+    """When the message at the offset was stored, in milliseconds by its broker's clock; None where none is to be had.
+    RemoteError and connection errors are raised."""
+    return await _by_queue(
+        client, offsets, lambda queue, address: _stored(client, queue, offsets[queue], address), None
+    )
+
+
+async def _stored(client: Session, queue: Queue, offset: int, address: str) -> int | None:
+    accept = (_FOUND, *_NOTHING, _OUTSIDE)
+    answer = await client.call(address, RequestCode.PULL_MESSAGE, _pull(client, queue, offset), accept=accept)
+    if answer.code != _FOUND:
+        return None
+    message = split_records(answer.body, RecordView)[0]
+    return message.store_timestamp if message.queue_offset == offset else None
 
 
 async def committed(client: Session, group: str, queues: Iterable[Queue]) -> dict[Queue, int | None]:

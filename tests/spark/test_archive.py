@@ -29,9 +29,10 @@ from aiorocket.spark.steps import (
 from aiorocket.spark.steps import archive as archive_step
 from aiorocket.spark.steps.archives import archive_run, direct
 from aiorocket.spark.steps.files.hours import _hours
+from aiorocket.spark.steps.files.last_rows import LastRow, last_rows
 from aiorocket.spark.steps.files.manifest import LAST_HOUR, partition_folder
 from aiorocket.spark.steps.rows import with_hours
-from tests.spark.lakes import CrashError, add, crash_at, make
+from tests.spark.lakes import NOON, CrashError, add, crash_at, make
 from tests.spark.producing import create_topic, send
 
 if TYPE_CHECKING:
@@ -143,6 +144,37 @@ def test_both_modes_go_on_where_the_archive_ends(lake: Lake) -> None:
     lake.send(4)
     assert lake.archive(mode="spark", startingOffsets="latest").rows_out == 4
     lake.check()
+
+
+@pytest.mark.parametrize("mode", ["direct", "spark"])
+@pytest.mark.parametrize("stored", [3, 5])
+def test_a_topic_that_was_made_anew_is_told_by_its_last_message(lake: Lake, mode: str, stored: int) -> None:
+    """Also where it is as long as what is archived, or longer."""
+    send(lake.nameserver, lake.topic, ["again"] * stored, queues=2, queue_id=1)
+    archive = make(lake.path)
+    before = add(archive, {Queue(lake.topic, "broker-a", 1): range(3)})
+    said = (
+        r"queue_id=1.*: offset 2 is archived as stored at 2026-03-01T12:02:00\.000Z, the broker's is of 20.*Z: .*anew"
+    )
+    with pytest.raises(UsageError, match=said):
+        lake.archive(mode=mode)
+    assert archive.snapshot() == before
+
+
+def test_which_rows_can_be_compared_with_the_brokers(tmp_path: Path) -> None:
+    """Not what retention has taken, what the broker does not have, or what is in a file that is damaged."""
+    archive = make(tmp_path)
+    first, second, third = (Queue("t", "b", number) for number in range(3))
+    add(archive, {first: range(10), second: range(2, 5)})
+    add(archive, {second: range(5, 9), third: range(4)})
+    ranges = dict.fromkeys((first, second, third), (0, 20))
+    noon = int(NOON.timestamp() * 1000)
+    at = {queue: LastRow(end - 1, noon + (end - 1) * 60_000) for queue, end in ((first, 10), (second, 9), (third, 4))}
+    assert last_rows(archive, archive.snapshot(), ranges) == at
+    outside = {first: (10, 12), second: (8, 9), third: (0, 3)}
+    assert last_rows(archive, archive.snapshot(), outside) == {second: at[second]}
+    (tmp_path / archive.snapshot().files[-1].path).write_bytes(b"")
+    assert last_rows(archive, archive.snapshot(), ranges) == {first: at[first]}
 
 
 @pytest.mark.spark_long

@@ -10,7 +10,9 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.client.pipeline.reading import wrap
+import numpy as np
+
+from aiorocket.client.pipeline.reading import unwrap, wrap
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime.entropy import Entropy
@@ -24,6 +26,7 @@ from aiorocket.spark.steps.files.claims import Claim, claim
 from aiorocket.spark.steps.files.delta import sync_delta
 from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.iceberg import sync_iceberg
+from aiorocket.spark.steps.files.last_rows import last_rows
 from aiorocket.spark.steps.files.manifest import (
     STAGING,
     Archive,
@@ -129,6 +132,7 @@ class Run:
         known = {**self.goal.begins, **{queue: each.end for queue, each in self.snapshot.queues.items()}}
         options = replace(self.options, starting=None) if self._looked else self.options
         begins, bounds = call(_look, options, known)
+        self._compare(bounds)
         self.goal = Goal(begins, {queue: max(begins[queue], bounds[queue].end) for queue in begins})
         self.bounds = bounds
         self._looked = True
@@ -136,6 +140,18 @@ class Run:
         if note and new and options.starting is not None and options.starting.kind != "earliest":
             self._claim.check()
             self.before = self.snapshot = self.archive.publish(self.snapshot, Commit([], new))
+
+    def _compare(self, bounds: Mapping[Queue, Bounds]) -> None:
+        """Offsets alone do not tell a topic that was made anew from the archived one, once it is as long."""
+        archived = last_rows(self.archive, self.snapshot, bounds)
+        there = call(_stored_at, self.options, {queue: row.offset for queue, row in archived.items()})
+        for queue, row in archived.items():
+            if (stored := there[queue]) not in (row.stored_ms, None):
+                raise UsageError(
+                    f"{queue}: offset {row.offset} is archived as stored at {np.datetime64(row.stored_ms, 'ms')}Z, the "
+                    f"broker's is of {np.datetime64(stored, 'ms')}Z: the topic was made anew, another broker has this "
+                    "name, or it lost its last messages. Archive it to another folder"
+                )
 
     def publish(self, staging: str, commit: Commit) -> None:
         """Moves the files that a batch wrote below ``staging`` to their places and makes them visible, together."""
@@ -227,3 +243,11 @@ async def _look(options: SourceOptions, known: Mapping[Queue, int]) -> tuple[dic
         found = await starting_offsets(client, replace(options, starting=starting), new)
         begins.update({stored[queue]: offset for queue, offset in found.items()})
     return begins, {stored[queue]: each for queue, each in bounds.items()}
+
+
+async def _stored_at(options: SourceOptions, offsets: Mapping[Queue, int]) -> dict[Queue, int | None]:
+    """As ``cluster.stored_at``, of topics by the names they are stored under."""
+    namespace = options.connection.namespace
+    asked = {queue._replace(topic=unwrap(namespace, queue.topic)): offset for queue, offset in offsets.items()}
+    found = await cluster.stored_at(await shared_client(options.connection), asked)
+    return {queue._replace(topic=wrap(namespace, queue.topic)): stored for queue, stored in found.items()}

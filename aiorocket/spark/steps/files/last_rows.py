@@ -1,0 +1,54 @@
+"""When the last row that an archive has of a queue was stored: what a broker has at that offset is of the same time, or
+it is another queue of that name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from aiorocket.model import Queue
+from aiorocket.spark.steps.files.hours import by_queue
+from aiorocket.spark.steps.files.manifest import Archive, DataFile, Snapshot, partition_of
+
+__all__ = ("LastRow", "last_rows")
+
+
+class LastRow(NamedTuple):
+    """``stored_ms`` is the broker's stamp, in milliseconds since 1970 UTC."""
+
+    offset: int
+    stored_ms: int
+
+
+def last_rows(archive: Archive, snapshot: Snapshot, ranges: Mapping[Queue, tuple[int, int]]) -> dict[Queue, LastRow]:
+    """Of each queue whose last archived row is in its range ``[begin, end)``. Left out are stamps that no timestamp
+    holds, and files that cannot be read: that is for ``verify`` to tell, and what is new has to be archived."""
+    newest: dict[Queue, DataFile] = {}
+    for file in snapshot.files:
+        for queue, span in file.queues.items():
+            if queue not in newest or span.end > newest[queue].queues[queue].end:
+                newest[queue] = file
+    ends: dict[str, dict[Queue, int]] = {}
+    for queue, (begin, end) in ranges.items():
+        if queue in newest and begin < newest[queue].queues[queue].end <= end:
+            ends.setdefault(newest[queue].path, {})[queue] = newest[queue].queues[queue].end
+    found = {}
+    for path, wanted in ends.items():
+        try:
+            rows = pq.read_table(
+                archive.folder.full(path), filesystem=archive.folder.filesystem, partitioning=None,
+                columns=["brokerName", "queueId", "queueOffset", "storeTimestamp"],
+                filters=[("queueOffset", "in", [end - 1 for end in wanted.values()])],
+            )  # fmt: skip
+        except (OSError, pa.ArrowException):
+            continue
+        offsets = rows.column("queueOffset").to_numpy()
+        for queue, places in by_queue(partition_of(path)[0], rows):
+            at = places[offsets[places] == wanted.get(queue, 0) - 1]
+            stored = rows.column("storeTimestamp")[int(at[0])].cast(pa.int64()).as_py() if len(at) else None
+            if stored is not None:
+                found[queue] = LastRow(int(offsets[at[0]]), stored // 1000)
+    return found
