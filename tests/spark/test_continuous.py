@@ -206,6 +206,25 @@ def test_the_file_of_the_page_is_one(tmp_path: Path) -> None:
     assert plan.compact and plan.decode and plan.dedup and plan.windows and plan.windows.pause == 3600
 
 
+@pytest.mark.usefixtures("spark")  # or the command would start one of its own
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace('schema_file = "order.ddl"', 'schema = "id LONGISH"'), "'id LONGISH' is no DDL"),
+        (lambda text: text.replace('["id"]', '["ids"]'), "the required field 'ids' is not in the schema"),
+        (lambda text: text.replace('using = "json"', 'using = "avro"').replace("required", "#"), "not an Avro schema"),
+        (lambda text: text.replace('by = "key"', 'by = "key"\nkey = "upper("'), "Syntax error"),
+        (lambda text: text.replace('["topic"]', '["topics"]'), "topics"),
+        (lambda text: text.replace("[options]", '[options]\ncolumns = "topic,body"'), "needs the columns"),
+    ],
+)
+def test_the_command_checks_what_spark_makes_of_a_step(tmp_path: Path, change: Callable[[str], str], said: str) -> None:
+    plan_of(tmp_path, "t", change(FILE))
+    wrong = CliRunner().invoke(cli, ["lake", "run", str(tmp_path / "pipeline.toml"), "--check"])
+    assert wrong.exit_code == 1 and said in wrong.stderr and wrong.stderr.count("\n") == 1, wrong.stderr
+
+
+@pytest.mark.usefixtures("spark")
 def test_the_command_checks_a_file(tmp_path: Path) -> None:
     plan_of(tmp_path, "t")
     file = str(tmp_path / "pipeline.toml")

@@ -49,6 +49,7 @@ def run(file: str, name_server: str, once: bool, check: bool, metrics: tuple[str
         options = with_environment(plan.options)  # of keys one of the two says all
         plan.check(plan.nameserver or name_server, options)
         if check:
+            _check(plan, options)
             click.echo(f"{file}: nothing is wrong")
             return
         interrupts.take()
@@ -60,6 +61,14 @@ def run(file: str, name_server: str, once: bool, check: bool, metrics: tuple[str
         finally:
             notifier.tell("STOPPING=1")
             interrupts.give_back()
+
+
+def _check(plan: Plan, options: dict[str, str]) -> None:
+    if plan.decode or plan.dedup or plan.windows:
+        from aiorocket.spark.quiet_session import session_for
+
+        with session_for("aiorocket lake run --check", "local[1]", short=True) as spark:
+            plan.check_steps(spark, options)
 
 
 def _run(

@@ -16,6 +16,7 @@ import msgspec
 from aiorocket.errors import ConfigError, UsageError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.spark import bridge
+from aiorocket.spark.columns import spark_schema
 from aiorocket.spark.failures import explain
 from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.options import SourceOptions
@@ -25,6 +26,9 @@ from aiorocket.spark.steps.behind import behind
 from aiorocket.spark.steps.fields import check_interval
 from aiorocket.spark.steps.files.claims import ClaimStoppedError
 from aiorocket.spark.steps.files.manifest import ArchiveConflictError
+from aiorocket.spark.steps.functions.decode import decode
+from aiorocket.spark.steps.functions.dedup import dedup
+from aiorocket.spark.steps.functions.windows import windows
 from aiorocket.spark.steps.report import Progress, StepReport
 from aiorocket.spark.steps.tables.analyses import run_decode, run_dedup, run_windows
 from aiorocket.spark.steps.tables.inputs import Input
@@ -146,6 +150,18 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 if (given := getattr(self.windows, name)) is not None:
                     check_interval(given, f"windows.{name}")
 
+    def check_steps(self, spark: SparkSession, options: Mapping[str, str] | None = None) -> None:
+        """What only Spark can tell: each step is made of no rows. UsageError, or Spark's own, for a schema, an
+        expression or a column that cannot be."""
+        text = {**(options or {}), **self.options, "nameServer": "none:1", "topic": self.topic}
+        rows = spark.createDataFrame([], spark_schema(SourceOptions.parse(text)))
+        if self.decode is not None:
+            decode(rows, **_decoding(self.decode))
+        if self.dedup is not None:
+            dedup(rows, **_arguments(self.dedup))
+        if self.windows is not None:
+            windows(rows, **_arguments(self.windows))
+
 
 @dataclass
 class Health:
@@ -251,10 +267,7 @@ class Continuous:
             ),
         )  # fmt: skip
         if (each := plan.decode) is not None:
-            text = _arguments(each, "schema_file")
-            if each.schema_file is not None:
-                data = Path(each.schema_file).read_bytes()
-                text["schema"] = data if each.using == "protobuf" else data.decode()
+            text = _decoding(each)
             yield (
                 "decode",
                 lambda: run_decode(
@@ -334,6 +347,14 @@ class Continuous:
 def _arguments(step: _Table, *without: str) -> dict[str, Any]:
     found = msgspec.structs.asdict(step)
     return {name: value for name, value in found.items() if name not in ("pause", *without)}
+
+
+def _decoding(step: Decode) -> dict[str, Any]:
+    text = _arguments(step, "schema_file")
+    if step.schema_file is not None:
+        data = Path(step.schema_file).read_bytes()
+        text["schema"] = data if step.using == "protobuf" else data.decode()
+    return text
 
 
 def _loose(options: Mapping[str, str]) -> dict[str, Any]:
