@@ -15,11 +15,12 @@ from aiorocket.broker.core.groups import ConsumerGroup, Subscription
 from aiorocket.broker.core.long_poll import A_TURN, LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.pull_checks import check_access, parse_subscription, registered_subscription
+from aiorocket.broker.core.queue_codes import queue_codes
 from aiorocket.broker.core.retry_policy import after_failure, for_retry_send
 from aiorocket.broker.core.send_checks import Admitted, SendFacts, admit, check_sizes, property_value
 from aiorocket.broker.core.topics import Topic, TopicTable
 from aiorocket.config import Limits
-from aiorocket_protocol import SubscriptionData, encode_properties
+from aiorocket_protocol import SCHEDULE_TOPIC, RecordView, SubscriptionData, encode_properties, encode_record
 
 
 def topics(auto_create: bool = True) -> TopicTable:
@@ -239,6 +240,19 @@ def test_a_due_time_further_away_than_the_delay_comes_from_a_clock_set_back() ->
     schedule = DelaySchedule([10])
     assert schedule.take(1, [(0, 50_000)], 40_000) == []
     assert schedule.take(1, [(0, 50_001)], 40_000) == [0]
+
+
+def test_a_due_time_of_a_moment_before_the_message_was_stored_is_no_damage() -> None:
+    """A process may be kept from running, for longer than a level, between the two looks at the clock."""
+    code = queue_codes(DelaySchedule([0.3, 10]))[SCHEDULE_TOPIC]
+    data = encode_record(
+        topic=SCHEDULE_TOPIC.encode(), body=b"late", properties=b"DELAY\x011\x02", queue_id=0, queue_offset=0,
+        physical_offset=0, flag=0, sys_flag=0, born_timestamp=0, born_host=bytes(8), store_timestamp=100_000,
+        store_host=bytes(8),
+    )  # fmt: skip
+    record = RecordView(data, 0, len(data))
+    assert [code(record, said) for said in (100_300, 98_000, 110_000)] == [100_300, 98_000, 110_000]
+    assert [code(record, said) for said in (None, 110_001, 5)] == [100_300] * 3
 
 
 def test_a_level_is_idle_only_when_its_queue_was_seen_empty() -> None:

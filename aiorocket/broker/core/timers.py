@@ -32,7 +32,16 @@ from aiorocket_protocol import (
     ResponseCode,
 )
 
-__all__ = ("TIMER_PROPERTIES", "TimerSchedule", "deletes", "due_of", "is_rolled", "may_be_wait_code", "wait_code")
+__all__ = (
+    "LOOKS",
+    "TIMER_PROPERTIES",
+    "TimerSchedule",
+    "deletes",
+    "due_of",
+    "is_rolled",
+    "may_be_wait_code",
+    "wait_code",
+)
 
 #: What asks for a timer, in RocketMQ's order of precedence.
 TIMER_PROPERTIES = (PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS)
@@ -42,7 +51,7 @@ ROLL = 2 * 86_400_000
 #: down) may be due by now, and then has to be back in the queue before anything that is due later is delivered.
 LATE = ROLL // 4
 #: Milliseconds between two looks at the clock for one message: a moment.
-_LOOKS = 60_000
+LOOKS = 60_000
 
 # The low bits of a wait code, in the order in which entries of one millisecond must be met.
 _ROLLED, _RECALL, _MESSAGE = 0, 1, 2
@@ -92,7 +101,7 @@ def may_be_wait_code(code: int, values: Mapping[str, str], stored_ms: int) -> bo
     """Whether a message that is stored by this time may have that wait code. Where a long wait is parted depends on
     when that was asked for, a moment before the store looks at the clock; and its time never goes back."""
     latest = wait_code(values, stored_ms)
-    return code == latest or (is_rolled(code) and wait_code(values, stored_ms - _LOOKS) <= code <= latest)
+    return code == latest or (is_rolled(code) and wait_code(values, stored_ms - LOOKS) <= code <= latest)
 
 
 def is_rolled(code: int) -> bool:
