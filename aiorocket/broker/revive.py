@@ -311,6 +311,14 @@ class PopRevival:
         self._driver.update()
         self.free(base_topic(pop.key.topic, pop.key.group), pop.key.group)
 
+    def say_gone(self, pop: Pop, offsets: list[int]) -> None:
+        key = pop.key
+        _log.error(
+            "topic %s queue %d: %d messages from offset %d on are gone from the log while group %s had popped them and not"
+            " acknowledged them: nobody can get them any more (retention took them, or damage)",
+            key.topic, key.queue_id, len(offsets), offsets[0], key.group,
+        )  # fmt: skip
+
     def say_failed(self, pop: Pop, offset: int, error: Exception) -> None:
         """One line a minute: a full disk fails every message each second."""
         self._unsaid += 1
@@ -383,16 +391,19 @@ class PopRevival:
 class _Revival:
     """One pop whose time is over, until each of its messages is stored again or known to stay."""
 
-    __slots__ = ("_copying", "_failed", "_owner", "_pop")
+    __slots__ = ("_copying", "_failed", "_gone", "_owner", "_pop")
 
     def __init__(self, owner: PopRevival, pop: Pop, offsets: list[int]) -> None:
         self._owner = owner
         self._pop = pop
         self._copying = 1
         self._failed = False
+        self._gone: list[int] = []
         owner.begin_revival()
         for offset in offsets:
             self._revive(offset)
+        if self._gone:
+            owner.say_gone(pop, self._gone)
         self._end_one()
 
     def _revive(self, offset: int) -> None:
@@ -414,8 +425,8 @@ class _Revival:
                 # Right behind it in the log: what keeps one keeps both, but for a power cut that tears just there.
                 recorded = owner.record_landed(self._pop, offset)
                 return
-        except LookupError as error:
-            _log.error("%s; nobody can get it any more", error)
+        except LookupError:
+            self._gone.append(offset)
             owner.landed(self._pop, offset)
         except (RocketError, ProtocolError, OSError) as error:
             owner.say_failed(self._pop, offset, error)

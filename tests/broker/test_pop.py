@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aiorocket.broker import Broker
-from aiorocket.config import BrokerConfig
+from aiorocket.config import BrokerConfig, StoreConfig
 from aiorocket.runtime.env import real_env
 from aiorocket.storage.housekeeping import Housekeeping
 from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
@@ -485,6 +485,26 @@ def test_what_is_not_acknowledged_comes_again_and_at_last_to_the_dead_letters() 
         properties = decode_properties(dead.raw_properties)
         assert properties["RETRY_TOPIC"] == "T" and properties["UNIQ_KEY"] == "U" and properties["KEYS"] == "k"
         assert broker.popped == 0 and broker.counters.dead_letters["g"] == 1
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_what_retention_takes_from_consumers_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(sim: Simulation) -> None:
+        store = StoreConfig(segment_size=64 * 1024, min_free=64 * 1024, file_reserved_time=1, tail_cache=0)
+        host, broker = await started(sim, sim.env(), config(store=store))
+        peer = Popper(sim, broker.address)
+        for number in range(3):
+            await peer.send(b"%d" % number)
+        assert len(await peer.pop(invisible_time=3 * 3_600_000)) == 3
+        for _ in range(4):
+            await peer.send(bytes(20_000))
+        await asyncio.sleep(3.1 * 3600)
+        assert broker.popped == 0 and {one.body for one in await peer.pop()} == {bytes(20_000)}
+        (line,) = [each for each in caplog.messages if "gone" in each]
+        assert line.startswith("topic T queue 0: 3 messages from offset 0 on are gone from the log while group g had")
         await peer.close()
         await host.run(broker.close())
 
