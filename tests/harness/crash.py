@@ -70,24 +70,34 @@ class History:
     def __init__(self, path: Path) -> None:
         self.rows: list[list[Any]] = []
         self._file: TextIO = path.open("w")
+        self._acknowledged: set[str] = set()
+        self._delivered: dict[str, set[str]] = {group: set() for group in GROUPS}
         #: Acknowledged and due at once, and not delivered so far, by group.
         self.waiting: dict[str, set[str]] = {group: set() for group in GROUPS}
 
     def add(self, *row: Any) -> None:
         self.rows.append(list(row))
         self._file.write(json.dumps(row) + "\n")
-        if row[0] == "ok" and row[2] is not None:
-            for waiting in self.waiting.values():
-                waiting.add(row[1])
+        if row[0] == "ok":
+            self._acknowledged.add(row[1])
+            for group, waiting in self.waiting.items():
+                if row[2] is not None and row[1] not in self._delivered[group]:
+                    waiting.add(row[1])
         elif row[0] == "got":
+            self._delivered[row[2]].add(row[1])
             self.waiting[row[2]].discard(row[1])
 
-    def missing(self) -> set[str]:
-        """What was acknowledged and has not reached every group."""
-        acked = {row[1] for row in self.rows if row[0] == "ok"}
-        return acked - set.intersection(
-            *({row[1] for row in self.rows if row[0] == "got" and row[2] == group} for group in GROUPS)
-        )
+    def missing(self) -> int:
+        """How often a message that was acknowledged has not reached a group."""
+        return sum(len(self._acknowledged - delivered) for delivered in self._delivered.values())
+
+    async def arrived(self, patience: float) -> None:
+        """Return when nothing is missing any more, or nothing has come for ``patience`` seconds."""
+        left, until = self.missing(), time.monotonic() + patience
+        while left and time.monotonic() < until:
+            await asyncio.sleep(0.5)
+            if (now := self.missing()) < left:
+                left, until = now, time.monotonic() + patience
 
     def close(self) -> None:
         self._file.close()
@@ -152,9 +162,14 @@ def check(rows: list[list[Any]]) -> list[str]:
         if body in once and first != (queue, offset):
             broken.append(f"{body} is stored at {first} and at {(queue, offset)}")
     for group, bodies in delivered.items():
-        broken += [f"{body} was acknowledged and never reached {group}" for body in sorted(acked - bodies)[:20]]
-        broken += [f"{body} was refused and reached {group}" for body in sorted(never & bodies)[:20]]
+        broken += _named(acked - bodies, f"was acknowledged and never reached {group}")
+        broken += _named(never & bodies, f"was refused and reached {group}")
     return broken
+
+
+def _named(bodies: set[str], what: str) -> list[str]:
+    more = [f"and so it is with {len(bodies) - 20} more"] if len(bodies) > 20 else []
+    return [f"{body} {what}" for body in sorted(bodies)[:20]] + more
 
 
 class Load:
@@ -237,14 +252,14 @@ class Load:
     async def _batch(self, producer: Producer, body: str) -> None:
         bodies = [f"{body}.{index}" for index in range(3)]
         try:
-            await producer.send_batch(self.topic, [one.encode() for one in bodies], timeout=1.0)
+            receipts = await producer.send_batch(self.topic, [one.encode() for one in bodies], timeout=1.0)
         except RocketError as error:
             unknown = isinstance(error, SendError) and error.may_be_stored
             for one in bodies:
                 self.history.add("unknown" if unknown else "fail", one)
             raise
-        for one in bodies:
-            self.history.add("ok", one, None, None)
+        for one, receipt in zip(bodies, receipts, strict=True):
+            self.history.add("ok", one, receipt.queue.queue_id, receipt.offset)
 
     async def _keyed(self, producer: Producer, body: str) -> None:
         receipt = await producer.send(self.topic, body.encode(), sharding_key=body.split("-")[1], timeout=1.0)
@@ -336,12 +351,13 @@ class _Process:
 
 @asynccontextmanager
 async def broker_process(
-    port: int, nameserver: str, data: Path, flush: str, skew: float = 0.0, point: str = "", count: int = 0
-) -> AsyncIterator[_Process]:
+    port: int, nameserver: str, data: Path, flush: str, skew: float = 0.0, point: str = "", count: int = 0,
+    log_bytes: int = 8 << 20,
+) -> AsyncIterator[_Process]:  # fmt: skip
     search = os.pathsep.join(path for path in sys.path if path)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.harness.crash_broker", str(port), nameserver, str(data), flush, str(skew), point,
-        str(count), stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": search},
+        str(count), str(log_bytes), stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": search},
     )  # fmt: skip
     assert process.stdout is not None
     try:
@@ -450,9 +466,7 @@ async def _round(
             await load.stop_sending()
             # A clock that is ahead of every time that was waited for.
             async with broker_process(port, names.address, store, flush, 2 * _HOUR if clocks else 0.0):
-                deadline = time.perf_counter() + 240
-                while history.missing() and time.perf_counter() < deadline:
-                    await asyncio.sleep(0.5)
+                await history.arrived(120)
                 await asyncio.sleep(1.0)  # what is not to come would come now
     finally:
         await names.close()

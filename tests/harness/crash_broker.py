@@ -107,10 +107,10 @@ def _arm(name: str, count: int) -> None:
                 setattr(other, attribute, mortal)
 
 
-def config_of(port: int, nameserver: str, data: str, flush: Any) -> BrokerConfig:
+def config_of(port: int, nameserver: str, data: str, flush: Any, log_bytes: int) -> BrokerConfig:
     """Small segments and short times, so that everything happens in a second."""
     store = StoreConfig(
-        flush=flush, segment_size=1 << 18, min_free=1 << 20, checkpoint_interval=0.5, max_log_bytes=8 << 20,
+        flush=flush, segment_size=1 << 18, min_free=1 << 20, checkpoint_interval=0.5, max_log_bytes=log_bytes,
         retention_interval=0.5, tail_cache=1 << 18,
     )  # fmt: skip
     return BrokerConfig(
@@ -121,13 +121,13 @@ def config_of(port: int, nameserver: str, data: str, flush: Any) -> BrokerConfig
 
 
 async def _main() -> None:
-    port, nameserver, data, flush, skew, point, count = sys.argv[1:]
+    port, nameserver, data, flush, skew, point, count, log_bytes = sys.argv[1:]
     if point:
         _arm(point, int(count))
     ahead = round(float(skew) * 1000)
     wall_ms = WallClock.wall_ms
     WallClock.wall_ms = lambda self: wall_ms(self) + ahead  # type: ignore[method-assign]  # the clock of a process
-    broker = Broker(real_env(), config_of(int(port), nameserver, data, flush))
+    broker = Broker(real_env(), config_of(int(port), nameserver, data, flush, int(log_bytes)))
     await broker.start()
     print(broker.port, flush=True)
     await asyncio.Event().wait()
