@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import re
+import signal
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -236,6 +237,22 @@ def test_the_command_checks_a_file(tmp_path: Path) -> None:
     plan_of(tmp_path, "t", FILE.replace("1 hour", "1 hours long"))
     wrong = CliRunner().invoke(cli, ["lake", "run", file, "--check"])
     assert wrong.exit_code == 1 and "windows.every='1 hours long': a number and a unit" in wrong.stderr
+
+
+def test_a_signal_before_there_is_a_session_ends_it_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process of a container never hears of one that it has no handler for."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def check(*_: object) -> None:
+        handler = signal.getsignal(signal.SIGTERM)
+        assert callable(handler) and handler is not before
+        handler(signal.SIGTERM, None)
+
+    monkeypatch.setattr(Plan, "check", check)
+    plan_of(tmp_path, "t")
+    ended = CliRunner().invoke(cli, ["lake", "run", str(tmp_path / "pipeline.toml")])
+    assert (ended.exit_code, ended.stderr) == (0, "ended before it began\n")
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_keys_of_the_file_win_over_those_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

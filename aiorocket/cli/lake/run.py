@@ -40,8 +40,19 @@ def run(file: str, name_server: str, once: bool, check: bool, metrics: tuple[str
     SIGTERM and Ctrl-C end it when the batch on the way is done. A round that fails is tried again after a while, each
     step goes on where its record ends. Exits with 1 when that cannot help. docs/spark.md has the file.
     """
+    interrupts = Interrupts(gently=True)
+    if not check:
+        interrupts.take()  # now: for a container's first process, a signal without a handler is none
+    try:
+        _checked(file, name_server, interrupts, once, check, metrics)
+    finally:
+        interrupts.give_back()
+
+
+def _checked(
+    file: str, name_server: str, interrupts: Interrupts, once: bool, check: bool, metrics: tuple[str, int] | None
+) -> None:
     check_extras()
-    interrupts, notifier = Interrupts(gently=True), Notifier()
     with told_in_a_line():
         from aiorocket.spark.steps.continuous import Plan
 
@@ -49,10 +60,10 @@ def run(file: str, name_server: str, once: bool, check: bool, metrics: tuple[str
         options = with_environment(plan.options)  # of keys one of the two says all
         plan.check(plan.nameserver or name_server, options)
         if check:
-            _check(plan, options)
+            _check_steps(plan, options)
             click.echo(f"{file}: nothing is wrong")
             return
-        interrupts.take()
+        notifier = Notifier()
         try:
             _run(plan, name_server, options, interrupts, notifier, once, metrics)
         except KeyboardInterrupt:
@@ -60,10 +71,9 @@ def run(file: str, name_server: str, once: bool, check: bool, metrics: tuple[str
             sys.exit(130)
         finally:
             notifier.tell("STOPPING=1")
-            interrupts.give_back()
 
 
-def _check(plan: Plan, options: dict[str, str]) -> None:
+def _check_steps(plan: Plan, options: dict[str, str]) -> None:
     if plan.decode or plan.dedup or plan.windows:
         from aiorocket.spark.quiet_session import session_for
 
@@ -87,6 +97,9 @@ def _run(
         if report.rows_in or not report.complete:
             say(f"{report.step}: {plural(report.rows_in, 'row')} in {report.seconds:.1f} s; {'; '.join(proof(report))}")
 
+    if interrupts.wanted:
+        say("ended before it began")
+        return
     say("starting Spark")
     try:
         with session_for("aiorocket lake run", plan.master, plan.spark) as spark:
