@@ -1,7 +1,8 @@
 """Hours of mixed load on one broker with retention at work: is memory flat, is latency, is anything lost?
 
-    python -m tests.harness.soak --minutes 360
+    python -m tests.harness.soak --minutes 360 --data DIR
 
+With ``--data`` it can be ended (Ctrl-C) and goes on with the same store another time, until all minutes are on record.
 The broker is a process of its own, the load that of ``crash.py``, with nobody killed. Every round has a topic of its
 own that is deleted after it, and ends when everything has arrived; its history is judged by ``crash.check``. One line a
 round: messages, the broker's memory and open files, and how long a durable single send took.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import shutil
 import sys
@@ -40,6 +42,7 @@ _PROBE = 0.05
 
 
 class Round(NamedTuple):
+    minutes: float
     messages: int
     rss: float
     files: int
@@ -51,18 +54,19 @@ class Round(NamedTuple):
 
 
 async def run(minutes: float, data: Path, *, of_a_round: float = 5.0, quiet: bool = False) -> list[Round]:
-    """Rounds of ``of_a_round`` minutes, until ``minutes`` are over."""
+    """Rounds of ``of_a_round`` minutes until they are ``minutes``, those included that are on record in ``data``."""
     env = memory_env()
     names = NameServer(env, NameServerConfig(port=0))
     await names.start()
-    ends = time.monotonic() + minutes * 60
-    rounds: list[Round] = []
+    record = data / "rounds.jsonl"
+    rounds = [Round(*json.loads(line)) for line in record.read_text().splitlines()] if record.exists() else []
     try:
         async with broker_process(0, names.address, data / "store", "sync", log_bytes=_LOG_BYTES) as process:
-            while time.monotonic() < ends:
-                seconds = min(of_a_round * 60, max(1.0, ends - time.monotonic()))
-                one = await _round(len(rounds), seconds, names.address, data, process.process.pid)
+            while (left := minutes - sum(one.minutes for one in rounds)) > 1e-3:
+                one = await _round(len(rounds), min(of_a_round, left), names.address, data, process.process.pid)
                 rounds.append(one)
+                with record.open("a") as file:
+                    file.write(json.dumps(one) + "\n")
                 if not quiet:
                     print(
                         f"{len(rounds)}: {one.messages} messages, {one.rss:.0f} MiB, {one.files} files, sends"
@@ -76,8 +80,8 @@ async def run(minutes: float, data: Path, *, of_a_round: float = 5.0, quiet: boo
     return rounds
 
 
-async def _round(number: int, seconds: float, nameserver: str, data: Path, pid: int) -> Round:
-    topic = f"soak-{number}"
+async def _round(number: int, minutes: float, nameserver: str, data: Path, pid: int) -> Round:
+    topic = f"soak-{number}-{time.time_ns():x}"  # a round that was ended begins anew
     history = History(data / f"history-{number}.jsonl")
     load = Load(history, topic, nameserver, random.Random(number))
     took: list[float] = []
@@ -87,7 +91,7 @@ async def _round(number: int, seconds: float, nameserver: str, data: Path, pid: 
         probing = asyncio.ensure_future(_probe(producer, took))
         try:
             async with load.running():
-                await asyncio.sleep(seconds)
+                await asyncio.sleep(minutes * 60)
                 probing.cancel()
                 await load.stop_sending()
                 await history.arrived(_PATIENCE)
@@ -106,7 +110,7 @@ async def _round(number: int, seconds: float, nameserver: str, data: Path, pid: 
     files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     place = len(took) - 1
     return Round(
-        sum(row[0] == "ok" for row in history.rows), rss(pid), files,
+        minutes, sum(row[0] == "ok" for row in history.rows), rss(pid), files,
         took[place // 2], took[place * 99 // 100], took[-1], broken,
     )  # fmt: skip
 
@@ -124,14 +128,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Hours of mixed load: memory, latency, and whether all arrives.")
     parser.add_argument("--minutes", type=float, default=360)
     parser.add_argument("--round", type=float, default=5.0, help="minutes until everything has to have arrived")
+    parser.add_argument("--data", type=Path, help="the store and what is on record; kept, and gone on with")
     options = parser.parse_args()
-    data = Path(tempfile.mkdtemp(prefix="soak-"))
+    data = options.data or Path(tempfile.mkdtemp(prefix="soak-"))
+    data.mkdir(parents=True, exist_ok=True)
     rounds = asyncio.run(run(options.minutes, data, of_a_round=options.round))
     broken = [line for one in rounds for line in one.broken]
     print("\n".join(broken[:50]))
     if broken:
         print(f"the store and the histories of rounds that broke something are in {data}")
-    else:
+    elif options.data is None:
         shutil.rmtree(data)
     grown = max(one.rss for one in rounds) - rounds[0].rss
     print(f"{len(broken)} broken promises; {grown:.0f} MiB more than after the first round, {GROWTH} are allowed")
