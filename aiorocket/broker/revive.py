@@ -20,6 +20,7 @@ from aiorocket.broker.core.pops import Pop, PopTable, QueueKey, encode_acknowled
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.due import when_whole
 from aiorocket.errors import RocketError, StoreError
+from aiorocket.remoting.rarely import Rarely
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
@@ -53,7 +54,7 @@ BATCH = 256
 MAX_REVIVING = 16
 #: Seconds until something that the store refused is tried again.
 RETRY_AFTER = 1.0
-#: Seconds between two lines about messages that cannot be brought back.
+#: Seconds between two lines of one kind about messages that cannot be had.
 _SAY_AFTER = 60.0
 
 _OK = PutStatus.OK
@@ -92,8 +93,7 @@ class PopRevival:
         self._closed = False
         self._reviving = 0
         self._rewriting = False
-        #: Failures that no line told of, and when the next may.
-        self._unsaid, self._say_at = 0, 0.0
+        self._lines = Rarely(_SAY_AFTER)
         #: Pops whose record the store did not take.
         self._unrecorded: list[Pop] = []
         self.free: Callable[[str, str], None] = lambda topic, group: None
@@ -311,24 +311,30 @@ class PopRevival:
         self._driver.update()
         self.free(base_topic(pop.key.topic, pop.key.group), pop.key.group)
 
+    def say_failed(self, pop: Pop, offset: int, error: Exception) -> None:
+        """A full disk fails every message each second."""
+        self._warn("message %d of %s cannot be brought back: %s%s", offset, pop.key.topic, error)
+
     def say_gone(self, pop: Pop, offsets: list[int]) -> None:
-        key = pop.key
-        _log.error(
-            "topic %s queue %d: %d messages from offset %d on are gone from the log while group %s had popped them and not"
-            " acknowledged them: nobody can get them any more (retention took them, or damage)",
-            key.topic, key.queue_id, len(offsets), offsets[0], key.group,
+        self._warn(
+            "topic %s queue %d: %d messages from offset %d on are gone from the log while group %s had popped them and"
+            " not acknowledged them: nobody can get them any more (retention took them, or damage)%s",
+            pop.key.topic, pop.key.queue_id, len(offsets), offsets[0], pop.key.group,
         )  # fmt: skip
 
-    def say_failed(self, pop: Pop, offset: int, error: Exception) -> None:
-        """One line a minute: a full disk fails every message each second."""
-        self._unsaid += 1
-        if self._loop.time() >= self._say_at:
-            self._say_at = self._loop.time() + _SAY_AFTER
-            _log.warning(
-                "message %d of %s cannot be brought back: %s (%d failures since the last line)",
-                offset, pop.key.topic, error, self._unsaid,
-            )  # fmt: skip
-            self._unsaid = 0
+    def say_overtaken(self, key: QueueKey, offset: int, low: int) -> None:
+        """A pop goes on at ``offset``, and the queue begins at ``low`` by now."""
+        self._warn(
+            "topic %s queue %d: retention has taken %d messages from offset %d on that group %s had not popped: keep"
+            " them for longer, or consume faster%s",
+            key.topic, key.queue_id, low - offset, offset, key.group,
+        )  # fmt: skip
+
+    def _warn(self, text: str, *values: object) -> None:
+        """One line a minute of each kind, which is its text."""
+        unsaid = self._lines.unsaid(text, self._loop.time())
+        if unsaid is not None:
+            _log.warning(text, *values, f" ({unsaid} more since the last such line)" if unsaid else "")
 
     def copy_of(self, pop: Pop, offset: int) -> Copy | None:
         """Where the message goes now; None when it stays where it is. LookupError when it is gone from the log."""

@@ -434,6 +434,8 @@ class PopHandlers:
         # A retry was wanted once, and what goes out again in order would stop the queue if it was not any more.
         accept = wanted.accept if key.topic == wanted.topic.name and again is None else None
         result = self._read(found, key, offset, count, accept)
+        if result.min_offset > offset:
+            self._revival.say_overtaken(key, offset, result.min_offset)
         found.rest += max(0, result.max_offset - result.next_offset)
         if result.status is not ReadStatus.FOUND:
             if result.status is ReadStatus.OFFSET_OVERFLOW_BADLY:  # the topic was made anew, or lost its end
