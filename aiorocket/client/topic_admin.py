@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.session import Session
-from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, TopicNotFoundError, UsageError
+from aiorocket.errors import (
+    NotConnectedError,
+    RemoteError,
+    RequestTimeoutError,
+    RocketError,
+    TopicNotFoundError,
+    UsageError,
+)
 from aiorocket.model import check_topic
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
@@ -20,6 +27,7 @@ from aiorocket_protocol import (
     CreateTopicRequestHeader,
     ProtocolError,
     RequestCode,
+    ResponseCode,
     decode_body,
 )
 
@@ -95,32 +103,32 @@ async def ensure_topics(client: Session, topics: Iterable[str]) -> None:
             await asyncio.sleep(_PAUSE)
 
 
-def refused_by(nameserver: str, error: Exception) -> str:
-    """Its text, which may name the address already."""
-    return str(error) if nameserver in str(error) else f"{nameserver}: {error}"
-
-
-def no_brokers(said: Sequence[str]) -> NotConnectedError:
-    """``said``: what came of each name server."""
-    text = "; ".join(said)
+def no_brokers(failed: Mapping[str, Exception]) -> NotConnectedError:
+    """``failed``: what came of each name server."""
+    text = "; ".join(str(error) if server in str(error) else f"{server}: {error}" for server, error in failed.items())
+    if any(isinstance(error, RemoteError) and error.code == ResponseCode.NO_PERMISSION for error in failed.values()):
+        advice = "Sign in with the keys of a user who may look at the cluster (--credentials, access_key=)"
+    else:
+        advice = (
+            "Does one run there (`aiorocket standalone` starts one), or are others meant (--nameserver, nameservers=)?"
+        )
     return NotConnectedError(
-        f"no name server says which brokers there are: {text}{'' if text.endswith('?') else '.'} Does one run there "
-        "(`aiorocket standalone` starts one), or are others meant (--nameserver, nameservers=)?"
+        f"no name server says which brokers there are: {text}{'' if text.endswith('?') else '.'} {advice}"
     )
 
 
 async def masters_of(client: Session, cluster: str | None) -> dict[str, str]:
     """The addresses of the masters by their brokers' names, as the first name server that answers knows them."""
-    said: list[str] = []
+    failed: dict[str, Exception] = {}
     for nameserver in client.config.nameservers:
         try:
             answer = await client.call(nameserver, RequestCode.GET_BROKER_CLUSTER_INFO)
             about = decode_body(ClusterInfo, answer.body, answer.serialize_type)
             break
         except (RocketError, ProtocolError) as error:
-            said.append(refused_by(nameserver, error))
+            failed[nameserver] = error
     else:
-        raise no_brokers(said)
+        raise no_brokers(failed)
     if cluster is not None and about.cluster_addr_table and cluster not in about.cluster_addr_table:
         known = ", ".join(sorted(about.cluster_addr_table))
         raise UsageError(f"no broker of cluster {cluster!r} is registered; there are {known}")

@@ -141,6 +141,18 @@ async def test_a_name_that_means_nothing_and_a_broker_that_serves_no_stranger() 
     assert "--credentials" in found.advice and "--admin-bind" in found.finding
 
 
+async def test_a_name_server_that_knows_no_broker() -> None:
+    server = NameServer(memory_env(), NameServerConfig(port=0))
+    await server.start()
+    try:
+        async with Admin(nameservers=f"127.0.0.1:{server.port}") as admin:
+            well, found = [each async for each in admin.doctor()]
+    finally:
+        await server.close()
+    assert (well.level, found.level) == ("ok", "error")
+    assert found.finding == "none is registered" and "--nameserver" in found.advice
+
+
 async def test_a_broker_that_takes_connections_and_says_nothing(mq: Embedded) -> None:
     """The only one, and one of two: who asks is told of it, and of the others."""
 

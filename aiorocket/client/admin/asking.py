@@ -10,7 +10,7 @@ from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.retry import remote_error
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.session import Session
-from aiorocket.client.topic_admin import master_of, masters_of, no_brokers, refused_by
+from aiorocket.client.topic_admin import master_of, masters_of, no_brokers
 from aiorocket.errors import RemoteError, RocketError, UsageError
 from aiorocket_protocol import (
     MASTER_ID,
@@ -92,14 +92,14 @@ class Asking:
             found = await self.brokers()
             data = {each.name: BrokerData("", each.name, {MASTER_ID: each.address}) for each in found}
             return ClusterInfo(data, {})
-        said: list[str] = []
+        failed: dict[str, Exception] = {}
         for nameserver in self.client.config.nameservers:
             try:
                 answer = await self.client.call(nameserver, RequestCode.GET_BROKER_CLUSTER_INFO)
                 return decode_body(ClusterInfo, answer.body, answer.serialize_type)
             except (RocketError, ProtocolError) as error:
-                said.append(refused_by(nameserver, error))
-        raise no_brokers(said)
+                failed[nameserver] = error
+        raise no_brokers(failed)
 
     async def brokers(self, *, cluster: str | None = None, broker: str | None = None) -> list[Broker]:
         """The masters of one cluster or of all, or the one named ``broker``. UsageError when there is none of the name,

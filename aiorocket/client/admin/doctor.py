@@ -80,8 +80,11 @@ async def examine(
                 "--address-map"
             )
             yield Finding("error", "advertised address", about, str(error), advice)
-    if not brokers or not reachable:
-        yield Finding("error", "brokers", "", "none can be reached", "start one, or mend the addresses above")
+    if not reachable:
+        if brokers:
+            yield Finding("error", "brokers", "", "none can be reached", "start one, or mend the addresses above")
+        else:
+            yield Finding("error", "brokers", "", "none is registered", "start one with --nameserver")
         return
     try:
         runtimes = await known.runtime()
