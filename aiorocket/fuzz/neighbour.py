@@ -92,8 +92,8 @@ class Neighbour:
         found = await self._ask(11, {**_PULL, "queueOffset": offset})
         if found is None or found.code != 0:
             return self._said(f"its message at offset {offset} was not found", found)
-        stored = bytes(split_records(found.body)[0].body)
-        return None if stored == body else f"offset {offset} holds {stored!r:.80}, not {body!r}"
+        stored = [bytes(record.body) for record in split_records(found.body)]
+        return None if stored[:1] == [body] else f"offset {offset} holds {stored!r:.80}, not {body!r}"
 
     async def _at_nameserver(self) -> str | None:
         wanted = str(self.rounds)

@@ -114,6 +114,8 @@ class _Run:
             for task in (*sessions, neighbour):
                 task.cancel()
             await asyncio.gather(*sessions, neighbour, return_exceptions=True)
+        if not neighbour.cancelled() and (error := neighbour.exception()) is not None:
+            raise error
         if self._neighbour.finding is not None and not self._gone:
             self._found.append(self._sample(self._neighbour.finding, []))
         memory = self._memory()

@@ -40,9 +40,11 @@ async def replay(server: str, frames: Sequence[Drawn], patience: float = 10.0) -
 
 
 async def shrink(sample: Sample, *, patience: float = 10.0, most: int = 120) -> Sample:
-    """The smallest found in ``most`` tries. A server that has died and does not come back leaves it as it is."""
+    """The smallest found in ``most`` tries, with what the server does wrong on it: to a request of the same code, which
+    may be another one than it was. A server that has died and does not come back leaves it as it is."""
     wanted = sample.finding.kind, sample.finding.code
-    if not await _fails(sample.server, sample.frames, wanted, patience):
+    shown = await _shown(sample.server, sample.frames, wanted, patience)
+    if shown is None:
         return sample
     frames, tries = list(sample.frames), 1
     size = max(1, len(frames) // 2)
@@ -50,8 +52,8 @@ async def shrink(sample: Sample, *, patience: float = 10.0, most: int = 120) -> 
         smaller = None
         for candidate in _without(frames, size):
             tries += 1
-            if await _fails(sample.server, candidate, wanted, patience):
-                smaller = candidate
+            if (found := await _shown(sample.server, candidate, wanted, patience)) is not None:
+                smaller, shown = candidate, found
                 break
             if tries >= most:
                 break
@@ -66,19 +68,20 @@ async def shrink(sample: Sample, *, patience: float = 10.0, most: int = 120) -> 
         for drawn in _simpler(frames[number]):
             tries += 1
             candidate = [*frames[:number], drawn, *frames[number + 1 :]]
-            if tries < most and await _fails(sample.server, candidate, wanted, patience):
-                frames = candidate
-    return sample._replace(frames=frames, shrunk=True)
+            if tries < most and (found := await _shown(sample.server, candidate, wanted, patience)) is not None:
+                frames, shown = candidate, found
+    return sample._replace(frames=frames, finding=shown, shrunk=True)
 
 
-async def _fails(server: str, frames: Sequence[Drawn], wanted: tuple[str, int], patience: float) -> bool:
+async def _shown(server: str, frames: Sequence[Drawn], wanted: tuple[str, int], patience: float) -> Finding | None:
+    """A finding of this kind and code, if the server does so."""
     for _ in range(round(_BACK)):
         found = await replay(server, frames, patience)
         if found and found[0].kind == "crash" and wanted[0] != "crash":
             await asyncio.sleep(1)  # somebody starts it again, perhaps
             continue
-        return any((each.kind, each.code) == wanted for each in found)
-    return False
+        return next((each for each in found if (each.kind, each.code) == wanted), None)
+    return None
 
 
 def _without(frames: list[Drawn], size: int) -> Iterator[list[Drawn]]:

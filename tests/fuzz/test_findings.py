@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiorocket.errors import ConfigError
-from aiorocket.fuzz import Compared, Finding, Fuzzing, Report, Rule, Sample, compare, fuzz, replay, role_of
+from aiorocket.fuzz import Compared, Finding, Fuzzing, Report, Rule, Sample, compare, fuzz, replay, role_of, shrink
 from aiorocket.fuzz.differences import matches
 from aiorocket.fuzz.differential import _shown_apart, apaches_rules
 from aiorocket.fuzz.neighbour import Neighbour
@@ -78,6 +78,22 @@ def test_what_is_planted_is_found_and_made_small(answers: Any, kind: str, said: 
     simulate(main)
 
 
+def test_a_finding_that_was_made_small_is_of_the_request_that_is_left() -> None:
+    async def main(_sim: Simulation) -> Sample:
+        address, server = await serve(lambda asked: [RemotingCommand(4711, asked.opaque, 1)])
+        both = [
+            Drawn(31, JSON, form, part, opaque, True, encode(RemotingCommand(31, opaque), JSON))
+            for form, part, opaque in ((BROKEN, "body", 1), (ODD, "queueId", 2))
+        ]
+        small = await shrink(Sample(address, Finding("answer", "of the first", 31, BROKEN, "body"), both))
+        server.close()
+        return small
+
+    small = simulate(main)
+    (left,) = small.frames
+    assert (small.finding.form, small.finding.part) == (left.form, left.part) == (ODD, "queueId")
+
+
 def test_a_few_frames_are_no_more_because_many_connections_are_allowed() -> None:
     async def main(_sim: Simulation) -> Report:
         address, server = await serve(Kept())
@@ -141,6 +157,22 @@ def test_a_neighbour_that_loses_something_is_a_finding() -> None:
         return [RemotingCommand(22, request.opaque, 1)]
 
     assert [sample.finding.kind for sample in simulate(lambda _sim: served(forgets)).found] == ["neighbour"]
+
+
+def test_an_answer_to_the_neighbour_without_its_message_is_a_finding() -> None:
+    """It ended the healthy client, of whom was said then: 0 rounds."""
+
+    async def main(_sim: Simulation) -> Report:
+        address, server = await serve(
+            lambda asked: [RemotingCommand(0, asked.opaque, 1, ext={"queueOffset": "0"} if asked.code == 310 else None)]
+        )
+        report = await fuzz(Fuzzing(address, "broker", 1_700_000_000_000, frames=10, codes=FEW))
+        server.close()
+        return report
+
+    report = simulate(main)
+    assert [sample.finding.kind for sample in report.found] == ["neighbour"] and report.rounds == 1
+    assert report.found[0].finding.detail == "offset 0 holds [], not b'fuzz-neighbour 0'"
 
 
 @pytest.mark.parametrize("code", [2, 19], ids=["busy", "not found yet"])
