@@ -295,9 +295,10 @@ class KeyIndex:
         return 0 if record is None else RecordView(record, 0, len(record)).store_timestamp
 
     def _places(self, number: int, begin: int, end: int) -> Iterator[list[int]]:
-        """Log offsets of what may be meant, the newest part first, ascending in each."""
+        """Log offsets of what may be meant, the newest part first, ascending in each. The one that grows is not always
+        the newest: it may stand for a file that was damaged."""
         growing = self._growing
-        for part in reversed([*self.parts, growing.part()]):
+        for part in sorted([*self.parts, growing.part()], reverse=True):
             if part.newest < begin or part.oldest > end or part.oldest == 0:
                 continue
             is_growing = part.start == growing.start

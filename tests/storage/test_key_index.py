@@ -200,6 +200,27 @@ async def test_a_part_that_is_damaged_or_gone_is_made_again() -> None:
     await store.close()
 
 
+async def test_a_part_in_the_midst_that_is_made_again_keeps_its_place() -> None:
+    """What grows then is not the newest of the log: files stand behind it."""
+    env = memory_env()
+    store = await opened(env)
+    small_parts(store, 20)
+    bodies = [b"%d" % number for number in range(30)]
+    for body in bodies:
+        await keep(store, body, KEYS=f"all {body.decode()}")
+    async with store.keys._one_at_a_time:
+        while await store.keys._step(100):
+            pass
+    await store.close()
+    _, midst, _ = part_files(env)
+    env.disk.unlink(midst)
+    store = await opened(env)
+    small_parts(store, 30)
+    assert await found(store, "all") == bodies
+    assert await found(store, "all", limit=3) == bodies[-3:]
+    await store.close()
+
+
 async def test_parts_of_a_log_that_was_cut_are_not_used() -> None:
     """A power cut took the end of the log; other messages stand there now."""
     env = memory_env()
