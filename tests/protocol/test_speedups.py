@@ -155,7 +155,8 @@ def test_offset_msg_ids(host: Any, places: list[Any], odd: Any) -> None:
     same("offset_msg_ids", host, tuple(places))
     same("offset_msg_ids", host, tuple(place for place in places if type(place) is int))
     same("offset_msg_ids", host, places)
-    same("offset_msg_ids", host, odd)
+    if odd != bytes(40_000):  # as many places, with a host of that length: gigabytes
+        same("offset_msg_ids", host, odd)
 
 
 @given(INT64 | ODD, st.lists(st.tuples(INT32, INT64), max_size=4), st.none() | st.integers(0, 3), ODD, ODD)
