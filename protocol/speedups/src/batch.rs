@@ -4,10 +4,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyIterator, PyList, PyString, PyTuple};
 
 use crate::properties::utf8;
-use crate::records::{batch_places, Place, MAX_PROPERTIES};
-use crate::{bytes, int, long, Pure};
+use crate::records::{crc, size_of, write, Own, Shared, MAX_PROPERTIES};
+use crate::{bytes, int, int_at, long, short_at, Given, Pure};
 
+pub static DECODE_BATCH: Pure = Pure::new();
 pub static ENCODE_BODIES: Pure = Pure::new();
+pub static ENCODE_RECORDS: Pure = Pure::new();
 pub static NUMBERED_IDS: Pure = Pure::new();
 pub static OFFSET_MSG_IDS: Pure = Pure::new();
 pub static UNITS_OF: Pure = Pure::new();
@@ -62,6 +64,153 @@ fn is_plain(properties: &[u8]) -> bool {
         b'_' => !properties[..at].ends_with(b"TIMER"),
         _ => true,
     })
+}
+
+/// The messages of a batch body, see batch.py.
+#[pyfunction]
+#[pyo3(signature = (data, most = Given(None)))]
+pub fn decode_batch<'py>(
+    py: Python<'py>,
+    data: Bound<'py, PyAny>,
+    most: Given<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let limit = match &most.0 {
+        Some(given) if !given.is_none() => long(given),
+        _ => Some(i64::MAX),
+    };
+    let places = limit.and_then(|limit| batch_places(bytes(&data)?, limit));
+    let (Some(places), Some(whole)) = (places, bytes(&data)) else {
+        return DECODE_BATCH.call_with(py, &[&data], &[("most", &most)]);
+    };
+    let items = PyList::empty(py);
+    for (body, end, flag) in places {
+        let (start, at) = body;
+        items.append((PyBytes::new(py, &whole[start..at]), flag, PyBytes::new(py, &whole[at + 2..end])))?;
+    }
+    Ok(items.into_any())
+}
+
+type Place = ((usize, usize), usize, i32);
+
+/// Of each item where its body begins and ends and where it ends itself, and its flag; None unless they fill `data`.
+fn batch_places(data: &[u8], limit: i64) -> Option<Vec<Place>> {
+    let mut places = Vec::new();
+    let mut start = 0;
+    while start < data.len() {
+        if !places.is_empty() && places.len() as i64 == limit {
+            return None;
+        }
+        let size = usize::try_from(int_at(data, start)?).ok()?;
+        let flag = int_at(data, start + 12)?;
+        let length = usize::try_from(int_at(data, start + 16)?).ok()?;
+        let end = start + size;
+        let (body, at) = (start + 20, start + 20 + length);
+        if size < ITEM_OVERHEAD || end > data.len() || length > size - ITEM_OVERHEAD {
+            return None;
+        }
+        let properties = short_at(data, at)?;
+        if at + 2 + properties != end || properties > MAX_PROPERTIES {
+            return None;
+        }
+        places.push(((body, at), end, flag));
+        start = end;
+    }
+    Some(places)
+}
+
+/// The records of a batch and their sizes, see record_writer.py.
+#[pyfunction]
+#[pyo3(signature = (items, extra_properties, topic, queue_id, queue_offset, physical_offset, sys_flag, born_timestamp,
+    born_host, store_timestamp, store_host, reconsume_times = Given(None)))]
+#[allow(clippy::too_many_arguments)]
+pub fn encode_records<'py>(
+    py: Python<'py>,
+    items: Bound<'py, PyAny>,
+    extra_properties: Bound<'py, PyAny>,
+    topic: Bound<'py, PyAny>,
+    queue_id: Bound<'py, PyAny>,
+    queue_offset: Bound<'py, PyAny>,
+    physical_offset: Bound<'py, PyAny>,
+    sys_flag: Bound<'py, PyAny>,
+    born_timestamp: Bound<'py, PyAny>,
+    born_host: Bound<'py, PyAny>,
+    store_timestamp: Bound<'py, PyAny>,
+    store_host: Bound<'py, PyAny>,
+    reconsume_times: Given<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    // The tuples stay alive in `found` whatever happens to the list.
+    let found: Option<Vec<Bound<'py, PyTuple>>> = items.downcast_exact::<PyList>().ok().and_then(|list| {
+        list.iter().map(|item| item.downcast_into_exact::<PyTuple>().ok()).collect()
+    });
+    let parts: Option<Vec<[Bound<'py, PyAny>; 3]>> = found.and_then(|found| {
+        found
+            .iter()
+            .map(|item| {
+                let [body, flag, own] = [item.get_item(0).ok()?, item.get_item(1).ok()?, item.get_item(2).ok()?];
+                (item.len() == 3).then_some([body, flag, own])
+            })
+            .collect()
+    });
+    let batch = items.downcast_exact::<Batch>().ok().map(Bound::get);
+    let plain = || {
+        let shared = Shared {
+            topic: bytes(&topic)?,
+            queue_id: int(&queue_id)?,
+            sys_flag: int(&sys_flag)?,
+            born_timestamp: long(&born_timestamp)?,
+            born_host: bytes(&born_host)?.try_into().ok()?,
+            store_timestamp: long(&store_timestamp)?,
+            store_host: bytes(&store_host)?.try_into().ok()?,
+            reconsume_times: reconsume_times.or(int, 0)?,
+            prepared_transaction_offset: 0,
+        };
+        let extra = bytes(&extra_properties)?;
+        let mut queue_offset = long(&queue_offset)?;
+        let mut physical_offset = long(&physical_offset)?;
+        let mut found: Vec<(&[u8], i32, &[u8])> = batch.map_or(Vec::new(), |batch| batch.items(py).collect());
+        if batch.is_none() {
+            for [body, flag, own] in parts.as_ref()? {
+                found.push((bytes(body)?, int(flag)?, bytes(own)?));
+            }
+        }
+        let mut owns = Vec::with_capacity(found.len());
+        for (body, flag, properties) in found {
+            let size = size_of(shared.topic, body, properties.len() + extra.len())?;
+            let properties = [properties, extra];
+            owns.push(Own { size, body, properties, crc: crc(body), flag, queue_offset, physical_offset });
+            queue_offset = queue_offset.checked_add(1)?;
+            physical_offset = physical_offset.checked_add(size.into())?;
+        }
+        Some((shared, owns))
+    };
+    if let Some((shared, owns)) = plain() {
+        let total = owns.iter().map(|own| own.size as usize).sum();
+        let records = PyBytes::new_with(py, total, |mut to| {
+            for own in &owns {
+                to = write(to, &shared, own);
+            }
+            Ok(())
+        })?;
+        let sizes = PyList::new(py, owns.iter().map(|own| own.size))?;
+        return Ok((records, sizes).into_pyobject(py)?.into_any());
+    }
+    ENCODE_RECORDS.call_with(
+        py,
+        &[
+            &items,
+            &extra_properties,
+            &topic,
+            &queue_id,
+            &queue_offset,
+            &physical_offset,
+            &sys_flag,
+            &born_timestamp,
+            &born_host,
+            &store_timestamp,
+            &store_host,
+        ],
+        &[("reconsume_times", &reconsume_times)],
+    )
 }
 
 /// See batch.py.

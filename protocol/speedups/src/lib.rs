@@ -117,7 +117,9 @@ mod aiorocketmq_speedups {
     use super::*;
 
     #[pymodule_export]
-    use super::batch::{encode_bodies, numbered_ids, offset_msg_ids, plain_batch, units_of};
+    use super::batch::{
+        decode_batch, encode_bodies, encode_records, numbered_ids, offset_msg_ids, plain_batch, units_of,
+    };
     #[pymodule_export]
     use super::checksums::{cover, wrong_pages};
     #[pymodule_export]
@@ -137,7 +139,7 @@ mod aiorocketmq_speedups {
     #[pymodule_export]
     use super::properties::property_value;
     #[pymodule_export]
-    use super::records::{decode_batch, encode_record, encode_records, split_records};
+    use super::records::{encode_record, split_records};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -158,9 +160,9 @@ mod aiorocketmq_speedups {
             "offset_msg_ids" => &batch::OFFSET_MSG_IDS,
             "units_of" => &batch::UNITS_OF,
             "property_value" => &properties::PROPERTY_VALUE,
-            "decode_batch" => &records::DECODE_BATCH,
+            "decode_batch" => &batch::DECODE_BATCH,
             "encode_record" => &records::ENCODE_RECORD,
-            "encode_records" => &records::ENCODE_RECORDS,
+            "encode_records" => &batch::ENCODE_RECORDS,
             "split_records" => &records::SPLIT_RECORDS,
             _ => return false,
         };
