@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -156,6 +157,9 @@ async def test_every_page_shows_what_is_hostile_as_text(mq: Embedded, monkeypatc
         assert HOSTILE in await watched.text("pre.body") and HOSTILE in await watched.text("dl >> nth=1")
         await watched.go("/brokers")
         await page.locator("#plots canvas").wait_for()
+        await page.locator("#plots .u-over").hover()
+        pointed = page.locator("#plots .u-value").first
+        await pointed.filter(has_text=re.compile(r"^\d\d:\d\d:\d\d$")).wait_for()  # as all times of the pages
         assert "broker-a" in await watched.text()
         await watched.ends_well()
         await page.goto(watched.base + "/topic?topic=" + HOSTILE.replace("&", "%26"))

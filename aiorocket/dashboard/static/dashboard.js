@@ -48,6 +48,7 @@ if (plots) {
     probe.style.color = `var(${name})`;
     return getComputedStyle(probe).color;
   };
+  const clock = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
   const options = (width) => ({
     width,
     height: 220,
@@ -55,11 +56,17 @@ if (plots) {
     tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
     scales: { y: { range: (_, __, most) => [0, Math.max(1, most * 1.1)] } },
     axes: [
-      { stroke: seen("--dim"), grid: { stroke: seen("--line"), width: 1 }, ticks: { show: false } },
+      {
+        stroke: seen("--dim"),
+        grid: { stroke: seen("--line"), width: 1 },
+        ticks: { show: false },
+        space: 80,
+        values: (_, splits) => splits.map(clock),
+      },
       { stroke: seen("--dim"), grid: { stroke: seen("--line"), width: 1 }, ticks: { show: false }, size: 60 },
     ],
     series: [
-      {},
+      { value: (_, at) => (at == null ? "--" : clock(at)) },
       { label: "stored", stroke: seen("--accent"), width: 2, value: (_, v) => (v == null ? "" : v.toFixed(1)) },
       { label: "given out", stroke: seen("--well"), width: 2, value: (_, v) => (v == null ? "" : v.toFixed(1)) },
     ],
