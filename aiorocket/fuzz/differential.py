@@ -283,11 +283,13 @@ def _found(ours: RemotingCommand | None, theirs: RemotingCommand | None) -> list
 
 def _more(ours: RemotingCommand | None, theirs: RemotingCommand | None) -> str:
     """Of a failure with the same code that code; of one that an exception brought about its name; of a pop that was on
-    its way for too long, and of a list that names one topic twice, that."""
+    its way for too long, of a list that names one topic twice, and of a queue of which Apache's has nothing, that."""
     if ours is None or theirs is None:
         return ""
     if "timeout too much" in (theirs.remark or ""):
         return " too late"
+    if "is not exist!" in (theirs.remark or ""):
+        return " nothing there"
     if ours.code == theirs.code:
         return f" of {ours.code}" if ours.code else ""
     if "Duplicate key" in (theirs.remark or ""):

@@ -13,7 +13,7 @@ import pytest
 from aiorocket.errors import ConfigError
 from aiorocket.fuzz import Compared, Finding, Fuzzing, Report, Rule, Sample, compare, fuzz, replay, role_of, shrink
 from aiorocket.fuzz.differences import matches
-from aiorocket.fuzz.differential import _shown_apart, apaches_rules
+from aiorocket.fuzz.differential import _found, _shown_apart, apaches_rules
 from aiorocket.fuzz.neighbour import Neighbour
 from aiorocket.fuzz.wire import Wire
 from aiorocket.testing import Simulation, simulate
@@ -455,7 +455,14 @@ def test_every_difference_from_apaches_has_requests_and_a_reason() -> None:
         ("317 legal", "-body.totalDiff", False),
         ("317 legal", "-body.consumeStatsList[][].totalDiff", False),
         ("317 legal", "+body.consumeStatsList[][].consumeTps", True),
+        ("15 legal apart", "code 17/29", False),
         ("321 legal", "-body.queueData[]", False),
+        ("321 legal", "+body.queueData[]", False),
+        ("321 legal", "+body.maxQueueIndex", False),
+        ("321 legal", "+body.maxQueueIndex nothing there", True),
+        ("321 legal apart", "code 0/1", False),
+        ("321 legal apart", "code 1/0", False),
+        ("321 legal", "code 1/0 nothing there", True),
         ("345 legal", "+body.subscriptionData.topic", False),
         ("310 legal", "code 0/1", False),
         ("310 legal", "code 0/1 NullPointerException", True),
@@ -470,6 +477,13 @@ def test_every_difference_from_apaches_has_requests_and_a_reason() -> None:
 )
 def test_what_differs_of_legal_requests_is_seen(case: str, what: str, allowed: bool) -> None:
     assert any(rule.allows(case, what) for rule in apaches_rules()) == allowed
+
+
+def test_a_queue_of_which_apaches_has_nothing_is_told_from_an_answer_that_lacks_something() -> None:
+    empty = RemotingCommand(0, 1, 1, body=b'{"maxQueueIndex":0}')
+    theirs = RemotingCommand(0, 1, 1, remark="Index 0 of 0@orders is not exist!")
+    assert set(_found(empty, theirs)) == {"+body.maxQueueIndex nothing there", "-body nothing there"}
+    assert _found(empty, RemotingCommand(0, 1, 1, body=b"{}")) == ["+body.maxQueueIndex", "-body"]
 
 
 def test_findings_with_other_numbers_are_one() -> None:
