@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -44,7 +44,7 @@ from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.manifest import Archive
 from aiorocket.spark.steps.tables.table import Table
 from tests.spark.producing import create_topic
-from tests.spark.servers import Standalone
+from tests.spark.servers import Standalone, own_temporary
 from tests.spark.writing import stored
 
 _TOPIC, _QUEUES = "orders", 4
@@ -161,10 +161,11 @@ def busy(hour: float) -> float:
 class Driver:
     """``aiorocket lake run`` as a service: a process with its JVM, started again where it ended."""
 
-    def __init__(self, file: Path, nameserver: str, log: Path) -> None:
+    def __init__(self, file: Path, nameserver: str, log: Path, env: Mapping[str, str]) -> None:
         start = "from aiorocket.cli.main import main; main()"
         self._command = [sys.executable, "-c", start, "lake", "run", str(file), "--nameserver", nameserver]
         self._log = log
+        self._env = {**os.environ, **env}
         self._process: subprocess.Popen[bytes] | None = None
         self._from = 0
         self._page: str | None = None
@@ -174,7 +175,7 @@ class Driver:
             self._from, self._page = log.tell(), None
             self._process = subprocess.Popen(
                 [*self._command, "--metrics-port", "0"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
+                start_new_session=True, env=self._env,
             )  # fmt: skip
 
     def end(self, how: signal.Signals, *, all_of_it: bool = False) -> int:
@@ -212,10 +213,10 @@ class Driver:
 
 
 @contextmanager
-def _running(driver: Driver, broker: Standalone) -> Iterator[None]:
+def _running(driver: Driver, broker: Standalone) -> Iterator[Driver]:
     try:
         broker.start()
-        yield
+        yield driver
     finally:
         if driver._process is not None:
             driver.end(signal.SIGKILL, all_of_it=True)
@@ -232,8 +233,7 @@ def live_through(
     file = place / "pipeline.toml"
     spark = "\n".join(f'"{name}" = "{value}"' for name, value in TEST_CONF.items())
     file.write_text(_PIPELINE.format(path=place / "lake", format=format, spark=spark))
-    driver = Driver(file, broker.nameserver, place / "driver.log")
-    with _running(driver, broker):
+    with own_temporary() as env, _running(Driver(file, broker.nameserver, place / "driver.log", env), broker) as driver:
         create_topic(broker.nameserver, _TOPIC, _QUEUES)
         driver.start()
         with Traffic(broker.nameserver, day, rate, seed) as traffic:

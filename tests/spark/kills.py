@@ -33,6 +33,7 @@ from aiorocket.spark.steps.files.manifest import Archive, partition_of
 from aiorocket.spark.steps.tables.table import Table
 from aiorocket.testing import broker_thread
 from tests.spark.producing import create_topic, send
+from tests.spark.servers import own_temporary
 from tests.spark.writing import stored
 
 _ROOT = Path(__file__).parents[2]
@@ -234,7 +235,7 @@ class Killing:
         process = subprocess.Popen(
             [sys.executable, "-c", WORKER, self.nameserver, self.lake, self.format, json.dumps(self._conf)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
-            env={**os.environ, **self._environment, "PYTHONPATH": paths},
+            env={**os.environ, **stack.enter_context(own_temporary()), **self._environment, "PYTHONPATH": paths},
         )  # fmt: skip
         process.log = log  # type: ignore[attr-defined]
         stack.callback(_end, process)

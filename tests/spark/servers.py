@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,6 +63,14 @@ def standalone(data: Path) -> Iterator[Standalone]:
         yield server
     finally:
         server.end(signal.SIGKILL)
+
+
+@contextmanager
+def own_temporary() -> Iterator[dict[str, str]]:
+    """The environment of a driver that is killed: what its JVM then leaves (folders of Spark's, a library of lz4,
+    sockets) goes with the block. A short path, for the sockets' names."""
+    with tempfile.TemporaryDirectory(prefix="spark-", ignore_cleanup_errors=True) as place:
+        yield {"TMPDIR": place, "SPARK_SUBMIT_OPTS": f"-Djava.io.tmpdir={place}"}
 
 
 def _free_port() -> int:

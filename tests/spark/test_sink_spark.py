@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from aiorocket.spark import bridge
 from aiorocket.spark.ledger import Entry, Mark, Record, decode
 from aiorocket.testing import broker_thread
 from tests.spark.producing import create_topic, send
+from tests.spark.servers import own_temporary
 from tests.spark.writing import stored, values
 
 if TYPE_CHECKING:
@@ -172,10 +174,11 @@ def test_a_driver_that_is_killed_between_the_ledger_and_the_end(
     copy = Copy(asking, topic, tmp_path, immunity="3s")
     paths = [str(_ROOT), str(_ROOT / "protocol"), str(_ROOT / "aiorocket" / "spark" / "autoload")]
     code = _DRIVER.format(paths=paths, conf=TEST_CONF, source=copy.source, sink=copy.sink)
-    died = subprocess.run(
-        [sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True, timeout=250, check=False,
-        cwd=tmp_path,
-    )  # fmt: skip
+    with own_temporary() as env:
+        died = subprocess.run(
+            [sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True, timeout=250,
+            check=False, cwd=tmp_path, env={**os.environ, **env},
+        )  # fmt: skip
     assert died.returncode == -9, died.stderr[-3000:]
     assert values(asking, topic + "-copy") == []
     assert [type(record) for record in _records(asking, topic) if record and record.query] == [Entry]
