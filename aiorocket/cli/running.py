@@ -17,6 +17,9 @@ __all__ = ("in_lines", "run", "told_in_a_line")
 
 T = TypeVar("T")
 
+#: ResponseCode.NO_PERMISSION, without the import of all codes.
+_NO_PERMISSION = 16
+
 
 def run(work: Coroutine[object, object, T]) -> T:
     """The result of ``work``, errors as of ``told_in_a_line``."""
@@ -37,7 +40,10 @@ def told_in_a_line() -> Iterator[None]:
         yield
     except (aiorocket.RocketError, aiorocket.ProtocolError) as error:
         kind = BadInputError if isinstance(error, aiorocket.BadNameError) else click.ClickException
-        raise kind(in_lines(error)) from error
+        text = in_lines(error)
+        if isinstance(error, aiorocket.RemoteError) and error.code == _NO_PERMISSION:
+            text += "" if "--" in text else "; sign in as one who may (--credentials)"
+        raise kind(text) from error
     except BrokenPipeError:
         raise  # whoever read our output is gone: click ends the process without a word
     except OSError as error:

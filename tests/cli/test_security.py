@@ -54,8 +54,9 @@ def test_a_standalone_with_access_control_and_tls(
     assert (clerk["enabled"], clerk["admin"]) == (False, False)
     unsigned = aiorocket.run("produce", "t", "--nameserver", address, "--tls-ca", CA, stdin=b"two\n")
     assert unsigned.code == 1 and "not signed" in unsigned.err, unsigned
-    unsigned = aiorocket.run("topic", "list", "--nameserver", address, "--tls-ca", CA)
-    assert unsigned.code == 1 and "--credentials" in unsigned.err and "standalone" not in unsigned.err, unsigned
+    for asked in (("--nameserver", address), ("--broker", f"127.0.0.1:{ports(line)[1]}")):
+        unsigned = aiorocket.run("topic", "list", *asked, "--tls-ca", CA)
+        assert unsigned.code == 1 and "--credentials" in unsigned.err and "standalone" not in unsigned.err, unsigned
     plain = aiorocket.run("produce", "t", "--nameserver", address, "--credentials", "keys.json", stdin=b"two\n")
     assert plain.code == 1, plain
 
