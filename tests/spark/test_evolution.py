@@ -107,10 +107,9 @@ DEATHS = [("tables.table.Table._stage", 0), ("tables.table.Table._publish", 0)]
 SYNCS = {"delta": [("tables.table.Table._sync_delta", 1)], "iceberg": [("tables.table.sync_iceberg_parts", 1)]}
 
 
+@pytest.mark.spark_long
 @pytest.mark.timeout(900)  # fifteen runs
-@pytest.mark.parametrize(
-    "format", ["parquet", *(pytest.param(each, marks=pytest.mark.spark_long) for each in ("delta", "iceberg"))]
-)
+@pytest.mark.parametrize("format", ["parquet", "delta", "iceberg"])
 def test_a_table_takes_the_schema_that_comes(
     request: pytest.FixtureRequest,
     spark: SparkSession,
