@@ -10,7 +10,7 @@ from aiorocket.client.session import HasSession
 from aiorocket.errors import TopicNotFoundError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket.runtime import run
-from aiorocket_protocol import AUTO_CREATE_TOPIC, CreateTopicRequestHeader, RequestCode
+from aiorocket_protocol import AUTO_CREATE_TOPIC, CreateTopicRequestHeader, DeleteTopicRequestHeader, RequestCode
 
 Body = bytes | str | OutgoingMessage
 
@@ -21,6 +21,11 @@ _READ_AND_WRITE = 6
 def create_topic(nameserver: str, topic: str, queues: int = 4) -> list[Queue]:
     """Create ``topic`` on every broker, or change its number of queues; its queues, in order."""
     return run(_created(nameserver, topic, queues))
+
+
+def delete_topic(nameserver: str, topic: str) -> None:
+    """Delete ``topic`` at its broker, which is one, and at the name server."""
+    run(_deleted(nameserver, topic))
 
 
 def send(
@@ -43,6 +48,17 @@ async def _created(nameserver: str, topic: str, queues: int) -> list[Queue]:
             assert address is not None
             await client.session.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         return sorted((await client.session.route(topic, refresh=True)).publish)
+
+
+async def _deleted(nameserver: str, topic: str) -> None:
+    async with Client(nameservers=nameserver) as client:
+        route = await client.session.route(topic)
+        [name] = route.addresses
+        address = route.master(name)
+        assert address is not None
+        header = DeleteTopicRequestHeader(topic)
+        await client.session.call(address, RequestCode.DELETE_TOPIC_IN_BROKER, header)
+        await client.session.call(nameserver, RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
 
 
 async def _sent(

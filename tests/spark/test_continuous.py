@@ -28,7 +28,7 @@ from aiorocket.spark.steps.report import StepReport
 from aiorocket.spark.steps.tables.table import Table
 from tests.spark.day import live_through
 from tests.spark.lakes import make
-from tests.spark.producing import send
+from tests.spark.producing import delete_topic, send
 
 FILE = """
 topic = "{topic}"
@@ -80,6 +80,11 @@ def test_rounds_take_what_is_new_and_a_signal_ends_them(
     assert seen[5:] == [("archive", 0), ("decode", 1), ("dedup", 1), ("windows", 4)]
     table = Table.there(str(tmp_path / "lake" / "decode"))
     assert table is not None and (table.snapshot().rows("decoded"), table.snapshot().rows("quarantine")) == (3, 1)
+    # A topic of that name that is as long: no further round would mend it.
+    delete_topic(nameserver, topic)
+    send(nameserver, topic, ['{"id": 1}'] * 4, queues=1)
+    with pytest.raises(UsageError, match=r"offset 3 is archived as stored at .* the topic was made anew"):
+        Continuous(spark, plan, nameserver, stop=lambda: False).run()
 
 
 class Failing(Continuous):

@@ -12,18 +12,15 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
-from aiorocket.client.app import Client
 from aiorocket.client.queue_scan import Bounds
 from aiorocket.errors import NotConnectedError, TopicNotFoundError
 from aiorocket.model import Queue
-from aiorocket.runtime import run
 from aiorocket.spark import DataLossError, bridge, cluster
 from aiorocket.spark.offsets import from_nested, to_nested
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.planner import QueueRange
 from aiorocket.spark.stream import StreamReader
-from aiorocket_protocol import DeleteTopicRequestHeader, RequestCode
-from tests.spark.producing import send
+from tests.spark.producing import delete_topic, send
 
 Q0, Q1, Q2 = (Queue("t", "a", number) for number in range(3))
 OTHER = Queue("t", "b", 0)
@@ -507,15 +504,3 @@ def test_a_deleted_topic_at_a_real_broker(nameserver: str, topic: str) -> None:
     send(nameserver, topic, ["new"], queues=1)
     end = step(tolerant, at)
     assert [each[1:] for each in ranges(tolerant, at, end)] == [(0, 1)]
-
-
-def delete_topic(nameserver: str, topic: str) -> None:
-    async def delete() -> None:
-        async with Client(nameservers=nameserver) as client:
-            (name,) = (await client.session.route(topic)).addresses
-            header = DeleteTopicRequestHeader(topic)
-            address = await cluster.address_of(client.session, Queue(topic, name, 0))
-            await client.session.call(address, RequestCode.DELETE_TOPIC_IN_BROKER, header)
-            await client.session.call(nameserver, RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
-
-    run(delete())
