@@ -14,6 +14,7 @@ from zlib import crc32
 
 from aiorocket.broker.core.send_checks import property_value
 from aiorocket.storage.block import BLOCK_MASK
+from aiorocket.storage.commit_group import KEPT_IN_RUN
 from aiorocket_protocol import (
     LANGUAGE_PYTHON,
     MSGPACK,
@@ -252,7 +253,7 @@ class PlainSends:
                     break
         finally:
             if taken:
-                log.end, log.pending, tail.size = end, pending, cached
+                log.end, log.pending, tail.size = end, pending + KEPT_IN_RUN * taken, cached
                 self._store._timestamp = now
                 connection._in_flight += taken
         if cached > budget:

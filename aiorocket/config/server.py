@@ -46,7 +46,8 @@ class StoreConfig:
     #: Recent records kept in memory so that consumers at the tail read no file. As much again holds pieces of the log
     #: for those behind it. More is not faster: new records then go to memory that no cache of the processor knows.
     tail_cache: int = 16 * MIB
-    #: Bytes that may wait for the running flush before senders are told SYSTEM_BUSY.
+    #: Bytes that may wait for the running flush, with what is kept of their requests, before senders are told
+    #: SYSTEM_BUSY.
     max_pending: int = 64 * MIB
     #: Free bytes below which messages are refused while reads and commits go on; -1 for 5 % of the disk, but at most
     #: 512 MiB.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiorocket_protocol import RemotingCommand
+from aiorocket_protocol import EXT_ACCEPT, RemotingCommand
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
 
-__all__ = ("AwaitedBytes", "size_of")
+__all__ = ("AwaitedBytes", "shed", "size_of")
+
+_MSGPACK: dict[str, str | None] = {EXT_ACCEPT: "msgpack"}
 
 
 def size_of(request: RemotingCommand) -> int:
@@ -18,6 +20,14 @@ def size_of(request: RemotingCommand) -> int:
     for name, value in (request.ext or {}).items():
         size += len(name) + len(value or "")
     return size
+
+
+def shed(request: RemotingCommand) -> None:
+    """Keep of a request that waits only what its answer needs: how it may be serialised."""
+    request.body, request.fields, request.header, request.remark = b"", None, None, None
+    ext = request.ext
+    if ext is not None:
+        request.ext = _MSGPACK if ext.get(EXT_ACCEPT) == "msgpack" else None
 
 
 class AwaitedBytes:

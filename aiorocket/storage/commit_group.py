@@ -9,7 +9,13 @@ from aiorocket.storage.consume_queue import ConsumeQueue
 from aiorocket.storage.results import PutResult
 from aiorocket.storage.segment import Segment
 
-__all__ = ("CommitGroup", "Done", "Run", "SyncError")
+__all__ = ("KEPT", "KEPT_EACH", "KEPT_IN_RUN", "CommitGroup", "Done", "Run", "SyncError")
+
+#: Bytes of memory that an append keeps beside its record while it waits, about: its result, and who is to be told. Of a
+#: batch each message keeps more; a send of a run, see broker/plain_run.py, keeps less.
+KEPT = 1280
+KEPT_EACH = 128
+KEPT_IN_RUN = 384
 
 Done = Callable[[PutResult], None]
 
@@ -37,8 +43,8 @@ class Run:
 
 
 class CommitGroup:
-    """What is written and acknowledged together. ``marks`` are (queue, its next offset, tags code or None if they
-    differ)."""
+    """What is written and acknowledged together, and what it takes until then. ``marks`` are (queue, its next offset,
+    tags code or None if they differ)."""
 
     __slots__ = ("dones", "end", "marks", "results", "runs", "size", "start", "touched")
 
@@ -52,9 +58,9 @@ class CommitGroup:
         self.touched: list[ConsumeQueue] = []
         self.marks: list[tuple[ConsumeQueue, int, int | None]] = []
 
-    def seal(self, end: int) -> None:
+    def seal(self, end: int, size: int) -> None:
         self.end = end
-        self.size = end - self.start
+        self.size = size
         marks = self.marks
         for queue in self.touched:
             queue.marked = False

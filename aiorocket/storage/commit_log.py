@@ -100,7 +100,7 @@ class CommitLog(WrittenLog):
         self.limit = 0
         self.group = CommitGroup(0, [])
         self.buffers: list[bytes] = []
-        #: Bytes that were assigned a place and are not written yet.
+        #: Bytes that were assigned a place and are not written yet, and what is kept beside them.
         self.pending = 0
         self.scheduled = False
         #: Why appends are refused; None while they are not.
@@ -189,7 +189,7 @@ class CommitLog(WrittenLog):
         refusal = self.refusal
         if refusal is None:
             raise StoreBusyError(
-                f"{self.pending} bytes wait for the disk, max_pending is {self._config.max_pending}:"
+                f"what waits for the disk takes {self.pending} bytes, max_pending is {self._config.max_pending}:"
                 " the disk is too slow for this rate"
             )
         if isinstance(refusal, StoreFullError) and not self._rolling_back and self._loop.time() >= self._probe_at:
@@ -263,7 +263,7 @@ class CommitLog(WrittenLog):
             self.scheduled = False  # a burst has written what this was scheduled for
             self._wake()
             return
-        group.seal(self.end)
+        group.seal(self.end, self.pending)  # nothing else is on its way
         self._new_group()
         self.flushing = group
         run = group.runs[0]
@@ -344,7 +344,7 @@ class CommitLog(WrittenLog):
 
     def _flush_failed(self, group: CommitGroup, error: BaseException) -> None:
         behind = self.group
-        behind.seal(self.end)
+        behind.seal(self.end, 0)
         first = group.runs[0]
         if first.mark is not None:
             first.segment.restore(first.mark)

@@ -23,7 +23,7 @@ from aiorocket.runtime.env import Env
 from aiorocket.storage.block import BLOCK_MASK
 from aiorocket.storage.checkpoint import QueueTable
 from aiorocket.storage.chunk_cache import ChunkCache
-from aiorocket.storage.commit_group import CommitGroup, Done
+from aiorocket.storage.commit_group import KEPT, KEPT_EACH, CommitGroup, Done
 from aiorocket.storage.commit_log import CommitLog
 from aiorocket.storage.consume_queue import MAX_QUEUE_ID, UNIT, ConsumeQueue, queue_directory, units_of
 from aiorocket.storage.files import FileCache
@@ -223,7 +223,7 @@ class MessageStore:
         # What may find no memory comes first, and leaves nothing then.
         result = _new_result(PutResult, (_OK, physical, offset, now, ()))
         unit = _pack_unit(physical, size, tags_code)
-        end, pending, following, cached = physical + size, log.pending + size, offset + 1, tail.size + size
+        end, pending, following, cached = physical + size, log.pending + size + KEPT, offset + 1, tail.size + size
         try:
             if block is None or not offset & BLOCK_MASK:
                 block = tail.start(queue, offset)
@@ -300,7 +300,7 @@ class MessageStore:
         count = len(sizes)
         places, units = units_of(start, sizes, codes)
         result = PutResult(_OK, start, first, now, places)
-        end, pending = start + total, log.pending + total
+        end, pending = start + total, log.pending + total + KEPT + KEPT_EACH * count
         code = codes[0] if codes.count(codes[0]) == count else None
         offset, taken = first, 0
         try:

@@ -17,7 +17,7 @@ from aiorocket.broker.core.turns import whole
 from aiorocket.broker.repetitions import Repetitions
 from aiorocket.config import Limits, ProducerConfig
 from aiorocket.config.server import Flush
-from aiorocket.errors import UsageError
+from aiorocket.errors import StoreError, UsageError
 from aiorocket.model import SendReceipt
 from aiorocket.storage.written import WrittenLog
 from aiorocket.testing import SimCluster, Simulation, simulate
@@ -51,6 +51,20 @@ def test_all_attempts_of_a_message_get_the_answer_of_the_first() -> None:
 
 def key(producer: str, number: int) -> str:
     return f"{producer}{number:012X}"
+
+
+def test_so_many_repetitions_wait_and_no_more() -> None:
+    once = SentOnce[int](lambda *place: None)
+    told: list[int] = []
+    for _ in range(2):
+        first = once.begin("t", 0, "new", told.append)
+        assert first is not None
+        with pytest.raises(StoreError, match="10000 repetitions wait"):
+            for _ in range(20_000):
+                once.begin("t", 0, "new", told.append)
+        first(1)
+        assert len(told) == 10_001
+        told.clear()
 
 
 def test_others_do_not_push_a_message_out() -> None:

@@ -18,7 +18,7 @@ from aiorocket.runtime.env import memory_env, real_env
 from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import PutResult, PutStatus, ReadStatus, StoreBusyError, opening
 from aiorocket.storage import store as store_module
-from aiorocket.storage.commit_group import Run
+from aiorocket.storage.commit_group import KEPT, Run
 from aiorocket.storage.consume_queue import ConsumeQueue
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.tail_cache import TailCache
@@ -298,7 +298,7 @@ async def test_topics_that_could_leave_the_directory_are_refused(topic: str) -> 
 
 
 async def test_too_many_waiting_bytes_are_busy_and_pass() -> None:
-    store = await opened(max_pending=5000)
+    store = await opened(max_pending=5000 + 5 * KEPT)
     futures = []
     with pytest.raises(StoreBusyError, match="max_pending"):
         for _ in range(100):

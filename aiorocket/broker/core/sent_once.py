@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from aiorocket.broker.core.turns import A_TURN, whole
 from aiorocket.config import Limits
+from aiorocket.errors import StoreError
 
 __all__ = ("PER_PRODUCER", "SentOnce", "SentTable", "producer_of")
 
@@ -23,6 +24,8 @@ __all__ = ("PER_PRODUCER", "SentOnce", "SentTable", "producer_of")
 PER_PRODUCER = 1024
 #: What of a UNIQ_KEY is the number at its producer: milliseconds and counter.
 _NUMBER = 12
+#: Repetitions that may wait for their first attempts, of all producers: a disk that stands still brings them.
+_MOST_REPEATS = 10_000
 
 R = TypeVar("R")
 #: What is answered: told to every attempt of a message when its first one has ended.
@@ -136,15 +139,20 @@ class SentOnce(Generic[R]):
     def __init__(self, stored: Callable[[str, int, str], R | None]) -> None:
         self._stored = stored
         self._under_way: dict[tuple[str, int, str], list[Done[R]]] = {}
+        self._repeats = 0
 
     def begin(
         self, topic: str, queue_id: int, unique: str, done: Done[R], elsewhere: tuple[str, int] | None = None
     ) -> Done[R] | None:
         """None when the message is stored (``done`` was called with its result) or being stored (it will be), there or
-        ``elsewhere``; else what to give to the store in place of ``done``. Errors as of ``stored``."""
+        ``elsewhere``; else what to give to the store in place of ``done``. Errors as of ``stored``; StoreError when too
+        many repetitions wait for what they repeat."""
         for queue in ((topic, queue_id), elsewhere) if elsewhere else ((topic, queue_id),):
             waiting = self._under_way.get((*queue, unique))
             if waiting is not None:
+                if self._repeats >= _MOST_REPEATS:
+                    raise StoreError(f"{self._repeats} repetitions wait for what they repeat, no more may")
+                self._repeats += 1
                 waiting.append(done)
                 return None
             result = self._stored(*queue, unique)
@@ -160,5 +168,7 @@ class SentOnce(Generic[R]):
         self._under_way.pop((topic, queue_id, unique), None)
 
     def _ended(self, place: tuple[str, int, str], result: R) -> None:
-        for done in self._under_way.pop(place, ()):
+        told = self._under_way.pop(place)
+        self._repeats -= len(told) - 1
+        for done in told:
             done(result)

@@ -12,6 +12,7 @@ from aiorocket.broker.core.pops import MAX_INVISIBLE_MS, QueueKey
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.revive import PopRevival, base_topic
 from aiorocket.errors import StoreError
+from aiorocket.remoting.awaited import shed
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     AckMessageRequestHeader,
@@ -148,6 +149,8 @@ class AckHandlers:
             )
         answer = ChangeInvisibleTimeResponseHeader(pop.pop_time, pop.invisible_ms, handle.revive_qid)
 
+        shed(command)
+
         def done(result: PutResult) -> None:
             ok = result.status is _OK
             connection.reply(command, RemotingCommand.response(header=answer) if ok else refuse(put_refusal(result)))
@@ -162,6 +165,7 @@ class AckHandlers:
         self, connection: Connection, command: RemotingCommand, key: QueueKey, offsets: list[int], pop_time: int
     ) -> bool:
         """Whether any of them was out; the request is answered when that they are done is durable."""
+        shed(command)
 
         def done(result: PutResult) -> None:
             ok = result.status is _OK

@@ -23,12 +23,12 @@ from aiorocket.broker.core.pull_checks import check_access
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket.errors import RocketError
+from aiorocket.remoting.awaited import shed
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.runtime.turns import Turns
 from aiorocket.storage.results import ReadResult, ReadStatus
 from aiorocket_protocol import (
     ANY_QUEUE,
-    EXT_ACCEPT,
     INIT_MIN,
     MAX_POP,
     ORDER_REVIVE_QUEUE,
@@ -258,7 +258,8 @@ class PopHandlers:
             return self._nothing(wanted, full=f"parked_pops_per_group={limits.parked_pops_per_group}")
         # It may wait for half a minute: nothing is kept of it that is not needed.
         command.body, command.fields, command.remark = b"", None, None
-        command.ext = {EXT_ACCEPT: accepts} if (accepts := command.ext_value(EXT_ACCEPT)) else None
+        if command.ext is not None:
+            shed(command)
         pull = ParkedPull(key, 0, None, connection, _Parked(connection, command, wanted), own)
         if (refusal := self.polls.refusal(pull)) is not None:
             return refuse(refusal)

@@ -26,11 +26,11 @@ from aiorocket.broker.core.record_filter import FILTER_WORK, SCAN, RecordFilter
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.lower_commits import warn_of_lower
 from aiorocket.errors import RocketError
+from aiorocket.remoting.awaited import shed
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.runtime.turns import Turns
 from aiorocket.storage.results import ReadResult, ReadStatus
 from aiorocket_protocol import (
-    EXT_ACCEPT,
     EXT_EPOCH,
     LANGUAGE_PYTHON,
     OFFSET_RESET,
@@ -214,7 +214,8 @@ class PullHandlers:
         command, header = waiting.command, waiting.header
         # It may wait for half a minute: nothing is kept of it that is not needed, and its texts are counted.
         command.body, command.fields, command.remark = b"", None, None
-        command.ext = {EXT_ACCEPT: accepts} if (accepts := command.ext_value(EXT_ACCEPT)) else None
+        if command.ext is not None:
+            shed(command)
         own = weight_of(subscription.data) if header.sys_flag & _OWN_FILTER else 0
         own += sum([len(text) for text in header if type(text) is str])
         queue = header.topic, header.queue_id

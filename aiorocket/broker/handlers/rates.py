@@ -61,7 +61,7 @@ class SendRates:
         self._topics = topics
         self._messages, self._bytes = Rate(0), Rate(0)
         #: Of those that there are: the setting, its unit, what is left of it, and how much of it one request takes.
-        self._rates: list[tuple[str, str, Rate, Callable[[RemotingCommand, SendHeader], int]]] = []
+        self._rates: list[tuple[str, str, Rate, Callable[[int, bytes, SendHeader], int]]] = []
         self._warnings = Rarely(_WARN_EVERY)
 
     def follow(self, limits: RateLimits) -> None:
@@ -105,18 +105,19 @@ class SendRates:
                     more = f" ({unsaid} more since the last such line)" if unsaid else ""
                     _log.warning("refused a send of %s: %s%s", connection.peer, remark, more)
                 return refuse(Refusal(ResponseCode.SYSTEM_BUSY, remark))
+        code, body = command.code, command.body
         answer = handler(connection, command)
         if answer is None and topic in self._topics:  # else it was refused
             for _, _, rate, measure in self._rates:
-                rate.spend(topic, measure(command, header), now)
+                rate.spend(topic, measure(code, body, header), now)
         return answer
 
 
-def _messages(command: RemotingCommand, header: SendHeader) -> int:
-    if header.batch or command.code == RequestCode.SEND_BATCH_MESSAGE:
-        return len(decode_batch(command.body))
+def _messages(code: int, body: bytes, header: SendHeader) -> int:
+    if header.batch or code == RequestCode.SEND_BATCH_MESSAGE:
+        return len(decode_batch(body))
     return 1
 
 
-def _bytes(command: RemotingCommand, header: SendHeader) -> int:
-    return len(command.body) + len(header.properties or "")
+def _bytes(code: int, body: bytes, header: SendHeader) -> int:
+    return len(body) + len(header.properties or "")

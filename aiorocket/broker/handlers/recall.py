@@ -12,6 +12,7 @@ from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.timers import deletes, wait_code
 from aiorocket.errors import StoreError
+from aiorocket.remoting.awaited import shed
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     PROPERTY_PGROUP,
@@ -85,6 +86,8 @@ class RecallHandler:
         }
         if header.producer_group:  # Apache's proxy names none
             values[PROPERTY_PGROUP] = header.producer_group
+
+        shed(command)
 
         def done(result: PutResult) -> None:
             if result.status is not PutStatus.OK:

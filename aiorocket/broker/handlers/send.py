@@ -27,6 +27,7 @@ from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.core.transactions import is_transactional
 from aiorocket.broker.repetitions import Repetitions
 from aiorocket.errors import StoreError
+from aiorocket.remoting.awaited import shed
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     DEFAULT_REGION,
@@ -243,15 +244,19 @@ class SendHandlers:
 
         data = (properties + self.added).encode()  # raises before anything waits for the message
         stored: PutDone = done
-        ext = command.ext
+        ext, body = command.ext, command.body
         once = ext is not None and EXT_ONCE in ext
+        began = ext[EXT_ONCE] if ext is not None and once else None
+        command.body, command.fields, command.remark = b"", None, None
+        if command.ext is not None:
+            shed(command)
         if once:
             elsewhere = None
             if topic == TIMER_TOPIC:
                 elsewhere = header.topic, told_queue
             elif TIMER_PREFIX in properties:
                 elsewhere = TIMER_TOPIC, 0
-            first = self._once.begin(topic, queue_id, unique, command.ext_value(EXT_ONCE), done, elsewhere)
+            first = self._once.begin(topic, queue_id, unique, began, done, elsewhere)
             if first is None:
                 return
             if isinstance(first, Refusal):
@@ -262,7 +267,7 @@ class SendHandlers:
             self._append(
                 topic,
                 queue_id,
-                command.body,
+                body,
                 data,
                 flag=header.flag,
                 sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
@@ -391,6 +396,9 @@ class SendHandlers:
             )
             connection.reply(command, RemotingCommand.response(0, answer))
 
+        command.body, command.fields, command.remark = b"", None, None
+        if command.ext is not None:
+            shed(command)
         try:
             self._store.append_batch(
                 topic,

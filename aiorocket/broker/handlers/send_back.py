@@ -16,6 +16,7 @@ from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.timers import TIMER_PROPERTIES
 from aiorocket.broker.core.topics import UNIT_SUB, Topic
 from aiorocket.errors import StoreError
+from aiorocket.remoting.awaited import shed
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     PERM_WRITE,
@@ -147,6 +148,7 @@ class SendBackHandler:
                 self._tell(event)
             connection.reply(command, RemotingCommand.response() if ok else refuse(put_refusal(result)))
 
+        shed(command)
         try:
             copy = Copy(
                 view,

@@ -15,6 +15,7 @@ from aiorocket.broker.core.send_checks import SendHeader, added_properties, chec
 from aiorocket.broker.core.transactions import HalfState, immunity
 from aiorocket.broker.transaction_check import TransactionChecks, name_of
 from aiorocket.errors import StoreError
+from aiorocket.remoting.awaited import shed
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     DEFAULT_REGION,
@@ -125,11 +126,13 @@ class TransactionHandlers:
             )
             connection.reply(command, RemotingCommand.response(0, answer))
 
+        body = command.body
+        shed(command)
         try:
             self._store.append(
                 HALF_TOPIC,
                 0,
-                command.body,
+                body,
                 text,
                 flag=header.flag,
                 sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
@@ -171,6 +174,8 @@ class TransactionHandlers:
         if half.state is HalfState.ENDING:
             return _refused(ResponseCode.SYSTEM_ERROR, f"the transaction of half message {name} is being ended already")
 
+        shed(command)
+
         def ended(refusal: Refusal | None) -> None:
             connection.reply(command, RemotingCommand.response() if refusal is None else refuse(refusal))
 
@@ -192,6 +197,7 @@ class TransactionHandlers:
         view = None if data is None else RecordView(data, 0, len(data))
         if view is None or view.topic != MAX_CHECKS_TOPIC:
             return _refused(ResponseCode.SYSTEM_ERROR, f"msgId {text}: no message of {MAX_CHECKS_TOPIC}")
+        shed(command)
         values = dict(view.properties)
         for name in (PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET):
             values.pop(name, None)

@@ -23,6 +23,8 @@ const PYTHON: i64 = 3;
 const MSGPACK: u32 = 0x4D;
 const TRANSACTION: i32 = 0x0C;
 const BLOCK_MASK: i64 = 127;
+/// Memory that a send keeps beside its record until it is acknowledged, see commit_group.py.
+const KEPT_IN_RUN: i64 = 384;
 /// Parts after which a turn's write goes out early, see connection.py.
 pub const BURST: usize = 64;
 
@@ -570,7 +572,7 @@ impl<'py> Run<'py> {
             change(connection, intern!(py, "_in_flight"), begun)?,
             change(store, intern!(py, "_timestamp"), self.now)?,
             change(log, intern!(py, "end"), self.end)?,
-            change(log, intern!(py, "pending"), self.pending)?,
+            change(log, intern!(py, "pending"), self.pending + KEPT_IN_RUN * self.answers.len() as i64)?,
             change(tail, intern!(py, "size"), self.tail_size)?,
         ];
         for Record { queue, bytes, offset, size, code } in &self.records {
