@@ -40,6 +40,7 @@ __all__ = (
     "apache_server",
     "ask",
     "fetch_jars",
+    "inside",
     "kept",
     "missing_programs",
     "our_server",
@@ -195,8 +196,13 @@ class Process:
             time.sleep(0.1)
 
 
+def inside(place: Path) -> tuple[str, ...]:
+    """Options of a JVM that keeps its files in ``place``, temporary ones too: who is killed leaves them."""
+    return f"-Duser.home={place}", f"-Djava.io.tmpdir={place}", "-XX:-UsePerfData"
+
+
 def _java(lib: Path, place: Path, heap: str, main: str, conf: str, options: Sequence[str]) -> list[str]:
-    more = [*JVM_OPTIONS, *heap.split(), f"-Duser.home={place}", *options]
+    more = [*JVM_OPTIONS, *heap.split(), *inside(place), *options]
     return ["java", *more, "-cp", f"{lib}/*", main, "-c", str(place / conf)]
 
 
@@ -416,7 +422,7 @@ class JavaClient:
     async def start(self, *arguments: str, program: str = "Smoke") -> JavaRun:
         name = f"{program.lower()}-{len(self._runs)}-{arguments[0]}"
         log = self._place / f"{name}.log"
-        options = [*JVM_OPTIONS, "-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Duser.home={self._place}"]
+        options = [*JVM_OPTIONS, "-Xmx256m", *BRIEF, *inside(self._place)]
         path = f"{self._classes}{os.pathsep}{self._lib}/*"
         with log.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
@@ -440,7 +446,7 @@ class Admin:
         conf.mkdir(parents=True, exist_ok=True)
         for name in ("logback_tools.xml", "rmq.tools.logback.xml"):
             (conf / name).write_text('<configuration><root level="OFF"/></configuration>')
-        options = [*JVM_OPTIONS, "-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Duser.home={place}"]
+        options = [*JVM_OPTIONS, "-Xmx256m", *BRIEF, *inside(place)]
         path = f"{classes}{os.pathsep}{lib}/*"
         with (place / "mqadmin.log").open("wb") as errors:
             self._child = subprocess.Popen(

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.interop.peers import (
+    BRIEF,
     JVM_OPTIONS,
     NEWEST,
     OLDER,
@@ -28,6 +29,7 @@ from tests.interop.peers import (
     apache_server,
     ask,
     fetch_jars,
+    inside,
     our_server,
 )
 from tests.interop.test_clients import cpp, go, node, run, topic_of
@@ -120,7 +122,7 @@ async def exchange(
 ) -> list[dict[str, Any]]:
     lib, classes = java
     log = place / f"{topic}-{key}.errors"
-    options = [*JVM_OPTIONS, *(OVER_TLS if tls else ()), "-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Duser.home={place}"]
+    options = [*JVM_OPTIONS, *(OVER_TLS if tls else ()), "-Xmx256m", *BRIEF, *inside(place)]
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             "java", *options, "-cp", f"{classes}{os.pathsep}{lib}/*", "Access",
@@ -200,8 +202,8 @@ def sign_as(home: Path, user: str) -> None:
 def mqadmin(jars: Path, server: Server, home: Path, tls: bool, *arguments: str) -> str:
     """What one command printed."""
     done = subprocess.run(
-        ["java", *JVM_OPTIONS, *(OVER_TLS if tls else ()), "-Xmx256m", "-XX:TieredStopAtLevel=1",
-         f"-Duser.home={home}", "-cp", f"{jars}/*", "org.apache.rocketmq.tools.command.MQAdminStartup", *arguments],
+        ["java", *JVM_OPTIONS, *(OVER_TLS if tls else ()), "-Xmx256m", *BRIEF, *inside(home),
+         "-cp", f"{jars}/*", "org.apache.rocketmq.tools.command.MQAdminStartup", *arguments],
         capture_output=True, text=True, timeout=60, check=False, cwd=home,
         env={**os.environ, "ROCKETMQ_HOME": str(home), "NAMESRV_ADDR": server.nameserver},
     )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.peers import HERE, JVM_OPTIONS, Process, Server, ask, fetch_jars, our_server
+from tests.interop.peers import BRIEF, HERE, JVM_OPTIONS, Process, Server, ask, fetch_jars, inside, our_server
 from tests.interop.raw import Raw
 from tests.interop.test_clients import made, run, topic_of
 from tests.interop.test_consumers import until
@@ -47,7 +47,7 @@ async def proxied(home: Path, server: Server) -> AsyncIterator[str]:
     config = home / "conf" / "rmq-proxy.json"
     config.write_text(json.dumps(settings))
     command = [
-        "java", *JVM_OPTIONS, "-Xmx512m", "-XX:TieredStopAtLevel=1", f"-Duser.home={home}", "-cp", f"{lib}/*",
+        "java", *JVM_OPTIONS, "-Xmx512m", *BRIEF, *inside(home), "-cp", f"{lib}/*",
         "org.apache.rocketmq.proxy.ProxyStartup", "-pc", str(config), "-n", server.nameserver,
     ]  # fmt: skip
     env = {**os.environ, "ROCKETMQ_HOME": str(home), "NAMESRV_ADDR": server.nameserver}
