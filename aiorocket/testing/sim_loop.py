@@ -113,18 +113,19 @@ class SimLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         # A simulated hour is millions of callbacks: attributes of handles are read, not asked for.
         timers, ready, host_of = self._timers, self._callbacks, SimProcess.current
-        while timers:
-            first = timers[0][3]
-            host = first._context.get(host_of)
-            if not first._cancelled and (host is None or host.alive):
-                break
-            heapq.heappop(timers)
         if not ready and not cast("Any", self)._stopping:
+            while timers:
+                first = timers[0][3]
+                host = first._context.get(host_of)
+                if not first._cancelled and (host is None or host.alive):
+                    break
+                heapq.heappop(timers)
             if not timers or timers[0][0] == _FOREVER:
                 raise SimDeadlock(self._who_waits())
             self._now = max(self._now, timers[0][0])
             self.note("timer")
-        while timers and timers[0][0] <= self._now:
+        now = self._now
+        while timers and timers[0][0] <= now:
             timer = heapq.heappop(timers)[3]
             if not timer._cancelled:
                 ready.append(timer)
