@@ -90,7 +90,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder, file = item.path.parent.name, item.path.name
         if folder in _QUICK and f"{folder}/{file}" not in _LONG and item.get_closest_marker("crash") is None:
             item.add_marker(pytest.mark.quick)
-    items.sort(key=lambda item: _FIRST.index(folder) if (folder := item.path.parent.name) in _FIRST else len(_FIRST))
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> tuple[int, Path]:
+    folder = item.path.parent.name
+    return _FIRST.index(folder) if folder in _FIRST else len(_FIRST), item.path
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Every other worker reads the folders from their end: in a fresh clone each compiles half of the tests, and takes
+    the other half from its neighbour. It costs 20 ms a file."""
+    report = yield
+    worker = getattr(collector.config, "workerinput", {"workerid": "gw0"})["workerid"]
+    if isinstance(collector, pytest.Directory) and int(worker.removeprefix("gw")) % 2:
+        report.result.reverse()
+    return report
 
 
 def pytest_collection_finish() -> None:
