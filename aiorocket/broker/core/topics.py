@@ -11,6 +11,7 @@ from typing import Any
 
 from aiorocket.broker.core.attributes import AttributeRoom
 from aiorocket.broker.core.names import Refusal, full, is_forbidden, is_system_topic, is_topic_name
+from aiorocket.broker.core.turns import A_SHORT_TURN
 from aiorocket.config import DELAY_LEVELS, Limits
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
@@ -44,8 +45,6 @@ __all__ = ("UNIT", "UNIT_SUB", "Topic", "TopicTable")
 UNIT = 1
 UNIT_SUB = 2
 
-#: Topics of an order configuration that are looked at in one turn of the loop.
-_A_TURN = 500
 #: Tags whose hashes are kept, and characters of the longest: who makes up tags must not fill the memory with them.
 MAX_TAG_CACHE, LONGEST_TAG = 16_384, 64
 #: More queues than this in one topic is a typing error, and each costs a file.
@@ -301,7 +300,7 @@ class TopicTable:
             topic = self._topics.get(name)
             if topic is not None and not topic.order:
                 changed |= self.put(Topic.from_dict({**topic.to_dict(), "order": True}))
-            if number % _A_TURN == 0:
+            if number % A_SHORT_TURN == 0:
                 yield
         return changed
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import plain_body, refuse
 from aiorocket.broker.core.group_configs import GroupConfig
 from aiorocket.broker.core.names import Refusal, is_group_name, is_system_topic, is_topic_name
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
+from aiorocket.broker.core.turns import each
 from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     CloneGroupOffsetRequestHeader,
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
     from aiorocket.storage.store import MessageStore
 
 __all__ = ("TopicHandlers",)
-
-_T = TypeVar("_T")
-#: Topics or groups of a list that are read or kept in one turn of the loop.
-_A_TURN = 500
 
 
 class TopicHandlers:
@@ -112,7 +109,7 @@ class TopicHandlers:
         """Code 18: several at once, all or none."""
         body = Plain(dict(plain_body(command)), "topics")
         async with self._lists:
-            topics = await _each(_topic, body.items("topicConfigList"))
+            topics = await in_turns(each(_topic, body.items("topicConfigList")))
         for topic in topics:
             topic.attributes = self._altered(topic.name, topic.attributes)
         return await self._configure(*topics)
@@ -195,7 +192,8 @@ class TopicHandlers:
             if not isinstance(data, dict) or data.get("groupName") is None:
                 return refuse(Refusal(ResponseCode.INVALID_PARAMETER, "the body names no group (member groupName)"))
         async with self._lists:
-            refusals = await _each(self._configs.put, await _each(GroupConfig.from_dict, groups))
+            configs = await in_turns(each(GroupConfig.from_dict, groups))
+            refusals = await in_turns(each(self._configs.put, configs))
         refusal = next(filter(None, refusals), None)
         await self._save()
         return RemotingCommand.response() if refusal is None else refuse(refusal)
@@ -259,18 +257,6 @@ class TopicHandlers:
         readable = (group, topic) not in self._configs.forbidden
         plain = {"group": group, "readable": readable, "topic": topic}
         return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
-
-
-async def _each(make: Callable[[Any], _T], values: Iterable[Any]) -> list[_T]:
-    """``make`` of each, in turns of the loop."""
-    made: list[_T] = []
-    for value in values:
-        if made and len(made) % _A_TURN == 0:
-            await asyncio.sleep(0)
-        made.append(make(value))
-    if len(made) > 1:
-        await asyncio.sleep(0)
-    return made
 
 
 def _topic(value: Any) -> Topic:
