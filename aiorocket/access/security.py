@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
+from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.access.admin_door import AdminDoor, HasAdminDoor
@@ -21,7 +23,7 @@ from aiorocket.remoting.door import ServerTls
 from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.remoting.tls import client_context
-from aiorocket.runtime.disk import Disk
+from aiorocket.runtime.env import Env
 
 if TYPE_CHECKING:
     from aiorocket_protocol.signing import Signer
@@ -32,6 +34,7 @@ _log = logging.getLogger("aiorocket.access")
 
 #: Seconds between two looks at the files.
 LOOK_EVERY = 10.0
+_LOOKS_A_DAY = 8640
 
 
 class HasSecurity(HasAdminDoor, Protocol):
@@ -59,9 +62,14 @@ class Security:
     """
 
     def __init__(
-        self, disk: Disk, config: HasSecurity, accounts: Accounts | None = None, asks: AsksNameServers | None = None
+        self,
+        env: Env,
+        config: HasSecurity,
+        accounts: Accounts | None = None,
+        asks: AsksNameServers | None = None,
     ) -> None:
-        self._disk = disk
+        self._disk = disk = env.disk
+        self._clock = env.clock
         self._acl = config.acl
         if accounts is None and config.acl is not None:
             accounts = Accounts(read_access_file(disk, config.acl))
@@ -73,8 +81,9 @@ class Security:
 
     async def open(self, remoting: RemotingServer, host: str, server: str, *more: str) -> None:
         """Listen for administration, and warn at the start of a server that others than this machine reach of what it
-        lets them do. UsageError when it cannot listen."""
+        lets them do, and any of a certificate out of its time. UsageError when it cannot listen."""
         await self.door.listen(remoting)
+        self._look_at_certificate()
         if is_loopback(host):
             return
         opened = list(more)
@@ -109,28 +118,27 @@ class Security:
     def reload(self) -> None:
         """Read the access file and the certificates again. What cannot be used is named in the log, and what was in
         force stays, of the one as of the other."""
-        if self.accounts is not None and self._acl is not None:
-            try:
-                self.accounts.renew(read_access_file(self._disk, self._acl))
-                _log.warning("access file %r is read again", self._acl)
-            except ConfigError as error:
-                _log.error("not read again, what was in force stays: %s", error)
+        if (accounts := self.accounts) is not None and (acl := self._acl) is not None:
+            _again(f"access file {acl!r} is", lambda: accounts.renew(read_access_file(self._disk, acl)))
         if self.tls is not None:
-            try:
-                self.tls.reload()
-                _log.warning("certificates are read again: %s", ", ".join(self.tls.files))
-            except ConfigError as error:
-                _log.error("not read again, what was in force stays: %s", error)
+            _again(f"certificates {', '.join(self.tls.files)} are", self.tls.reload)
+            self._look_at_certificate()
+
+    def _look_at_certificate(self) -> None:
+        if self.tls is not None and (warning := self.tls.warning(self._clock.wall_ms())) is not None:
+            _log.warning("%s", warning)
 
     async def keep_fresh(self) -> None:
         """Reload when one of the files has changed, until cancelled."""
         seen = await self._disk.run(self._contents)
-        while True:
+        for look in count(1):
             await asyncio.sleep(LOOK_EVERY)
             now = await self._disk.run(self._contents)
             if now != seen:
                 seen = now
                 self.reload()
+            elif look % _LOOKS_A_DAY == 0:
+                self._look_at_certificate()
 
     def _contents(self) -> list[bytes | None]:
         paths = (*((self._acl,) if self._acl is not None else ()), *(self.tls.files if self.tls is not None else ()))
@@ -141,3 +149,12 @@ class Security:
             return self._disk.read_bytes(path)
         except OSError:
             return None  # a directory of authorities, or it is being replaced
+
+
+def _again(what: str, read: Callable[[], object]) -> None:
+    try:
+        read()
+    except ConfigError as error:
+        _log.error("not read again, what was in force stays: %s", error)
+    else:
+        _log.warning("%s read again", what)

@@ -64,7 +64,7 @@ class Broker:
         #: ``host:port`` as clients are told; valid after ``start()``.
         self.address = ""
         #: Its listening side; ``aiorocket.testing`` puts faults between it and the handlers.
-        self._security = security = Security(env.disk, config, accounts, config)
+        self._security = security = Security(env, config, accounts, config)
         processors = security.processors(cluster=config.cluster, server=config.name)
         self.server = RemotingServer(self._env, processors, config.remoting, on_close=self._lost, tls=security.tls)
         self._parts: Parts | None = None

@@ -75,7 +75,7 @@ class NameServer:
         self.kv = KeyValues(config.limits.key_values)
         self._kv_file = StateFile(env, config.data, "kvConfig") if config.data is not None else None
         self._key_values = KeyValueHandlers(self.kv, self._kv_file)
-        self._security = security = Security(env.disk, config, accounts)
+        self._security = security = Security(env, config, accounts)
         self.processors = processors = security.processors(cluster=DEFAULT_CLUSTER, server="nameserver")
         self._server = RemotingServer(env, processors, config.remoting, on_close=self._lost, tls=security.tls)
         self._settings = SettingsHandlers(config, self.kv, port=lambda: self.port, changed=self._key_values.changed)

@@ -194,10 +194,12 @@ class RemotingClient:
                 if self._address_map:
                     dialled = await self._mapped(address)
                 if (path := unix_path(dialled)) is not None:
-                    _, made = await loop.create_unix_connection(factory, path)
+                    transport, made = await loop.create_unix_connection(factory, path)
                 else:
-                    _, made = await loop.create_connection(factory, *parse_address(dialled), **self._tls)
+                    transport, made = await loop.create_connection(factory, *parse_address(dialled), **self._tls)
                 connection = cast(Connection, made)
+                if (tls := transport.get_extra_info("ssl_object")) is not None:
+                    connection.data["certificate"] = tls.getpeercert(True)  # in DER, of the server
                 connection.plain = _take_answers
         except TimeoutError:
             with_tls = " (with its TLS handshake)" if self._tls else ""

@@ -15,7 +15,7 @@ from aiorocket.config import ServerTlsConfig
 from aiorocket.remoting.address import format_address
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.rarely import Rarely
-from aiorocket.remoting.tls import server_context
+from aiorocket.remoting.tls import first_certificate, server_context, untimely
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket.runtime.turns import Turns
 
@@ -42,6 +42,13 @@ class ServerTls:
             return ()
         settings = self._settings
         return tuple(path for path in (settings.cert, settings.key, settings.client_ca) if path is not None)
+
+    def warning(self, now_ms: int) -> str | None:
+        """What is wrong with the time of the certificate, or soon will be."""
+        if self._settings is None:
+            return None
+        said = untimely(first_certificate(self._settings.cert), now_ms)
+        return None if said is None else f"the certificate {self._settings.cert!r} {said}"
 
     def reload(self) -> None:
         """Read the files again; from now on what they say. ConfigError, and nothing changes, when they cannot be

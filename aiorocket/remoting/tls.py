@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import ssl
+from datetime import UTC, datetime, timedelta
 
 from aiorocket.config import ServerTlsConfig, TlsConfig
 from aiorocket.errors import ConfigError
 
-__all__ = ("client_context", "server_context", "tls_trouble")
+__all__ = ("client_context", "first_certificate", "server_context", "tls_trouble", "untimely")
 
 _SELF_SIGNED = (18, 19, 20, 21)  # X509_V_ERR: self-signed, self-signed in the chain, no issuer here, leaf alone
 _NAMES = (62, 64)  # X509_V_ERR: host name, IP address
 _TIMES = (9, 10)  # X509_V_ERR: not yet valid, expired
+_BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
+#: How long before its end a certificate is spoken of.
+_SOON = timedelta(days=14)
 
 
 def client_context(tls: ssl.SSLContext | TlsConfig | bool) -> ssl.SSLContext | None:
@@ -101,3 +105,55 @@ def tls_trouble(error: OSError) -> str | None:
     if isinstance(error, ConnectionResetError | ConnectionAbortedError):
         return "it closed the connection during the TLS handshake: does it speak TLS on this port?"
     return None
+
+
+def first_certificate(path: str) -> bytes:
+    """In DER, what a server shows of a file in PEM; nothing when there is none."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read()
+        return ssl.PEM_cert_to_DER_cert((_BEGIN + text.partition(_BEGIN)[2].partition(_END)[0] + _END).decode())
+    except (OSError, ValueError):
+        return b""
+
+
+def untimely(certificate: bytes, now_ms: int) -> str | None:
+    """What is wrong with the time of a certificate in DER, or will be soon. None also when it cannot be read."""
+    try:
+        begins, ends = _times(certificate)
+    except (IndexError, ValueError):
+        return None
+    now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    anew = "put a new one in its place, a server reads it while it runs"
+    if now < begins:
+        return f"is not valid before {begins:%Y-%m-%d %H:%M} UTC: clients refuse it until then, or is the clock wrong?"
+    if now >= ends:
+        return f"has expired, at {ends:%Y-%m-%d %H:%M} UTC: clients refuse it; {anew}"
+    if ends - now < _SOON:
+        return f"expires at {ends:%Y-%m-%d %H:%M} UTC, in {(ends - now).days} days; {anew}"
+    return None
+
+
+def _times(certificate: bytes) -> tuple[datetime, datetime]:
+    """From when and until when, of an X.509 certificate: what stands behind version, number, algorithm and issuer."""
+    _, at, _ = _element(certificate, 0)
+    _, at, _ = _element(certificate, at)
+    for _ in range(4 if certificate[at] == 0xA0 else 3):  # the first version says none
+        _, _, at = _element(certificate, at)
+    _, at, _ = _element(certificate, at)
+    times = []
+    for _ in range(2):
+        tag, begin, at = _element(certificate, at)
+        form = "%y%m%d%H%M%SZ" if tag == 0x17 else "%Y%m%d%H%M%SZ"
+        times.append(datetime.strptime(certificate[begin:at].decode(), form).replace(tzinfo=UTC))
+    return times[0], times[1]
+
+
+def _element(data: bytes, at: int) -> tuple[int, int, int]:
+    """Tag of what stands there in DER, and where its contents begin and end."""
+    tag, length, begin = data[at], data[at + 1], at + 2
+    if length & 0x80:
+        more = length & 0x7F
+        length = int.from_bytes(data[begin : begin + more], "big")
+        begin += more
+    return tag, begin, begin + length

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from aiorocket.errors import RocketError
 from aiorocket.nameserver import NameServer
 from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.server import RemotingServer
+from aiorocket.remoting.tls import first_certificate, untimely
 from aiorocket.runtime.env import memory_env
 from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.testing import Simulation, simulate
@@ -71,7 +74,7 @@ def test_a_file_that_changed_is_read_again_and_one_with_a_fault_changes_nothing(
             disk.replace("a.toml", text.encode())
 
         write("users.first.secret = 'first-s3cret'")
-        guards = Security(disk, NameServerConfig(acl="a.toml"))
+        guards = Security(replace(memory_env(), disk=disk), NameServerConfig(acl="a.toml"))
         assert guards.accounts is not None and guards.changes
         fresh = asyncio.ensure_future(guards.keep_fresh())
         await asyncio.sleep(security.LOOK_EVERY * 3)
@@ -92,12 +95,53 @@ def test_a_file_that_changed_is_read_again_and_one_with_a_fault_changes_nothing(
 def test_a_fault_of_the_access_file_keeps_no_certificate_from_being_read() -> None:
     disk = MemoryDisk()
     disk.replace("a.toml", b"users.me.secret = 'me-s3cret'")
-    guards = Security(disk, NameServerConfig(acl="a.toml", tls=SERVER))
+    guards = Security(replace(memory_env(), disk=disk), NameServerConfig(acl="a.toml", tls=SERVER))
     assert guards.tls is not None
     disk.replace("a.toml", b"users.me.secret = 'no'")
     before = guards.tls.context
     guards.reload()
     assert guards.tls.context is not before
+
+
+class Day:
+    def __init__(self, at: datetime) -> None:
+        self.at = at
+
+    def wall_ms(self) -> int:
+        return round(self.at.timestamp() * 1000)
+
+
+BEGIN, END = datetime(2020, 1, 1, tzinfo=UTC), datetime(2120, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("day", "said"),
+    [
+        (BEGIN - timedelta(days=1), "is not valid before 2020-01-01 00:00 UTC"),
+        (BEGIN, None),
+        (END - timedelta(days=14), None),
+        (END - timedelta(days=5, hours=1), "expires at 2120-01-01 00:00 UTC, in 5 days; put a new one in its place"),
+        (END, "has expired, at 2120-01-01 00:00 UTC"),
+    ],
+)
+async def test_a_certificate_out_of_its_time_is_spoken_of_at_the_start_and_when_it_is_read_again(
+    day: datetime, said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = replace(memory_env(), clock=Day(day))
+    guards = Security(env, BrokerConfig(tls=SERVER))
+    await guards.open(RemotingServer(env, ProcessorTable(), RemotingConfig()), "127.0.0.1", "the broker")
+    assert len(caplog.records) == (said is not None) and (said or "") in caplog.text
+    caplog.clear()
+    guards.reload()
+    assert len(caplog.records) == 1 + (said is not None) and (said or "") in caplog.text
+
+
+def test_a_certificate_that_is_none_says_nothing_of_its_time() -> None:
+    whole = first_certificate(SERVER.cert)
+    assert untimely(whole, Day(END).wall_ms()) is not None
+    for length in range(0, len(whole) - 200, 3):
+        untimely(whole[:length], 0)  # raises nothing
+    assert untimely(b"", 0) is None and first_certificate(CA + "x") == b"" and first_certificate(str(SERVER.key)) == b""
 
 
 @pytest.mark.parametrize(
@@ -116,7 +160,7 @@ async def test_a_start_says_what_is_open(
     disk = MemoryDisk()
     disk.replace("a.toml", b"users.me.secret = 'me-s3cret'")
     caplog.set_level(logging.WARNING)
-    guards = Security(disk, NameServerConfig(host=host, **config))  # type: ignore[arg-type]  # of any type
+    guards = Security(replace(memory_env(), disk=disk), NameServerConfig(host=host, **config))  # type: ignore[arg-type]  # of any type
     await guards.open(RemotingServer(memory_env(), ProcessorTable(), RemotingConfig()), host, "the name server")
     if said is None:
         assert not caplog.records

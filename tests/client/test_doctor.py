@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -234,5 +235,22 @@ async def test_a_name_server_that_wants_another_tls_is_not_reachable(tls: TlsCon
             found = [each async for each in admin.doctor()]
         assert [each.level for each in found] == ["error", "error"]
         assert re.search(said, found[0].finding) and all("--tls-ca" in each.advice for each in found)
+    finally:
+        await server.close()
+
+
+async def test_a_certificate_that_expires_soon_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorocket.remoting.tls._SOON", timedelta(days=200 * 366))
+    pem = ServerTlsConfig(cert=str(DATA / "server.pem"), key=str(DATA / "server.key"))
+    server = NameServer(memory_env(), NameServerConfig(port=0, tls=pem))
+    await server.start()
+    address = f"127.0.0.1:{server.port}"
+    try:
+        config = ClientConfig(nameservers=(address,), tls=TlsConfig(ca=str(DATA / "ca.pem")))
+        async with Admin(config=config) as admin:
+            found = [each async for each in admin.doctor()]
+        assert (found[1].level, found[1].check, found[1].about) == ("warning", "certificate", address)
+        assert found[1].finding.startswith("expires at 2120-01-01 00:00 UTC, in ")
+        assert "a new one in its place" in found[1].advice
     finally:
         await server.close()

@@ -13,6 +13,7 @@ from aiorocket.client.admin.topics import Topics
 from aiorocket.client.session import Session
 from aiorocket.errors import RemoteError, RocketError, TopicNotFoundError
 from aiorocket.remoting.address import host_of, is_loopback
+from aiorocket.remoting.tls import untimely
 from aiorocket_protocol import DLQ_PREFIX, RETRY_PREFIX, ProtocolError, RequestCode, ResponseCode
 
 __all__ = ("Finding", "examine")
@@ -54,6 +55,8 @@ async def examine(
             # Not a connection alone: who wants TLS, or another certificate, hangs up behind it.
             await client.call(address, RequestCode.GET_BROKER_CLUSTER_INFO, accept=range(1 << 16))
             yield Finding("ok", "name server", address, "reachable")
+            for finding in await _certificate(client, address):
+                yield finding
         except (RocketError, ProtocolError) as error:
             yield Finding("error", "name server", address, str(error), _advice(error, _AWAY))
     try:
@@ -74,6 +77,8 @@ async def examine(
                 yield Finding("warning", "advertised address", about, "is this machine only", advice)
             else:
                 yield Finding("ok", "advertised address", about, "reachable")
+            for finding in await _certificate(client, each.address):
+                yield finding
         except (RocketError, ProtocolError) as error:
             advice = (
                 "clients are told this address: start the broker with an --advertise that they reach, or give them an "
@@ -109,6 +114,14 @@ async def examine(
                 yield finding
         except (RocketError, ProtocolError) as error:  # who may look at brokers may not look at every topic and group
             yield Finding("error", "permission", "", str(error), "what comes behind it is missing below")
+
+
+async def _certificate(client: Session, address: str) -> list[Finding]:
+    """What is wrong with the time of what it shows, or soon will be; an expired one is refused by who checks it."""
+    certificate = (await client.connection(address)).data.get("certificate")
+    said = untimely(certificate, client.env.clock.wall_ms()) if certificate else None
+    what, _, advice = (said or "").partition("; ")
+    return [Finding("warning", "certificate", address, what, advice)] if said else []
 
 
 def _advice(error: Exception, otherwise: str) -> str:
