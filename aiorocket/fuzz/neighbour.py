@@ -39,10 +39,12 @@ _PULL = {"consumerGroup": _NAME, "topic": _NAME, "queueId": 0, "maxMsgNums": 1, 
 
 
 class Neighbour:
-    """``run`` until it is cancelled. Not yet disturbed: ``finding`` is None."""
+    """``run`` until it is cancelled. Not yet disturbed: ``finding`` is None. Those of several runs at one name server
+    have keys of their own, by ``seed``."""
 
-    def __init__(self, address: str, role: str, patience: float) -> None:
+    def __init__(self, address: str, role: str, patience: float, seed: int = 0) -> None:
         self._address = address
+        self._key = {"namespace": _NAME, "key": f"k{seed}"}
         self._round = self._at_nameserver if role == NAMESERVER else self._at_broker
         self._patience = patience
         self._opaque = 0
@@ -97,10 +99,10 @@ class Neighbour:
 
     async def _at_nameserver(self) -> str | None:
         wanted = str(self.rounds)
-        put = await self._ask(100, {"namespace": _NAME, "key": "k", "value": wanted})
+        put = await self._ask(100, {**self._key, "value": wanted})
         if put is None or put.code != 0:
             return self._said("its value was not stored", put)
-        got = await self._ask(101, {"namespace": _NAME, "key": "k"})
+        got = await self._ask(101, self._key)
         if got is None or got.code != 0 or (got.ext or {}).get("value") != wanted:
             return self._said(f"its value {wanted} was not found", got)
         return None

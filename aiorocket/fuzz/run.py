@@ -89,7 +89,7 @@ class _Run:
         self._progress = progress
         codes = Session(Random(0), wanted.role, wanted.now, codes=wanted.codes).codes
         self._coverage = Coverage(codes, wanted.kinds)
-        self._neighbour = Neighbour(wanted.server, wanted.role, wanted.patience)
+        self._neighbour = Neighbour(wanted.server, wanted.role, wanted.patience, wanted.seed)
         self._frames = self._answers = self._connections = 0
         self._found: list[Sample] = []
         self._stalls: list[str] = []

@@ -46,11 +46,15 @@ class _Peer(asyncio.Protocol):
                     for answer in self._answers(request):
                         data = answer if isinstance(answer, bytes) else encode(answer, frame[0])
                         if seconds := self._late(request):
-                            asyncio.get_running_loop().call_later(seconds, self._transport.write, data)
+                            asyncio.get_running_loop().call_later(seconds, self._write, data)
                         else:
                             self._transport.write(data)
         except ProtocolError:
             self._transport.abort()
+
+    def _write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
 
 async def serve(

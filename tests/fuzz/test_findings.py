@@ -159,6 +159,28 @@ def test_a_neighbour_that_loses_something_is_a_finding() -> None:
     assert [sample.finding.kind for sample in simulate(lambda _sim: served(forgets)).found] == ["neighbour"]
 
 
+def test_two_runs_at_one_name_server_do_not_disturb_each_other() -> None:
+    async def main(_sim: Simulation) -> list[Report]:
+        values: dict[str | None, str | None] = {}
+
+        def keeps(asked: RemotingCommand) -> list[RemotingCommand | bytes]:
+            ext = asked.ext or {}
+            if asked.code == 100:
+                values[ext.get("key")] = ext.get("value")
+            return [RemotingCommand(0, asked.opaque, 1, ext={"value": values.get(ext.get("key"))})]
+
+        async def begun(seed: int) -> Report:
+            await asyncio.sleep(0.35 * seed)
+            return await run(address, seed=seed, seconds=3, frames=10_000)
+
+        address, server = await serve(keeps, late=lambda _: 0.1)
+        reports = await asyncio.gather(begun(0), begun(1))
+        server.close()
+        return reports
+
+    assert [report.found for report in simulate(main)] == [[], []]
+
+
 def test_an_answer_to_the_neighbour_without_its_message_is_a_finding() -> None:
     """It ended the healthy client, of whom was said then: 0 rounds."""
 
