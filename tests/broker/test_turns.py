@@ -15,6 +15,7 @@ from aiorocket.broker.core.group_configs import GroupConfig, GroupConfigs
 from aiorocket.broker.core.groups import Subscription
 from aiorocket.broker.core.locks import LockTable, QueueKey
 from aiorocket.broker.core.offsets import ConsumerOffsets
+from aiorocket.broker.core.record_filter import FILTER_WORK, RecordFilter, Selected
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.core.turns import A_TURN, whole
@@ -44,7 +45,7 @@ from aiorocket_protocol import (
     decode_plain,
     encode_body,
 )
-from tests.broker.peer import Peer, pull_header
+from tests.broker.peer import Peer, pull_header, running, span
 
 MANY = 10 * A_TURN
 
@@ -437,3 +438,28 @@ async def test_topics_become_ordered_in_turns() -> None:
     making = table.make_orderly([f"t{number}" for number in range(3_000)])
     assert len(list(making)) >= 5
     assert table.get("t1999").order and not whole(table.make_orderly(["t1", "unknown"]))
+
+
+async def test_what_the_filters_of_many_pulls_look_at_in_a_turn_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, select, turns = asyncio.get_running_loop(), RecordFilter.select, [0]
+
+    def watched(self: RecordFilter, data: bytes, most: int, size: int) -> Selected:
+        selected = select(self, data, most, size)
+        if not turns[-1]:
+            loop.call_soon(turns.append, 0)
+        turns[-1] += selected.seen * self.tokens
+        return selected
+
+    monkeypatch.setattr(RecordFilter, "select", watched)
+    sql = " OR ".join(f"a{number} = 'x'" for number in range(200))
+    async with running() as server:
+        peer = await Peer.connect(server.port)
+        await peer.create_topic("T")
+        await peer.send_batch(*[b"x"] * 500)
+        for _ in range(40):
+            peer.writer.write(RemotingCommand.request(11, pull_header(subscription=sql, expression_type="SQL92")))
+        ends = [span(await peer.answer()).next_begin_offset for _ in range(40)]
+        # Who comes when a turn's share is spent is to ask again, from where it was.
+        assert ends[0] > 0 and set(ends) == {0, ends[0]}
+        assert FILTER_WORK / 2 < max(turns) <= 2 * FILTER_WORK
+        await peer.close()

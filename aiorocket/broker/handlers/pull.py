@@ -25,6 +25,7 @@ from aiorocket.broker.core.pull_checks import (
 from aiorocket.broker.core.record_filter import FILTER_WORK, SCAN, RecordFilter
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.lower_commits import warn_of_lower
+from aiorocket.broker.pull_answers import found, has_seen_all, is_at_end, not_found
 from aiorocket.errors import RocketError
 from aiorocket.remoting.awaited import shed
 from aiorocket.runtime.deadlines import DeadlineDriver
@@ -54,17 +55,12 @@ if TYPE_CHECKING:
 
 __all__ = ("PullHandlers",)
 
-_new = tuple.__new__
 #: An expression that comes with each pull is parsed once; clients that make up new ones must not fill the memory.
 MAX_PARSED = 4096
 #: Messages of one answer to a client that is not ours, whatever it asks for: maxTransferCountOnMessageInMemory.
 MAX_FOR_OTHERS = 32
 _OWN_FILTER = PULL_SUBSCRIPTION | PULL_CLASS_FILTER
 
-#: Statuses of an empty pull that long polling turns into a wait, given that the offset asked for is the queue's end.
-_HELD = frozenset({ReadStatus.OFFSET_OVERFLOW_ONE, ReadStatus.OFFSET_FOUND_NULL})
-_EMPTY = frozenset({ReadStatus.NO_MATCHED_LOGIC_QUEUE, ReadStatus.NO_MESSAGE_IN_QUEUE})
-_RETRY = frozenset({ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVING})
 #: Ended holds that are answered in one turn of the loop.
 _ENDS_PER_TURN = 8
 #: Turns of the loop in which a pull of ours gathers messages. Under load that makes twice as many of them.
@@ -126,6 +122,8 @@ class PullHandlers:
         self.polls = LongPolls(config.max_hold, config.limits)
         #: Parked pulls that have news to look at in the turns to come, if they were begun.
         self._later, self._waking = OrderedDict[ParkedPull, None](), False
+        #: Messages times words of their expressions that filters have looked at in this turn of the loop.
+        self._spent = 0
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
         self._ending: deque[ParkedPull] = deque()
         #: Those whose topic is gone, as the refusal says, or whose group's offset was set.
@@ -190,7 +188,11 @@ class PullHandlers:
                 self._defer(gathering, _GATHER_TURNS)
                 return None
         count = self._count(command, header)
-        read = self._select if type(accept) is RecordFilter else self._read
+        filters = type(accept) is RecordFilter
+        if filters and self._spent > FILTER_WORK:  # others have had this turn: its client asks again
+            low, high = self._store.min_offset(topic_name, queue_id), self._end(topic_name, queue_id)
+            return not_found(ReadResult(ReadStatus.NO_MATCHED_MESSAGE, (), offset, low, high, 0), offset)
+        read = self._select if filters else self._read
         result = read(topic_name, queue_id, offset, count, self._bytes(header), accept)
         if result.status is ReadStatus.FOUND:
             size = sum(map(len, result.pieces))
@@ -204,11 +206,11 @@ class PullHandlers:
             # As many as it asked for: it is behind, and asks for more when it has them.
             connection.reply(command, _FOUND, result.pieces, head, result.count == count)
             return None
-        if may_wait and _is_at_end(result, offset):
+        if may_wait and is_at_end(result, offset):
             parked = self._park(_Waiting(connection, command, header, result), subscription)
             return refuse(parked) if isinstance(parked, Refusal) else None
         self._counters.gets_missed += 1
-        return _not_found(result, offset)
+        return not_found(result, offset)
 
     def _park(self, waiting: _Waiting, subscription: Subscription) -> ParkedPull | Refusal:
         command, header = waiting.command, waiting.header
@@ -307,7 +309,7 @@ class PullHandlers:
                 if pull.accept is None and waiting.nothing is not _NOTHING and not behind:
                     # Without a filter it would have been answered if anything had come.
                     self._counters.gets_missed += 1
-                    waiting.connection.reply(waiting.command, _not_found(waiting.nothing, pull.scanned))
+                    waiting.connection.reply(waiting.command, not_found(waiting.nothing, pull.scanned))
                 else:
                     unsure.append(pull)
         finally:
@@ -323,9 +325,8 @@ class PullHandlers:
         seen: tuple[object, ...] | None = None
         result: ReadResult | None = None
         alone: dict[Connection, None] = {}
-        spent = 0
         for pull in pulls:
-            if spent > FILTER_WORK and not last and type(pull.accept) is RecordFilter:
+            if self._spent > FILTER_WORK and not last and type(pull.accept) is RecordFilter:
                 self._defer(pull)
                 continue
             waiting: _Waiting = pull.request
@@ -344,7 +345,6 @@ class PullHandlers:
                         and (result.next_offset - pull.scanned) * words <= FILTER_WORK  # else its client goes on
                     ):
                         result = read(header.topic, header.queue_id, result.next_offset, count, size, pull.accept)
-                    spent += (result.next_offset - pull.scanned) * words
                 except (RocketError, OSError) as error:
                     result = None
                     answer = RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=f"the store failed: {error}")
@@ -356,10 +356,10 @@ class PullHandlers:
                     if self._counters.delivered_bytes is not None:
                         self._counters.delivered_bytes[key] += sum(map(len, result.pieces))
                     self._counters.gets_found += 1
-                    answer = _found(result)
-                elif last or not (_has_seen_all(result) or _is_at_end(result, pull.scanned)):
+                    answer = found(result)
+                elif last or not (has_seen_all(result) or is_at_end(result, pull.scanned)):
                     self._counters.gets_missed += 1
-                    answer = _not_found(result, pull.scanned)
+                    answer = not_found(result, pull.scanned)
                 else:  # news, but not for this filter: go on waiting behind it
                     pull.scanned = max(pull.scanned, result.next_offset)
                     continue
@@ -410,8 +410,14 @@ class PullHandlers:
         if found.status is not ReadStatus.FOUND:
             return found
         data, taken, seen = accept.select(found.data, max_messages, max_bytes)
+        if not self._spent:
+            self._loop.call_soon(self._rest)
+        self._spent += seen * accept.tokens
         status = ReadStatus.FOUND if taken else ReadStatus.NO_MATCHED_MESSAGE
         return ReadResult(status, (data,), offset + seen, found.min_offset, found.max_offset, taken)
+
+    def _rest(self) -> None:
+        self._spent = 0
 
     def _count(self, command: RemotingCommand, header: PullMessageRequestHeader) -> int:
         most = self._max_messages if command.language == LANGUAGE_PYTHON else self._max_for_others
@@ -465,35 +471,3 @@ class PullHandlers:
             self._parsed_weight += weight
             self._parsed[key] = parsed
         return parsed
-
-
-def _has_seen_all(result: ReadResult) -> bool:
-    """News, and none for this filter."""
-    return result.status is ReadStatus.NO_MATCHED_MESSAGE and result.next_offset >= result.max_offset
-
-
-def _is_at_end(result: ReadResult, offset: int) -> bool:
-    """Nothing there yet, and the next message will have the offset asked for: worth waiting."""
-    return result.status in _HELD or (result.status in _EMPTY and offset == 0)
-
-
-def _header(result: ReadResult) -> PullMessageResponseHeader:
-    # All four numbers, whatever the code: Java decodes this header for 0, 19, 20 and 21 and fails without one of them.
-    return _new(
-        PullMessageResponseHeader, (0, result.next_offset, result.min_offset, result.max_offset, None, None, None, None)
-    )
-
-
-def _found(result: ReadResult) -> RemotingCommand:
-    return RemotingCommand.response(0, _header(result), remark="FOUND")
-
-
-def _not_found(result: ReadResult, offset: int) -> RemotingCommand:
-    status = result.status
-    if status in _HELD or (status in _EMPTY and offset == 0):
-        code = ResponseCode.PULL_NOT_FOUND
-    elif status in _RETRY:
-        code = ResponseCode.PULL_RETRY_IMMEDIATELY
-    else:
-        code = ResponseCode.PULL_OFFSET_MOVED
-    return RemotingCommand.response(int(code), _header(result), remark=status.name)
