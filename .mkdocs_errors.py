@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,16 @@ def section() -> str:
     return "\n".join(lines)
 
 
-def found() -> Iterator[tuple[str, str, str]]:
+@cache
+def found() -> list[tuple[str, str, str]]:
     """Class, text (what is put in is …) and module of each error that is made with one."""
     names = classes()
-    for package in ("aiorocket", "protocol/aiorocket_protocol"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            where = str(path.relative_to(ROOT))
-            for name, text in in_module(ast.parse(path.read_text(encoding="utf-8")), names):
-                yield name, text, where
+    return [
+        (name, text, str(path.relative_to(ROOT)))
+        for package in ("aiorocket", "protocol/aiorocket_protocol")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for name, text in in_module(ast.parse(path.read_text(encoding="utf-8")), names)
+    ]
 
 
 def classes() -> set[str]:

@@ -128,7 +128,7 @@ def test_every_text_of_an_error_is_on_the_page() -> None:
     """The site's own hook reads the sources: nothing that is raised can be missing."""
     hook = runpy.run_path(str(ROOT / ".mkdocs_errors.py"))
     section = hook["on_page_markdown"](page_of("troubleshooting"), page=None)
-    texts = list(hook["found"]())
+    texts = hook["found"]()
     assert len(texts) > 400 and {name for name, _, _ in texts} <= {*errors.__all__}
     for sample in ("a message has one tag, without '", "the body has", "is not a writable queue of topic"):
         assert sample in section
