@@ -33,6 +33,8 @@ hypothesis.settings.load_profile("aiorocket")
 #: What each of these shares is dear (a JVM, the syntax trees of all modules): one worker runs it all. Files of other
 #: folders go to any worker that is free, as do Spark's with what takes long, which mostly has a JVM of its own.
 _ONE_WORKER = {"tests/spark", "tests/architecture"}
+#: Minutes of seeds that share nothing: who is free takes the next.
+_APART = {"tests/harness/test_chaos.py", "tests/harness/test_simulated.py"}
 #: Each worker of interop has Apache's servers of its own: with those of its tests up to nine JVMs, 3 GB.
 _INTEROP_WORKERS = 2
 
@@ -72,7 +74,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
             folder = file.rpartition("/")[0]
-            return folder if folder in together else file
+            return nodeid if file in _APART else folder if folder in together else file
 
     config.option.loadscopereorder = False  # it would begin with the files that have the most tests
     return Files(config, log)
