@@ -15,6 +15,7 @@ import asyncio
 import json
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -130,6 +131,8 @@ def main() -> None:
     parser.add_argument("--round", type=float, default=5.0, help="minutes until everything has to have arrived")
     parser.add_argument("--data", type=Path, help="the store and what is on record; kept, and gone on with")
     options = parser.parse_args()
+    for ends in (signal.SIGINT, signal.SIGTERM):  # also where a shell lets what is in the background ignore Ctrl-C
+        signal.signal(ends, signal.default_int_handler)
     data = options.data or Path(tempfile.mkdtemp(prefix="soak-"))
     data.mkdir(parents=True, exist_ok=True)
     rounds = asyncio.run(run(options.minutes, data, of_a_round=options.round))
