@@ -4,6 +4,7 @@ made again record by record."""
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -22,7 +23,7 @@ from aiorocket.storage.consume_queue import (
     write_units,
 )
 from aiorocket.storage.segment import Segment
-from aiorocket.storage.walk import Bad, Found, Row, read_pages
+from aiorocket.storage.walk import Bad, Found, Row, has_torn_head, read_pages
 from aiorocket_protocol import MIN_RECORD, PROPERTY_TAGS, RecordView, check_record, tags_code
 
 __all__ = (
@@ -30,6 +31,7 @@ __all__ = (
     "Codes",
     "QueueSteps",
     "QueuesDoNotFitError",
+    "TornEndError",
     "code_of",
     "count_units",
     "sync_queue",
@@ -51,6 +53,10 @@ Codes = Mapping[str, Callable[[RecordView, int | None], int]]
 
 class QueuesDoNotFitError(Exception):
     """The consume queues contradict the checkpoint or the log; the text says where."""
+
+
+class TornEndError(Exception):
+    """A power cut left a record that contradicts those before it, behind everything that was promised."""
 
 
 def sync_queue(disk: Disk, queue: ConsumeQueue) -> None:
@@ -79,6 +85,8 @@ class QueueSteps:
         self.lost = 0
         #: Checksums vouch for the records below this log offset, for what they say of themselves too.
         self.trusted = 0
+        #: Nothing from this log offset on was promised, as far as is known, and no checksum covers it.
+        self.unpromised = sys.maxsize
         #: A place in the last of it, for the units of what is missing.
         self.gap = 0
         self.segments: list[Segment] = []
@@ -259,7 +267,10 @@ class QueueSteps:
 
     def _reject(self, found: Found, what: str) -> None:
         """A record that contradicts the others, and that no checksum vouches for, is damage: where it was taken from
-        there is a gap now."""
+        there is a gap now. At the end of a log where nothing else is missing it may be torn."""
+        whole = not self.lost and self.all_deletions_known
+        if whole and found.offset >= self.unpromised and has_torn_head(found, self.segments[-1].base):
+            raise TornEndError(what)
         self.lose(found.offset, found.offset + found.size, what)
         self.lost += found.size
         self.gap = found.offset

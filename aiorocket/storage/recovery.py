@@ -3,8 +3,9 @@
 1. The newest valid checkpoint says how far everything was durable (D) and up to which log offset the consume queues are
    complete; the checksum files say it again, with a D that is newer, so both generations of it may be lost.
 2. The log is read from there on (walk.py). Bad bytes below D, or in a segment that has a non-empty one behind it, are
-   damage: the range is quarantined, what it held is a gap in its queues, and reading goes on behind it. Later ones are
-   a torn tail: it is cut, and the rest of the segment zeroed so that nothing in it can look like a record later.
+   damage: the range is quarantined, what it held is a gap in its queues, and reading goes on behind it. Later ones, and
+   a record there that contradicts its queue, are a torn tail: it is cut, and the rest of the segment zeroed so that
+   nothing in it can look like a record later.
 3. Every record that was read is put into its consume queue. A consume queue that does not fit the checkpoint or the
    log makes all of them be built again from the beginning of the log.
 
@@ -14,6 +15,7 @@ All of it blocks and runs in the disk's writer thread. A checkpoint at the end m
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any, NamedTuple
 
 from aiorocket.config import StoreConfig
@@ -21,7 +23,14 @@ from aiorocket.errors import ProtocolError
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checkpoint import QueueRows, QueueTable, checkpoint_state, load_checkpoint
 from aiorocket.storage.checksums import FORMAT, PAGE, Entries, encode_block, encode_head, load, read_entries, sums_path
-from aiorocket.storage.queue_recovery import Codes, QueuesDoNotFitError, QueueSteps, count_units, sync_queue
+from aiorocket.storage.queue_recovery import (
+    Codes,
+    QueuesDoNotFitError,
+    QueueSteps,
+    TornEndError,
+    count_units,
+    sync_queue,
+)
 from aiorocket.storage.results import Recovery
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.snapshots import Snapshot
@@ -174,8 +183,8 @@ class LogSteps(QueueSteps):
         disk, directory = self.disk, self.log_directory
         names = disk.listdir(directory)
         bases = [int(name) for name in names if len(name) == 20 and name.isdigit()]
-        sizes = {base: self._file_size(base) for base in bases}
-        used = [base for base in bases if sizes[base][1]]
+        sizes = {base: _size_of(disk, f"{directory}/{base:020d}") for base in bases}
+        used = [base for base in bases if sizes[base][1] or _was_written(self.entries(base), base)]
         for name in names:
             base = int(name[:20]) if name.endswith(".sums") and name[:20].isdigit() else -1
             if base >= 0 and base not in sizes:
@@ -218,18 +227,6 @@ class LogSteps(QueueSteps):
         found = [self.entries(segment.base) for segment in self.segments[-2:]]
         return max((entries.replay for entries in found if entries is not None), default=0)
 
-    def _file_size(self, base: int) -> tuple[int, bool]:
-        """Size of a segment file, and whether anything was ever written to it."""
-        file = self.disk.open(f"{self.log_directory}/{base:020d}")
-        try:
-            size, written = file.size(), any(read_pages(file, 0, 4))
-        finally:
-            file.close()
-        if not written:
-            entries = self.entries(base)
-            written = entries is not None and entries.end > 0 and entries.durable > base
-        return size, written
-
     @property
     def last_end(self) -> int:
         """Where the last segment ends."""
@@ -258,9 +255,14 @@ class LogSteps(QueueSteps):
             durable = max(self.durable, start) if last else None
             entries = self.entries(segment.base)
             self.trusted = segment.base + (0 if entries is None else entries.end)
+            self.unpromised = sys.maxsize if durable is None else max(durable, self.trusted)
             for item in walk_runs(self.disk, segment.path, segment.base, segment.capacity, entries, start, durable):
                 if not isinstance(item, Bad):
-                    self.dispatch(item)
+                    try:
+                        self.dispatch(item)
+                    except TornEndError as error:  # of a run of one: no checksum covers it
+                        self.end, self.reason = item[0][0], str(error)
+                        break
                 elif durable is not None and item.offset >= durable:
                     self.end = item.offset
                     self.reason = item.reason
@@ -403,14 +405,28 @@ class LogSteps(QueueSteps):
         return kept.end
 
 
+def _size_of(disk: Disk, path: str) -> tuple[int, bool]:
+    """Size of a segment file, and whether it begins with a record."""
+    file = disk.open(path)
+    try:
+        return file.size(), any(read_pages(file, 0, 4))
+    finally:
+        file.close()
+
+
+def _was_written(entries: Entries | None, base: int) -> bool:
+    """Whether a checksum file says that something was once written to its segment."""
+    return entries is not None and entries.end > 0 and entries.durable > base
+
+
 def _end_of(disk: Disk, segment: Segment, size: int, following: int) -> int:
-    """Log offset where a full segment ends, by its file. A disk that reserves no space leaves it shorter: its last
-    bytes are then the head of the blank."""
+    """Log offset where a full segment ends, by its file. A disk that reserves no space, or not all of it, leaves it
+    shorter: the last bytes that are not zero are then the head of the blank."""
     if segment.base + size >= following:
         return following
     file = disk.open(segment.path)
     try:
-        start = max(0, size - BLANK_SIZE)
+        start = max(0, _end_of_written(file, size) - BLANK_SIZE)
         blank = parse_blank(read_pages(file, start, BLANK_SIZE), 0)
         if blank is not None:
             return min(following, segment.base + start + blank)
@@ -419,6 +435,16 @@ def _end_of(disk: Disk, segment: Segment, size: int, following: int) -> int:
     finally:
         file.close()
     return segment.base + size
+
+
+def _end_of_written(file: File, size: int) -> int:
+    """Where the last byte that is not zero ends, looked for from the end of the file."""
+    while size > 0:
+        low = max(0, size - _WINDOW)
+        if data := read_pages(file, low, size - low).rstrip(b"\0"):
+            return low + len(data)
+        size = low
+    return 0
 
 
 def _write_again(file: File, position: int, upto: int) -> None:

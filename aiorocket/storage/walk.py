@@ -26,7 +26,7 @@ from aiorocket_protocol import (
     parse_blank,
 )
 
-__all__ = ("Bad", "Found", "Row", "read_pages", "walk", "walk_runs")
+__all__ = ("Bad", "Found", "Row", "has_torn_head", "read_pages", "walk", "walk_runs")
 
 _WINDOW = 1 << 20
 _SECTOR = 512
@@ -288,6 +288,13 @@ def _next_record(window: _Window, position: int, base: int, covered: int, durabl
             return position
         position += 1
     return end
+
+
+def has_torn_head(found: Found, base: int) -> bool:
+    """Whether the numbers in the head of a record, in a segment that begins at ``base``, may be those of a sector that
+    was not written to its end."""
+    behind = _SECTOR - (found.offset - base) % _SECTOR
+    return behind < V4_HEAD and found.buffer[found.start + behind - 1] == 0
 
 
 def _has_lost_sector(view: RecordView, position: int) -> bool:

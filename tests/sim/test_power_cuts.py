@@ -10,6 +10,11 @@ from aiorocket.testing.power_cuts import power_cuts
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-@pytest.mark.parametrize("seed", [1, 50, 99])  # found: a full segment, a torn property, a killed creation not synced
+#: Found: a full segment, a torn property, a killed creation not synced, a torn queue offset, a full segment whose file
+#: is shorter than it was to be.
+SEEDS = [1, 50, 99, 10_287, 20_335]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_what_was_acknowledged_is_there_after_every_cut(seed: int) -> None:
     assert power_cuts(seed) > 50
