@@ -34,7 +34,7 @@ _log = logging.getLogger("aiorocket.access")
 
 #: Seconds between two looks at the files.
 LOOK_EVERY = 10.0
-_LOOKS_A_DAY = 8640
+_LOOKS_A_DAY = round(86_400 / LOOK_EVERY)
 
 
 class HasSecurity(HasAdminDoor, Protocol):

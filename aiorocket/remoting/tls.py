@@ -135,7 +135,8 @@ def untimely(certificate: bytes, now_ms: int) -> str | None:
 
 
 def _times(certificate: bytes) -> tuple[datetime, datetime]:
-    """From when and until when, of an X.509 certificate: what stands behind version, number, algorithm and issuer."""
+    """From when and until when, of an X.509 certificate: what stands behind version, number, algorithm and issuer. (ssl
+    says it of a peer's that it has verified, and of a file's never; a library for it is none of the core's.)"""
     _, at, _ = _element(certificate, 0)
     _, at, _ = _element(certificate, at)
     for _ in range(4 if certificate[at] == 0xA0 else 3):  # the first version says none

@@ -257,9 +257,7 @@ class PopHandlers:
         if len(self.polls.waiting(key)) >= limits.parked_pops_per_group:
             return self._nothing(wanted, full=f"parked_pops_per_group={limits.parked_pops_per_group}")
         # It may wait for half a minute: nothing is kept of it that is not needed.
-        command.body, command.fields, command.remark = b"", None, None
-        if command.ext is not None:
-            shed(command)
+        shed(command)
         pull = ParkedPull(key, 0, None, connection, _Parked(connection, command, wanted), own)
         if (refusal := self.polls.refusal(pull)) is not None:
             return refuse(refusal)

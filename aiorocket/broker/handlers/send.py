@@ -248,7 +248,7 @@ class SendHandlers:
         once = ext is not None and EXT_ONCE in ext
         began = ext[EXT_ONCE] if ext is not None and once else None
         command.body, command.fields, command.remark = b"", None, None
-        if command.ext is not None:
+        if command.ext is not None:  # as rarely as it is, it costs a plain send no call
             shed(command)
         if once:
             elsewhere = None
@@ -397,7 +397,7 @@ class SendHandlers:
             connection.reply(command, RemotingCommand.response(0, answer))
 
         command.body, command.fields, command.remark = b"", None, None
-        if command.ext is not None:
+        if command.ext is not None:  # as above
             shed(command)
         try:
             self._store.append_batch(
