@@ -33,7 +33,7 @@ class BatchReader(DataSourceReader):
     @untraced
     def partitions(self) -> Sequence[InputPartition]:
         ranges = call(_resolve, self.options)
-        return [QueuePartition(part) for part in plan(ranges, cores=cores(), options=self.options)]
+        return [QueuePartition(part) for part in plan(ranges, cores=cores(self.options), options=self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self.options, self.names)

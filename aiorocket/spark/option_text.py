@@ -20,8 +20,8 @@ _CONNECTION = (
 _SOURCE = (
     "topicPattern assign startingOffsets endingOffsets startingTimestamp endingTimestamp startingOffsetsByTimestamp "
     "endingOffsetsByTimestamp startingOffsetsByTimestampStrategy maxOffsetsPerTrigger minOffsetsPerTrigger "
-    "maxTriggerDelay minPartitions maxPartitions rowsPerPartition failOnDataLoss tags sqlFilter commitOffsets "
-    "includeProperties columns verifyCrc decompress pullBatchSize pullsInFlight pullTimeout legacySchema"
+    "maxTriggerDelay minPartitions maxPartitions rowsPerPartition parallelism failOnDataLoss tags sqlFilter "
+    "commitOffsets includeProperties columns verifyCrc decompress pullBatchSize pullsInFlight pullTimeout legacySchema"
 )
 _SINK = "sinkMode batchSize sendsInFlight sendTimeout compressOver ledgerTopic queryId checkImmunity checkRound"
 

@@ -163,6 +163,8 @@ class SourceOptions:
     min_partitions: int | None = None
     max_partitions: int | None = None
     rows_per_partition: int | None = None
+    #: How many tasks the executors run at a time, where whoever made the query knew.
+    parallelism: int | None = None
     fail_on_data_loss: bool = True
     #: Only messages with one of these tags; () for all.
     tags: tuple[str, ...] = ()
@@ -209,6 +211,7 @@ class SourceOptions:
             min_partitions=text.optional_number("minPartitions"),
             max_partitions=text.optional_number("maxPartitions"),
             rows_per_partition=text.optional_number("rowsPerPartition"),
+            parallelism=text.optional_number("parallelism"),
             fail_on_data_loss=text.flag("failOnDataLoss", default=True),
             tags=_tags(text),
             sql_filter=text.text("sqlFilter"),

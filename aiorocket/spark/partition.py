@@ -30,9 +30,12 @@ class QueuePartition(InputPartition):
         super().__init__(tuple(ranges))
 
 
-def cores() -> int:
-    """The processors this process may use. Planning runs beside the driver, in a process that Spark tells nothing of
-    its executors: with a cluster's, long topics are split by rows (``SPLIT_ROWS``), short ones by ``minPartitions``."""
+def cores(options: SourceOptions) -> int:
+    """How many tasks may run at a time: what the driver said of its executors, else the processors that this process
+    may use. It plans beside the driver, and Spark tells it nothing of them; long topics are split by rows as well
+    (``SPLIT_ROWS``)."""
+    if options.parallelism is not None:
+        return options.parallelism
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

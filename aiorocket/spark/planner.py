@@ -17,8 +17,8 @@ __all__ = ("MERGE_ROWS", "SPLIT_ROWS", "QueueRange", "admit", "plan")
 #: One more task costs a micro-batch about as much as this many rows cost to decode (measured: some 25 ms on two
 #: cores), so fewer rows than this are not shared out.
 MERGE_ROWS = 8_192
-#: The most that one task reads, a second's worth. Spark tells whoever plans nothing of its executors, so a long topic
-#: has tasks for as many as may be there, as Spark's own files have by their size; and one that fails reads less again.
+#: The most that one task reads, a second's worth: a long topic has tasks for executors that nobody told of, as Spark's
+#: own files have by their size; and one that fails reads less again.
 SPLIT_ROWS = 500_000
 #: A cut moves to the end of a queue that is this near, as a share of a partition: no slivers.
 _SNAP = 0.1

@@ -114,7 +114,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begins == ends:
             return []
         ranges = bridge.call(self._ranges, begins, ends, start == self._initial)
-        return [QueuePartition(part) for part in plan(ranges, cores=cores(), options=self.options)]
+        return [QueuePartition(part) for part in plan(ranges, cores=cores(self.options), options=self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self.options, self.names)

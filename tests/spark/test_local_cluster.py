@@ -1,4 +1,4 @@
-"""Executors that are processes of their own: ``local-cluster[2,1,1024]`` in a JVM beside this one's."""
+"""Executors that are processes of their own: ``local-cluster[2,2,1024]`` in a JVM beside this one's."""
 
 from __future__ import annotations
 
@@ -14,26 +14,35 @@ from tests.spark.producing import create_topic, send
 
 pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(300)]
 _ROOT = Path(__file__).parents[2]
+#: Rows enough for four tasks.
+_SPREAD = 3 * 12_000
 
 JOB = """
-import json, os, sys
-from pyspark.sql.functions import col, concat, lit, udf
-from aiorocket.spark import spark_session
+import json, os, sys, time
+from pyspark.sql.functions import col, concat, lit, spark_partition_id, udf
+from aiorocket.spark import spark_session, steps
 from aiorocket.spark.pytest_plugin import TEST_CONF
 
 nameserver, directory = sys.argv[1:]
 conf = {**TEST_CONF, "spark.executor.extraJavaOptions": TEST_CONF["spark.driver.extraJavaOptions"]}
-spark = spark_session(master="local-cluster[2,1,1024]", conf=conf)
+spark = spark_session(master="local-cluster[2,2,1024]", conf=conf)
 options = {"nameServer": nameserver, "topic": "cluster"}
 
 def read():
     return spark.read.format("rocketmq").options(**options).option("minPartitions", "8").load()
 
-pid = udf(lambda: os.getpid(), "long").asNondeterministic()
+pid = udf(lambda: os.getppid(), "long").asNondeterministic()  # of an executor's one process that has the others
 rows = read()
 count = rows.select("queueId", "queueOffset").distinct().count()
 pids = [row[0] for row in rows.select(pid().alias("pid")).distinct().collect()]
 executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
+
+cores, until = spark.sparkContext.defaultParallelism, time.monotonic() + 60
+while cores < 4 and time.monotonic() < until:  # until both have come
+    time.sleep(0.1)
+    cores = spark.sparkContext.defaultParallelism
+spread = steps.topic_rows(spark, nameserver, "spread", columns="queueId,queueOffset")
+parts, tasks = spread.withColumn("task", spark_partition_id()).collect(), spread.rdd.getNumPartitions()
 
 copy = rows.select(concat(lit("copy of "), col("body").cast("string")).alias("body"), col("queueId"))
 copy.write.format("rocketmq").mode("append").options(nameServer=nameserver, topic="copies").save()
@@ -54,7 +63,8 @@ twice = (
 assert twice.awaitTermination(120)
 again = spark.read.format("rocketmq").options(nameServer=nameserver, topic="twice").load()
 print(json.dumps({
-    "count": count, "pids": pids, "driver": os.getpid(), "executors": executors,
+    "cores": cores, "tasks": tasks, "spread": parts, "executors": executors,
+    "count": count, "pids": pids, "driver": os.getpid(),
     "copies": copies.count(), "distinct": copies.select("body").distinct().count(),
     "twice": again.count(), "twice_distinct": again.select("body").distinct().count(),
 }), flush=True)
@@ -64,6 +74,7 @@ spark.stop()
 
 def test_separate_executors_read_stream_and_write(nameserver: str, tmp_path: Path) -> None:
     send(nameserver, "cluster", [b"%d" % number for number in range(4000)], queues=4)
+    send(nameserver, "spread", [b"%d" % number for number in range(_SPREAD)], queues=3)
     for topic in ("copies", "twice"):
         create_topic(nameserver, topic, 4)
     paths = [str(_ROOT), str(_ROOT / "protocol"), str(_ROOT / "aiorocket/spark/autoload")]
@@ -74,6 +85,11 @@ def test_separate_executors_read_stream_and_write(nameserver: str, tmp_path: Pat
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     said = json.loads(done.stdout.strip().splitlines()[-1])
     assert said["executors"] == 2
+    # As many tasks as the executors have cores, whatever the driver has; each reads its queues in order.
+    assert said["cores"] == said["tasks"] == 4
+    read = [(task, queue, offset) for queue, offset, task in said["spread"]]
+    assert read == sorted(read) and len({task for task, _, _ in read}) == 4
+    assert [each[1:] for each in read] == [(queue, offset) for queue in range(3) for offset in range(_SPREAD // 3)]
     assert said["driver"] not in said["pids"] and len(said["pids"]) == 2
     assert said["count"] == said["copies"] == said["distinct"] == 4000
     assert said["twice"] == said["twice_distinct"] == 4000

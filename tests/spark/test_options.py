@@ -12,6 +12,7 @@ from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.option_text import NAMES
 from aiorocket.spark.options import ConnectionOptions, OffsetSpec, OptionError, SinkOptions, SourceOptions
+from aiorocket.spark.partition import cores
 
 BASE = {"nameServer": "127.0.0.1:9876", "topic": "orders"}
 
@@ -53,6 +54,7 @@ def test_every_source_option_is_read() -> None:
         "minPartitions": "2",
         "maxPartitions": "8",
         "rowsPerPartition": "5000",
+        "parallelism": "12",
         "failOnDataLoss": "False",
         "tags": "A || B||A",
         "groupId": "g",
@@ -78,6 +80,7 @@ def test_every_source_option_is_read() -> None:
     assert (options.max_offsets_per_trigger, options.min_offsets_per_trigger) == (1000, 10)
     assert options.max_trigger_delay == 1.5
     assert (options.min_partitions, options.max_partitions, options.rows_per_partition) == (2, 8, 5000)
+    assert cores(options) == 12
     assert (options.tags, options.expression) == (("A", "B"), ("A || B", "TAG"))
     assert (options.group_id, options.commit_offsets, options.columns) == ("g", True, ("topic", "body"))
     assert (options.pull_batch_size, options.pulls_in_flight, options.pull_timeout) == (32, 4, 5.0)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from aiorocket.spark.steps.files.manifest import Archive, DataFile
 
 __all__ = (
-    "archive_rows", "in_ranges", "overlapping", "read_files", "topic_rows", "with_hours", "write_hours",
-    "write_parquet",
+    "archive_rows", "in_ranges", "overlapping", "parallelism", "read_files", "topic_rows", "with_hours",
+    "write_hours", "write_parquet",
 )  # fmt: skip
 
 
@@ -42,9 +42,20 @@ def archive_rows(
 
 
 def topic_rows(spark: SparkSession, name_server: str, topic: str, **options: object) -> DataFrame:
-    """The rows of ``topic`` (several with commas between) as a batch read; ``options`` are those of the source."""
+    """The rows of ``topic`` (several with commas between) as a batch read, in as many tasks as the session's executors
+    can run at a time, when there are rows for them; ``options`` are those of the source."""
     reader = spark.read.format("rocketmq").option("nameServer", name_server).option("topic", topic)
-    return reader.options(**{name: str(value) for name, value in options.items()}).load()
+    return reader.options(**parallelism(spark) | {name: str(value) for name, value in options.items()}).load()
+
+
+def parallelism(spark: SparkSession) -> dict[str, str]:
+    """The option of the source that says how many tasks the executors there are now run at a time: Spark has the source
+    planned by a process that it tells nothing of them. Nothing with Spark Connect, whose client knows no executors."""
+    from pyspark.sql import SparkSession
+
+    if not isinstance(spark, SparkSession):
+        return {}
+    return {"parallelism": str(spark.sparkContext.defaultParallelism)}
 
 
 def read_files(

@@ -31,7 +31,7 @@ from aiorocket.spark.steps.files.manifest import (
     spans,
 )
 from aiorocket.spark.steps.report import ProgressCall, StepReport
-from aiorocket.spark.steps.rows import with_hours, write_hours
+from aiorocket.spark.steps.rows import parallelism, with_hours, write_hours
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -112,7 +112,7 @@ class _Stream:
         text["startingOffsets"] = format_offsets(begins)
         if run.options.max_offsets_per_trigger is None:
             text["maxOffsetsPerTrigger"] = str(run.max_rows)
-        rows = run.spark.readStream.format("rocketmq").options(**text).load()
+        rows = run.spark.readStream.format("rocketmq").options(**parallelism(run.spark) | text).load()
         writer = rows.writeStream.foreachBatch(self._batch)
         writer = writer.option("checkpointLocation", run.archive.folder.uri(CHECKPOINT))
         writer = writer.trigger(processingTime=f"{interval} seconds") if follow else writer.trigger(availableNow=True)

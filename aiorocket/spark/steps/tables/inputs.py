@@ -20,7 +20,7 @@ from aiorocket.spark.steps.files.file_counts import count_files_by_queue
 from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.manifest import Archive
 from aiorocket.spark.steps.proof import QueueCount, count_by_queue
-from aiorocket.spark.steps.rows import in_ranges, overlapping, read_files
+from aiorocket.spark.steps.rows import in_ranges, overlapping, parallelism, read_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -135,7 +135,7 @@ class _Live(Rows):
         for each in ranges:
             queue = each.queue._replace(topic=unwrap(self._namespace, each.queue.topic))
             begins[queue], ends[queue] = each.begin, each.end
-        reader = self._spark.read.format("rocketmq").options(**self._text)
+        reader = self._spark.read.format("rocketmq").options(**parallelism(self._spark) | self._text)
         reader = reader.option("startingOffsets", format_offsets(begins)).option("endingOffsets", format_offsets(ends))
         return reader.load()
 
