@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any
@@ -54,6 +57,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lake": ("aiorocket.cli.lake", "Archive topics, make tables of them, look at them, with Spark."),
 }
 
+
+#: Commands that ask a cluster and print what it says: they have neither threads nor children nor files of their own.
+_ASKING = frozenset({"topic", "group", "offsets", "message", "send", "trace", "cluster", "acl", "top", "doctor"})
 
 #: Lines of help are no longer than this.
 _WIDEST = 110
@@ -109,4 +115,20 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
             stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding has no character for
-    cli(prog_name="aiorocket", terminal_width=max(50, min(columns(), _WIDEST) - 2))
+    gc.set_threshold(50_000, 20, 50)  # what a start makes stays, and so does most of what a run makes
+    try:
+        cli(prog_name="aiorocket", terminal_width=max(50, min(columns(), _WIDEST) - 2))
+    except SystemExit as end:
+        if _ASKING.intersection(sys.argv[1:2]) or "asyncio" not in sys.modules:
+            _leave(end.code)
+        raise
+
+
+def _leave(code: object) -> None:
+    """End the process without taking the interpreter apart, which costs a command that has told what it had to tell a
+    tenth of its time. Not when somebody measures it, or the last of its output does not come through."""
+    if isinstance(code, int) and sys.getprofile() is None and sys.gettrace() is None:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)

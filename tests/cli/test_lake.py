@@ -52,9 +52,9 @@ def test_the_group_lists_its_commands_and_each_explains_itself() -> None:
 def test_help_loads_no_spark_and_no_arrow(aiorocket: Any) -> None:
     script = (
         "import sys\n"
-        "from aiorocket.cli.main import main\n"
-        "sys.argv = ['aiorocket', 'lake', 'archive', '--help']\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "from aiorocket.cli.main import cli\n"
+        "try:\n    cli(['lake', 'archive', '--help'], prog_name='aiorocket')\n"
+        "except SystemExit as end:\n    assert end.code == 0, end.code\n"
         "heavy = {'pyspark', 'pyarrow', 'numpy', 'matplotlib', 'rich', 'aiorocket.spark', 'aiorocket.broker'}\n"
         "print('loaded:', sorted(heavy & set(sys.modules)))\n"
     )
@@ -118,10 +118,10 @@ def test_without_spark_each_command_says_what_to_install(aiorocket: Any, argumen
     script = (
         "import sys\n"
         "sys.modules.update(dict.fromkeys(('pyspark', 'pyarrow', 'numpy')))\n"
-        "from aiorocket.cli.main import main\n"
-        f"sys.argv = ['aiorocket', 'lake', *{arguments.split()}]\n"
+        "from aiorocket.cli.main import cli\n"
         "sys.stderr = sys.stdout\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 1, end.code\n"
+        f"try:\n    cli(['lake', *{arguments.split()}], prog_name='aiorocket')\n"
+        "except SystemExit as end:\n    assert end.code == 1, end.code\n"
     )
     said = aiorocket.python(script)
     assert said == f"Error: aiorocket lake needs pyspark, pyarrow, numpy: {INSTALL}\n"

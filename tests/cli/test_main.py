@@ -15,9 +15,9 @@ from aiorocket.cli.main import COMMANDS, cli
 def test_the_help_names_every_command_and_imports_none(aiorocket: Any) -> None:
     script = (
         "import sys\n"
-        "from aiorocket.cli.main import main\n"
-        "sys.argv = ['aiorocket', '--help']\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "from aiorocket.cli.main import cli\n"
+        "try:\n    cli(['--help'], prog_name='aiorocket')\n"
+        "except SystemExit as end:\n    assert end.code == 0, end.code\n"
         "heavy = {'asyncio', 'rich', 'uvloop', 'msgpack', 'anyio', 'aiorocket.client', 'aiorocket.runtime'}\n"
         "print('loaded:', sorted(heavy & set(sys.modules)))\n"
     )

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +20,9 @@ MOST = 125
 
 _COUNT = """
 import sys
-from aiorocket.cli.main import main
+from aiorocket.cli.main import cli
 try:
-    main()
+    cli(prog_name="aiorocket", terminal_width=80)
 except SystemExit:
     print(len(sys.modules), "asyncio" in sys.modules, "aiorocket_protocol" in sys.modules,
           {"base64", "dataclasses", "json", "shutil"} & sys.modules.keys(), file=sys.stderr)
@@ -73,6 +74,40 @@ def test_a_client_command_that_says_what_it_does_imports_little(command: str) ->
     count, asyncio, protocol, others = told.stderr.split(maxsplit=3)
     assert "Usage: aiorocket" in told.stdout and (asyncio, protocol, others) == ("False", "False", "set()\n")
     assert int(count) <= MOST
+
+
+#: What is registered runs when the interpreter is taken apart, and not when the process just ends.
+_LEAVE = """
+import atexit, sys
+from aiorocket.cli.main import main
+atexit.register(print, "taken apart", file=sys.stderr)
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "apart"),
+    [("--help", 0, False), ("topic list", 0, False), ("group lag nobody", 1, False),
+     ("store verify {tmp_path}", 1, True), ("dlq list nobody", 1, True)],
+)  # fmt: skip
+def test_what_told_all_it_had_to_tell_leaves_at_once(
+    server: RocketMQServer, tmp_path: Path, command: str, code: int, apart: bool
+) -> None:
+    words = command.format(tmp_path=tmp_path).split()
+    told = subprocess.run(
+        [sys.executable, "-c", _LEAVE, *words], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "AIOROCKET_NAMESERVER": server.nameserver_address},
+    )  # fmt: skip
+    assert told.returncode == code, told
+    assert ("taken apart" in told.stderr) == apart
+    assert code or told.stdout.endswith("\n")
+
+
+def test_output_that_does_not_come_through_is_a_failure() -> None:
+    with open("/dev/full", "w") as full:
+        told = subprocess.run([sys.executable, "-m", "aiorocket", "--help"], stdout=full, timeout=60, check=False,
+                              stderr=subprocess.PIPE)  # fmt: skip
+    assert told.returncode == 1 and b"No space left" in told.stderr
 
 
 def test_help_is_as_wide_as_the_terminal_and_no_wider_than_is_read() -> None:
