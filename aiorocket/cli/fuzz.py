@@ -78,7 +78,7 @@ def fuzz() -> None:
               help="With --against: keep there what was found, and go on from it.")  # fmt: skip
 @click.option("--known", type=click.File("r", encoding="utf-8"), metavar="FILE", help="TOML: differences on purpose.")
 @click.option("--frames", type=click.IntRange(1), default=100_000, show_default=True, help="Requests in all.")
-@click.option("--seconds", type=click.FloatRange(0.1), default=None, help="No longer than this.")
+@click.option("--seconds", type=click.FloatRange(0.1), default=None, help="Ask nothing more after this.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed sends other requests.")
 @click.option("--connections", type=click.IntRange(1, 1000), default=16, show_default=True, help="Side by side.")
 @click.option("--codes", metavar="CODE,...", default="", callback=_codes, help="These requests only.")

@@ -48,14 +48,16 @@ class Rule(NamedTuple):
 
 
 def matches(pattern: str, text: str) -> bool:
-    """``*`` stands for anything."""
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text, re.DOTALL) is not None
+    r"""``*`` stands for anything, ``\*`` for itself."""
+    parts = (re.escape(part.replace(r"\*", "*")) for part in _ANYTHING.split(pattern))
+    return re.fullmatch(".*".join(parts), text, re.DOTALL) is not None
 
 
 #: Members that are tables: their keys are names of topics, groups and brokers, and masked like values.
 _TABLES = {"topicConfigTable", "subscriptionGroupTable", "brokerAddrTable", "clusterAddrTable", "data", "brokerAddrs",
            "offsetTable", "pullOffsetTable", "groupTopicMap"}  # fmt: skip
 _PATH = re.compile(r"_/.*")
+_ANYTHING = re.compile(r"(?<!\\)\*")
 
 
 def shape(value: Any, *, table: bool = False) -> Any:

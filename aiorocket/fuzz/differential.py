@@ -102,8 +102,9 @@ async def compare(
     of Apache's, ``apaches_rules`` hold too.
 
     ``before`` is what an earlier run of the same seed, role and codes kept (``Compared.to_text``): this one goes on
-    behind its sessions, and ``requests`` counts both. ``progress`` is called after each session. OSError when a server
-    cannot be reached; ConfigError when ``before`` is no such text."""
+    behind its sessions, and ``requests`` counts both. After ``seconds`` nothing more is asked, and what sessions made
+    is deleted for as long as ``patience``. ``progress`` is called after each session. OSError when a server cannot be
+    reached; ConfigError when ``before`` is no such text."""
     if await _are_ours_and_apaches(servers, patience):
         rules = (*rules, *apaches_rules())
     known_codes = Session(Random(0), role, now, codes=codes).codes
@@ -174,6 +175,8 @@ class _Run:
                 asked: list[Drawn] = []
                 for drawn in session.steps(_WINDOW):
                     if drawn.answered:
+                        if self._loop_time() > end:
+                            break
                         asked.append(drawn)
                         await self._ask(drawn, session, pair, apart)
                 compared.coverage.add(asked)
@@ -182,7 +185,7 @@ class _Run:
                     break
             if self._role == BROKER:
                 async with self._alone:
-                    await _forget(session, pair, self._patience)
+                    await self._forget(session, pair, end + self._patience)
         finally:
             for wire in pair:
                 wire.close()
@@ -222,6 +225,14 @@ class _Run:
             apart |= names
             if drawn.code == RequestCode.REGISTER_BROKER:  # its body may be compressed
                 apart.update(_NAME.findall(" ".join(session.words["topic"]).encode()))
+
+    async def _forget(self, session: Session, pair: Sequence[Wire], end: float) -> None:
+        """A server that is slow keeps what is not deleted by then."""
+        for meaning, code, field in _DELETES:
+            for name in session.words[meaning]:
+                if "fuzz" in name and self._loop_time() < end:
+                    asked = _request(code, {field: name, "cleanOffset": "true"})
+                    await asyncio.gather(*(wire.ask(asked, self._patience) for wire in pair))
 
     async def _until_shown(self, wire: Wire) -> None:
         end = self._loop_time() + _SHOWN
@@ -318,14 +329,6 @@ async def _are_ours_and_apaches(servers: tuple[str, str], patience: float) -> bo
             wire.close()
         languages.append(None if answer is None else answer.language)
     return languages == [LANGUAGE_PYTHON, LANGUAGE_JAVA]
-
-
-async def _forget(session: Session, pair: Sequence[Wire], patience: float) -> None:
-    for meaning, code, field in _DELETES:
-        for name in session.words[meaning]:
-            if "fuzz" in name:
-                asked = _request(code, {field: name, "cleanOffset": "true"})
-                await asyncio.gather(*(wire.ask(asked, patience) for wire in pair))
 
 
 def _request(code: int, fields: dict[str, str | None]) -> Drawn:

@@ -319,6 +319,20 @@ def test_a_server_that_is_busy_is_asked_again() -> None:
     assert simulate(main).differences == {} and busy == []
 
 
+def test_a_comparison_of_slow_servers_ends_when_its_time_is_over() -> None:
+    async def main(sim: Simulation) -> tuple[int, float]:
+        (one, first), (two, second) = await serve(Kept(), late=lambda _: 9.0), await serve(Kept(), 9877)
+        compared = await compare((one, two), "broker", now=1, codes=(30, 105), connections=8, seconds=60,
+                                 loop_time=sim.loop.time)  # fmt: skip
+        first.close()
+        second.close()
+        return compared.requests, sim.loop.time()
+
+    requests, took = simulate(main)
+    # Before the first request both are asked who they are; the last one, and one that deletes, are each under way.
+    assert requests >= 8 * 6 and 60 < took < 60 + 4 * 10
+
+
 def test_what_was_stored_is_asked_for_when_it_is_shown() -> None:
     """Some time after its receipt, as at Apache's."""
 
@@ -541,4 +555,5 @@ def test_memory_that_is_not_given_back_is_a_finding() -> None:
 
 
 def test_a_star_of_a_rule_stands_for_names_with_line_feeds_too() -> None:
+    assert matches(r"-table.\*", "-table.*") and not matches(r"-table.\*", "-table.*.offset")
     assert matches("201 *", "201 -subscriptionGroupTable.a\nb") and not matches("201 *", "202 a\nb")
